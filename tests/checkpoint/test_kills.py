@@ -93,7 +93,7 @@ def test_the_last_complete_step_is_found_and_leftovers_are_removed(path: str) ->
     for number in range(changes):
         here = f"{path}-{number}"
         last, _ = saved_until_killed(here, number)
-        found = [one.step for one in in_order(find_steps(Storage(here))) if one.whole]
+        found = [one.number for one in in_order(find_steps(Storage(here))) if one.whole]
         # A kill right after a commit leaves a step more than its writer knows of.
         assert found[-1:] in ([last] if last >= 0 else [], [last + 1]), number
         assert len(found) >= min(last + 1, KEEP), number
@@ -104,4 +104,4 @@ def test_the_last_complete_step_is_found_and_leftovers_are_removed(path: str) ->
         save(here, last + 1)
         after = find_steps(Storage(here))
         assert all(one.whole for one in after), number
-        assert [one.step for one in in_order(after)] == [*range(last + 2)][-KEEP:], number
+        assert [one.number for one in in_order(after)] == [*range(last + 2)][-KEEP:], number

@@ -61,7 +61,7 @@ def test_the_leftovers_of_a_killed_driver_are_removed(
 
     open_step(storage.root, 2).commit()
 
-    assert [(found.step, found.whole) for found in find_steps(storage)] == [(2, True)]
+    assert [(found.number, found.whole) for found in find_steps(storage)] == [(2, True)]
 
 
 def test_the_lock_is_released_with_its_last_user(storage: Storage) -> None:

@@ -249,7 +249,7 @@ def test_a_save_that_waits_for_one_whose_rank_dies_fails_too(ray_cluster: None, 
             first.result(60)
         with pytest.raises(px.PhalanxError, match="rank 1"):
             second.result(60)
-        assert [(one.step, one.whole) for one in listed(str(tmp_path / "run"))] == [(1, True)]
+        assert [(one.number, one.whole) for one in listed(str(tmp_path / "run"))] == [(1, True)]
 
         group.restart()
         assert px.save(group, tmp_path / "run", step=4).step == 4

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 
 import phalanx as px
-from phalanx.checkpoint.steps import SavedStep, StepWriter, listed, open_step, read_step
+from phalanx.checkpoint.steps import Step, listed, open_step, read_step
 from phalanx.checkpoint.storage import FileFacts, Storage
 
 
-def save(path: Path, step: Any, *, keep: Any = None, data: bytes = b"weights") -> SavedStep:
+def save(path: Path, step: Any, *, keep: Any = None, data: bytes = b"weights") -> Step:
     with open_step(str(path), step, keep=keep) as writer:
         writer.write("policy/rank-0", data)
-        writer.note("policy", {"kind": "group", "ranks": 1})
+        writer.parts["policy"] = {"kind": "group", "ranks": 1}
         return writer.commit()
 
 
 def steps(path: Path) -> list[int]:
-    return [one.step for one in listed(str(path)) if one.whole]
+    return [one.number for one in listed(str(path)) if one.whole]
 
 
 def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
 
     assert (step.number, step.read("policy/rank-0")) == (7, b"weights")
     assert step.parts == {"policy": {"kind": "group", "ranks": 1}}
-    assert step.manifest.files["policy/rank-0"].size == 7
+    assert step.files["policy/rank-0"].size == 7
 
 
 def test_a_step_is_not_there_before_its_commit(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_damaged_step_is_left_by_the_next_save(tmp_path: Path) -> None:
 
     save(tmp_path, 2)
 
-    assert [(one.step, one.whole) for one in listed(str(tmp_path))] == [(1, False), (2, True)]
+    assert [(one.number, one.whole) for one in listed(str(tmp_path))] == [(1, False), (2, True)]
 
 
 def test_without_steps_it_says_so(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path)
 def test_a_file_that_only_another_node_sees_fails_the_commit(tmp_path: Path) -> None:
     save(tmp_path, 1)
     with open_step(str(tmp_path), 2) as writer:
-        writer.add({"policy/rank-7": FileFacts(100, "ab")})
+        writer.files |= {"policy/rank-7": FileFacts(100, "ab")}
 
         with pytest.raises(px.checkpoint.CheckpointError, match="only one node sees"):
             writer.commit()
@@ -225,7 +225,7 @@ def test_a_disk_that_is_full_at_the_manifest_leaves_the_step_before_whole(
     with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
         save(tmp_path, 2, keep=1)
 
-    assert [(one.step, one.whole) for one in listed(str(tmp_path))] == [(1, True)]
+    assert [(one.number, one.whole) for one in listed(str(tmp_path))] == [(1, True)]
 
 
 def test_all_folders_of_a_step_are_on_the_disk_before_its_manifest(
@@ -341,11 +341,3 @@ def test_what_only_a_store_raises_says_what_to_do(monkeypatch: pytest.MonkeyPatc
         writer.write("state", b"x")
     monkeypatch.undo()
     writer.abandon()
-
-
-def test_a_step_is_committed_once(tmp_path: Path) -> None:
-    writer: StepWriter = open_step(str(tmp_path), 1)
-    writer.commit()
-
-    with pytest.raises(px.DeclarationError, match="committed or abandoned"):
-        writer.commit()

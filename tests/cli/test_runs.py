@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.checkpoint.steps import SavedStep, open_step
+from phalanx.checkpoint.steps import Step, open_step
 from phalanx.cli.main import app
 
 runner = CliRunner()
 
 
-def save(path: Path, step: int) -> SavedStep:
+def save(path: Path, step: int) -> Step:
     with open_step(str(path), step) as writer:
         writer.write("groups/policy/actor/rank-0", bytes(2048))
-        writer.note("groups/policy/actor", {"kind": "group", "text": "2 ranks, 2.0 KiB: model"})
+        writer.parts["groups/policy/actor"] = {"kind": "group", "text": "2 ranks, 2.0 KiB: model"}
         return writer.commit()
 
 

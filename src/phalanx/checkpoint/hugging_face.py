@@ -11,11 +11,10 @@ from pathlib import Path
 from torch.distributed.checkpoint import SavePlan, TensorStorageMetadata
 
 from phalanx.checkpoint import rank_checkpoint as handlers
-from phalanx.checkpoint.group_checkpoint import GroupLoad, load_groups, plan_group
-from phalanx.checkpoint.model_folder import INDEX, Layout, plan_layout
+from phalanx.checkpoint.group_checkpoint import GroupLoad, call_ranks, load_groups, plan_group
+from phalanx.checkpoint.model_folder import ModelFiles
 from phalanx.checkpoint.planners import PlanData, merge_plans
-from phalanx.checkpoint.rank_calls import results, send
-from phalanx.checkpoint.rank_checkpoint import ModelRequest
+from phalanx.checkpoint.rank_checkpoint import Source
 from phalanx.checkpoint.storage import storage_errors
 from phalanx.errors import CheckpointError
 from phalanx.weights.sync_pairs import Ranks
@@ -44,16 +43,14 @@ def save_model(group: Ranks, path: str, shard_bytes: int) -> int:
         )
     (role, offered), *_ = roles.items()
     plans, tensors, names_by_key = _model_plans(group, offered)
-    layout = plan_layout({names_by_key[key]: tensor for key, tensor in tensors.items()}, shard_bytes)
-    places = {key: layout.places[name] for key, name in names_by_key.items()}
-    requests = [
-        ModelRequest(folder, role, plan, places, folder, config=index == 0)
-        for index, plan in enumerate(plans)
-    ]
+    files = ModelFiles.plan({names_by_key[key]: tensor for key, tensor in tensors.items()}, shard_bytes)
+    places = {key: files.places[name] for key, name in names_by_key.items()}
     try:
         with storage_errors(path, "written"):
-            _make_files(Path(folder), layout)
-        written = results(group, send(group, f"{title}: write", handlers.write_model, requests), title)
+            files.make(Path(folder))
+        written = call_ranks(
+            group, f"{title}: write", handlers.write_model, plans, folder, role, places, folder
+        )
         with storage_errors(path, "written"):
             if os.path.isdir(path):
                 os.rmdir(path)
@@ -101,17 +98,6 @@ def _only_model(plan: SavePlan) -> SavePlan:
     )
 
 
-def _make_files(folder: Path, layout: Layout) -> None:
-    """Create the files in their size: a write to a file of a full disk would kill the rank (SIGBUS)."""
-    folder.mkdir(parents=True)
-    for name, header in layout.headers.items():
-        with open(folder / name, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, layout.sizes[name])
-            file.write(header)
-    if len(layout.headers) > 1:
-        (folder / INDEX).write_bytes(layout.index_file())
-
-
 def load_model(group: Ranks, path: str) -> int:
     """Load a folder of safetensors files into the model of a role. Return the bytes.
 
@@ -120,4 +106,5 @@ def load_model(group: Ranks, path: str) -> int:
         CheckpointCorrupted: if a file is none of safetensors.
     """
     path = os.path.abspath(os.path.expanduser(path))
-    return load_groups([GroupLoad(group, {group.role: path}, {}, {}, None, f"load model of {group.name!r}")])
+    sources = {group.role: Source(path, {}, 0)}
+    return load_groups([GroupLoad(group, sources, None, f"load model of {group.name!r}")])

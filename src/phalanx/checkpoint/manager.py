@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 from phalanx.channels.channel import Channel
 from phalanx.channels.staleness import StalenessManager
-from phalanx.checkpoint.driver_state import DriverState
-from phalanx.checkpoint.group_checkpoint import GroupLoad, GroupSave, abandoning, check_parts, load_groups
+from phalanx.checkpoint.driver_part import DriverPart
+from phalanx.checkpoint.group_checkpoint import GroupLoad, begin_save, check_parts, checked_group, load_groups
 from phalanx.checkpoint.path_lock import PathLock
-from phalanx.checkpoint.rank_calls import Count, checked_group, counting
-from phalanx.checkpoint.run_channels import RunChannels
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.steps import SavedStep, checked_number, listed, open_step, read_step
+from phalanx.checkpoint.steps import Step, StepWriter, checked_number, listed, read_step
 from phalanx.checkpoint.storage import Storage
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.sync_pairs import Ranks
 from phalanx.wire.value import Reduced
 
-_DRIVER = "driver/state.pickle"
 _LAYOUT = "run"
 
 
@@ -83,12 +79,11 @@ class CheckpointManager:
         for name in self._groups:
             if not name or "/" in name or name in (".", ".."):
                 raise DeclarationError(f"{verb}(groups={{{name!r}: ...}}): a name is a word without slashes")
-        self._driver = DriverState(state)
-        self._channels = RunChannels(self._groups, channels, staleness)
+        self._driver = DriverPart(state, self._groups, channels, staleness)
         self._keep = keep
-        self._pending: SaveFuture[SavedStep] | None = None
+        self._pending: SaveFuture[Step] | None = None
         self._closed = False
-        self.save = RunSave(self._save, self._submit)
+        self.save = RunSave(self)
         """``run.save(step)`` saves and waits; ``run.save.submit(step)`` continues during the next steps."""
         self._lock = PathLock.acquire(Storage(self.path))
 
@@ -127,62 +122,28 @@ class CheckpointManager:
             return None
         saved = read_step(self.path, step)
         self._check_layout(saved)
-        restore = self._driver.load(saved.read(_DRIVER))
-        channels = self._channels.read(saved)
+        restore = self._driver.load(saved)
         chosen = parts or {}
         with saved.reading():
             load_groups(
-                [
-                    GroupLoad.of(group, saved, f"groups/{name}/", chosen.get(name))
-                    for name, group in self._groups.items()
-                ]
+                [GroupLoad.of(group, saved, name, chosen.get(name)) for name, group in self._groups.items()]
             )
-        self._channels.restore(channels)
         restore()
         return saved.number
 
     def steps(self) -> list[int]:
         """Return the complete steps, in the order in which they were saved."""
-        return [found.step for found in listed(self.path) if found.whole]
+        return [found.number for found in listed(self.path) if found.whole]
 
-    def _save(self, step: int) -> SavedStep:
-        with self._counting(step, "written") as count:
-            return self._begin(step, count, None)()
-
-    def _submit(self, step: int) -> SaveFuture[SavedStep]:
-        cancelled = threading.Event()
-        with self._counting(step, "staged") as count:  # the next step may show a bar of its own
-            finish = self._begin(step, count, cancelled)
-        self._pending = SaveFuture(finish, f"save of step {step}", cancelled)
-        return self._pending
-
-    def _counting(self, step: int, verb: str) -> AbstractContextManager[Count]:
-        """Show a progress bar that counts the ranks of all groups."""
-        total = sum(len(group.ranks) for group in self._groups.values())
-        return counting(total, f"save step {step} of {self.path}: {verb}")
-
-    def _begin(self, step: int, count: Count, cancelled: threading.Event | None) -> Callable[[], SavedStep]:
-        """Copy or plan all that is saved. The returned function waits for the ranks, and commits."""
+    def _begin(self, step: int, cancelled: threading.Event | None = None) -> Callable[[], Step]:
         self._check_open()
         self._settle()
-        writer = open_step(self.path, step, keep=self._keep)
-        saves: list[GroupSave] = []
+        return begin_save(self._groups, self.path, step, self._keep, cancelled, self._add)
 
-        def finish() -> SavedStep:
-            with abandoning(writer, saves):
-                for save in saves:
-                    save.finish()
-                return writer.commit()
-
-        with abandoning(writer, saves):
-            for name, group in self._groups.items():
-                saves.append(GroupSave(group, writer, f"groups/{name}/", cancelled, count))
-                saves[-1].begin(staged=cancelled is not None)
-            writer.write(_DRIVER, self._driver.save())
-            writer.note("driver", self._driver.describe())
-            self._channels.save(writer)
-            writer.note(_LAYOUT, {"groups": sorted(self._groups)})
-        return finish
+    def _add(self, writer: StepWriter) -> None:
+        """Add the driver's part and the layout of the run to a step."""
+        self._driver.save(writer)
+        writer.parts[_LAYOUT] = {"groups": sorted(self._groups)}
 
     def _settle(self) -> None:
         """Wait for the pending save, and raise its error unless the caller has read it."""
@@ -192,7 +153,7 @@ class CheckpointManager:
         elif before is not None:
             before.exception()
 
-    def _check_layout(self, saved: SavedStep) -> None:
+    def _check_layout(self, saved: Step) -> None:
         layout = saved.parts.get(_LAYOUT)
         if layout is None:
             raise CheckpointMismatch(
@@ -250,12 +211,10 @@ class CheckpointManager:
 class RunSave:
     """The function ``run.save``."""
 
-    def __init__(
-        self, save: Callable[[int], SavedStep], submit: Callable[[int], SaveFuture[SavedStep]]
-    ) -> None:
-        self._save, self._submit = save, submit
+    def __init__(self, run: CheckpointManager) -> None:
+        self._run = run
 
-    def __call__(self, step: int) -> SavedStep:
+    def __call__(self, step: int) -> Step:
         """Save everything as ``step``, and wait until it is committed.
 
         Calls that were made before are included. Steps beyond ``keep`` are removed, the oldest first.
@@ -264,9 +223,9 @@ class RunSave:
             CheckpointError: if the path cannot be written, or not all see it. The steps before stay complete.
             WorkerDiedError: if a rank died. The steps before stay complete.
         """
-        return self._save(step)
+        return self._run._begin(step)()
 
-    def submit(self, step: int) -> SaveFuture[SavedStep]:
+    def submit(self, step: int) -> SaveFuture[Step]:
         """Save everything as it is now, and write it during the calls that follow.
 
         Return when each rank has copied its part. The save before is waited for.
@@ -274,4 +233,7 @@ class RunSave:
         Raises:
             CheckpointError: as of a call, or if the save before failed.
         """
-        return self._submit(step)
+        cancelled = threading.Event()
+        work = self._run._begin(step, cancelled)
+        self._run._pending = SaveFuture(work, f"save of step {step}", cancelled)
+        return self._run._pending

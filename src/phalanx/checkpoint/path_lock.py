@@ -100,30 +100,26 @@ def _locked_file(storage: Storage, claim: bytes) -> int:
     path = f"{storage.root}/{LOCK}"
     with storage_errors(path, "locked"):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _lock(file)
-    except BlockingIOError:
-        holder = _holder(os.pread(file, 1 << 10, 0))
-        os.close(file)
-        raise CheckpointLocked(
-            f"{storage.root} is held by {holder}: one driver saves to a path at a time; end that driver, or choose "
-            "another path",
-            holder=holder,
-        ) from None
-    except OSError:
-        pass  # a file system without locks promises less
+    for pauses in range(_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if pauses < _ATTEMPTS - 1:
+                time.sleep(_PAUSE_S)  # a process that looks for the holder has the lock for a moment
+                continue
+            holder = _holder(os.pread(file, 1 << 10, 0))
+            os.close(file)
+            raise CheckpointLocked(
+                f"{storage.root} is held by {holder}: one driver saves to a path at a time; end that driver, or choose "
+                "another path",
+                holder=holder,
+            ) from None
+        except OSError:
+            break  # a file system without locks promises less
     os.ftruncate(file, 0)
     os.pwrite(file, claim, 0)
     return file
-
-
-def _lock(file: int) -> None:
-    for _ in range(_ATTEMPTS - 1):  # a process that looks for the holder has the lock for a moment
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(_PAUSE_S)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def holder_of(storage: Storage) -> str | None:

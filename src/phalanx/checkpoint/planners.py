@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import pickle
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -28,9 +29,10 @@ from torch.distributed.checkpoint import (
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType, TensorWriteData, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from xxhash import xxh3_64_hexdigest
 
-from phalanx.checkpoint.value_digest import value_digest
 from phalanx.errors import CheckpointError, CheckpointMismatch, InternalError, PhalanxError
+from phalanx.weights.digests import tensor_digest
 from phalanx.worker.rank_state import LocalTensor, Path
 
 _BY_NAME = ("model.", "optimizer.")
@@ -47,6 +49,24 @@ class PlanData(NamedTuple):
 def rank_key(key: str, rank: int) -> str:
     """Return the key of a leaf that differs by rank."""
     return f"{key} of rank {rank}"
+
+
+def value_digest(value: Any) -> str:
+    """Return a digest by which ranks compare a value: equal for equal values, whatever memory their parts share."""
+    stream = io.BytesIO()
+    pickler = _DigestPickler(stream, 5)
+    pickler.fast = True  # without references to parts that occurred before
+    pickler.dump(value)
+    return xxh3_64_hexdigest(stream.getbuffer())
+
+
+class _DigestPickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return str(obj.dtype), tuple(obj.shape), tensor_digest(obj.detach(), verify="full")
+        if type(obj) in (set, frozenset):  # their order differs by process
+            return type(obj).__name__, sorted(map(value_digest, obj))
+        return None
 
 
 class SavePlanner(DefaultSavePlanner):

@@ -9,18 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from phalanx.checkpoint.group_checkpoint import (
-    GroupLoad,
-    GroupSave,
-    abandoning,
-    check_parts,
-    load_groups,
-    prefix_of,
-)
+from phalanx.checkpoint.group_checkpoint import GroupLoad, begin_save, check_parts, checked_group, load_groups
 from phalanx.checkpoint.hugging_face import load_model, save_model
-from phalanx.checkpoint.rank_calls import checked_group
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.steps import open_step, read_step
+from phalanx.checkpoint.step_files import METADATA
+from phalanx.checkpoint.steps import read_step
 from phalanx.display.byte_format import size
 from phalanx.errors import DeclarationError
 from phalanx.weights.sync_pairs import Ranks
@@ -92,7 +85,7 @@ class _Save:
                 )
             nbytes = save_model(ranks, os.fspath(path), shard_bytes)
             return CheckpointInfo(step, os.fspath(path), nbytes, time.monotonic() - began)
-        return _begun(ranks, os.fspath(path), step, keep)()
+        return _begin(ranks, os.fspath(path), step, keep)()
 
     def submit(
         self, group: Ranks, path: str | os.PathLike[str], *, step: int = 0, keep: int | None = None
@@ -105,30 +98,26 @@ class _Save:
         """
         ranks = checked_group(group, "px.save.submit")
         cancelled = threading.Event()
-        work = _begun(ranks, os.fspath(path), step, keep, cancelled)
+        work = _begin(ranks, os.fspath(path), step, keep, cancelled)
         return SaveFuture(work, f"save of {ranks.name!r} as step {step}", cancelled)
 
     def __repr__(self) -> str:
         return "<function px.save>"
 
 
-def _begun(
+def _begin(
     group: Ranks, path: str, step: int, keep: int | None, cancelled: threading.Event | None = None
 ) -> Callable[[], CheckpointInfo]:
-    """Begin a save, staged if it can be cancelled. The returned function waits for the ranks, and commits."""
+    """Begin a save. The returned function waits for the ranks, and commits."""
     began = time.monotonic()
-    writer = open_step(path, step, keep=keep)
-    saving = GroupSave(group, writer, cancelled=cancelled)
+    finish = begin_save({"": group}, path, step, keep, cancelled)
 
-    def finish() -> CheckpointInfo:
-        with abandoning(writer, [saving]):
-            saving.finish()
-            saved = writer.commit()
-        return CheckpointInfo(saved.number, saved.folder, saving.nbytes, time.monotonic() - began)
+    def finished() -> CheckpointInfo:
+        saved = finish()
+        nbytes = sum(facts.size for name, facts in saved.files.items() if not name.endswith(METADATA))
+        return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
 
-    with abandoning(writer, [saving]):
-        saving.begin(staged=cancelled is not None)
-    return finish
+    return finished
 
 
 save = _Save()
@@ -181,5 +170,5 @@ def load(
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
     with saved.reading():
-        nbytes = load_groups([GroupLoad.of(ranks, saved, prefix_of(ranks, saved, name), parts)])
+        nbytes = load_groups([GroupLoad.of(ranks, saved, name, parts)])
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
