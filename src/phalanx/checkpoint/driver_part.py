@@ -20,6 +20,8 @@ from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, De
 from phalanx.weights.sync_pairs import Ranks
 from phalanx.worker.rank_state import Generators
 
+DRIVER = "driver"
+"""Name of the part."""
 _STATE = "driver/state.pickle"
 _CHANNELS = "driver/channels.pickle"
 _CHANNELS_OF_FORMAT_1 = "driver/links.pickle"
@@ -80,7 +82,7 @@ class DriverPart:
                 raise CheckpointError(f"{name!r} of the driver's state cannot be pickled: {error}") from error
         names = [str(name) for name in self._state]
         writer.write(_STATE, pickle.dumps((names, values, _generators().state_dict()), 5))
-        writer.parts["driver"] = {"kind": "driver", "text": ", ".join([*names, "random numbers"])}
+        writer.parts[DRIVER] = {"kind": "driver", "text": ", ".join([*names, "random numbers"])}
         has_flow = bool(self._channels) or self._staleness is not None
         flow = snapshot([*self._channels.values()], self._staleness) if has_flow else b""
         published = {name: dict(group.core.published_weights) for name, group in self._groups.items()}

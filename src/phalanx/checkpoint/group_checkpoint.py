@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan, TensorStorageMetadata
+from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan
 
 from phalanx.backends.backend_types import NotReady
 from phalanx.calls.call import Call
@@ -111,11 +111,11 @@ def call_ranks(
         return _results(group, _send(group, title, handler, each, *args), count)
 
 
-def plan_group(group: Ranks, title: str, save: str) -> dict[str, list[SavePlan]]:
-    """Have the ranks plan a save. Return their plans by role."""
+def plan_group(group: Ranks, title: str, save: str, *, model: bool = False) -> dict[str, list[SavePlan]]:
+    """Have the ranks plan a save, of the ``model`` alone or of all. Return their plans by role."""
     ranks = range(len(group.ranks))
     plans: list[dict[str, SavePlan]] = call_ranks(
-        group, title, handlers.plan_save, ranks, save, group.role, len(ranks) == 1
+        group, title, handlers.plan_save, ranks, save, group.role, len(ranks) == 1, model
     )
     for rank, one in zip(group.ranks, plans, strict=True):
         if one.keys() != plans[0].keys():
@@ -313,19 +313,13 @@ class _GroupSave:
             facts = {f"{part}/{name}": found for one in written for name, found in one[role][1].items()}
             self._writer.files |= facts
             names = sorted({str(path[0]) for path in metadata.planner_data.values() if path})
-            stored = metadata.state_dict_metadata.values()
-            tensors = sum(isinstance(one, TensorStorageMetadata) for one in stored)
             ranks = f"{len(written)} rank{'s' if len(written) != 1 else ''}"
             nbytes = size(sum(found.size for found in facts.values()))
             self._writer.parts[part] = {
                 "kind": "group",
                 "text": f"{ranks}, {nbytes}: {', '.join(names) or 'nothing'}",
-                "group": self._group.core.name,
                 "role": role,
                 "world_size": len(written),
-                "parts": names,
-                "tensors": tensors,
-                "values": len(stored) - tensors,
             }
 
 
@@ -412,13 +406,18 @@ def check_parts(verb: str, parts: Any) -> None:
         raise DeclarationError(f"{verb}(parts={parts!r}): give a list of names, such as [{parts!r}]")
 
 
-def _saved_parts(group: Ranks, step: Step, name: str | None) -> dict[str, str]:
-    """Return the parts of a step by the role that each is loaded into."""
-    by_group: dict[str, dict[str, str]] = {}
+def saved_groups(step: Step) -> dict[str, dict[str, str]]:
+    """Return the parts of a step by group and role; the group of ``px.save`` has the name ""."""
+    found: dict[str, dict[str, str]] = {}
     for part, facts in step.parts.items():
         if facts.get("kind") == "group":
-            owner = part.split("/")[1] if "/" in part else ""
-            by_group.setdefault(owner, {})[str(facts["role"])] = part
+            found.setdefault(part.split("/")[1] if "/" in part else "", {})[str(facts["role"])] = part
+    return found
+
+
+def _saved_parts(group: Ranks, step: Step, name: str | None) -> dict[str, str]:
+    """Return the parts of a step by the role that each is loaded into."""
+    by_group = saved_groups(step)
     if not by_group:
         raise CheckpointMismatch(
             f"{step.folder} has no state of a group; it has {', '.join(step.parts) or 'nothing'}"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
-from torch.distributed.checkpoint import SavePlan, TensorStorageMetadata
+from torch.distributed.checkpoint import Metadata, SavePlan, TensorStorageMetadata
 
 from phalanx.checkpoint import rank_checkpoint as handlers
 from phalanx.checkpoint.group_checkpoint import GroupLoad, call_ranks, load_groups, plan_group
 from phalanx.checkpoint.model_folder import ModelFiles
-from phalanx.checkpoint.planners import PlanData, merge_plans
+from phalanx.checkpoint.planners import merge_plans
 from phalanx.checkpoint.rank_checkpoint import Source
 from phalanx.checkpoint.storage import storage_errors
 from phalanx.errors import CheckpointError
@@ -35,21 +35,20 @@ def save_model(group: Ranks, path: str, shard_bytes: int) -> int:
         raise CheckpointError(f"{path} is there already; give the path of a folder that is not")
     folder = f"{path}.{secrets.token_hex(4)}.part"
     title = f"save model of {group.name!r}"
-    roles = plan_group(group, f"{title}: plan", folder)
+    roles = plan_group(group, f"{title}: plan", folder, model=True)
     if len(roles) != 1:
         names = sorted(roles)
         raise CheckpointError(
             f"{group.name!r} has the roles {', '.join(names)}; give one of them, such as group.{names[0]}"
         )
     (role, offered), *_ = roles.items()
-    plans, tensors, names_by_key = _model_plans(group, offered)
-    files = ModelFiles.plan({names_by_key[key]: tensor for key, tensor in tensors.items()}, shard_bytes)
-    places = {key: files.places[name] for key, name in names_by_key.items()}
+    plans, metadata = merge_plans(offered)
+    files = ModelFiles.plan(_tensors(group, offered, metadata), shard_bytes)
     try:
         with storage_errors(path, "written"):
             files.make(Path(folder))
         written = call_ranks(
-            group, f"{title}: write", handlers.write_model, plans, folder, role, places, folder
+            group, f"{title}: write", handlers.write_model, plans, folder, role, files.places, folder
         )
         with storage_errors(path, "written"):
             if os.path.isdir(path):
@@ -60,42 +59,25 @@ def save_model(group: Ranks, path: str, shard_bytes: int) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _model_plans(
-    group: Ranks, offered: list[SavePlan]
-) -> tuple[list[SavePlan], Mapping[str, TensorStorageMetadata], dict[str, str]]:
-    """Return the merged plans of the model, its tensors, and the name in the folder of each, by key."""
-    has_model = any(path[:1] == ("model",) for plan in offered for path in plan.planner_data.paths.values())
-    plans, metadata = merge_plans([_only_model(plan) if has_model else plan for plan in offered])
-    tensors: dict[str, TensorStorageMetadata] = {}
-    values: list[str] = []
-    for key, stored in metadata.state_dict_metadata.items():
-        if isinstance(stored, TensorStorageMetadata):
-            tensors[key] = stored
-        else:
-            values.append(key)
+def _tensors(
+    group: Ranks, offered: Sequence[SavePlan], metadata: Metadata
+) -> dict[str, TensorStorageMetadata]:
+    """Return the tensors of a model, if it has nothing else, and no tensor that differs by rank."""
+    stored = metadata.state_dict_metadata
+    tensors = {name: one for name, one in stored.items() if isinstance(one, TensorStorageMetadata)}
+    values = sorted(stored.keys() - tensors.keys())
     if values or not tensors:
         raise CheckpointError(
-            f"the state of {group.name!r} is no model: {', '.join(sorted(values)[:5]) or 'it has no tensors'}; "
+            f"the state of {group.name!r} is no model: {', '.join(values[:5]) or 'it has no tensors'}; "
             "register the model alone: px.register_state(self, model=...)"
         )
-    known = {key for plan in offered for key in plan.planner_data.paths}
-    differing = sorted(tensors.keys() - known)
+    differing = sorted(tensors.keys() - {key for plan in offered for key in plan.planner_data})
     if differing:
         raise CheckpointError(
             f"{', '.join(differing[:5])} differ by rank, and nothing says how they are sharded; declare it (DTensor, "
             "px.register_state(boxes=..., megatron=...))"
         )
-    paths = {key: metadata.planner_data[key][1 if has_model else 0 :] for key in tensors}
-    return plans, tensors, {key: ".".join(map(str, path)) for key, path in paths.items()}
-
-
-def _only_model(plan: SavePlan) -> SavePlan:
-    data: PlanData = plan.planner_data
-    paths = {key: path for key, path in data.paths.items() if path[:1] == ("model",)}
-    digests = {key: digest for key, digest in data.digests.items() if key in paths}
-    return SavePlan(
-        [item for item in plan.items if item.index.fqn in paths], planner_data=PlanData(paths, digests)
-    )
+    return tensors
 
 
 def load_model(group: Ranks, path: str) -> int:

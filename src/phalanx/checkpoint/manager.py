@@ -10,17 +10,22 @@ from typing import Any
 
 from phalanx.channels.channel import Channel
 from phalanx.channels.staleness import StalenessManager
-from phalanx.checkpoint.driver_part import DriverPart
-from phalanx.checkpoint.group_checkpoint import GroupLoad, begin_save, check_parts, checked_group, load_groups
+from phalanx.checkpoint.driver_part import DRIVER, DriverPart
+from phalanx.checkpoint.group_checkpoint import (
+    GroupLoad,
+    begin_save,
+    check_parts,
+    checked_group,
+    load_groups,
+    saved_groups,
+)
 from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.steps import Step, StepWriter, checked_number, listed, read_step
+from phalanx.checkpoint.steps import Step, checked_number, listed, read_step
 from phalanx.checkpoint.storage import Storage
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.sync_pairs import Ranks
 from phalanx.wire.value import Reduced
-
-_LAYOUT = "run"
 
 
 class CheckpointManager:
@@ -138,12 +143,7 @@ class CheckpointManager:
     def _begin(self, step: int, cancelled: threading.Event | None = None) -> Callable[[], Step]:
         self._check_open()
         self._settle()
-        return begin_save(self._groups, self.path, step, self._keep, cancelled, self._add)
-
-    def _add(self, writer: StepWriter) -> None:
-        """Add the driver's part and the layout of the run to a step."""
-        self._driver.save(writer)
-        writer.parts[_LAYOUT] = {"groups": sorted(self._groups)}
+        return begin_save(self._groups, self.path, step, self._keep, cancelled, self._driver.save)
 
     def _settle(self) -> None:
         """Wait for the pending save, and raise its error unless the caller has read it."""
@@ -154,15 +154,15 @@ class CheckpointManager:
             before.exception()
 
     def _check_layout(self, saved: Step) -> None:
-        layout = saved.parts.get(_LAYOUT)
-        if layout is None:
+        if DRIVER not in saved.parts:
             raise CheckpointMismatch(
                 f"{saved.folder} was not saved by a px.checkpoint.CheckpointManager: it has "
                 f"{', '.join(saved.parts) or 'nothing'}; load it with px.load"
             )
-        if layout["groups"] != sorted(self._groups):
+        names = saved_groups(saved).keys()
+        if names != self._groups.keys():
             raise CheckpointMismatch(
-                f"the run was saved with groups {', '.join(layout['groups']) or 'none'} and has "
+                f"the run was saved with groups {', '.join(sorted(names)) or 'none'} and has "
                 f"{', '.join(sorted(self._groups)) or 'none'}; give px.checkpoint.CheckpointManager(groups=) the same "
                 "names"
             )

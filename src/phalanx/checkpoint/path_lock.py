@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import secrets
 import socket
 import threading
 import time
+from datetime import datetime
 
 from phalanx.checkpoint.storage import Storage, storage_errors
 from phalanx.errors import CheckpointLocked
 
 LOCK = ".lock"
-CLAIM = "claim.json"
+CLAIM = "claim.txt"
 _ATTEMPTS = 3
 _PAUSE_S = 0.05
 
@@ -39,13 +38,8 @@ class PathLock:
         self._storage = storage
         self._users = 0
         self._pid = os.getpid()
-        self._claim = json.dumps(
-            {
-                "holder": f"pid {self._pid} on host {socket.gethostname()}",
-                "since": time.time(),
-                "token": secrets.token_hex(8),
-            }
-        ).encode()
+        since = datetime.now().isoformat(sep=" ")
+        self._claim = f"pid {self._pid} on host {socket.gethostname()} since {since}".encode()
         self._file = _locked_file(storage, self._claim) if storage.is_local else -1
         if not storage.is_local:
             storage.write(CLAIM, self._claim)
@@ -143,9 +137,4 @@ def holder_of(storage: Storage) -> str | None:
 
 
 def _holder(claim: bytes) -> str:
-    try:
-        found = json.loads(claim)
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since"]))
-        return f"{found['holder']} since {since}"
-    except (ValueError, KeyError, TypeError):
-        return "a process that did not say its name"
+    return claim.decode(errors="replace") or "a process that did not say its name"

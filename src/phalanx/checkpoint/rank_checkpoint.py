@@ -20,7 +20,7 @@ from phalanx.checkpoint.stored_state import read_stored
 from phalanx.declare.state_declarations import StateDeclared
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointMismatch, PhalanxError
 from phalanx.tracing.spans import span
-from phalanx.worker.rank_state import GENERATORS, RankState, states_of
+from phalanx.worker.rank_state import GENERATORS, Path, RankState, key_of, states_of
 from phalanx.worker.worker_runtime import WorkerRuntime
 
 _END_S = 2.0
@@ -66,7 +66,7 @@ class RankCheckpoint:
         self.host = host
         self.reports: dict[str, Any] = {}
         self._plans: dict[str, Any] = {}
-        self._buffers: dict[str, dict[MetadataIndex, torch.Tensor]] = {}
+        self.buffers: dict[str, dict[MetadataIndex, torch.Tensor]] = {}
         self._thread: threading.Thread | None = None
         self._ended = False
         self._stopped = ""
@@ -113,60 +113,55 @@ class RankCheckpoint:
         if self._thread is not None:
             self._thread.join(_END_S)
 
-    def write(
-        self,
-        plans: Mapping[str, SavePlan],
-        planners: Mapping[str, SavePlanner],
-        folders: Mapping[str, str],
-        notes: str = "",
-    ) -> dict[str, WrittenItems]:
-        """Write the files of each role."""
+    def check(self, notes: str) -> None:
+        """Raise an error if the thread that writes for ``notes`` shall end."""
+        if self._ended:
+            raise CheckpointError("the group was closed before its state was written")
+        if notes and notes == self._stopped:
+            raise CheckpointError("the driver gave it up")
 
-        def check() -> None:
-            if self._ended:
-                raise CheckpointError("the group was closed before its state was written")
-            if notes and notes == self._stopped:
-                raise CheckpointError("the driver gave it up")
+    def write_copies(self, write: Callable[[], Any], notes: str, index: int) -> None:
+        """Have a thread write the copies, and report to the driver."""
 
-        written: dict[str, WrittenItems] = {}
-        for role, folder in folders.items():
-            nbytes = sum(item.tensor_storage_size() or 0 for item in plans[role].items)
-            with span("write", role=role_title(role), nbytes=nbytes):
-                written[role] = write_items(folder, plans[role], planners[role], check)
-        return written
-
-    def stage(
-        self,
-        plans: Mapping[str, SavePlan],
-        planners: Mapping[str, SavePlanner],
-        folders: Mapping[str, str],
-        notes: str,
-    ) -> None:
-        """Copy the state. A thread writes the copy, and reports to the driver."""
-        for role, planner in planners.items():
-            planner.stage(plans[role], self._buffers.setdefault(role, {}))
-        index = next(iter(planners.values())).rank
-
-        def write() -> None:
+        def run() -> None:
             try:
-                report: Any = self.write(plans, planners, folders, notes)
+                report: Any = write()
             except BaseException as error:
                 report = str(error) if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
             self.reports = {notes: report}
             with suppress(PhalanxError):  # on a full disk the driver asks for the report
                 Storage(notes).write(note_name(index), pickle.dumps(report))
 
-        self._thread = threading.Thread(target=write, name="phalanx-save", daemon=True)
+        self._thread = threading.Thread(target=run, name="phalanx-save", daemon=True)
         self._thread.start()
 
 
-def plan_save(host: WorkerRuntime, index: int, save: str, role: str, alone: bool) -> dict[str, SavePlan]:
-    """Plan a save of this rank, by role. ``index`` is the rank's place in the group that saves."""
+def plan_save(
+    host: WorkerRuntime, index: int, save: str, role: str, alone: bool, model: bool
+) -> dict[str, SavePlan]:
+    """Plan a save of this rank, by role.
+
+    Args:
+        index: the rank's place in the group that saves.
+        save: identifies the save.
+        role: the role to save; "": each role with a state.
+        alone: no other rank saves.
+        model: save the model alone, with keys relative to it. A state without a model is one itself.
+    """
     rank = RankCheckpoint.of(host)
-    states = rank.states(role).items()
-    planners = {name: SavePlanner(state.leaves(), index, alone=alone) for name, state in states}
+    planners: dict[str, SavePlanner] = {}
+    for name, state in rank.states(role).items():
+        leaves = state.leaves()
+        if model and _has_model(leaves):
+            paths = {path[1:]: value for path, value in leaves.values() if path[:1] == ("model",)}
+            leaves = {key_of(path): (path, value) for path, value in paths.items()}
+        planners[name] = SavePlanner(leaves, index, alone=alone)
     rank.remember(save, planners)
     return {name: planner.create_local_plan() for name, planner in planners.items()}
+
+
+def _has_model(leaves: Mapping[str, tuple[Path, Any]]) -> bool:
+    return any(path[:1] == ("model",) for path, _ in leaves.values())
 
 
 def write(
@@ -176,9 +171,20 @@ def write(
     rank = RankCheckpoint.of(host)
     rank.wait()
     planners: dict[str, SavePlanner] = rank.recall(save)
+
+    def write_files() -> dict[str, WrittenItems]:
+        written: dict[str, WrittenItems] = {}
+        for role, planner in planners.items():
+            nbytes = sum(item.tensor_storage_size() or 0 for item in plans[role].items)
+            with span("write", role=role_title(role), nbytes=nbytes):
+                written[role] = write_items(folders[role], plans[role], planner, lambda: rank.check(notes))
+        return written
+
     if not notes:
-        return rank.write(plans, planners, folders)
-    rank.stage(plans, planners, folders, notes)
+        return write_files()
+    for role, planner in planners.items():
+        planner.stage(plans[role], rank.buffers.setdefault(role, {}))
+    rank.write_copies(write_files, notes, next(iter(planners.values())).rank)
     return None
 
 
@@ -247,7 +253,7 @@ def _planned(
         stored = read_stored(folder, source.files, source.world_size).select(parts)
         stored = stored.for_ranks(world_size, generators=GENERATORS in state.names)
     else:
-        parts = ("model",) if "model" in state.names else None
+        parts = ("model",) if _has_model(state.leaves()) else None
         stored = read_model(folder, parts or ())
     keys = stored.keys_for(index)
     if source.files and world_size != source.world_size and not stored.has_generators(index):
