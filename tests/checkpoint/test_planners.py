@@ -154,6 +154,17 @@ def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> Non
         found.select(["x"])
 
 
+def test_generators_by_rank_are_taken_by_ranks_of_the_same_number(tmp_path: Any) -> None:
+    ranks = [{"rng.torch": (("rng", "torch"), rank), "lr": (("lr",), 0.1)} for rank in range(2)]
+    found = stored(str(tmp_path), save(str(tmp_path), ranks), ranks=2)
+
+    assert found.for_ranks(1, generators=True).keys.keys() == {"rng.torch of rank 0", "lr"}
+    more = found.for_ranks(3, generators=True)
+    assert [more.has_generators(rank) for rank in range(3)] == [True, True, False]
+    with pytest.raises(CheckpointMismatch, match=r"rng\.torch; .*parts=\['lr'\]"):
+        found.for_ranks(1, generators=False)
+
+
 @pytest.mark.parametrize(
     ("value", "other"),
     [

@@ -104,7 +104,7 @@ class CheckpointManager:
         Args:
             step: its number; None: the step that was committed last.
             parts: by name of a group, the outermost keys of its state to load, such as ``{"policy": ["model",
-                "optimizer"]}`` on another number of ranks, where random generators of ranks cannot be restored.
+                "optimizer"]}`` on another number of ranks, where values that differed by rank cannot be restored.
 
         Returns:
             The step; None if nothing was saved yet.
