@@ -95,4 +95,5 @@ def test_a_driver_that_lost_its_claim_of_a_store_commits_nothing(
     with pytest.raises(px.checkpoint.CheckpointLocked, match="claimed by pid 7 on host elsewhere"):
         writer.commit()
 
+    writer.abandon()
     assert find_steps(Storage(url)) == []

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from phalanx.checkpoint.path_lock import PathLock
@@ -83,12 +82,7 @@ class Step:
 
         Raises:
             CheckpointCorrupted: if it is missing or differs.
-            CheckpointError: if the step has no such file.
         """
-        if name not in self.files:
-            raise CheckpointError(
-                f"{self.folder} has no file {name!r}; it has {', '.join(self.files) or 'none'}"
-            )
         data = self.storage.read(f"{self.name}/{name}")
         if data is None or FileFacts.of(data) != self.files[name]:
             with self.reading():
@@ -135,9 +129,7 @@ class Step:
 
 
 class StepWriter:
-    """A step that is written. No reader sees it before :meth:`commit`.
-
-    As a context manager it is abandoned unless it was committed.
+    """A step that is written, until :meth:`commit` or :meth:`abandon`. No reader sees it before its commit.
 
     Attributes:
         step: its number.
@@ -177,23 +169,19 @@ class StepWriter:
         """Make the step complete, and remove the steps beyond ``keep``.
 
         Raises:
-            CheckpointError: if a file is missing. The step is abandoned, and the steps before stay complete.
+            CheckpointError: if a file is missing. The step can only be abandoned.
             CheckpointLocked: if another driver has claimed the path.
         """
-        try:
-            self._check_files()
-            paths = [f"{self._name}/{name}".split("/") for name in self.files]
-            for folder in sorted({"/".join(path[:depth]) for path in paths for depth in range(len(path))}):
-                self._storage.sync(folder)
-            self._lock.check()
-            serial = 1 + max([0, *(found.serial for found in find_steps(self._storage))])
-            at, seconds = time.time(), time.monotonic() - self._began
-            step = Step(self._storage, self._name, self.step, serial, at, seconds, self.files, self.parts)
-            self._storage.write(f"{self._name}/{MANIFEST}", _manifest(step))
-            self._lock.check()  # a store compares and writes in two steps: a claim in between withdraws the step
-        except BaseException:
-            self.abandon()
-            raise
+        self._check_files()
+        paths = [f"{self._name}/{name}".split("/") for name in self.files]
+        for folder in sorted({"/".join(path[:depth]) for path in paths for depth in range(len(path))}):
+            self._storage.sync(folder)
+        self._lock.check()
+        serial = 1 + max([0, *(found.serial for found in find_steps(self._storage))])
+        at, seconds = time.time(), time.monotonic() - self._began
+        step = Step(self._storage, self._name, self.step, serial, at, seconds, self.files, self.parts)
+        self._storage.write(f"{self._name}/{MANIFEST}", _manifest(step))
+        self._lock.check()  # a store compares and writes in two steps: a claim in between withdraws the step
         try:
             for old in expired(find_steps(self._storage), self._keep):
                 old.remove()
@@ -227,14 +215,6 @@ class StepWriter:
         self._ended = True
         self._lock.turn.release()
         self._lock.release()
-
-    def __enter__(self) -> StepWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abandon()
 
 
 def open_step(path: str, step: int, *, keep: int | None = None) -> StepWriter:
@@ -356,10 +336,9 @@ def _found(storage: Storage, name: str, number: int) -> Step:
     data = storage.read(where)
     if data is None:
         return Step(storage, name, number)
-    try:
-        body = _read_manifest(data, f"{storage.root}/{where}")
-    except CheckpointCorrupted as error:
-        return Step(storage, name, number, faults=(MANIFEST,), why=str(error))
+    body, why = _read_manifest(data)
+    if why:
+        return Step(storage, name, number, faults=(MANIFEST,), why=f"{storage.root}/{where} {why}")
     sizes = storage.sizes(name)
     files = {file: FileFacts(*facts) for file, facts in body["files"].items()}
     faults = tuple(file for file in sorted(files) if sizes.get(file) != files[file].size)
@@ -384,21 +363,19 @@ def _manifest(step: Step) -> bytes:
     return json.dumps({"digest": _digest(body), "manifest": body}, indent=1).encode()
 
 
-def _read_manifest(data: bytes, where: str) -> dict[str, Any]:
+def _read_manifest(data: bytes) -> tuple[dict[str, Any], str]:
+    """Return the content of a manifest, and its fault, if any."""
     try:
         outer = json.loads(data)
         body, written, version = outer["manifest"], outer["digest"], outer["manifest"]["format"]
     except (ValueError, KeyError, TypeError):
-        raise CheckpointCorrupted(f"{where} is damaged: it is not a manifest", files=(where,)) from None
+        return {}, "is damaged: it is not a manifest"
     if version not in READABLE:
-        raise CheckpointCorrupted(
-            f"{where} has format {version!r}; this version of phalanx reads formats {READABLE[0]} to {FORMAT}: "
-            "load it with the version that wrote it",
-            files=(where,),
+        return {}, (
+            f"has format {version!r}; this version of phalanx reads formats {READABLE[0]} to {FORMAT}: load it with "
+            "the version that wrote it"
         )
-    if _digest(body) != written:
-        raise CheckpointCorrupted(f"{where} is damaged: its digest is not that of its text", files=(where,))
-    return body
+    return body, "" if _digest(body) == written else "is damaged: its digest is not that of its text"
 
 
 def _digest(body: Mapping[str, Any]) -> str:
