@@ -13,7 +13,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,18 +138,15 @@ class StepWriter:
         parts: descriptions of its parts, as JSON data. ``phalanx runs`` shows ``kind`` and ``text`` of a dict.
     """
 
-    def __init__(self, storage: Storage, step: int, keep: int | None, lock: PathLock) -> None:
-        name = f"step-{step:08d}"
-        if (
-            not storage.is_local or name in storage.names()
-        ):  # a step of a run that was resumed before it, or a store
-            name += f".{secrets.randbelow(1 << 32)}"
-        storage.make(name)
+    def __init__(
+        self, storage: Storage, name: str, step: int, keep: int | None, lock: PathLock, end: ExitStack
+    ) -> None:
         self.step = step
         self.folder = f"{storage.root}/{name}"
         self.files: dict[str, FileFacts] = {}
         self.parts: dict[str, Any] = {}
-        self._storage, self._name, self._keep, self._lock = storage, name, keep, lock
+        self._storage, self._name, self._keep = storage, name, keep
+        self._lock, self._end = lock, end
         self._began = time.monotonic()
         self._ended = False
 
@@ -187,7 +184,8 @@ class StepWriter:
                 old.remove()
         except CheckpointError as error:  # the step is complete, and the next save tries again
             warnings.warn(f"old steps were not removed: {error}", stacklevel=2)
-        self._end()
+        self._ended = True
+        self._end.close()
         return step
 
     def _check_files(self) -> None:
@@ -204,17 +202,12 @@ class StepWriter:
         """Remove the files that were written. Does nothing after a commit."""
         if self._ended:
             return
-        try:
-            Step(self._storage, self._name, self.step).remove()
-        except CheckpointError as error:
-            warnings.warn(f"files of step {self.step} were not removed: {error}", stacklevel=2)
-        finally:
-            self._end()
-
-    def _end(self) -> None:
         self._ended = True
-        self._lock.turn.release()
-        self._lock.release()
+        with self._end:
+            try:
+                Step(self._storage, self._name, self.step).remove()
+            except CheckpointError as error:
+                warnings.warn(f"files of step {self.step} were not removed: {error}", stacklevel=2)
 
 
 def open_step(path: str, step: int, *, keep: int | None = None) -> StepWriter:
@@ -235,19 +228,17 @@ def open_step(path: str, step: int, *, keep: int | None = None) -> StepWriter:
         keep = checked_number("keep", keep, 1, "give how many steps shall stay, from 1, or None for all")
     storage = Storage(path)
     lock = PathLock.acquire(storage)
-    try:
-        lock.turn.acquire()
-        try:
-            for found in find_steps(storage):
-                if not found.committed:
-                    found.remove()
-            return StepWriter(storage, step, keep, lock)
-        except BaseException:
-            lock.turn.release()
-            raise
-    except BaseException:
-        lock.release()
-        raise
+    with ExitStack() as stack:
+        stack.callback(lock.release)
+        stack.enter_context(lock.turn)
+        for found in find_steps(storage):
+            if not found.committed:
+                found.remove()
+        name = f"step-{step:08d}"
+        if not storage.is_local or name in storage.names():  # drivers of a store do not exclude each other
+            name += f".{secrets.randbelow(1 << 32)}"
+        storage.make(name)
+        return StepWriter(storage, name, step, keep, lock, stack.pop_all())
 
 
 def checked_number(name: str, value: Any, least: int, advice: str) -> int:
