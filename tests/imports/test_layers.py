@@ -70,8 +70,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "phalanx.checkpoint.planners",
         "phalanx.checkpoint.rank_checkpoint",
         "phalanx.checkpoint.step_files",
-        "phalanx.checkpoint.stored_keys",
-        "phalanx.checkpoint.value_digest",
+        "phalanx.checkpoint.stored_state",
     ),
     ("phalanx.session",),
     ("phalanx.pools", "phalanx.group", "phalanx.calls", "phalanx.members"),
@@ -110,8 +109,7 @@ ON_RANKS = {
     "phalanx.checkpoint.planners",
     "phalanx.checkpoint.rank_checkpoint",
     "phalanx.checkpoint.step_files",
-    "phalanx.checkpoint.stored_keys",
-    "phalanx.checkpoint.value_digest",
+    "phalanx.checkpoint.stored_state",
 }
 NEVER = {  # within "rows above", all the same
     "phalanx.backends.inline": {"phalanx.backends.ray"},

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import pickle
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import (
@@ -28,25 +29,41 @@ from torch.distributed.checkpoint import (
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType, TensorWriteData, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from xxhash import xxh3_64_hexdigest
 
-from phalanx.checkpoint.value_digest import value_digest
 from phalanx.errors import CheckpointError, CheckpointMismatch, InternalError, PhalanxError
+from phalanx.weights.digests import tensor_digest
 from phalanx.worker.rank_state import LocalTensor, Path
 
 _BY_NAME = ("model.", "optimizer.")
 """Leaves that a load finds by the names of parameters, on any rank."""
 
 
-class PlanData(NamedTuple):
-    """Data of a rank's plan for the driver: path of each key, and digests of undeclared tensors and values."""
-
-    paths: Mapping[str, Path]
-    digests: Mapping[str, str]
+PlanData = Mapping[str, tuple[Path, str | None]]
+"""Data of a rank's plan for the driver: the path of each key, and a digest unless it is a declared tensor."""
 
 
 def rank_key(key: str, rank: int) -> str:
     """Return the key of a leaf that differs by rank."""
     return f"{key} of rank {rank}"
+
+
+def value_digest(value: Any) -> str:
+    """Return a digest by which ranks compare a value: equal for equal values, whatever memory their parts share."""
+    stream = io.BytesIO()
+    pickler = _DigestPickler(stream, 5)
+    pickler.fast = True  # without references to parts that occurred before
+    pickler.dump(value)
+    return xxh3_64_hexdigest(stream.getbuffer())
+
+
+class _DigestPickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return str(obj.dtype), tuple(obj.shape), tensor_digest(obj.detach(), verify="full")
+        if type(obj) in (set, frozenset):  # their order differs by process
+            return type(obj).__name__, sorted(map(value_digest, obj))
+        return None
 
 
 class SavePlanner(DefaultSavePlanner):
@@ -66,20 +83,20 @@ class SavePlanner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         items: list[WriteItem] = []
-        digests: dict[str, str] = {}
-        for key, (_, value) in self._leaves.items():
+        data: dict[str, tuple[Path, str | None]] = {}
+        for key, (path, value) in self._leaves.items():
             tensor = value if isinstance(value, LocalTensor) else None
             if tensor is not None:
                 _check_dense(key, tensor.local)
                 items += _write_items(key, tensor)
             else:
                 items.append(WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO))
+            digest = None
             if not self._alone and (tensor is None or not tensor.declared):
                 with _pickling(key, value):
-                    digests[key] = value_digest(value if tensor is None else tensor.local)
-        return SavePlan(
-            items, planner_data=PlanData({key: path for key, (path, _) in self._leaves.items()}, digests)
-        )
+                    digest = value_digest(value if tensor is None else tensor.local)
+            data[key] = (path, digest)
+        return SavePlan(items, planner_data=data)
 
     def stage(self, plan: SavePlan, buffers: dict[Any, torch.Tensor]) -> None:
         """Copy the items of the merged plan into host memory. ``buffers`` are reused by the next save."""
@@ -150,17 +167,16 @@ def merge_plans(plans: Sequence[SavePlan]) -> tuple[list[SavePlan], Metadata]:
     data: list[PlanData] = [plan.planner_data for plan in plans]
     by_rank = _different_keys(data)
     _check_tensors(plans, by_rank)
-    renamed: list[SavePlan] = []
     paths: dict[str, Path] = {}
-    for key in dict.fromkeys(key for one in data for key in one.paths):
+    for key in dict.fromkeys(key for one in data for key in one):
         for rank, one in enumerate(data):
-            if key in one.paths:
-                name = rank_key(key, rank) if key in by_rank else key
-                paths[name] = (*one.paths[key], f"of rank {rank}") if key in by_rank else one.paths[key]
-    for rank, plan in enumerate(plans):
-        renamed.append(
-            SavePlan([_renamed(item, rank) if item.index.fqn in by_rank else item for item in plan.items])
-        )
+            if key in one:
+                name, last = (rank_key(key, rank), (f"of rank {rank}",)) if key in by_rank else (key, ())
+                paths[name] = (*one[key][0], *last)
+    renamed = [
+        SavePlan([_renamed(item, rank) if item.index.fqn in by_rank else item for item in plan.items])
+        for rank, plan in enumerate(plans)
+    ]
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         merged, metadata = planner.create_global_plan(renamed)
@@ -177,22 +193,23 @@ def _renamed(item: WriteItem, rank: int) -> WriteItem:
 
 def _different_keys(data: Sequence[PlanData]) -> set[str]:
     """Return the keys of leaves that differ by rank, or that only some ranks have."""
-    digests: dict[str, dict[int, str]] = {}
+    digests: dict[str, dict[int, str | None]] = {}
     for rank, one in enumerate(data):
-        for key, digest in one.digests.items():
+        for key, (_, digest) in one.items():
             digests.setdefault(key, {})[rank] = digest
+    different: set[str] = set()
     for key, found in digests.items():
-        declared = [rank for rank, one in enumerate(data) if key in one.paths and rank not in found]
+        declared = [rank for rank, digest in found.items() if digest is None]
+        if len(declared) == len(found):
+            continue
         if declared:
             raise CheckpointError(
                 f"{key} is a sharded tensor on ranks {_some(declared)} and something else on ranks "
-                f"{_some(sorted(found))}; give each its own name"
+                f"{_some(sorted(found.keys() - declared))}; give each its own name"
             )
-    return {
-        key
-        for key, found in digests.items()
-        if len(set(found.values())) > 1 or (len(found) < len(data) and not key.startswith(_BY_NAME))
-    }
+        if len(set(found.values())) > 1 or (len(found) < len(data) and not key.startswith(_BY_NAME)):
+            different.add(key)
+    return different
 
 
 def _check_tensors(plans: Sequence[SavePlan], by_rank: set[str]) -> None:

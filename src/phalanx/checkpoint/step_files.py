@@ -16,7 +16,15 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, Metadata, SavePlan, SavePlanner
+from torch.distributed.checkpoint import (
+    FileSystemReader,
+    FileSystemWriter,
+    LoadPlan,
+    LoadPlanner,
+    Metadata,
+    SavePlan,
+    SavePlanner,
+)
 from torch.distributed.checkpoint.storage import WriteResult
 
 from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
@@ -27,6 +35,9 @@ _PAGE = 4096
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # not on every platform
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 METADATA = ".metadata"
+
+WrittenItems = tuple[list[WriteResult], dict[str, FileFacts]]
+"""Places of the items of a rank's plan, and facts of the files."""
 
 
 class DirectFile:
@@ -59,7 +70,7 @@ class DirectFile:
                 self._use_cache()
             block = block[count:]
 
-    def finish(self) -> None:
+    def flush(self) -> None:
         """Return when all is on the disk."""
         os.fsync(self._file)
 
@@ -152,12 +163,9 @@ class StepFiles:
             try:
                 yield stream
                 self.facts[name] = stream.finish()
+                file.flush()
             except BaseException as error:
-                if stream.error is None or stream.error is error:
-                    raise
-                raise stream.error from None
-            if isinstance(file, DirectFile):
-                file.finish()
+                raise (stream.error or error) from None
         finally:
             file.close()
 
@@ -167,8 +175,8 @@ class StepFiles:
 
 def write_items(
     folder: str, plan: SavePlan, planner: SavePlanner, check: Callable[[], object] = lambda: None
-) -> tuple[list[WriteResult], dict[str, FileFacts]]:
-    """Write the items of a rank's plan. Return their places, and the facts of the files.
+) -> WrittenItems:
+    """Write the items of a rank's plan.
 
     Raises:
         CheckpointError: if a file cannot be written.
@@ -194,9 +202,9 @@ def write_items(
     return results, files.facts
 
 
-def reader_of(folder: str, metadata: Metadata) -> FileSystemReader:
-    """Return torch's reader of a folder."""
+def read_items(folder: str, metadata: Metadata, plan: LoadPlan, planner: LoadPlanner) -> None:
+    """Read the items of a rank's plan."""
     reader = FileSystemReader(folder)
     reader.fs, reader.path = StepFiles(folder), folder  # type: ignore[assignment]
     reader.set_up_storage_reader(metadata, is_coordinator=False)
-    return reader
+    reader.read_data(plan, planner).wait()
