@@ -8,13 +8,13 @@ import itertools
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
-from phalanx.tracing.counters import resampled
 from phalanx.tracing.events import STARTING, Trace
 from phalanx.tracing.slices import Slice, drawn_tracks
 from phalanx.tracing.summary import Summary, summarize
@@ -244,6 +244,13 @@ def _counter_charts(trace: Trace) -> Iterator[str]:
             charts.setdefault(f"{name}: {series}, over {seconds:.3g} s", {})[label] = curve
     for title, lines in charts.items():
         yield line_chart(title, lines, seconds)
+
+
+def resampled(at: Sequence[int], values: Sequence[float], began: int, ended: int, count: int) -> list[float]:
+    """Return the values at ``count`` times at equal distances; 0 before the first value."""
+    times = [began + (ended - began) * index // max(1, count - 1) for index in range(count)]
+    places = [bisect_right(at, time) - 1 for time in times]
+    return [0.0 if place < 0 else values[place] for place in places]
 
 
 def line_chart(title: str, lines: Mapping[str, Sequence[float]], seconds: float | None = None) -> str:
