@@ -71,7 +71,7 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(entry, separators=(",", ":"), default=str) for entry in entries(trace))
     if path.suffix == ".html":
-        texts = html.to_html(trace, charts or {})
+        texts = iter([html.to_html(trace, charts)])
     elif path.suffix == ".json":
         texts = chrome.to_chrome(trace, lines)
     else:
