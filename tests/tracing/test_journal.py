@@ -110,7 +110,7 @@ def test_a_journal_that_cannot_be_written_says_so_once_and_goes_on(
         journal.write("in", 2)
 
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "this rank's part of the trace is lost"
+        "this process's part of the trace is lost"
     ]
 
 
@@ -202,6 +202,6 @@ def test_what_a_rank_counts_is_a_counter_of_the_trace(path: Path) -> None:
     epoch = TracedEpoch("g", 1, logs={key(0): reading(path)})
     began, ended = reading(path).counts[0][1] - 1, reading(path).counts[-1][1] + 1
 
-    (counter,) = merge([epoch], [], Trace(began, ended)).counters
+    (counter,) = merge([epoch], [], SpanLog(), Trace(began, ended)).counters
 
     assert (counter.name, counter.values) == ("engine of g rank 0", {"running": (1.0, 3.0)})

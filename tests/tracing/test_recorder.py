@@ -27,7 +27,7 @@ def recorded(epoch: TracedEpoch, number: int, ms: float = 0) -> OpenCall:
 
 
 def merged(*epochs: TracedEpoch) -> Trace:
-    return merge(epochs, [recorded(epochs[0], 1)], Trace(at(0), at(100)))
+    return merge(epochs, [recorded(epochs[0], 1)], SpanLog(), Trace(at(0), at(100)))
 
 
 def test_a_rank_on_another_host_is_put_on_the_drivers_clock() -> None:
@@ -116,15 +116,6 @@ def test_of_very_many_calls_the_oldest_are_dropped_and_counted() -> None:
     assert "The first 2 calls are left out" in trace.notes[0]
 
 
-def test_of_very_many_spans_the_oldest_are_dropped() -> None:
-    recorder = TraceRecorder(limit=2)
-    for number in [recorder.enter(str(n), {}) for n in range(4)]:
-        recorder.leave(number, None)
-    trace = recorder.trace([], 0, 2**63)
-
-    assert [(span.name, span.ended is not None) for span in trace.spans] == [("2", True), ("3", True)]
-
-
 def test_the_steps_of_a_call_are_recorded_with_their_times() -> None:
     call = Call(1, "policy", 0, "", "update", 0, parts=(Part(0), Part(3)))
     open_call = OpenCall(call, 1, epoch_on("a"))
@@ -145,7 +136,7 @@ def test_threads_may_record_at_once() -> None:
 
     def work() -> None:
         for number in range(200):
-            recorder.leave(recorder.enter("x", {}), None)
+            recorder.spans.leave(recorder.spans.enter("x", {}), None)
             recorder.keep(recorded(epoch, number))
 
     threads = [threading.Thread(target=work) for _ in range(4)]

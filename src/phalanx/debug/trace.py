@@ -296,7 +296,7 @@ class _Traces:
         with self.lock:
             if self.tracer is None:
                 self.tracer = CallTracer()
-                process.sink = self.tracer.recorder
+                process.sink = self.tracer.recorder.spans
                 everywhere.add(self.tracer)
             self._count += 1
             return self.tracer

@@ -18,10 +18,9 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from phalanx.tracing.events import Call, Clock, Counter, Part, Span, Trace, Track, TrackKey
-from phalanx.tracing.spans import SpanLog, describe, plain, read_log
+from phalanx.tracing.spans import SpanLog, SpanWriter, describe, read_log
 
 #: Parts of calls that a trace keeps; of more, the oldest calls are dropped.
 LIMIT = 2_000_000
@@ -152,13 +151,12 @@ class TraceRecorder:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.id = secrets.token_hex(4)
-        self.dropped = 0
         self.ids = itertools.count(1)
+        self.spans = SpanWriter()
         self._limit = limit
         self._kept = 0
+        self._dropped = 0
         self._calls: deque[OpenCall] = deque()
-        self._spans: dict[int, Span] = {}
-        self._points: dict[str, Points] = {}
         self._lock = threading.Lock()
 
     def keep(self, call: OpenCall) -> None:
@@ -168,54 +166,28 @@ class TraceRecorder:
             self._kept += len(call.call.parts)
             while self._kept > self._limit and len(self._calls) > 1:
                 self._kept -= len(self._calls.popleft().call.parts)
-                self.dropped += 1
-
-    def enter(self, name: str, attributes: dict[str, Any], call: int | None = None) -> int:
-        """Record that a span of the driver begins, in no call; return the number for :meth:`leave`."""
-        number = next(self.ids)
-        with self._lock:
-            self._spans[number] = Span(name, time.time_ns(), attributes=plain(attributes))
-            if len(self._spans) > self._limit:
-                del self._spans[next(iter(self._spans))]
-        return number
-
-    def leave(self, number: int, error: BaseException | None) -> None:
-        """Record that a span ends."""
-        text = None if error is None else describe(error)
-        with self._lock:
-            if number in self._spans:
-                self._spans[number] = replace(self._spans[number], ended=time.time_ns(), error=text)
-
-    def count(self, name: str, values: Mapping[str, float]) -> None:
-        """Record quantities from now on."""
-        with self._lock:
-            self._points.setdefault(name, Points()).add(time.time_ns(), values)
+                self._dropped += 1
 
     def trace(self, epochs: Sequence[TracedEpoch], began: int, ended: int, title: str = "") -> Trace:
         """Return the calls and spans that began between two times, and the counters, on the driver's clock."""
         with self._lock:
             calls = [call for call in self._calls if began <= call.call.began <= ended]
-            spans = [span for span in self._spans.values() if began <= span.began <= ended]
-            counted = [points.counter(name, began, ended) for name, points in self._points.items()]
-        trace = merge(epochs, calls, Trace(began, ended, title=title))
+        own = read_log(self.spans.read().splitlines())
+        trace = merge(epochs, calls, own, Trace(began, ended, title=title))
         note = (
-            f"The first {self.dropped} calls are left out: a trace keeps the {LIMIT:,} last parts of calls."
+            f"The first {self._dropped} calls are left out: a trace keeps the {LIMIT:,} last parts of calls."
         )
-        return replace(
-            trace,
-            spans=tuple(sorted([*spans, *trace.spans], key=lambda span: span.began)),
-            counters=(*(counter for counter in counted if counter is not None), *trace.counters),
-            notes=(*trace.notes, *([note] if self.dropped else [])),
-        )
+        return replace(trace, notes=(*trace.notes, note)) if self._dropped else trace
 
 
-def merge(epochs: Sequence[TracedEpoch], calls: Sequence[OpenCall], frame: Trace) -> Trace:
-    """Return the calls with the events of the ranks as one trace, on the driver's clock.
+def merge(epochs: Sequence[TracedEpoch], calls: Sequence[OpenCall], own: SpanLog, frame: Trace) -> Trace:
+    """Return calls and the events of the driver and the ranks as one trace, on the driver's clock.
 
     ``frame`` has the beginning, the end and the title of the trace.
     """
     here = socket.gethostname()
-    logs = {key: log for epoch in epochs for key, log in epoch.logs.items()}
+    logs: dict[TrackKey | None, SpanLog] = {None: own}
+    logs |= {key: log for epoch in epochs for key, log in epoch.logs.items()}
     tracks = {track.key: track for epoch in epochs for track in epoch.tracks}
     parts = {call.call.id: tuple(call.merged_parts()) for call in calls}
     elsewhere: dict[str, list[Part]] = {}
@@ -226,28 +198,30 @@ def merge(epochs: Sequence[TracedEpoch], calls: Sequence[OpenCall], frame: Trace
                 elsewhere.setdefault(track.host, []).append(part)
     estimates = [estimate_clock(host, bounding) for host, bounding in elsewhere.items()]
     clocks = {clock.host: clock for clock in estimates if clock is not None}
-    offsets = {key: clocks[track.host].offset for key, track in tracks.items() if track.host in clocks}
+    offsets: dict[TrackKey | None, int] = {
+        key: clocks[track.host].offset for key, track in tracks.items() if track.host in clocks
+    }
     merged: list[Call] = []
     for call in calls:
         for part in parts[call.call.id]:
             _correct(part, offsets.get(call.call.key(part), 0))
         sources = tuple(dict.fromkeys(call.call.sources))
         merged.append(replace(call.call, sources=sources, parts=parts[call.call.id]))
-    spans = tuple(_rank_spans(logs, calls, offsets, frame))
+    spans = sorted(_spans(logs, calls, offsets, frame), key=lambda span: span.began)
     called = {(call.group, call.epoch) for call in merged}
     called |= {(span.track.group, span.track.epoch) for span in spans if span.track is not None}
     notes = [note for epoch in epochs if (epoch.group, epoch.epoch) in called for note in epoch.notes]
     if any(log.full for log in logs.values()):
-        notes.append("A rank wrote more than it may; the rest of its part is left out.")
+        notes.append("A process wrote more than it may; the rest of its part is left out.")
     return replace(
         frame,
         host=here,
         pid=os.getpid(),
         tracks=tuple(track for key, track in tracks.items() if (key.group, key.epoch) in called),
         calls=tuple(sorted(merged, key=lambda call: (call.began, call.id))),
-        spans=spans,
+        spans=tuple(spans),
         clocks=tuple(clocks.values()),
-        counters=tuple(_rank_counters(logs, offsets, frame)),
+        counters=tuple(_counters(logs, offsets, frame)),
         notes=tuple(notes),
     )
 
@@ -278,22 +252,25 @@ def _correct(part: Part, offset: int) -> None:
         setattr(part, name, None if time_ns is None else time_ns - offset)
 
 
-def _rank_spans(
-    logs: Mapping[TrackKey, SpanLog], calls: Iterable[OpenCall], offsets: Mapping[TrackKey, int], frame: Trace
+def _spans(
+    logs: Mapping[TrackKey | None, SpanLog],
+    calls: Iterable[OpenCall],
+    offsets: Mapping[TrackKey | None, int],
+    frame: Trace,
 ) -> Iterator[Span]:
-    """Return the spans of ranks within these calls, or outside calls in the time of the trace."""
+    """Return the spans within these calls, or outside calls in the time of the trace."""
     ids = {(call.of.group, call.of.epoch, call.number): call.call.id for call in calls}
     for key, log in logs.items():
         offset = offsets.get(key, 0)
         for span in log.spans:
-            call = None if span.call is None else ids.get((key.group, key.epoch, span.call))
+            call = None if key is None or span.call is None else ids.get((key.group, key.epoch, span.call))
             began, ended = span.began - offset, None if span.ended is None else span.ended - offset
             if call is not None or (span.call is None and frame.began <= began <= frame.ended):
                 yield replace(span, began=began, ended=ended, call=call)
 
 
-def _rank_counters(
-    logs: Mapping[TrackKey, SpanLog], offsets: Mapping[TrackKey, int], frame: Trace
+def _counters(
+    logs: Mapping[TrackKey | None, SpanLog], offsets: Mapping[TrackKey | None, int], frame: Trace
 ) -> Iterator[Counter]:
     points: dict[str, Points] = {}
     for key, log in logs.items():

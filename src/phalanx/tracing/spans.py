@@ -1,7 +1,7 @@
-"""``px.span``, and the file that a rank writes for a trace: a line per event, and their reader.
+"""``px.span``, and the file that a process writes for a trace: a line per event, and their reader.
 
 Each line leaves the process as soon as it is written, so that the events of a rank that hangs or was killed are
-known too. The driver reads the file without the rank.
+known too. The driver reads the files of ranks without them, and has a file of its own.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import json
 import logging
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from phalanx.tracing.events import Part, Span, TrackKey
 
@@ -29,26 +30,10 @@ _TEXT = 300
 _log = logging.getLogger("phalanx")
 
 
-class SpanSink(Protocol):
-    """Receiver of spans and counters: the recorder of this driver, or the file of this rank."""
-
-    def enter(self, name: str, attributes: dict[str, Any], call: int | None) -> int:
-        """Record that a span begins, in a call of a rank; return the number for ``leave``."""
-        ...
-
-    def leave(self, number: int, error: BaseException | None) -> None:
-        """Record that a span ends."""
-        ...
-
-    def count(self, name: str, values: Mapping[str, float]) -> None:
-        """Record quantities from now on."""
-        ...
-
-
 class _Receiver:
-    """The receiver of this process, while a trace of this driver, or of this rank's calls, is on."""
+    """The file that spans and counters go to, while a trace of this driver, or of this rank's calls, is on."""
 
-    sink: SpanSink | None = None
+    sink: SpanWriter | None = None
 
 
 process = _Receiver()
@@ -71,7 +56,7 @@ class span:
     def __init__(self, name: str, /, **attributes: Any) -> None:
         self._name = name
         self._attributes = attributes
-        self._open: list[tuple[SpanSink | None, int]] | None = None  # made when a trace is on
+        self._open: list[tuple[SpanWriter | None, int]] | None = None  # made when a trace is on
 
     def __enter__(self) -> span:
         call = current.get()
@@ -144,17 +129,24 @@ def _cut(text: str) -> str:
 
 
 class SpanWriter:
-    """The file of a rank for a trace. If it cannot be written, that is logged once, and nothing more is written."""
+    """The file of a rank or a driver for a trace. If it cannot be written, that is logged once, and nothing is written.
 
-    def __init__(self, path: str) -> None:
+    Args:
+        path: of the file; default one without a name, which ends with this process.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
         self._left = _LIMIT
         self._numbers = itertools.count(1)
-        self._fd: int | None = None
+        self._file: Any = None
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            if path is None:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # open until close()
+            else:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                self._file = open(path, "ab", buffering=0)  # noqa: SIM115  # open until close()
         except OSError as error:
-            _log.warning("this rank's part of the trace is lost: %s cannot be written: %s", path, error)
+            _log.warning("this process's part of the trace is lost: %s cannot be written: %s", path, error)
 
     def write(self, *values: Any) -> None:
         """Add a line."""
@@ -162,26 +154,31 @@ class SpanWriter:
 
     def put(self, text: str) -> None:
         """Add lines that are JSON already."""
-        if self._fd is None:
+        if self._file is None or self._left < 0:
             return
         line = text.encode() + b"\n"
         self._left -= len(line)
         try:
-            os.write(self._fd, line if self._left >= 0 else b'["full"]\n')
+            self._file.write(line if self._left >= 0 else b'["full"]\n')
         except OSError as error:
-            _log.warning("the rest of this rank's part of the trace is lost: %s", error)
+            _log.warning("the rest of this process's part of the trace is lost: %s", error)
             self._left = -1
-        if self._left < 0:
-            self.close()
+
+    def read(self) -> bytes:
+        """Return the content of a file without a name."""
+        return b"" if self._file is None else os.pread(self._file.fileno(), self._file.tell(), 0)
 
     def close(self) -> None:
         """Write nothing more."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def enter(self, name: str, attributes: dict[str, Any], call: int | None) -> int:
-        """Record that a span begins; return the number for :meth:`leave`."""
+    def __del__(self) -> None:
+        self.close()
+
+    def enter(self, name: str, attributes: dict[str, Any], call: int | None = None) -> int:
+        """Record that a span begins, in a call of a rank; return the number for :meth:`leave`."""
         number = next(self._numbers)
         self.write("enter", number, call, time.time_ns(), name, plain(attributes))
         return number
@@ -259,7 +256,7 @@ current: ContextVar[Noted | None] = ContextVar("phalanx_traced_call", default=No
 
 @dataclass
 class SpanLog:
-    """Content of a rank's file, by the clock of its host.
+    """Content of a process's file, by the clock of its host.
 
     ``parts`` are its parts of calls by number, ``counts`` the name, time and values of its counters.
     """
@@ -270,14 +267,17 @@ class SpanLog:
     full: bool = False
 
 
-def read_log(lines: Iterable[bytes], track: TrackKey) -> SpanLog:
-    """Read the lines of a rank's file. A line that was cut off, as by the end of the process, is left out."""
+def read_log(lines: Iterable[bytes], track: TrackKey | None = None) -> SpanLog:
+    """Read the lines of a rank's file, or of the driver's (``track`` None).
+
+    A line that was cut off, as by the end of the process, is left out.
+    """
     log = SpanLog()
     parts, spans = log.parts, log.spans
     open_spans: dict[int, int] = {}
     for record in _records(lines):
         match record:
-            case ["in", number, at, *_]:
+            case ["in", number, at, *_] if track is not None:
                 parts[number] = Part(track.rank, received=at)
             case ["run", number, at, nbytes] if number in parts:
                 parts[number].started, parts[number].argument_bytes = at, nbytes
