@@ -1,6 +1,6 @@
 """Check CUDA IPC, NCCL and device tensors through a call on this machine: ``python -m bench.gpu_check``.
 
-It needs torch and the inline backend only. Without a device it says so. The exit status is 0 unless a check failed.
+It starts a local Ray cluster. Without a device it says so. The exit status is 0 unless a check failed.
 """
 
 from __future__ import annotations

@@ -50,11 +50,13 @@ def _reserved() -> str:
 def _commands() -> str:
     """A section for each command of `phalanx`, from what typer knows of it."""
     import click
+    import typer
 
-    from phalanx.cli.main import COMMANDS, load
+    from phalanx.cli.main import app
 
     parent = click.Context(click.Command("phalanx"), info_name="phalanx")
-    return "\n\n".join(_section(load(name), name, parent) for name in COMMANDS)
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    return "\n\n".join(_section(command, name, parent) for name, command in commands.items())
 
 
 def _section(command: Any, name: str, parent: Any) -> str:

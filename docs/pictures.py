@@ -79,17 +79,17 @@ def look(address: str) -> None:
 
     from phalanx.backends.ray.node_agents import RankObserver
     from phalanx.cli.common import cluster_reader
-    from phalanx.cli.top_command import Looker, render
+    from phalanx.cli.top_command import overviews, render
 
     cluster = cluster_reader(address)
     observer = RankObserver(cluster.address)
     try:
-        looker = Looker(cluster, observer, None)
-        looker.look()
+        found = overviews(cluster, observer, None)
+        next(found)
         time.sleep(1.0)
         with open(os.devnull, "w") as nowhere:
             console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
-            console.print(render(looker.look()))
+            console.print(render(next(found)))
     finally:
         observer.close()
     svg = console.export_svg(title="phalanx top")

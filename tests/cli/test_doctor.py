@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli import doctor_command as doctor
-from phalanx.cli.host_info import Cluster, Machine, gather
-from phalanx.cli.machine_checks import facts, findings
+from phalanx.cli.doctor_command import facts, findings
+from phalanx.cli.machine import Cluster, Machine, gather
 from phalanx.cli.main import app
 
 GIB = 2**30

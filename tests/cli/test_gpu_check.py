@@ -1,43 +1,33 @@
-"""The check of device paths: tables on a device, a sentence without one. Its transfers also run on the CPU."""
+"""The check of device paths: tables on a device, a sentence without one. Its syncs also run on the CPU."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from phalanx.cli import gpu_check
-from phalanx.cli.gpu_check import check_call, check_transport, report
-from phalanx.weights.transport import GLOO, NCCL, SHARED_MEMORY
-
-without_device = pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here")
+import phalanx as px
+from phalanx.cli.gpu_check import NO_DEVICE, check_call, check_transport, report
+from phalanx.cli.main import app
 
 
-@without_device
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here")
 def test_without_a_device_it_says_so_and_exits_with_0() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "phalanx", "doctor", "--gpu"], capture_output=True, text=True, check=True
-    )
+    ran = CliRunner().invoke(app, ["doctor", "--gpu"])
 
-    assert done.stdout.strip() == gpu_check.NO_DEVICE
+    assert (ran.exit_code, ran.output.strip()) == (0, NO_DEVICE)
 
 
-@pytest.mark.parametrize("transport", [SHARED_MEMORY, GLOO])
-def test_a_transfer_between_two_processes_is_timed_and_compared(transport: str) -> None:
-    found = check_transport(transport, ("cpu", "cpu"), megabytes=4)
+def test_a_sync_between_two_processes_is_timed_and_one_that_fails_is_a_row_with_its_error(
+    ray_cluster: None,
+) -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool:
+        done, failed = (check_transport(path, pool, pool, megabytes=4) for path in ("shared memory", "nccl"))
 
-    assert found.result == "ok" and found.rate > 0
+    assert (done.result, done.rate > 0) == ("ok", True)
+    assert (failed.rate, "one CUDA device" in failed.result) == (0.0, True)
+    assert "one CUDA device" in report([done, failed])
 
 
 def test_a_tensor_passes_through_a_call() -> None:
     assert check_call("cpu", megabytes=4).result == "ok"
-
-
-@without_device
-def test_a_path_that_fails_is_a_row_with_its_error() -> None:
-    found = check_transport(NCCL, ("cpu", "cpu"), megabytes=4)
-
-    assert "needs all tensors of source rank 0 on one CUDA device" in found.result
-    assert found.result in " ".join(report([found]).split())

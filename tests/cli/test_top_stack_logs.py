@@ -160,10 +160,10 @@ BY_RANK = [
 @pytest.mark.parametrize(
     ("order", "tail", "texts"),
     [
-        (Order.RANK, None, ["a", "a2", "d", "b", "c"]),
-        (Order.TIME, None, ["a", "a2", "b", "c", "d"]),
-        (Order.RANK, 0, []),
-        (Order.TIME, 1, ["c", "d"]),
+        ("rank", None, ["a", "a2", "d", "b", "c"]),
+        ("time", None, ["a", "a2", "b", "c", "d"]),
+        ("rank", 0, []),
+        ("time", 1, ["c", "d"]),
     ],
 )
 def test_lines_of_several_ranks_are_put_together(order: Order, tail: Any, texts: list[str]) -> None:

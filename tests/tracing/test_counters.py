@@ -10,10 +10,10 @@ import pytest
 
 import phalanx as px
 from phalanx.tracing.chrome import events
-from phalanx.tracing.counters import CHANNEL, MOST_POINTS, OLDEST, WAITING, Points, resampled
-from phalanx.tracing.events import Counter, Trace
+from phalanx.tracing.events import CHANNEL, OLDEST, WAITING, Counter, Trace
 from phalanx.tracing.files import entries, from_entries
-from phalanx.tracing.html import to_html
+from phalanx.tracing.html import resampled, to_html
+from phalanx.tracing.recorder import MOST_POINTS, Points
 
 S = 1_000_000_000
 FULL = Counter(CHANNEL + "answers", (0, 2 * S, 6 * S), {WAITING: (0.0, 3.0, 1.0), OLDEST: (0.0, 0.5, 2.5)})

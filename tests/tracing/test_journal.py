@@ -12,8 +12,7 @@ import pytest
 
 from phalanx.tracing.events import Trace
 from phalanx.tracing.recorder import TracedEpoch, merge
-from phalanx.tracing.span_writer import Noted, SpanLog, SpanWriter, path_of, read
-from phalanx.tracing.spans import process, span
+from phalanx.tracing.spans import Noted, SpanLog, SpanWriter, path_of, process, read_log, span
 from tests.tracing.made_up import key
 
 
@@ -23,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def reading(path: Path) -> SpanLog:
-    return read(path.read_bytes().splitlines(), key(0))
+    return read_log(path.read_bytes().splitlines(), key(0))
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -67,7 +66,7 @@ def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:
     def begin() -> None:
         note = Noted(SpanWriter(str(path)), 5).__enter__()
         note.started(7)
-        note.enter("step", {})
+        span("step").__enter__()
 
     contextvars.copy_context().run(begin)  # it is never left
 
@@ -98,7 +97,7 @@ def test_lines_of_other_kinds_and_of_unknown_calls_are_passed_over() -> None:
         b'["in", 1, 3, "", "m"]',
     ]
 
-    assert read(lines, key(0)).parts.keys() == {1}
+    assert read_log(lines, key(0)).parts.keys() == {1}
 
 
 def test_a_journal_that_cannot_be_written_says_so_once_and_goes_on(
@@ -111,12 +110,12 @@ def test_a_journal_that_cannot_be_written_says_so_once_and_goes_on(
         journal.write("in", 2)
 
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "this rank's part of the trace is lost"
+        "this process's part of the trace is lost"
     ]
 
 
 def test_a_journal_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.tracing.span_writer._LIMIT", 200)
+    monkeypatch.setattr("phalanx.tracing.spans._LIMIT", 200)
     journal = SpanWriter(str(path))
     for number in range(100):
         with Noted(journal, number):
@@ -200,9 +199,9 @@ def test_what_a_rank_counts_is_a_counter_of_the_trace(path: Path) -> None:
     journal = SpanWriter(str(path))
     journal.count("engine of g rank 0", {"running": 1.0})
     journal.count("engine of g rank 0", {"running": 3.0})
-    epoch = TracedEpoch("g", 1, readings={key(0): reading(path)})
+    epoch = TracedEpoch("g", 1, logs={key(0): reading(path)})
     began, ended = reading(path).counts[0][1] - 1, reading(path).counts[-1][1] + 1
 
-    (counter,) = merge([epoch], [], [], [], Trace(began, ended)).counters
+    (counter,) = merge([epoch], [], SpanLog(), Trace(began, ended)).counters
 
     assert (counter.name, counter.values) == ("engine of g rank 0", {"running": (1.0, 3.0)})

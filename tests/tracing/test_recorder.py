@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track
 from phalanx.tracing.recorder import OpenCall, TracedEpoch, TraceRecorder, estimate_clock, merge
-from phalanx.tracing.span_writer import SpanLog
+from phalanx.tracing.spans import SpanLog
 from tests.tracing.made_up import MS, at, key
 
 HERE = socket.gethostname()
@@ -27,7 +27,7 @@ def recorded(epoch: TracedEpoch, number: int, ms: float = 0) -> OpenCall:
 
 
 def merged(*epochs: TracedEpoch) -> Trace:
-    return merge(epochs, [recorded(epochs[0], 1)], [], [], Trace(at(0), at(100)))
+    return merge(epochs, [recorded(epochs[0], 1)], SpanLog(), Trace(at(0), at(100)))
 
 
 def test_a_rank_on_another_host_is_put_on_the_drivers_clock() -> None:
@@ -36,7 +36,7 @@ def test_a_rank_on_another_host_is_put_on_the_drivers_clock() -> None:
         0, received=at(3) + ahead, started=at(4) + ahead, finished=at(17) + ahead, returned=at(18) + ahead
     )
     span = Span("inner", at(5) + ahead, at(6) + ahead, key(0), 1001)
-    trace = merged(epoch_on("elsewhere", readings={key(0): SpanLog({1001: part}, [span])}))
+    trace = merged(epoch_on("elsewhere", logs={key(0): SpanLog({1001: part}, [span])}))
 
     (clock,) = trace.clocks
     assert (clock.host, abs(clock.offset - ahead) <= clock.uncertainty) == ("elsewhere", True)
@@ -49,7 +49,7 @@ def test_a_rank_on_another_host_is_put_on_the_drivers_clock() -> None:
 
 @pytest.mark.parametrize("epoch", [epoch_on(HERE), epoch_on("elsewhere", shares_clock=True)])
 def test_ranks_with_the_drivers_clock_are_not_corrected(epoch: TracedEpoch) -> None:
-    epoch.readings[key(0)] = SpanLog({1001: Part(0, received=at(3), returned=at(18))})
+    epoch.logs[key(0)] = SpanLog({1001: Part(0, received=at(3), returned=at(18))})
     trace = merged(epoch)
 
     assert (trace.clocks, trace.calls[0].parts[0].received) == ((), at(3))
@@ -94,7 +94,7 @@ def test_spans_of_calls_that_are_not_in_the_trace_are_left_out() -> None:
         Span("before the trace", at(-3), at(4), key(0), None),
         Span("outside calls", at(5), at(6), key(0), None),
     ]
-    trace = merged(epoch_on(HERE, readings={key(0): SpanLog({1001: Part(0, received=at(3))}, spans)}))
+    trace = merged(epoch_on(HERE, logs={key(0): SpanLog({1001: Part(0, received=at(3))}, spans)}))
 
     assert [span.name for span in trace.spans] == ["of the call", "outside calls"]
 
@@ -114,15 +114,6 @@ def test_of_very_many_calls_the_oldest_are_dropped_and_counted() -> None:
 
     assert [call.id for call in trace.calls] == [2, 3, 4]
     assert "The first 2 calls are left out" in trace.notes[0]
-
-
-def test_of_very_many_spans_the_oldest_are_dropped() -> None:
-    recorder = TraceRecorder(limit=2)
-    for number in [recorder.enter(str(n), {}) for n in range(4)]:
-        recorder.leave(number, None)
-    trace = recorder.trace([], 0, 2**63)
-
-    assert [(span.name, span.ended is not None) for span in trace.spans] == [("2", True), ("3", True)]
 
 
 def test_the_steps_of_a_call_are_recorded_with_their_times() -> None:
@@ -145,7 +136,7 @@ def test_threads_may_record_at_once() -> None:
 
     def work() -> None:
         for number in range(200):
-            recorder.leave(recorder.enter("x", {}), None)
+            recorder.spans.leave(recorder.spans.enter("x", {}), None)
             recorder.keep(recorded(epoch, number))
 
     threads = [threading.Thread(target=work) for _ in range(4)]

@@ -17,7 +17,7 @@ from phalanx.collect.failures import combine
 from phalanx.errors import DispatchError
 from phalanx.topology.slots import SlotFacts
 from phalanx.tracing.events import TrackKey
-from phalanx.tracing.span_writer import path_of, read
+from phalanx.tracing.spans import path_of, read_log
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import ANY_EPOCH, Message, RankCall, RankConfig, host_call
@@ -130,7 +130,7 @@ def test_a_traced_call_has_the_bytes_of_its_arguments_and_of_what_is_sent_back(t
     sent = host.run_direct("", "double", (1,), {}, ("trace", 7, 512), encode)
 
     lines = Path(path_of(host.journals.files, "trace")).read_bytes().splitlines()
-    part = read(lines, TrackKey("group", 0, 0)).parts[7]
+    part = read_log(lines, TrackKey("group", 0, 0)).parts[7]
     assert part.argument_bytes == 512
     assert part.result_bytes == sent.nbytes >= 1 << 20
 

@@ -28,7 +28,7 @@ from phalanx.channels.hub import Hub, StoredPayload
 from phalanx.channels.hub_server import HubAddress, tune
 from phalanx.errors import DeclarationError, InternalError
 from phalanx.session.background import Background, BackgroundThread
-from phalanx.tracing.counters import CHANNEL, OLDEST, WAITING
+from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
 from phalanx.worker.exit_hooks import Closers, current_closers
 
@@ -274,9 +274,9 @@ def _connect(address: HubAddress) -> Connection:
 
 def _count_level(channel: ChannelState) -> None:
     """Record the fill level of a channel in the trace of this process."""
-    if process.count is not None:
+    if process.sink is not None:
         waiting, oldest = channel.level
-        process.count(CHANNEL + channel.name, {WAITING: waiting, OLDEST: 1e3 * oldest})
+        process.sink.count(CHANNEL + channel.name, {WAITING: waiting, OLDEST: 1e3 * oldest})
 
 
 class HubClients:

@@ -23,7 +23,7 @@ from phalanx.display.registry_records import CHANNEL_PREFIX, ChannelEntry, to_by
 from phalanx.errors import DeclarationError
 from phalanx.session import session as cluster
 from phalanx.session.background import Background
-from phalanx.tracing.counters import CHANNEL, OLDEST, WAITING
+from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
 
 _PUBLISHED_EVERY_S = 1.0
@@ -178,14 +178,14 @@ class LiveChannels:
         """Publish the status of channels for ``phalanx top``, and record their fill levels while a trace runs."""
         publish = time.monotonic() >= self._publish_at
         for handle, backend in list(self._open.values()):
-            if handle.address is None or not backend.connected() or not (publish or process.count):
+            if handle.address is None or not backend.connected() or not (publish or process.sink):
                 continue
             answer = _answer(clients.to(handle.key, handle.address), handle.key, "status")
             if answer[0] != "done":
                 continue
-            if process.count is not None:
+            if process.sink is not None:
                 depth = answer[1].depth
-                process.count(
+                process.sink.count(
                     CHANNEL + handle.name, {WAITING: depth.waiting, OLDEST: 1e3 * depth.oldest_item}
                 )
             if publish:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -69,18 +69,15 @@ def observed_ranks(
         raise DispatchError(
             f"group {group.name!r} has no rank {missing[0]}: its ranks are 0 to {len(group.ranks) - 1}"
         )
-    observer = RankObserver(cluster.address)
-    try:
+    with contextlib.closing(RankObserver(cluster.address)) as observer:
         yield observer, group, tuple(entry for entry in group.ranks if not numbers or entry.rank in numbers)
-    finally:
-        observer.close()
 
 
-def rich_table(title: Text | str, columns: Mapping[str, Any]) -> Table:
-    """Return an empty table; ``columns`` are their alignments by name."""
+def rich_table(title: Text, columns: Sequence[str], right: Sequence[str]) -> Table:
+    """Return an empty table; the columns in ``right`` are aligned to the right."""
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
-    for name, justify in columns.items():
-        table.add_column(name, justify=justify, no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
     return table
 
 
@@ -94,10 +91,13 @@ def running_calls(status: ProcessStatus) -> list[dict[str, Any]]:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people say them: 0.4 s, 12 s, 3 min, 2 h 5 min."""
+    """Return seconds as people say them: 0.4 s, 12 s, 3 min, 2 h 5 min, 3 d 2 h."""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 120:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.distributed import TCPStore
 
 import phalanx as px
 from phalanx.display.tables import Table
-from phalanx.weights.local_layout import read_tensors
-from phalanx.weights.plan import Locality, Locations, RankLocation
-from phalanx.weights.planner import make_plan
-from phalanx.weights.tensors import read_slot, write_slot
-from phalanx.weights.transport import COPY, CUDA_IPC, NCCL, Deadline
-from phalanx.weights.weight_requests import ConnectRequest, Side, WeightsName
-from phalanx.weights.weight_routes import make_routes
 
 NO_DEVICE = "no CUDA device: torch sees none on this machine, so there is no device path to check"
-_TIMEOUT_S = 60.0
-_TRANSFERS = 3
+_SYNCS = 3
 _MEGABYTES = 512
 
 
@@ -37,91 +25,66 @@ class CheckResult(NamedTuple):
     result: str
 
 
+class Holder(px.Worker):
+    """A rank with a tensor that is synced to another rank, or from it."""
+
+    def __init__(self, megabytes: int, is_source: bool) -> None:
+        self.tensor = torch.arange(megabytes * 250_000, dtype=torch.int32, device=self.device)
+        if is_source:
+            self.publish_weights("tensor", {"tensor": self.tensor})
+        else:
+            self.accept_weights("tensor", {"tensor": self.tensor})
+
+
 def check_devices(megabytes: int = _MEGABYTES) -> list[CheckResult]:
     """Check every device path that the devices of this machine allow; none without a device."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         return []
-    results = [check_transport(CUDA_IPC, ("cuda:0", "cuda:0"), megabytes), check_call("cuda:0", megabytes)]
-    if count > 1:
-        results.insert(1, check_transport(CUDA_IPC, ("cuda:0", "cuda:1"), megabytes))
-        results.insert(2, check_transport(NCCL, ("cuda:0", "cuda:1"), megabytes))
-    return results
+    px.init(backend="ray", address="local", num_gpus=count)
+    with px.ResourcePool([min(count, 2)], use_gpu=True, backend="ray") as pool:
+        first, last = pool[:1], pool[-1:]
+        results = [check_transport("cuda ipc", first, first, megabytes)]
+        if count > 1:
+            results += [check_transport(path, first, last, megabytes) for path in ("cuda ipc", "nccl")]
+    return [*results, check_call("cuda:0", megabytes)]
 
 
-def check_transport(transport: str, devices: tuple[str, str], megabytes: int = _MEGABYTES) -> CheckResult:
-    """Send a tensor from a process to another over a weight transport, on these devices."""
-    context = multiprocessing.get_context("spawn")
-    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    pipes: list[Connection] = []
-    processes: list[Any] = []
-    address: object = None
+def check_transport(
+    path: Literal["shared memory", "cuda ipc", "nccl", "gloo"],
+    source_pool: px.ResourcePool,
+    target_pool: px.ResourcePool,
+    megabytes: int = _MEGABYTES,
+) -> CheckResult:
+    """Sync a tensor from a process to another over a weight transport."""
+    devices = "one device" if source_pool is target_pool else "two devices"
     try:
-        for side, device in zip(("source", "target"), devices, strict=True):
-            ours, theirs = context.Pipe()
-            args = (theirs, transport, side, device, megabytes, f"127.0.0.1:{store.port}", address)
-            processes.append(context.Process(target=_run_side, args=args, daemon=True))
-            processes[-1].start()
-            theirs.close()
-            pipes.append(ours)
-            address = _response(ours)
-        for pipe in pipes:
-            pipe.send("begin")
-        seconds = max(_response(pipe) for pipe in pipes)
-        return CheckResult(transport, " to ".join(devices), megabytes / 1e3 / seconds, "ok")
+        with (
+            px.WorkerGroup(source_pool, Holder.bind(megabytes, is_source=True)) as source,
+            px.WorkerGroup(target_pool, Holder.bind(megabytes, is_source=False)) as target,
+            px.WeightSync(source, target, "tensor", transport=path) as sync,
+        ):
+            seconds = min(_sync_seconds(source, sync) for _ in range(_SYNCS))
+            if source.run(_checksum) != target.run(_checksum):
+                raise ValueError("the tensor differs from the source's")
+        return CheckResult(path, devices, megabytes / 1e3 / seconds, "ok")
     except Exception as error:  # the table shows it
-        return CheckResult(transport, " to ".join(devices), 0.0, f"{type(error).__name__}: {error}")
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+        return CheckResult(path, devices, 0.0, f"{type(error).__name__}: {error}")
 
 
-def _response(pipe: Connection) -> Any:
-    if not pipe.poll(_TIMEOUT_S):
-        raise TimeoutError(f"a process did not respond within {_TIMEOUT_S:g} s")
-    response = pipe.recv()
-    if isinstance(response, Exception):
-        raise response
-    return response
+def _sync_seconds(source: px.WorkerGroup, sync: px.WeightSync) -> float:
+    source.run(_change)
+    began = time.perf_counter()
+    sync()
+    return time.perf_counter() - began
 
 
-def _run_side(
-    pipe: Connection, transport: str, side: Side, device: str, megabytes: int, store: str, address: object
-) -> None:
-    """Send or receive, and report the address, and then the seconds of the fastest transfer."""
-    try:
-        where = torch.device(device)
-        if where.type == "cuda":
-            torch.cuda.set_device(where)
-        filled = torch.arange(megabytes * 250_000, dtype=torch.int32, device=where)
-        tensors = {"w": filled if side == "source" else torch.zeros_like(filled)}
-        manifest = read_tensors(tensors).manifest
-        locations = Locations((RankLocation("node", "source"),), (RankLocation("node", "target"),))
-        plan = make_plan([manifest], [manifest], locations)
-        transports = {Locality.PROCESS: COPY, Locality.NODE: transport, Locality.REMOTE: transport}
-        name = WeightsName("source", "", "w")
-        request = ConnectRequest("gpu-check", name, (0,), plan, None, 64 << 20, transports, store=store)
-        request = request if address is None else replace(request, addresses={0: address})
-        (route,) = make_routes(request, side, 0, where)
-        route.endpoint.connect(Deadline(_TIMEOUT_S))
-        pipe.send(route.endpoint.address)
-        pipe.recv()
-        seconds: list[float] = []
-        for _ in range(_TRANSFERS):
-            began, deadline = time.perf_counter(), Deadline(_TIMEOUT_S)
-            if side == "source":
-                buckets = route.streams[0]
-                route.endpoint.send(buckets, lambda slot: read_slot(tensors, slot), lambda _: b"", deadline)
-            else:
-                route.endpoint.receive(route.streams, lambda slot: write_slot(tensors, slot), deadline)
-            seconds.append(time.perf_counter() - began)
-        if not torch.equal(tensors["w"], filled):
-            raise ValueError("the tensor differs from the source's")
-        pipe.send(min(seconds))
-        pipe.recv()  # keeps the memory until the other side is done
-    except Exception as error:
-        pipe.send(error)
+def _change(worker: Any) -> None:
+    worker.tensor += 1
+
+
+def _checksum(worker: Any) -> int:
+    return int(worker.tensor.sum())
 
 
 def check_call(device: str, megabytes: int = _MEGABYTES) -> CheckResult:

@@ -7,8 +7,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -26,12 +25,10 @@ _POLL_S = 0.2
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?")
 _STAMP_WITHIN = 60
 
-
-class Order(str, Enum):
-    """How lines of several ranks are put together."""
-
-    RANK = "rank"
-    TIME = "time"
+Order = Literal["rank", "time"]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is printed from now on.")]
+Tail = Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines of each rank.")]
+InOrder = Annotated[Order, typer.Option("--order", help="Rank after rank, or by the times in the lines.")]
 
 
 class Line(NamedTuple):
@@ -43,17 +40,12 @@ class Line(NamedTuple):
     at: str = ""
 
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is printed from now on.")]
-Tail = Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines of each rank.")]
-InOrder = Annotated[Order, typer.Option("--order", help="Rank after rank, or by the times in the lines.")]
-
-
 def logs(
     group: GroupName,
     rank: Ranks = None,
     follow: Follow = False,
     tail: Tail = None,
-    order: InOrder = Order.RANK,
+    order: InOrder = "rank",
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
@@ -116,9 +108,12 @@ class RankFile:
 
 def merged(by_rank: Sequence[list[Line]], order: Order, tail: int | None = None) -> list[Line]:
     """Return the lines of several ranks in one list; a line without a time stays behind the line before it."""
-    cut = [lines[max(0, len(lines) - tail) :] if tail is not None else lines for lines in by_rank]
-    lines = [line for lines in cut for line in lines]
-    return sorted(lines, key=lambda line: line.at) if order is Order.TIME else lines
+    lines = [
+        line
+        for of_rank in by_rank
+        for line in (of_rank if tail is None else of_rank[max(0, len(of_rank) - tail) :])
+    ]
+    return sorted(lines, key=lambda line: line.at) if order == "time" else lines
 
 
 def _print(lines: Iterable[Line], as_json: bool) -> None:

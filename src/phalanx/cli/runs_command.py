@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +14,7 @@ from rich.text import Text
 from phalanx.checkpoint.path_lock import holder_of
 from phalanx.checkpoint.steps import MANIFEST, Step, listed
 from phalanx.checkpoint.storage import Storage
-from phalanx.cli.common import AsJson, rich_table
+from phalanx.cli.common import AsJson, duration, rich_table
 from phalanx.display.byte_format import size
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 
@@ -22,6 +22,7 @@ _DAMAGED = 1
 _SHOWN_FAULTS = 3
 _NARROW = 80
 """Columns of a terminal below which the contents of the steps are printed under the table."""
+_COLUMNS = ("step", "state", "age", "size", "saved in")
 _COLORS = {"whole": "green", "damaged": "bold red", "half-written": "yellow"}
 
 _PATH_HELP = "What px.checkpoint.CheckpointManager or px.save wrote: a path or a URL."
@@ -93,45 +94,34 @@ def describe(step: Step, check: bool) -> dict[str, Any] | None:
 
 def show(console: Console, root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> None:
     """Print the steps as a table, the last commit last."""
-    columns = {"step": "right", "state": "left", "age": "left", "size": "left", "saved in": "left"}
-    table = rich_table(Text(root, "bold"), columns)
-    narrow = console.width < _NARROW
-    if not narrow:
+    is_narrow = console.width < _NARROW
+    table = rich_table(Text(root, "bold"), _COLUMNS, ("step",))
+    if not is_narrow:
         table.add_column("what is in it", overflow="fold", ratio=1)
     for step in steps:
-        cells = [
+        table.add_row(
             str(step["step"]),
             Text(step["state"], style=_COLORS[step["state"]]),
-            "-" if step["at"] is None else _age(time.time() - step["at"]),
+            "-" if step["at"] is None else duration(time.time() - step["at"]),
             size(step["bytes"]),
             "-" if step["seconds"] is None else f"{step['seconds']:.2f} s",
-            Text("\n".join(_contents(step)) or "-"),
-        ]
-        table.add_row(*cells[: len(table.columns)])
+            *(() if is_narrow else (Text("\n".join(_contents(step)) or "-"),)),
+        )
     console.print(table)
-    for step in steps if narrow else ():
+    for step in steps if is_narrow else ():
         for line in _contents(step):
             console.print(f"step {step['step']}, {line}", highlight=False, markup=False)
     if holder is not None:
         console.print(holder, highlight=False)
 
 
-def _contents(step: dict[str, Any]) -> list[str]:
+def _contents(step: dict[str, Any]) -> Iterator[str]:
     """Return the faults of a step, and a line for each part; a group without roles is named alone."""
-    parts = [
-        (name.removeprefix("groups/").removesuffix("/worker"), text) for name, text in step["parts"].items()
-    ]
-    lines = [f"{name}: {text}" for name, text in parts if text]
     faults = step["faults"]
     if faults:
         more = f" and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
         missing = f"missing, or not what was written: {', '.join(faults[:_SHOWN_FAULTS])}{more}"
-        lines.insert(0, step["why"] or missing)
-    return lines
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{max(seconds, 0):.0f} s"
+        yield step["why"] or missing
+    for name, text in step["parts"].items():
+        if text:
+            yield f"{name.removeprefix('groups/').removesuffix('/worker')}: {text}"

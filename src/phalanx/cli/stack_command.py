@@ -28,24 +28,24 @@ def stack(group: GroupName, rank: Ranks = None, address: Address = None, as_json
     """
     with observed_ranks(address, group, rank) as (observer, found, ranks):
         statuses = observer.sights(ranks, stacks=True)
-    if not as_json:
-        typer.echo(f"group {found.name}, {found.state}, epoch {found.epoch}")
-        for members, text in by_place(ranks, statuses):
-            typer.echo(f"\n{members}\n{text}")
+    if as_json:
+        typer.echo(json.dumps([_data(*pair) for pair in zip(ranks, statuses, strict=True)], indent=1))
         return
-    data = [
-        {
-            "rank": entry.rank,
-            "host": entry.host,
-            "pid": entry.pid,
-            "reachable": status.reachable,
-            "doing": running_calls(status),
-            "stack": status.stack.splitlines(),
-            "note": status.note,
-        }
-        for entry, status in zip(ranks, statuses, strict=True)
-    ]
-    typer.echo(json.dumps(data, indent=1))
+    typer.echo(f"group {found.name}, {found.state}, epoch {found.epoch}")
+    for members, text in by_place(ranks, statuses):
+        typer.echo(f"\n{members}\n{text}")
+
+
+def _data(entry: RankRecord, status: ProcessStatus) -> dict[str, object]:
+    return {
+        "rank": entry.rank,
+        "host": entry.host,
+        "pid": entry.pid,
+        "reachable": status.reachable,
+        "doing": running_calls(status),
+        "stack": status.stack.splitlines(),
+        "note": status.note,
+    }
 
 
 def by_place(ranks: Sequence[RankRecord], statuses: Sequence[ProcessStatus]) -> list[tuple[str, str]]:

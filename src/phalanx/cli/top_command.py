@@ -7,7 +7,7 @@ import json
 import select
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,6 @@ from rich.live import Live
 from rich.text import Text
 
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.backends.ray.usage import Gpu, Usage
 from phalanx.cli.common import (
     Address,
     AsJson,
@@ -33,13 +32,24 @@ from phalanx.display.registry_records import RankRecord
 if TYPE_CHECKING:
     from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
+    from phalanx.backends.ray.usage import Gpu, Usage  # loads Ray
 
 _BETWEEN_LOOKS_S = 0.3
 _LINES_PER_GROUP = 6
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "broken": "bold red"}
-_RIGHT = ("rank", "pid", "memory", "CPU", "GPU")
 _RANK_COLUMNS = ("rank", "host", "pid", "device", "doing", "memory", "CPU", "GPU")
-_CHANNEL_COLUMNS = ("channel", "may wait", "waiting", "bytes", "oldest", "taken", "puts wait", "takes wait")
+_RANK_NUMBERS = ("rank", "pid", "memory", "CPU", "GPU")
+_CHANNEL_NUMBERS = (
+    "waiting",
+    "bytes",
+    "oldest",
+    "taken",
+    "puts wait",
+    "takes wait",
+    "items/s",
+    "dropped",
+    "lost",
+)
 
 Name = Annotated[
     str | None, typer.Argument(metavar="[GROUP]", help="Only this group.", autocompletion=complete_group)
@@ -73,59 +83,53 @@ def top(
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
 
     cluster = cluster_reader(address)
-    observer = RankObserver(cluster.address)
-    looker = Looker(cluster, observer, group)
-    try:
+    with contextlib.closing(RankObserver(cluster.address)) as observer:
+        found = overviews(cluster, observer, group)
         if not (once or as_json) and sys.stdout.isatty():
-            _show_live(looker, every)
+            _show_live(found, every)
             return
-        looker.look()
-        time.sleep(_BETWEEN_LOOKS_S)  # use of processors is what happens between two looks
-        overview = looker.look()
-    finally:
-        observer.close()
+        next(found)
+        time.sleep(_BETWEEN_LOOKS_S)
+        overview = next(found)
     if as_json:
         typer.echo(json.dumps(overview, indent=1))
     else:
         Console().print(render(overview))
 
 
-class Looker:
-    """Looks at a cluster again and again; the difference of two looks tells the use of processors."""
+def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None) -> Iterator[dict[str, Any]]:
+    """Return the runs as plain data, again and again; the difference of two overviews gives the use of processors.
 
-    def __init__(self, cluster: ClusterReader, observer: RankObserver, group: str | None) -> None:
-        self._cluster = cluster
-        self._observer = observer
-        self._group = group
-        self._before: dict[tuple[int, str], Usage | None] = {}
+    Each has the groups and channels of a run, and the calls of each rank.
 
-    def look(self) -> dict[str, Any]:
-        """Return the runs as plain data, with their groups and channels and the calls of each rank.
-
-        Raises:
-            NoSuchGroup: if the group that was asked for is not there.
-        """
-        records = self._cluster.notices()
-        groups = records.groups if self._group is None else (records.find(self._group),)
-        ranks = [rank for group in groups for rank in group.ranks]
-        statuses, usages = self._observer.sights(ranks), self._observer.usage(ranks)
-        gpus = self._observer.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
-        before, self._before = self._before, {}
-        data: dict[tuple[int, str], dict[str, Any]] = {}
-        for rank, status, usage, gpu in zip(ranks, statuses, usages, gpus, strict=True):
-            key = rank.pid, rank.node_id
-            data[key] = rank_data(rank, status, before.get(key), usage, gpu)
-            self._before[key] = usage
+    Raises:
+        NoSuchGroup: if the group that was asked for is not there.
+    """
+    before: dict[tuple[int, str], Usage | None] = {}
+    while True:
+        records = cluster.notices()
+        groups = records.groups if group is None else (records.find(group),)
+        channels = records.channels if group is None else ()
+        ranks = [rank for found in groups for rank in found.ranks]
+        keys = [(rank.pid, rank.node_id) for rank in ranks]
+        usages = dict(zip(keys, observer.usage(ranks), strict=True))
+        gpus = observer.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
+        data = {
+            key: rank_data(rank, status, before.get(key), usages[key], gpu)
+            for key, rank, status, gpu in zip(keys, ranks, observer.sights(ranks), gpus, strict=True)
+        }
+        before = usages
         runs: list[dict[str, Any]] = []
         for run in records.runs:
-            own = [group for group in groups if group.run == run.run]
-            if not own and self._group is not None:
-                continue
-            shown = [{**asdict(g), "ranks": [data[r.pid, r.node_id] for r in g.ranks]} for g in own]
-            channels = records.channels if self._group is None else ()
+            own = [
+                {**asdict(found), "ranks": [data[rank.pid, rank.node_id] for rank in found.ranks]}
+                for found in groups
+                if found.run == run.run
+            ]
             flows = [asdict(channel) for channel in channels if channel.run == run.run]
-            runs.append({**asdict(run), "groups": shown, "channels": flows})
-        return {"address": self._cluster.address, "at": time.time(), "runs": runs}
+            if own or group is None:
+                runs.append({**asdict(run), "groups": own, "channels": flows})
+        yield {"address": cluster.address, "at": time.time(), "runs": runs}
 
 
 def rank_data(
@@ -135,7 +139,7 @@ def rank_data(
     now: Usage | None,
     gpus: Sequence[Gpu] | None,
 ) -> dict[str, Any]:
-    """Return what is known of a rank, from two looks at its process; unknown things are None."""
+    """Return what is known of a rank, from two inspections of its process; unknown things are None."""
     cpu = None
     if before is not None and now is not None and now.at > before.at:
         cpu = 100 * (now.cpu_s - before.cpu_s) / (now.at - before.at)
@@ -162,9 +166,8 @@ def render(overview: dict[str, Any], rows: int | None = None) -> Any:
     for run in overview["runs"]:
         since = time.strftime("%H:%M", time.localtime(run["started"]))
         where = f"  pid {run['pid']} on {run['host']}  up {duration(at - run['started'])}, since {since}\n"
-        parts.append(
-            Text.assemble(("run ", "dim"), (run["run"], "bold cyan"), f"  {run['script']}", (where, "dim"))
-        )
+        name = (run["run"], "bold cyan")
+        parts.append(Text.assemble(("run ", "dim"), name, f"  {run['script']}", (where, "dim")))
         parts += [_group_table(group, at, rows) for group in run["groups"]] or [Text("  no groups\n")]
         parts += [_channel_table(run["channels"], at)] if run["channels"] else []
     return Group(*parts)
@@ -177,52 +180,49 @@ def _group_table(group: dict[str, Any], at: float, rows: int | None) -> Any:
     facts += "".join(f", weights {name} {text}" for name, text in group["weights"].items())
     state = (group["state"], _STYLES.get(group["state"], ""))
     title = Text.assemble((group["name"], "bold"), "  ", state, (facts, "dim"))
-    table = rich_table(title, {name: "right" if name in _RIGHT else "left" for name in _RANK_COLUMNS})
+    table = rich_table(title, _RANK_COLUMNS, _RANK_NUMBERS)
     busiest = sorted(ranks, key=lambda rank: -max((call["seconds"] for call in rank["doing"]), default=-1.0))
-    with_gpu = any(rank["gpu_percent"] is not None for rank in ranks)
+    no_gpu = "?" if any(rank["gpu_percent"] is not None for rank in ranks) else "-"
     for rank in sorted(busiest[:rows], key=lambda rank: rank["rank"]):
-        table.add_row(*_rank_cells(rank, "?" if with_gpu else "-"))
-    left_out = len(ranks) - len(table.rows)
-    notes = [_counted(left_out, "more ")] if left_out else []
+        memory, cpu, gpu = rank["memory_bytes"], rank["cpu_percent"], rank["gpu_percent"]
+        table.add_row(
+            *(str(rank["rank"]), rank["host"], str(rank["pid"]), rank["accelerator"] or "-", _doing(rank)),
+            size(memory) if memory is not None else "-",
+            f"{cpu:.0f}%" if cpu is not None else "-",
+            f"{gpu:.0f}%" if gpu is not None else no_gpu,
+        )
+    hidden = len(ranks) - len(table.rows)
+    notes = [_counted(hidden, "more ")] if hidden else []
     if group["cause"] and group["state"] != "ready":
         notes.append(f"cause: {group['cause']}")
     table.caption = Text("\n".join(notes), style="dim")
     return table
 
 
-def _rank_cells(rank: dict[str, Any], no_gpu: str) -> tuple[Any, ...]:
-    busy = ", ".join(f"{call['method']} {duration(call['seconds'])}" for call in rank["doing"])
-    state = Text(rank["note"], "red") if rank["note"] else Text(busy, "cyan") if busy else Text("idle", "dim")
-    if rank["told"] and not rank["note"]:
-        state = Text.assemble(state, "\n", (rank["told"], "dim"))
-    memory, cpu, gpu = rank["memory_bytes"], rank["cpu_percent"], rank["gpu_percent"]
-    return (
-        str(rank["rank"]),
-        rank["host"],
-        str(rank["pid"]),
-        rank["accelerator"] or "-",
-        state,
-        size(memory) if memory is not None else "-",
-        f"{cpu:.0f}%" if cpu is not None else "-",
-        f"{gpu:.0f}%" if gpu is not None else no_gpu,
-    )
+def _doing(rank: dict[str, Any]) -> Text:
+    """Return the calls of a rank, and the line that it reports of itself below them."""
+    if rank["note"]:
+        return Text(rank["note"], "red")
+    calls = ", ".join(f"{call['method']} {duration(call['seconds'])}" for call in rank["doing"])
+    text = Text(calls, "cyan") if calls else Text("idle", "dim")
+    return Text.assemble(text, "\n", (rank["told"], "dim")) if rank["told"] else text
 
 
 def _channel_table(channels: Sequence[dict[str, Any]], at: float) -> Any:
-    columns = (*_CHANNEL_COLUMNS, "items/s", "dropped", "lost")
-    table = rich_table(
-        Text("channels", "bold"), {name: "left" if name in columns[:2] else "right" for name in columns}
-    )
+    title, columns = Text("channels", "bold"), ("channel", "may wait", *_CHANNEL_NUMBERS)
+    table = rich_table(title, columns, _CHANNEL_NUMBERS)
     for channel in channels:
+        oldest = "-" if channel["oldest"] is None else duration(at - channel["oldest"])
         table.add_row(
-            channel["name"],
-            channel["limit"],
-            str(channel["waiting"]),
-            size(channel["waiting_bytes"]),
-            "-" if channel["oldest"] is None else duration(at - channel["oldest"]),
+            *(
+                channel["name"],
+                channel["limit"],
+                str(channel["waiting"]),
+                size(channel["waiting_bytes"]),
+                oldest,
+            ),
             *(str(channel[name]) for name in ("taken", "puts", "takes")),
-            f"{channel['per_second']:.1f}",
-            str(channel["dropped"]),
+            *(f"{channel['per_second']:.1f}", str(channel["dropped"])),
             Text(str(channel["lost"]), "red" if channel["lost"] else ""),
         )
     return table
@@ -232,20 +232,20 @@ def _counted(ranks: int, which: str = "") -> str:
     return f"{ranks} {which}rank{'s' * (ranks != 1)}"
 
 
-def _show_live(looker: Looker, every: float) -> None:
+def _show_live(found: Iterator[dict[str, Any]], every: float) -> None:
     console = Console()
 
     def view() -> Any:
-        overview = looker.look()
+        overview = next(found)
         groups = sum(len(run["groups"]) for run in overview["runs"])
         return render(overview, max(2, (console.height - 2) // max(1, groups) - _LINES_PER_GROUP))
 
     with (
         contextlib.suppress(KeyboardInterrupt),
-        _key_reader() as key_within,
+        _key_reader() as read_key,
         Live(view(), console=console, screen=True, auto_refresh=False) as live,
     ):
-        while key_within(every) != "q":
+        while read_key(every) != "q":
             live.update(view(), refresh=True)
 
 
@@ -258,14 +258,12 @@ def _key_reader() -> Generator[Callable[[float], str | None]]:
     import termios  # Unix alone has them
     import tty
 
-    def key_within(seconds: float) -> str:
-        if not select.select([sys.stdin], [], [], seconds)[0]:
-            return ""
-        return sys.stdin.read(1) or "q"
+    def read_key(seconds: float) -> str:
+        return (sys.stdin.read(1) or "q") if select.select([sys.stdin], [], [], seconds)[0] else ""
 
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin.fileno())
-        yield key_within
+        yield read_key
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from phalanx.cli.common import AsJson
 from phalanx.errors import DeclarationError
 from phalanx.tracing.files import load, write
 from phalanx.tracing.summary import summarize
-
-_WIDE = 160
 
 TraceFile = Annotated[Path, typer.Argument(help="A trace that px.trace wrote as .json or .jsonl.")]
 Html = Annotated[
@@ -22,7 +20,6 @@ Html = Annotated[
 To = Annotated[
     Path | None, typer.Option("--to", help="Write the trace in another format: .json, .jsonl or .html.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 
 
 def trace(file: TraceFile, html: Html = None, to: To = None, as_json: AsJson = False) -> None:
@@ -40,16 +37,10 @@ def trace(file: TraceFile, html: Html = None, to: To = None, as_json: AsJson = F
         raise DeclarationError(f"--html {html}: expected a path that ends in .html")
     try:
         found = load(file)
-        summary = summarize(found)
         written = [write(found, path) for path in (html, to) if path is not None]
     except OSError as error:
         raise DeclarationError(f"{error.filename or file}: {error.strerror or error}") from error
     if as_json:
-        typer.echo(json.dumps(summary.to_dict(), indent=1, default=str))
-    elif written:
-        typer.echo("\n".join(f"written: {path}" for path in written))
+        typer.echo(json.dumps(summarize(found).to_dict(), indent=1, default=str))
     else:
-        terminal = Console(highlight=False)
-        if not terminal.is_terminal:  # a file or a pipe has room
-            terminal.width = max(terminal.width, _WIDE)
-        terminal.print(summary)
+        typer.echo("\n".join(f"written: {path}" for path in written) or str(summarize(found)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -27,10 +26,11 @@ from phalanx.wire.value import Value
 _SHOWN_RANKS = 32
 _MARKERS = (FuturePiece, StoredValue, Readonly)
 _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
+Argument = Same | Each
 
 
 @dataclass(frozen=True)
-class ArgumentFacts:
+class ArgumentInfo:
     """One argument of a call.
 
     Attributes:
@@ -49,18 +49,18 @@ class ArgumentFacts:
 
 
 @dataclass(frozen=True)
-class RankFacts:
+class RankInfo:
     """The share of one rank in a call.
 
     Attributes:
         rank, host: number and node of the rank.
         place: its coordinates if the call goes over a mesh.
+        returns: "kept" or "dropped".
         start, stop: its rows of the caller, ``stop`` not included; None if no rows are split, or if they are not
             consecutive.
         rows: their number; None if nothing is split, or if it depends on the result of another call.
         given_rows: rows that reach the method, padding included.
         order: the caller's rows in order, if they are not consecutive.
-        returns: "kept" or "dropped".
     """
 
     rank: int
@@ -77,12 +77,11 @@ class RankFacts:
         """Return its rows, such as "0:2 (padded to 4)"."""
         if self.rows is None:
             return None
-        text = f"{self.start}:{self.stop}" if self.start is not None else f"{self.rows}"
+        text = f"{self.start}:{self.stop}"
         if self.order is not None:
             text = ", ".join(map(str, self.order[:6]))
             text += f", ... ({len(self.order)} rows)" if len(self.order) > 6 else ""
-        padded = self.given_rows is not None and self.given_rows != self.rows
-        return f"{text} (padded to {self.given_rows})" if padded else text
+        return text if self.given_rows == self.rows else f"{text} (padded to {self.given_rows})"
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,8 @@ class CallExplanation:
     call: str
     mode: str
     waits: bool
-    arguments: tuple[ArgumentFacts, ...]
-    ranks: tuple[RankFacts, ...]
+    arguments: tuple[ArgumentInfo, ...]
+    ranks: tuple[RankInfo, ...]
     collected: str
     notes: tuple[str, ...] = ()
 
@@ -101,48 +100,38 @@ class CallExplanation:
         """Return it as plain data, with every rank."""
         return asdict(self)
 
-    @property
-    def title(self) -> str:
-        """The call in one line."""
-        ranks = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
-        end = "waits for the result" if self.waits else "returns a CallFuture"
-        return f"{self.call} by {self.mode} on {ranks}; {end}. Nothing was sent"
-
     def tables(self) -> tuple[Table, ...]:
-        """Return tables of the arguments, if there are any, and of the first ranks."""
-        columns = ("argument", "value", "given to ranks", "travels", "size")
-        rows = tuple((a.name, a.value, a.given, a.travels, size(a.nbytes)) for a in self.arguments)
+        """Return tables of the arguments, if there are any, and of the first ranks, with the call and its result."""
         shown, more = self.ranks[:_SHOWN_RANKS], len(self.ranks) - _SHOWN_RANKS
-        cells: dict[str, list[Any]] = {"rank": [rank.rank for rank in shown]}
-        if any(rank.host for rank in shown):
-            cells["host"] = [rank.host for rank in shown]
-        if any(rank.place for rank in shown):
-            cells["mesh"] = [
-                ", ".join(f"{axis}={at}" for axis, at in (rank.place or {}).items()) or None for rank in shown
-            ]
-        if any(rank.rows is not None for rank in self.ranks):
-            cells["rows"] = [rank.rows_text() for rank in shown]
-        cells["output"] = [rank.returns for rank in shown]
-        notes = (f"and {more} more ranks; .to_dict() has all of them.",) if more > 0 else ()
-        ranks = Table("Ranks", tuple(cells), tuple(zip(*cells.values(), strict=True)), notes)
-        return (Table("Arguments", columns, rows), ranks) if rows else (ranks,)
-
-    def _closing_lines(self) -> tuple[str, ...]:
-        return f"Result: {self.collected}.", *self.notes
+        columns = {
+            "rank": [rank.rank for rank in shown],
+            "host": [rank.host or None for rank in shown],
+            "mesh": [", ".join(f"{k}={v}" for k, v in (rank.place or {}).items()) or None for rank in shown],
+            "rows": [rank.rows_text() for rank in shown],
+            "output": [rank.returns for rank in shown],
+        }
+        known = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
+        rest = [f"and {more} more ranks; .to_dict() has all of them."] if more > 0 else []
+        notes = (*rest, f"Result: {self.collected}.", *self.notes)
+        names = ("argument", "value", "given to ranks", "travels", "size")
+        rows = tuple((a.name, a.value, a.given, a.travels, size(a.nbytes)) for a in self.arguments)
+        count = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
+        end = "waits for the result" if self.waits else "returns a CallFuture"
+        title = f"{self.call} by {self.mode} on {count}; {end}. Nothing was sent"
+        title_of_ranks = "Ranks" if rows else title
+        ranks = Table(title_of_ranks, tuple(known), tuple(zip(*known.values(), strict=True)), notes)
+        return (Table(title, names, rows), ranks) if rows else (ranks,)
 
     def __str__(self) -> str:
-        return "\n".join([self.title, *map(str, self.tables()), *self._closing_lines()])
+        return "\n\n".join(map(str, self.tables()))
 
     def __rich__(self) -> Any:
         from rich.console import Group  # only where something is shown
-        from rich.text import Text
 
-        return Group(Text(self.title), *self.tables(), *map(Text, self._closing_lines()))
+        return Group(*self.tables())
 
     def _repr_html_(self) -> str:
-        parts = [table._repr_html_() for table in self.tables()]  # pyright: ignore[reportPrivateUsage]
-        closing = "".join(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())
-        return f"<p>{html.escape(self.title)}</p>{''.join(parts)}{closing}"
+        return "".join(table._repr_html_() for table in self.tables())  # pyright: ignore[reportPrivateUsage]
 
 
 def finished_result(future: CallFuture[Any]) -> Value:
@@ -184,35 +173,34 @@ def explain_call(
 
 def _streams(plan: CallPlan) -> str:
     """Describe the output of a method that yields."""
-    ranks = [plan.ranks[position] for position in range(len(plan.ranks)) if plan.keeps(position)]
+    ranks = ", ".join(str(rank) for position, rank in enumerate(plan.ranks) if plan.keeps(position))
     if not ranks:
         return "The method yields, and no item leaves its rank"
     items = "items" if plan.gather.how == "value" else "(rank, item)"
-    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    one_by_one = f".stream(...) gives {items} of {of} as they are made"
+    one_by_one = f".stream(...) gives {items} of ranks {ranks} as they are made"
     return f"The method yields: an output is the list of a rank's items; {one_by_one}"
 
 
-def _ranks(core: Group, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankFacts]:
+def _ranks(core: Group, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankInfo]:
     """Describe each rank, with its rows of the caller if rows are split and the plan has their number."""
-    gather = plan.gather
+    gather, pieces = plan.gather, plan.pieces
     real: dict[int, int] = {}  # rows by piece
-    if plan.pieces is not None and plan.rows is not None:
-        real = dict(zip(plan.pieces, plan.rows, strict=True))
+    if pieces is not None and plan.rows is not None:
+        real = dict(zip(pieces, plan.rows, strict=True))
     starts = [0, *accumulate(real[piece] for piece in range(len(real)))]
-    trims = dict(zip(gather.take, gather.trim or (), strict=False))
-    padded = {plan.pieces[position]: given for position, (given, _) in trims.items()} if plan.pieces else {}
+    trims = zip(gather.take, gather.trim or (), strict=False)
+    padded = {pieces[position]: given for position, (given, _) in trims} if pieces else {}
     for position, rank in enumerate(plan.ranks):
-        facts: dict[str, Any] = {}
-        if plan.pieces is not None and real and not _is_left_out(plan, spec, position):
-            piece = plan.pieces[position]
+        rows: dict[str, Any] = {}
+        if pieces is not None and real and not _is_left_out(plan, spec, position):
+            piece = pieces[position]
             start, stop = starts[piece], starts[piece + 1]
-            facts = {"rows": real[piece], "given_rows": padded.get(piece, real[piece])}
-            facts |= {"start": start, "stop": stop} if gather.order is None else {}
-            facts |= {"order": tuple(gather.order[start:stop])} if gather.order is not None else {}
+            rows = {"rows": real[piece], "given_rows": padded.get(piece, real[piece])}
+            order = gather.order
+            rows |= {"start": start, "stop": stop} if order is None else {"order": tuple(order[start:stop])}
         host = core.endpoints[rank].facts.slot.host
         place = None if mesh is None else dict(mesh.coordinates(rank))
-        yield RankFacts(rank, host, place, "kept" if plan.keeps(position) else "dropped", **facts)
+        yield RankInfo(rank, host, place, "kept" if plan.keeps(position) else "dropped", **rows)
 
 
 def _is_left_out(plan: CallPlan, spec: MethodSpec, position: int) -> bool:
@@ -225,23 +213,20 @@ def _is_left_out(plan: CallPlan, spec: MethodSpec, position: int) -> bool:
 
 def _arguments(
     core: Group, spec: MethodSpec, plan: CallPlan, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[ArgumentFacts]:
+) -> Iterator[ArgumentInfo]:
     names = spec.positional_names
-    custom = isinstance(spec.mode, CustomMode)
     given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
-    inline_bytes = core.inline_bytes
-    in_message = _body_bytes(plan, inline_bytes) <= inline_bytes
-    planned: dict[int | str, Same | Each] = {**dict(enumerate(plan.args)), **plan.kwargs}
-    for key, argument in planned.items():
+    planned: dict[int | str, Argument] = {**dict(enumerate(plan.args)), **plan.kwargs}
+    travels = _travels(core, list(planned.values()))
+    for (key, argument), travel in zip(planned.items(), travels, strict=True):
         name = key if isinstance(key, str) else names[key] if key < len(names) else f"argument {key + 1}"
-        if key in given and not custom:
+        if key in given and not isinstance(spec.mode, CustomMode):
             value = described(given[key])
         elif key == spec.pad_mask:
             value = "mask of real rows"
         else:
             value = f"made by {getattr(getattr(spec.mode, 'dispatch_fn', None), '__name__', 'the mode')}"
-        travels = _travel(core, plan, argument, in_message)
-        yield ArgumentFacts(name, value, _given(spec, plan, argument, key), travels, _nbytes(argument))
+        yield ArgumentInfo(name, value, _given(spec, plan, argument, key), travel, _nbytes(argument))
 
 
 def described(value: Value) -> str:
@@ -260,7 +245,7 @@ def described(value: Value) -> str:
     return f"{name} of {len(value)}" if isinstance(value, list | tuple | dict | set) else name
 
 
-def _given(spec: MethodSpec, plan: CallPlan, argument: Same | Each, key: int | str) -> str:
+def _given(spec: MethodSpec, plan: CallPlan, argument: Argument, key: int | str) -> str:
     if isinstance(argument, Same):
         return "the same to all" if len(plan.ranks) > 1 else "as it is"
     if key == spec.pad_mask:
@@ -271,37 +256,52 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Same | Each, key: int | s
     return f"{kind} into {len(set(plan.pieces))} pieces"
 
 
-def _travel(core: Group, plan: CallPlan, argument: Same | Each, in_message: bool) -> str:
-    first = argument.value if isinstance(argument, Same) else next(iter(argument.values), None)
-    has_each = any(isinstance(other, Each) for other in (*plan.args, *plan.kwargs.values()))
-    future = next(_futures(first), None)
-    if future is not None:
-        return "through the driver" if future.parts(core.backend) is None else "by reference, rank to rank"
-    if isinstance(first, StoredValue):
-        return "stored before (px.put)"
-    if isinstance(first, Readonly):
-        return "stored once, read without a copy"
-    if isinstance(first, core.backend.ref_types()):
-        return "as a reference"
-    if isinstance(argument, Same) and has_each and large_leaves(first, core.inline_bytes):
-        return "stored once"
-    if in_message:
-        return "in the message"
-    return "stored, once per piece" if has_each else "stored once"
+def _travels(core: Group, arguments: Sequence[Argument]) -> Iterator[str]:
+    """Describe how each argument reaches the ranks."""
+    limit = core.inline_bytes
+    has_each = any(isinstance(argument, Each) for argument in arguments)
+    stored = [
+        isinstance(argument, Same) and has_each and bool(large_leaves(argument.value, limit))
+        for argument in arguments
+    ]
+    messages = [
+        max(_sizes(a), default=0) for a, is_stored in zip(arguments, stored, strict=True) if not is_stored
+    ]
+    for argument, is_stored in zip(arguments, stored, strict=True):
+        first = next(iter(_values(argument)), None)
+        future = next(_futures(first), None)
+        if future is not None:
+            yield "through the driver" if future.parts(core.backend) is None else "by reference, rank to rank"
+        elif isinstance(first, StoredValue):
+            yield "stored before (px.put)"
+        elif isinstance(first, Readonly):
+            yield "stored once, read without a copy"
+        elif isinstance(first, core.backend.ref_types()):
+            yield "as a reference"
+        elif not is_stored and sum(messages) <= limit:
+            yield "in the message"
+        else:
+            yield "stored, once per piece" if has_each and not is_stored else "stored once"
 
 
-def _body_bytes(plan: CallPlan, inline_bytes: int) -> int:
-    """Return the bytes of the largest message body, without large tensors that are stored once for all ranks."""
-    arguments = (*plan.args, *plan.kwargs.values())
-    same = [argument.value for argument in arguments if isinstance(argument, Same)]
-    columns = [argument.values for argument in arguments if isinstance(argument, Each)]
-    if not columns:
-        return sum(nbytes_of(value, _BY_REFERENCE) for value in same)
-    stored = {id(leaf) for value in same for leaf in large_leaves(value, inline_bytes)}
-    shared = sum(nbytes_of(value, _BY_REFERENCE, stored) for value in same)
-    distinct = {tuple(map(id, values)): values for values in zip(*columns, strict=True)}
-    pieces = [sum(nbytes_of(value, _BY_REFERENCE) for value in values) for values in distinct.values()]
-    return shared + max(pieces, default=0)
+def _values(argument: Argument) -> list[Any]:
+    """Return the different values of an argument."""
+    values = [argument.value] if isinstance(argument, Same) else argument.values
+    return list({id(value): value for value in values}.values())
+
+
+def _sizes(argument: Argument) -> list[int]:
+    """Return the bytes of the different values of an argument, without values that are passed by reference."""
+    return [nbytes_of(value, _BY_REFERENCE) for value in _values(argument)]
+
+
+def _nbytes(argument: Argument) -> int | None:
+    """Return the bytes of an argument; None if results of other calls are in it."""
+    values = _values(argument)
+    if any(next(_futures(value), None) is not None for value in values):
+        return None
+    stored = {id(s): s.nbytes for value in values for s in _leaves(value, StoredValue)}
+    return sum(stored.values()) + sum(_sizes(argument))
 
 
 def _leaves(value: Value, kinds: type | tuple[type, ...]) -> Iterator[Any]:
@@ -318,16 +318,6 @@ def _futures(value: Value) -> Iterator[CallFuture[Any]]:
     """Return the futures in a value, also if only a piece of the future is in it."""
     for leaf in _leaves(value, (CallFuture, FuturePiece)):
         yield leaf.future if isinstance(leaf, FuturePiece) else leaf
-
-
-def _nbytes(argument: Same | Each) -> int | None:
-    """Return the bytes of an argument; None if results of other calls are in it."""
-    values = [argument.value] if isinstance(argument, Same) else list(argument.values)
-    different = list({id(value): value for value in values}.values())
-    if any(next(_futures(value), None) is not None for value in different):
-        return None
-    stored = {id(s): s.nbytes for value in different for s in _leaves(value, StoredValue)}
-    return sum(stored.values()) + sum(nbytes_of(value, _BY_REFERENCE) for value in different)
 
 
 def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:

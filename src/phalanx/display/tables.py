@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
-_CELL = 'style="text-align: left; padding: 2px 10px"'  # notebooks align to the right
+from phalanx.display.byte_format import size
+
+_UNLIMITED = 100_000  # columns: text that goes elsewhere than to a terminal is not wrapped
 
 
 @dataclass(frozen=True)
@@ -29,26 +31,11 @@ class Table:
         return {"title": self.title, "rows": rows, "notes": list(self.notes)}
 
     def __str__(self) -> str:
-        from rich.cells import cell_len  # only where something is shown
+        from rich.console import Console  # only where something is shown
 
-        def padded(text: str, width: int) -> str:
-            return text + " " * (width - cell_len(text))
-
-        grid = [[text.split("\n") for text in row] for row in (self.columns, *self._texts())]
-        widths = [
-            max(cell_len(line) for cell in column for line in cell) for column in zip(*grid, strict=True)
-        ]
-        head, *rows = [
-            "  " + "   ".join(padded(line, width) for line, width in zip(lines, widths, strict=True))
-            for row in grid
-            for lines in zip_longest(*row, fillvalue="")
-        ]
-        rule = " " + "─" * (sum(widths) + 3 * len(widths) - 1)
-        lines = [*([self.title] if self.title else []), "", head, rule, *rows, "", *self.notes]
-        return "\n".join(line.rstrip() for line in lines).rstrip("\n")
-
-    def _texts(self) -> list[list[str]]:
-        return [[_text(cell) for cell in row] for row in self.rows]
+        text = io.StringIO()
+        Console(file=text, width=_UNLIMITED, color_system=None).print(self)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).rstrip("\n")
 
     def __rich__(self) -> Any:
         from rich import box  # only where something is shown
@@ -56,29 +43,37 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(title=Text(self.title), title_justify="left", box=box.SIMPLE_HEAD)
+        table = RichTable(box=box.SIMPLE_HEAD)
         for name in self.columns:
             table.add_column(name, overflow="fold")
         for texts in self._texts():
             table.add_row(*map(Text, texts))
-        return Group(table, *map(Text, self.notes))
+        return Group(*([Text(self.title)] if self.title else []), table, *map(Text, self.notes))
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th {_CELL}>{html.escape(name)}</th>" for name in self.columns)
+        return self.to_html('style="text-align: left; padding: 2px 10px"')  # notebooks align to the right
+
+    def to_html(self, cell: str = "") -> str:
+        """Return it as HTML; ``cell`` are attributes of each cell."""
+        head = "".join(f"<th {cell}>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
-            "<tr>" + "".join(f"<td {_CELL}>{html.escape(text)}</td>" for text in texts) + "</tr>"
+            "<tr>" + "".join(f"<td {cell}>{html.escape(text)}</td>" for text in texts) + "</tr>"
             for texts in self._texts()
         )
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        caption = f"<caption {_CELL}>{html.escape(self.title)}</caption>"
+        caption = f"<caption {cell}>{html.escape(self.title)}</caption>"
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
 
+    def _texts(self) -> Iterator[list[str]]:
+        for row in self.rows:
+            yield [_text(name, cell) for name, cell in zip(self.columns, row, strict=True)]
 
-def _text(cell: Any) -> str:
-    if type(cell) in (str, int):
-        return str(cell)
+
+def _text(column: str, cell: Any) -> str:
     if cell is None:
         return "-"
+    if isinstance(cell, int) and "bytes" in column:
+        return size(cell)
     if isinstance(cell, float):
         return f"{cell:g}"
     if isinstance(cell, Sequence) and not isinstance(cell, str):

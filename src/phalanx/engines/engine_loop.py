@@ -311,7 +311,7 @@ class EngineLoop:
         rank = f"{context.group} rank {context.rank}"
         if context.tell is not None:
             context.tell(statistics.line())
-        if process.count is not None:
-            process.count(f"engine of {rank}", statistics.numbers())
+        if process.sink is not None:
+            process.sink.count(f"engine of {rank}", statistics.numbers())
         if context.measure is not None:
             context.measure("engine", rank, statistics.numbers())

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from phalanx.tracing.events import Trace, TrackKey
 from phalanx.tracing.slices import DrawnTrack, drawn_tracks, sources_of
 
 DRIVER_PID = 1
+Threads = Mapping[tuple[TrackKey | str, int], dict[str, int]]
+"""Process and thread numbers, by track and lane."""
 
 
 def to_chrome(trace: Trace, entries: Iterable[str]) -> Iterator[str]:
     """Return the text of the file, in pieces; ``entries`` are the JSON texts of the trace itself."""
     head = json.dumps({"title": trace.title, "host": trace.host, "began_ns": str(trace.began)})
-    events_ = (json.dumps(event, separators=(",", ":"), default=str) for event in events(trace))
     yield f'{{"displayTimeUnit":"ms","otherData":{head},"traceEvents":['
-    yield from _joined(events_)
+    yield from _joined(json.dumps(event, separators=(",", ":"), default=str) for event in events(trace))
     yield '\n],"phalanx":['
     yield from _joined(entries)
     yield "\n]}\n"
@@ -39,23 +40,27 @@ def _joined(texts: Iterable[str]) -> Iterator[str]:
 def events(trace: Trace) -> Iterator[dict[str, Any]]:
     """Return the events of the file: names first, then slices, counters and arrows."""
     tracks = drawn_tracks(trace)
-    tids = itertools.count(1)
-    pids: dict[tuple[bool, str], int] = {(True, "driver"): DRIVER_PID}
     threads: dict[tuple[TrackKey | str, int], dict[str, int]] = {}
-    yield from _metadata("process", {"pid": DRIVER_PID, "tid": 0}, f"driver {trace.host} ({trace.pid})", 0)
+    pids: dict[tuple[bool, str], int] = {(True, "driver"): DRIVER_PID}
+    yield from _names("process", {"pid": DRIVER_PID, "tid": 0}, f"driver {trace.host} ({trace.pid})", 0)
     for track in tracks:
         process = (isinstance(track.key, str), track.group)
         if process not in pids:
             pids[process] = len(pids) + 1
-            group = {"pid": pids[process], "tid": 0}
-            yield from _metadata("process", group, f"group {track.group}", pids[process])
+            yield from _names(
+                "process", {"pid": pids[process], "tid": 0}, f"group {track.group}", pids[process]
+            )
         name = " · ".join([track.label, *([track.place, str(track.pid)] if track.place else [])])
-        for lane in range(max((one.lane for one in track.slices), default=0) + 1):
-            threads[track.key, lane] = thread = {"pid": pids[process], "tid": next(tids)}
-            label = f"{name} ({lane + 1})" if lane else name
-            yield from _metadata("thread", thread, label, thread["tid"])
+        for lane in range(1 + max((one.lane for one in track.slices), default=0)):
+            threads[track.key, lane] = thread = {"pid": pids[process], "tid": len(threads) + 1}
+            yield from _names("thread", thread, f"{name} ({lane + 1})" if lane else name, thread["tid"])
     for track in tracks:
-        yield from _slices(track, threads, trace.began)
+        for one in track.slices:
+            more = {"call": one.call, "error": one.error, "unfinished": one.open or None}
+            args = one.attributes | {name: value for name, value in more.items() if value is not None}
+            times = {"ts": (one.start - trace.began) / 1e3, "dur": one.duration / 1e3}
+            thread = threads[track.key, one.lane]
+            yield {"ph": "X", "name": one.name, "cat": one.kind, **thread, **times, "args": args}
     for counter in trace.counters:
         for index, at in enumerate(counter.at):
             values = {name: series[index] for name, series in counter.values.items()}
@@ -64,29 +69,16 @@ def events(trace: Trace) -> Iterator[dict[str, Any]]:
     yield from _arrows(trace, tracks, threads)
 
 
-def _metadata(kind: str, thread: dict[str, int], name: str, order: int) -> Iterator[dict[str, Any]]:
+def _names(kind: str, thread: dict[str, int], name: str, order: int) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", **thread, "name": f"{kind}_name", "args": {"name": name}}
     yield {"ph": "M", **thread, "name": f"{kind}_sort_index", "args": {"sort_index": order}}
 
 
-def _slices(
-    track: DrawnTrack, threads: dict[tuple[TrackKey | str, int], dict[str, int]], zero: int
-) -> Iterator[dict[str, Any]]:
-    for one in track.slices:
-        more = {"call": one.call, "error": one.error, "unfinished": one.open or None}
-        arguments = one.attributes | {name: value for name, value in more.items() if value is not None}
-        times = {"ts": (one.start - zero) / 1e3, "dur": one.duration / 1e3}
-        event = {"ph": "X", "name": one.name, "cat": one.kind, **threads[track.key, one.lane], **times}
-        yield {**event, "args": arguments} if arguments else event
-
-
-def _arrows(
-    trace: Trace, tracks: list[DrawnTrack], threads: dict[tuple[TrackKey | str, int], dict[str, int]]
-) -> Iterator[dict[str, Any]]:
+def _arrows(trace: Trace, tracks: list[DrawnTrack], threads: Threads) -> Iterator[dict[str, Any]]:
     """Return the arrows from the driver to each rank, and from a call to the call that got its result by reference."""
     numbers = itertools.count(1)
     calls = {call.id: call for call in trace.calls}
-    threads_of_calls = {
+    at = {
         (track.key, one.call): threads[track.key, one.lane]
         for track in tracks
         for one in track.slices
@@ -102,11 +94,9 @@ def _arrows(
         for index, part in enumerate(call.parts):
             if part.received is None:
                 continue
-            rank = threads_of_calls[call.key(part), call.id]
-            yield from arrow(
-                "call", threads_of_calls[call.group, call.id], part.sent or call.began, rank, part.received
-            )
+            rank = at[call.key(part), call.id]
+            yield from arrow("call", at[call.group, call.id], part.sent or call.began, rank, part.received)
             for source, source_part in sources_of(call, index, calls):
-                start = threads_of_calls.get((source.key(source_part), source.id))
+                start = at.get((source.key(source_part), source.id))
                 if start is not None and source_part.returned is not None:
                     yield from arrow("result", start, source_part.returned, rank, part.received)

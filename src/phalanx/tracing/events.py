@@ -15,6 +15,9 @@ from phalanx.wire.messages import full_name
 #: Name of the constructors of a group in a trace.
 STARTING = "__init__"
 
+#: Beginning of the name of a channel's counter, and its two series.
+CHANNEL, WAITING, OLDEST = "channel ", "items that wait", "age of the oldest, ms"
+
 #: The times of a part, in their order.
 PART_TIMES = ("encoded", "sent", "received", "started", "finished", "returned", "fetched")
 

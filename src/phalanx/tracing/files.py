@@ -23,16 +23,8 @@ _PERFETTO = (".pftrace", ".perfetto-trace")
 _FORMAT = "phalanx-trace"
 _VERSION = 1
 _HEAD = ("began", "ended", "host", "pid", "title", "notes")
-_CALL_TIMES = ("planned", "asked", "joined", "ended")
-_PART_FIELDS: tuple[str, ...] = (
-    "rank",
-    *PART_TIMES,
-    "message_bytes",
-    "argument_bytes",
-    "result_bytes",
-    "error",
-    "items",
-)
+_TIMES = frozenset(("began", "planned", "asked", "joined", "ended", *PART_TIMES))
+_PART_FIELDS = tuple(field.name for field in fields(Part))
 
 
 def check_path(path: Path) -> None:
@@ -79,7 +71,7 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(entry, separators=(",", ":"), default=str) for entry in entries(trace))
     if path.suffix == ".html":
-        texts = html.to_html(trace, charts or {})
+        texts = iter([html.to_html(trace, charts)])
     elif path.suffix == ".json":
         texts = chrome.to_chrome(trace, lines)
     else:
@@ -125,11 +117,11 @@ def entries(trace: Trace) -> Iterator[dict[str, Any]]:
     for track in trace.tracks:
         yield {"kind": "track", **_values(track)}
     for call in trace.calls:
-        values = _moved(_values(call), _CALL_TIMES, -call.began)
-        parts = [list(_moved(_values(part), PART_TIMES, -call.began).values()) for part in call.parts]
-        yield {"kind": "call", **_moved(values, ("began",), -trace.began), "parts": parts}
+        parts = [list(_shifted(_values(part), -call.began).values()) for part in call.parts]
+        values = _shifted(_values(call), -call.began)
+        yield {"kind": "call", **values, "began": call.began - trace.began, "parts": parts}
     for span in trace.spans:
-        yield {"kind": "span", **_moved(_values(span), ("began", "ended"), -trace.began)}
+        yield {"kind": "span", **_shifted(_values(span), -trace.began)}
     for counter in trace.counters:
         yield {"kind": "counter", **_values(counter), "at": [time - trace.began for time in counter.at]}
 
@@ -140,61 +132,63 @@ def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
     Raises:
         DeclarationError: if they are not of a trace; ``where`` names in the message what was read.
     """
+    found = list(entries)
+    if not found:
+        raise DeclarationError(f"{where} holds no trace; expected one that px.trace(...) wrote")
+    head = found[0]
     try:
-        return _trace(iter(entries), where)
+        if head["kind"] != _FORMAT:
+            raise DeclarationError(
+                f"{where} does not begin as a trace of phalanx does; expected one that px.trace(...) wrote"
+            )
+        if head["version"] != _VERSION:
+            raise DeclarationError(
+                f"{where} was written by another version of phalanx (format {head['version']}, here {_VERSION}); read "
+                "it with that version"
+            )
+        return _trace(head, found[1:])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DeclarationError(
             f"{where} is not a trace of phalanx, or it is damaged: {type(error).__name__}: {error}"
         ) from error
 
 
-def _trace(entries: Iterator[dict[str, Any]], where: str) -> Trace:
-    head = next(entries, None)
-    if head is None:
-        raise DeclarationError(f"{where} holds no trace; expected one that px.trace(...) wrote")
-    if head["kind"] != _FORMAT:
-        raise DeclarationError(
-            f"{where} does not begin as a trace of phalanx does; expected one that px.trace(...) wrote"
-        )
-    if head["version"] != _VERSION:
-        raise DeclarationError(
-            f"{where} was written by another version of phalanx (format {head['version']}, here {_VERSION}); read it "
-            "with that version"
-        )
+def _trace(head: dict[str, Any], events: Iterable[dict[str, Any]]) -> Trace:
     zero = head["began"]
     read: dict[str, list[Any]] = {"track": [], "call": [], "span": [], "counter": []}
-    for entry in entries:
-        kind = entry["kind"]
-        values = {name: value for name, value in entry.items() if name != "kind"}
-        if kind == "track":
-            values["key"], values["accelerators"] = TrackKey(*entry["key"]), tuple(entry["accelerators"])
-            read[kind].append(Track(**values))
-        elif kind == "call":
-            began = values["began"] = entry["began"] + zero
-            parts = [dict(zip(_PART_FIELDS, part, strict=False)) for part in entry["parts"]]
-            values["parts"] = tuple(Part(**_moved(part, PART_TIMES, began)) for part in parts)
-            values["sources"] = tuple(entry["sources"])
-            read[kind].append(Call(**_moved(values, _CALL_TIMES, began)))
-        elif kind == "span":
-            values["track"] = None if entry["track"] is None else TrackKey(*entry["track"])
-            read[kind].append(Span(**_moved(values, ("began", "ended"), zero)))
-        elif kind == "counter":
-            values["at"] = tuple(time + zero for time in entry["at"])
-            values["values"] = {name: tuple(series) for name, series in entry["values"].items()}
-            read[kind].append(Counter(**values))
-    events: dict[str, Any] = {f"{kind}s": tuple(found) for kind, found in read.items()}
-    events |= {name: head[name] for name in _HEAD}
-    events["clocks"], events["notes"] = (
-        tuple(Clock(**clock) for clock in head["clocks"]),
-        tuple(head["notes"]),
-    )
-    return Trace(**events)
+    for event in events:
+        values: dict[str, Any] = {name: value for name, value in event.items() if name != "kind"}
+        match event["kind"]:
+            case "track":
+                values |= {"key": TrackKey(*values["key"]), "accelerators": tuple(values["accelerators"])}
+                read["track"].append(Track(**values))
+            case "call":
+                began = values["began"] + zero
+                named = [dict(zip(_PART_FIELDS, part, strict=False)) for part in values["parts"]]
+                parts = tuple(Part(**_shifted(part, began)) for part in named)
+                values |= {"sources": tuple(values["sources"]), "parts": parts}
+                read["call"].append(Call(**_shifted(values, began) | {"began": began}))
+            case "span":
+                values["track"] = None if values["track"] is None else TrackKey(*values["track"])
+                read["span"].append(Span(**_shifted(values, zero)))
+            case "counter":
+                at = tuple(time + zero for time in values["at"])
+                series = {name: tuple(numbers) for name, numbers in values["values"].items()}
+                read["counter"].append(Counter(values["name"], at, series))
+            case _:
+                continue
+    found: dict[str, Any] = {name: head[name] for name in _HEAD}
+    found |= {f"{kind}s": tuple(of_kind) for kind, of_kind in read.items()}
+    found |= {"clocks": tuple(Clock(**clock) for clock in head["clocks"]), "notes": tuple(head["notes"])}
+    return Trace(**found)
 
 
 def _values(event: Any) -> dict[str, Any]:
     return {field.name: getattr(event, field.name) for field in fields(event)}
 
 
-def _moved(values: dict[str, Any], names: Sequence[str], by: int) -> dict[str, Any]:
-    """Return the values with some times, those that are known, later by ``by``."""
-    return values | {name: values[name] + by for name in names if values[name] is not None}
+def _shifted(values: Mapping[str, Any], by: int) -> dict[str, Any]:
+    """Return the values of an event; its times, those that are known, are later by ``by``."""
+    return {
+        name: value + by if name in _TIMES and value is not None else value for name, value in values.items()
+    }

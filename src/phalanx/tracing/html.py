@@ -8,13 +8,13 @@ import itertools
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from phalanx.display.byte_format import size
-from phalanx.display.tables import Table
-from phalanx.tracing.counters import resampled
 from phalanx.tracing.events import STARTING, Trace
 from phalanx.tracing.slices import Slice, drawn_tracks
 from phalanx.tracing.summary import Summary, summarize
@@ -43,51 +43,32 @@ _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 640, 220, 10, 26, 8  # of a chart
 _DIGIT_WIDTH = 8  # of a digit of the largest font of labels
 _POINTS = 320
 _RANK_COUNTER = re.compile(r"^(.*) rank (\d+)$")
-_TIMELINE = """<section class="card">
-<div class="bar"><h2>Timeline</h2>
-<span class="soft">drag to move, Ctrl + wheel to zoom, click for a call's ranks, double-click to fill the view</span>
-<button id="in" title="zoom in (W)">+</button>
-<button id="out" title="zoom out (S)">&minus;</button>
-<button id="all" title="all (0)">all</button></div>
-<div class="legend">{legend}</div>
-<canvas class="axis"></canvas>
-<div class="view" tabindex="0" aria-label="timeline"><canvas></canvas><div class="labels">{labels}</div></div>
-<div class="chosen"></div>
-</section>
-"""
 
 
-def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -> Iterator[str]:
-    """Return the text of the page, in pieces. The page loads nothing from elsewhere.
+def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -> str:
+    """Return the text of the page, which loads nothing from elsewhere.
 
     Args:
         trace: the trace.
         charts: curves to show above the timeline, by name.
     """
     summary = summarize(trace)
-    title = html.escape(trace.title or "Trace")
     when = datetime.datetime.fromtimestamp(trace.began / 1e9).astimezone()
-    below = html.escape(f"{when:%Y-%m-%d %H:%M:%S %Z}, driver {trace.host}, process {trace.pid}")
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    yield f'<title>{title}</title>\n<link rel="icon" href="data:,">\n'
-    yield f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>\n"
-    yield f'<header><div><h1>{title}</h1><div class="soft">{below}</div></div>'
-    yield f'<button id="theme" title="light or dark">◐</button></header>\n{_tiles(trace, summary)}'
-    notes = "".join(f"<p>{html.escape(note)}</p>" for note in summary.notes)
-    curves = "".join(line_chart(name, {"": list(values)}) for name, values in (charts or {}).items())
-    counted = "".join(_counter_charts(trace))
     data, labels = _timeline(trace)
-    yield f'<div class="card notes">{notes}</div>\n' if notes else ""
-    yield f'<section class="card charts">{curves}</section>\n' if curves else ""
-    yield _TIMELINE.format(legend=_legend(data), labels=labels)
-    yield f'<section class="card charts many">{counted}</section>\n' if counted else ""
-    if summary.table.rows:
-        heading = f"<h2>{html.escape(summary.table.title)}</h2>"
-        yield f'<section class="card">{heading}<div class="wide">{_table(summary.table)}</div></section>\n'
-    yield '</main>\n<div class="tip"></div>\n<script type="application/json" id="data">'
-    yield json.dumps(data, separators=(",", ":"), default=str).replace("<", "\\u003c")
-    yield f"</script>\n<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n"
+    return Template(_asset("page.html")).substitute(
+        title=html.escape(trace.title or "Trace"),
+        subtitle=html.escape(f"{when:%Y-%m-%d %H:%M:%S %Z}, driver {trace.host}, process {trace.pid}"),
+        css=_asset("page.css"),
+        tiles=_tiles(trace, summary),
+        notes="".join(f"<p>{html.escape(note)}</p>" for note in summary.notes),
+        charts="".join(line_chart(name, {"": list(values)}) for name, values in (charts or {}).items()),
+        legend=_legend(data),
+        labels=labels,
+        counters="".join(_counter_charts(trace)),
+        summary=summary.table.to_html() if summary.table.rows else "",
+        data=json.dumps(data, separators=(",", ":"), default=str).replace("<", "\\u003c"),
+        script=_asset("page.js"),
+    )
 
 
 def _asset(name: str) -> str:
@@ -97,8 +78,10 @@ def _asset(name: str) -> str:
 def _tiles(trace: Trace, summary: Summary) -> str:
     calls = [call for call in trace.calls if call.method != STARTING]
     failed = sum(call.error is not None for call in calls)
+    seconds = (trace.ended - trace.began) / 1e9
+    minutes = f"{int(seconds // 60)} min {int(seconds % 60)} s"
     tiles = {
-        "traced": _seconds(trace.ended - trace.began),
+        "traced": minutes if seconds >= 120 else f"{seconds:.3g} s",
         "calls": f"{len(calls):,}",
         "failed": f"{failed:,}",
         "ranks": f"{len(trace.tracks):,}",
@@ -107,47 +90,10 @@ def _tiles(trace: Trace, summary: Summary) -> str:
     }
     if summary.idle:
         tiles["idle, mean of ranks"] = f"{sum(summary.idle.values()) / len(summary.idle):.0f} %"
-    texts = (
+    return "".join(
         f'<div class="tile{" bad" if name == "failed" and failed else ""}"><b>{value}</b><span>{name}</span></div>'
         for name, value in tiles.items()
     )
-    return f'<div class="tiles">{"".join(texts)}</div>\n'
-
-
-def _seconds(ns: int) -> str:
-    seconds = ns / 1e9
-    if seconds >= 120:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def _table(table: Table) -> str:
-    columns = list(zip(*table.rows, strict=True))
-    kinds = ["number" if all(_is_number(value) for value in column) else "text" for column in columns]
-    head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in zip(table.columns, kinds, strict=True))
-    rows = (
-        "".join(
-            f'<td class="{kind}">{_cell(name, value)}</td>'
-            for name, value, kind in zip(table.columns, row, kinds, strict=True)
-        )
-        for row in table.rows
-    )
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or isinstance(value, int | float)
-
-
-def _cell(column: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, int | float):
-        if "bytes" in column:
-            return size(int(value))
-        return f"{value:,.0f}" if isinstance(value, int) or value >= 1000 else f"{value:.3g}"
-    return html.escape(", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
 
 
 def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
@@ -244,6 +190,13 @@ def _counter_charts(trace: Trace) -> Iterator[str]:
             charts.setdefault(f"{name}: {series}, over {seconds:.3g} s", {})[label] = curve
     for title, lines in charts.items():
         yield line_chart(title, lines, seconds)
+
+
+def resampled(at: Sequence[int], values: Sequence[float], began: int, ended: int, count: int) -> list[float]:
+    """Return the values at ``count`` times at equal distances; 0 before the first value."""
+    times = [began + (ended - began) * index // max(1, count - 1) for index in range(count)]
+    places = [bisect_right(at, time) - 1 for time in times]
+    return [0.0 if place < 0 else values[place] for place in places]
 
 
 def line_chart(title: str, lines: Mapping[str, Sequence[float]], seconds: float | None = None) -> str:

@@ -7,10 +7,14 @@ the library's own begin with "phalanx".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from phalanx.errors import DeclarationError
 from phalanx.tracing.events import Call, Part, Trace, Track, TrackKey
+
+_OF_CALL = ("group", "epoch", "role", "method", "message_bytes", "stored_bytes", "result_bytes")
+_OF_PART = ("rank", "argument_bytes", "result_bytes", "items")
 
 
 def export(trace: Trace, provider: Any = None) -> int:
@@ -46,19 +50,22 @@ def export(trace: Trace, provider: Any = None) -> int:
     sent: dict[int, Any] = {}
     parts: dict[tuple[int | None, TrackKey | None], Any] = {}
     for call in trace.calls:  # sources come before the calls that link to them
-        sources = [sent[source] for source in call.sources if source in sent]
-        links = [api.Link(source.get_span_context()) for source in sources]
+        links = [api.Link(sent[source].get_span_context()) for source in call.sources if source in sent]
         end = call.ended if call.ended is not None else call.last_seen
-        more = {"attributes": _call_attributes(call), "links": links, "kind": api.SpanKind.CLIENT}
-        sent[call.id] = send(f"{call.group}.{call.name}", call.began, end, None, call.error, **more)
+        more = {
+            "attributes": _attributes(call, _OF_CALL) | {"phalanx.ranks": len(call.parts)},
+            "links": links,
+        }
+        name = f"{call.group}.{call.name}"
+        sent[call.id] = send(name, call.began, end, None, call.error, kind=api.SpanKind.CLIENT, **more)
         for part in call.parts:
             if part.received is not None:
-                more = {
-                    "attributes": _part_attributes(part, tracks.get(call.key(part))),
-                    "kind": api.SpanKind.SERVER,
-                }
-                span = send(call.name, part.received, part.returned, sent[call.id], part.error, **more)
-                parts[call.id, call.key(part)] = span
+                key = call.key(part)
+                attributes = _part_attributes(part, tracks.get(key))
+                more = {"attributes": attributes, "kind": api.SpanKind.SERVER}
+                parts[call.id, key] = send(
+                    call.name, part.received, part.returned, sent[call.id], part.error, **more
+                )
     for span in trace.spans:
         attributes = {key: value for key, value in span.attributes.items() if value is not None}
         if span.track is not None:
@@ -68,31 +75,17 @@ def export(trace: Trace, provider: Any = None) -> int:
     return count
 
 
-def _call_attributes(call: Call) -> dict[str, Any]:
-    return {
-        "phalanx.group": call.group,
-        "phalanx.epoch": call.epoch,
-        "phalanx.role": call.role,
-        "phalanx.method": call.method,
-        "phalanx.ranks": len(call.parts),
-        "phalanx.message_bytes": call.message_bytes,
-        "phalanx.stored_bytes": call.stored_bytes,
-        "phalanx.result_bytes": call.result_bytes,
-    }
+def _attributes(event: Call | Part, names: Sequence[str]) -> dict[str, Any]:
+    values = {f"phalanx.{name}": getattr(event, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _part_attributes(part: Part, track: Track | None) -> dict[str, Any]:
-    attributes: dict[str, Any] = {
-        "phalanx.rank": part.rank,
-        "phalanx.argument_bytes": part.argument_bytes,
-        "phalanx.result_bytes": part.result_bytes,
-        "phalanx.items": part.items,
-        "phalanx.unfinished": part.returned is None,
-        "phalanx.received_ns": part.received,
-        "phalanx.started_ns": part.started,
-        "phalanx.finished_ns": part.finished,
-    }
+    times = {f"phalanx.{name}_ns": getattr(part, name) for name in ("received", "started", "finished")}
+    attributes = _attributes(part, _OF_PART) | {"phalanx.unfinished": part.returned is None}
+    attributes |= {name: time for name, time in times.items() if time is not None}
     if track is not None:
         attributes |= {"host.name": track.host, "process.pid": track.pid}
-        attributes["phalanx.accelerator"] = ",".join(track.accelerators) or None
-    return {name: value for name, value in attributes.items() if value is not None}
+        if track.accelerators:
+            attributes["phalanx.accelerator"] = ",".join(track.accelerators)
+    return attributes

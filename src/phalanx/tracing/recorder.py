@@ -14,32 +14,62 @@ import secrets
 import socket
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from phalanx.tracing.counters import Points
 from phalanx.tracing.events import Call, Clock, Counter, Part, Span, Trace, Track, TrackKey
-from phalanx.tracing.span_writer import SpanLog, describe, plain
+from phalanx.tracing.spans import SpanLog, SpanWriter, describe, read_log
 
 #: Parts of calls that a trace keeps; of more, the oldest calls are dropped.
 LIMIT = 2_000_000
+MOST_POINTS = 10_000
 
 
 @dataclass(eq=False)
 class TracedEpoch:
     """One epoch of a group: its tracks, and the content of its ranks' files.
 
-    ``shares_clock``: its ranks tell the time by the driver's clock, on whichever host they are.
+    ``shares_clock``: its ranks tell the time by the driver's clock, on whichever host they are. ``read`` returns bytes
+    of a rank's file from an offset; None before its processes are known, and after they ended.
     """
 
     group: str
     epoch: int
     shares_clock: bool = False
     tracks: list[Track] = field(default_factory=list[Track])
-    readings: dict[TrackKey, SpanLog] = field(default_factory=dict[TrackKey, SpanLog])
+    logs: dict[TrackKey, SpanLog] = field(default_factory=dict[TrackKey, SpanLog])
     notes: list[str] = field(default_factory=list[str])
+    read: Callable[[int, int], bytes] | None = None
+    _raw: dict[int, bytearray] = field(default_factory=dict[int, bytearray])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def collect(self, *, last: bool = False) -> None:
+        """Read new content of the ranks' files; ``last``: their processes end now.
+
+        A file that cannot be read is noted in the trace: no work of the user fails for it.
+        """
+        with self._lock:
+            for track in self.tracks:
+                try:
+                    self._read_log(track.key)
+                except FileNotFoundError:
+                    pass  # no traced call has reached it
+                except Exception as error:
+                    note = f"What rank {track.key.rank} of {self.group} wrote cannot be read: {error}"
+                    self.notes += [note] if note not in self.notes else []
+            if last:
+                self.read, now = None, time.time_ns()
+                self.tracks = [replace(track, closed=now) for track in self.tracks]
+
+    def _read_log(self, key: TrackKey) -> None:
+        raw = self._raw.setdefault(key.rank, bytearray())
+        before = len(raw)
+        while self.read is not None and (chunk := self.read(key.rank, len(raw))):
+            raw += chunk
+        if len(raw) > before:
+            self.logs[key] = read_log(bytes(raw).splitlines(), key)
 
 
 class OpenCall:
@@ -78,23 +108,42 @@ class OpenCall:
     def merged_parts(self) -> Iterator[Part]:
         """Return its parts, with the times and bytes of the ranks."""
         for part in self.call.parts:
-            reading = self.of.readings.get(self.call.key(part))
-            seen = (reading.parts.get(self.number) if reading else None) or part
+            log = self.of.logs.get(self.call.key(part))
+            seen = (log.parts.get(self.number) if log else None) or part
             yield Part(  # not replace(), which takes twice as long: there are as many as ranks, for each call
-                part.rank,
-                part.encoded,
-                part.sent,
-                seen.received,
-                seen.started,
-                seen.finished,
-                seen.returned,
-                part.fetched,
-                part.message_bytes,
-                seen.argument_bytes,
-                seen.result_bytes,
-                seen.error,
-                seen.items,
+                *(part.rank, part.encoded, part.sent),
+                *(seen.received, seen.started, seen.finished, seen.returned),
+                *(part.fetched, part.message_bytes),
+                *(seen.argument_bytes, seen.result_bytes, seen.error, seen.items),
             )
+
+
+class Points:
+    """The values of one counter as they come. Beyond ``MOST_POINTS`` every second value is dropped, again and again."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, dict[str, float]]] = []
+        self._gap = 0
+
+    def add(self, now: int, values: Mapping[str, float]) -> None:
+        """Add the values from ``now`` on."""
+        points = self._points
+        if points and now - points[-1][0] < self._gap:
+            points[-1] = (points[-1][0], dict(values))
+            return
+        points.append((now, dict(values)))
+        if len(points) > MOST_POINTS:
+            self._points = points[::2]
+            self._gap = (points[-1][0] - points[0][0]) // len(self._points)
+
+    def counter(self, name: str, began: int, ended: int) -> Counter | None:
+        """Return the values between two times; None if there are none."""
+        before = max(0, bisect_right(self._points, began, key=lambda point: point[0]) - 1)
+        seen = [(max(at, began), values) for at, values in self._points[before:] if at <= ended]
+        if not seen:
+            return None
+        series = {name: tuple(values.get(name, 0.0) for _, values in seen) for name in seen[0][1]}
+        return Counter(name, tuple(at for at, _ in seen), series)
 
 
 class TraceRecorder:
@@ -102,13 +151,12 @@ class TraceRecorder:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.id = secrets.token_hex(4)
-        self.dropped = 0
         self.ids = itertools.count(1)
+        self.spans = SpanWriter()
         self._limit = limit
         self._kept = 0
+        self._dropped = 0
         self._calls: deque[OpenCall] = deque()
-        self._spans: dict[int, Span] = {}
-        self._points: dict[str, Points] = {}
         self._lock = threading.Lock()
 
     def keep(self, call: OpenCall) -> None:
@@ -118,61 +166,30 @@ class TraceRecorder:
             self._kept += len(call.call.parts)
             while self._kept > self._limit and len(self._calls) > 1:
                 self._kept -= len(self._calls.popleft().call.parts)
-                self.dropped += 1
-
-    def enter(self, name: str, attributes: dict[str, Any]) -> int:
-        """Record that a span of the driver begins; return the number for :meth:`leave`."""
-        number = next(self.ids)
-        with self._lock:
-            self._spans[number] = Span(name, time.time_ns(), attributes=plain(attributes))
-            if len(self._spans) > self._limit:
-                del self._spans[next(iter(self._spans))]
-        return number
-
-    def leave(self, number: int, error: BaseException | None) -> None:
-        """Record that a span ends."""
-        text = None if error is None else describe(error)
-        with self._lock:
-            if number in self._spans:
-                self._spans[number] = replace(self._spans[number], ended=time.time_ns(), error=text)
-
-    def count(self, name: str, values: Mapping[str, float]) -> None:
-        """Record quantities from now on."""
-        with self._lock:
-            self._points.setdefault(name, Points()).add(time.time_ns(), values)
+                self._dropped += 1
 
     def trace(self, epochs: Sequence[TracedEpoch], began: int, ended: int, title: str = "") -> Trace:
-        """Return the calls and spans that began between two times, and the counters."""
+        """Return the calls and spans that began between two times, and the counters, on the driver's clock."""
         with self._lock:
-            calls, spans = list(self._calls), list(self._spans.values())
-            counted = [points.counter(name, began, ended) for name, points in self._points.items()]
-        calls = [call for call in calls if began <= call.call.began <= ended]
-        spans = [span for span in spans if began <= span.began <= ended]
-        counters = [counter for counter in counted if counter is not None]
-        notes = [
-            f"The first {self.dropped} calls are left out: a trace keeps the {LIMIT:,} last parts of calls."
-        ]
-        return merge(
-            epochs, calls, spans, counters, Trace(began, ended, title=title), notes if self.dropped else ()
+            calls = [call for call in self._calls if began <= call.call.began <= ended]
+        own = read_log(self.spans.read().splitlines())
+        trace = merge(epochs, calls, own, Trace(began, ended, title=title))
+        note = (
+            f"The first {self._dropped} calls are left out: a trace keeps the {LIMIT:,} last parts of calls."
         )
+        return replace(trace, notes=(*trace.notes, note)) if self._dropped else trace
 
 
-def merge(
-    epochs: Sequence[TracedEpoch],
-    calls: Sequence[OpenCall],
-    spans: Sequence[Span],
-    counters: Sequence[Counter],
-    frame: Trace,
-    notes: Iterable[str] = (),
-) -> Trace:
-    """Return the events of the driver and the ranks as one trace, on the driver's clock.
+def merge(epochs: Sequence[TracedEpoch], calls: Sequence[OpenCall], own: SpanLog, frame: Trace) -> Trace:
+    """Return calls and the events of the driver and the ranks as one trace, on the driver's clock.
 
     ``frame`` has the beginning, the end and the title of the trace.
     """
     here = socket.gethostname()
-    readings = {key: reading for epoch in epochs for key, reading in epoch.readings.items()}
+    logs: dict[TrackKey | None, SpanLog] = {None: own}
+    logs |= {key: log for epoch in epochs for key, log in epoch.logs.items()}
     tracks = {track.key: track for epoch in epochs for track in epoch.tracks}
-    parts = {call.call.id: list(call.merged_parts()) for call in calls}
+    parts = {call.call.id: tuple(call.merged_parts()) for call in calls}
     elsewhere: dict[str, list[Part]] = {}
     for call in calls:
         for part in () if call.of.shares_clock else parts[call.call.id]:
@@ -180,31 +197,32 @@ def merge(
             if track is not None and track.host != here:
                 elsewhere.setdefault(track.host, []).append(part)
     estimates = [estimate_clock(host, bounding) for host, bounding in elsewhere.items()]
-    clocks = tuple(clock for clock in estimates if clock is not None)
-    by_host = {clock.host: clock.offset for clock in clocks}
-    offsets = {key: by_host[track.host] for key, track in tracks.items() if track.host in by_host}
+    clocks = {clock.host: clock for clock in estimates if clock is not None}
+    offsets: dict[TrackKey | None, int] = {
+        key: clocks[track.host].offset for key, track in tracks.items() if track.host in clocks
+    }
     merged: list[Call] = []
     for call in calls:
         for part in parts[call.call.id]:
             _correct(part, offsets.get(call.call.key(part), 0))
         sources = tuple(dict.fromkeys(call.call.sources))
-        merged.append(replace(call.call, sources=sources, parts=tuple(parts[call.call.id])))
-    rank_spans = list(_rank_spans(readings, calls, offsets, frame))
+        merged.append(replace(call.call, sources=sources, parts=parts[call.call.id]))
+    spans = sorted(_spans(logs, calls, offsets, frame), key=lambda span: span.began)
     called = {(call.group, call.epoch) for call in merged}
-    called |= {(span.track.group, span.track.epoch) for span in rank_spans if span.track is not None}
-    own_notes = [note for epoch in epochs if (epoch.group, epoch.epoch) in called for note in epoch.notes]
-    if any(reading.full for reading in readings.values()):
-        own_notes.append("A rank wrote more than it may; the rest of its part is left out.")
+    called |= {(span.track.group, span.track.epoch) for span in spans if span.track is not None}
+    notes = [note for epoch in epochs if (epoch.group, epoch.epoch) in called for note in epoch.notes]
+    if any(log.full for log in logs.values()):
+        notes.append("A process wrote more than it may; the rest of its part is left out.")
     return replace(
         frame,
         host=here,
         pid=os.getpid(),
         tracks=tuple(track for key, track in tracks.items() if (key.group, key.epoch) in called),
         calls=tuple(sorted(merged, key=lambda call: (call.began, call.id))),
-        spans=tuple(sorted([*spans, *rank_spans], key=lambda span: span.began)),
-        clocks=clocks,
-        counters=(*counters, *_rank_counters(readings, offsets, frame)),
-        notes=(*own_notes, *notes),
+        spans=tuple(spans),
+        clocks=tuple(clocks.values()),
+        counters=tuple(_counters(logs, offsets, frame)),
+        notes=tuple(notes),
     )
 
 
@@ -234,29 +252,29 @@ def _correct(part: Part, offset: int) -> None:
         setattr(part, name, None if time_ns is None else time_ns - offset)
 
 
-def _rank_spans(
-    readings: Mapping[TrackKey, SpanLog],
+def _spans(
+    logs: Mapping[TrackKey | None, SpanLog],
     calls: Iterable[OpenCall],
-    offsets: Mapping[TrackKey, int],
+    offsets: Mapping[TrackKey | None, int],
     frame: Trace,
 ) -> Iterator[Span]:
-    """Return the spans of ranks within these calls, or outside calls in the time of the trace."""
+    """Return the spans within these calls, or outside calls in the time of the trace."""
     ids = {(call.of.group, call.of.epoch, call.number): call.call.id for call in calls}
-    for key, reading in readings.items():
+    for key, log in logs.items():
         offset = offsets.get(key, 0)
-        for span in reading.spans:
-            call = None if span.call is None else ids.get((key.group, key.epoch, span.call))
+        for span in log.spans:
+            call = None if key is None or span.call is None else ids.get((key.group, key.epoch, span.call))
             began, ended = span.began - offset, None if span.ended is None else span.ended - offset
             if call is not None or (span.call is None and frame.began <= began <= frame.ended):
                 yield replace(span, began=began, ended=ended, call=call)
 
 
-def _rank_counters(
-    readings: Mapping[TrackKey, SpanLog], offsets: Mapping[TrackKey, int], frame: Trace
+def _counters(
+    logs: Mapping[TrackKey | None, SpanLog], offsets: Mapping[TrackKey | None, int], frame: Trace
 ) -> Iterator[Counter]:
     points: dict[str, Points] = {}
-    for key, reading in readings.items():
-        for name, at, values in reading.counts:
+    for key, log in logs.items():
+        for name, at, values in log.counts:
             points.setdefault(name, Points()).add(at - offsets.get(key, 0), values)
     for name in sorted(points):
         counter = points[name].counter(name, frame.began, frame.ended)

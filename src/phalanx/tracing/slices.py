@@ -24,12 +24,12 @@ class Slice:
     start: int
     end: int
     kind: str
-    lane: int = 0
-    depth: int = 0
     call: int | None = None
     open: bool = False
     error: str | None = None
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    lane: int = 0
+    depth: int = 0
 
     @property
     def duration(self) -> int:
@@ -73,7 +73,7 @@ def driver_slices(trace: Trace) -> dict[str, list[Slice]]:
 def rank_slices(trace: Trace) -> dict[TrackKey, list[Slice]]:
     """Return the slices of each rank: its parts of calls with their phases and spans, and other spans."""
     families: dict[TrackKey, list[list[Slice]]] = {track.key: [] for track in trace.tracks}
-    family_of_call: dict[tuple[TrackKey, int], list[Slice]] = {}
+    family_of_call: dict[tuple[TrackKey, int | None], list[Slice]] = {}
     calls = {call.id: call for call in trace.calls}
     for call in trace.calls:
         for index, part in enumerate(call.parts):
@@ -84,42 +84,31 @@ def rank_slices(trace: Trace) -> dict[TrackKey, list[Slice]]:
     for span in trace.spans:
         if span.track is None:
             continue
-        made = _span_slice(span, trace.ended)
-        around = family_of_call.get((span.track, span.call)) if span.call is not None else None
+        inner = _span_slice(span, trace.ended)
+        around = family_of_call.get((span.track, span.call))
         if around is None:
-            families.setdefault(span.track, []).append([made])
-            continue
-        start = min(max(made.start, around[0].start), around[0].end)
-        around.append(replace(made, start=start, end=max(start, min(made.end, around[0].end))))
-    return {key: place(found) for key, found in families.items()}
+            families.setdefault(span.track, []).append([inner])
+        else:
+            start = min(max(inner.start, around[0].start), around[0].end)
+            around.append(replace(inner, start=start, end=max(start, min(inner.end, around[0].end))))
+    return {key: place(of_rank) for key, of_rank in families.items()}
 
 
 def _driver_family(call: Call, until: int) -> list[Slice]:
     """Return a call as the driver saw it, and its phases: plan, send, wait, fetch, join."""
     is_open = call.ended is None and call.returned is None
     end = call.ended if call.ended is not None else until if is_open else call.last_seen
-    end = max(end, call.began)
-    whole = Slice(call.name, call.began, end, "call", call=call.id, open=is_open, error=call.error)
+    root = Slice(call.name, call.began, max(end, call.began), "call", call.id, is_open, call.error)
     marks = [("plan", call.planned), ("start processes" if call.method == STARTING else "send", call.sent)]
     if call.asked is not None:
-        idle = call.asked if call.sent is not None and call.asked > call.sent else None
         returned = None if call.returned is None else max(call.returned, call.asked)
         if call.fetched is not None and returned is not None:
             returned = min(returned, call.fetched)
-        marks += [
-            ("in the background", idle),
-            ("wait", returned),
-            ("fetch", call.fetched),
-            ("join", call.joined),
-        ]
+        marks += [("in the background", None if call.sent is None else call.asked), ("wait", returned)]
+        marks += [("fetch", call.fetched), ("join", call.joined)]
         if call.ended is not None and call.joined is None:
-            marks.append(("wait", end))
-    at, family = call.began, [whole]
-    for name, mark in marks:
-        if mark is not None and min(mark, end) > at:
-            family.append(Slice(name, at, min(mark, end), "phase", depth=1, call=call.id))
-            at = min(mark, end)
-    return family
+            marks.append(("wait", root.end))
+    return _family(root, marks)
 
 
 def _rank_family(call: Call, index: int, received: int, calls: Mapping[int, Call], until: int) -> list[Slice]:
@@ -127,31 +116,30 @@ def _rank_family(call: Call, index: int, received: int, calls: Mapping[int, Call
     part = call.parts[index]
     known = [time for time in (part.returned, part.finished, part.started) if time is not None]
     end = max(received, *known[:1], until if part.returned is None else 0)
-    whole = Slice(
-        call.name, received, end, "call", call=call.id, open=part.returned is None, error=part.error
-    )
-    arrived = _results_arrival(call, index, calls)
-    phases = (
-        (AWAITING, received, arrived),
-        ("arguments", received if arrived is None else arrived, part.started),
-        ("return", part.finished, part.returned),
-    )
-    return [
-        whole,
-        *(
-            Slice(name, start, min(stop, end), "phase", depth=1, call=call.id)
-            for name, start, stop in phases
-            if start is not None and stop is not None and stop > start
-        ),
+    root = Slice(call.name, received, end, "call", call.id, part.returned is None, part.error)
+    marks = [
+        (AWAITING, _results_arrival(call, index, calls)),
+        ("arguments", part.started),
+        ("", part.finished),
     ]
+    return _family(root, [*marks, ("return", None if part.finished is None else part.returned)])
+
+
+def _family(root: Slice, marks: Iterable[tuple[str, int | None]]) -> list[Slice]:
+    """Return a slice and its phases, each from the known mark before to its own; one without a name is not drawn."""
+    family, at = [root], root.start
+    for name, mark in marks:
+        end = at if mark is None else min(mark, root.end)
+        if end > at:
+            family += [Slice(name, at, end, "phase", root.call)] if name else []
+            at = end
+    return family
 
 
 def _span_slice(span: Span, until: int) -> Slice:
     end = max(span.began, until if span.ended is None else span.ended)
-    is_open = span.ended is None
-    return Slice(
-        span.name, span.began, end, "span", 0, 0, span.call, is_open, span.error, dict(span.attributes)
-    )
+    attributes = dict(span.attributes)
+    return Slice(span.name, span.began, end, "span", span.call, span.ended is None, span.error, attributes)
 
 
 def sources_of(call: Call, index: int, calls: Mapping[int, Call]) -> Iterator[tuple[Call, Part]]:
@@ -178,37 +166,36 @@ def _results_arrival(call: Call, index: int, calls: Mapping[int, Call]) -> int |
 def place(families: Iterable[Sequence[Slice]]) -> list[Slice]:
     """Return the slices of families with lanes and depths; the first slice of a family spans the others.
 
-    A family goes to the lowest lane that is free in its time, so that slices of a lane either nest or lie apart.
+    A family goes to the lowest lanes that are free in its time, so that slices of a lane either nest or lie apart.
     Within a family, slices that overlap without nesting (threads, tasks) get lanes of their own.
     """
     free: list[int] = []  # by lane, the end of its last family
     placed: list[Slice] = []
     for family in sorted(families, key=lambda family: (family[0].start, -family[0].end)):
-        nested, height = _nested(family)
+        nested = list(_nested(family))
+        height = 1 + max(one.lane for one in nested)
         lane = 0
         while any(end > family[0].start for end in free[lane : lane + height]):
             lane += 1
         free += [0] * (lane + height - len(free))
-        free[lane : lane + height] = [max(end, family[0].end) for end in free[lane : lane + height]]
+        free[lane : lane + height] = [family[0].end] * height
         placed += [replace(one, lane=one.lane + lane) if lane else one for one in nested]
     return placed
 
 
-def _nested(family: Sequence[Slice]) -> tuple[list[Slice], int]:
-    """Return the slices of a family with lanes and depths, and the number of its lanes."""
-    first, *rest = family
-    lanes: list[list[Slice]] = [[first]]  # by lane, the slices that are open at the time, outermost first
-    placed = [first]
+def _nested(family: Sequence[Slice]) -> Iterator[Slice]:
+    """Return the slices of a family with depths, and with lanes from 0."""
+    root, *rest = family
+    lanes: list[list[Slice]] = [[root]]  # by lane, the slices that are open at the time, outermost first
+    yield root
     for inner in sorted(rest, key=lambda one: (one.start, -one.end)):
         for stack in lanes:
-            while stack and stack[-1].end <= inner.start and stack[-1] is not first:
+            while stack and stack[-1].end <= inner.start and stack[-1] is not root:
                 stack.pop()
-            if not stack or inner.end <= stack[-1].end:
-                break
-        else:
-            stack = list[Slice]()
-            lanes.append(stack)
-        lane = next(number for number, other in enumerate(lanes) if other is stack)
-        placed.append(replace(inner, lane=lane, depth=len(stack)))
-        stack.append(inner)
-    return placed, len(lanes)
+        lane = next(
+            (n for n, stack in enumerate(lanes) if not stack or inner.end <= stack[-1].end), len(lanes)
+        )
+        if lane == len(lanes):
+            lanes.append([])
+        yield replace(inner, lane=lane, depth=len(lanes[lane]))
+        lanes[lane].append(inner)

@@ -12,16 +12,7 @@ from phalanx.tracing.slices import AWAITING, rank_slices
 
 _MS = 1e6
 _SHOWN_FAILURES = 8
-_COLUMNS = (
-    "call",
-    "calls",
-    "failed",
-    "p50 ms",
-    "p95 ms",
-    "bytes to ranks",
-    "bytes from ranks",
-    "idle % by rank",
-)
+_TIMES_AND_BYTES = ("p50 ms", "p95 ms", "bytes to ranks", "bytes from ranks")
 
 
 @dataclass(frozen=True)
@@ -49,11 +40,6 @@ class Summary:
     def __str__(self) -> str:
         return "\n\n".join([self.title, str(self.table), *self.notes])
 
-    def __rich__(self) -> Any:
-        from rich.console import Group  # only where something is shown
-
-        return Group(self.title, self.table.__rich__(), *self.notes)
-
 
 def summarize(trace: Trace) -> Summary:
     """Return the summary of a trace."""
@@ -71,7 +57,11 @@ def summarize(trace: Trace) -> Summary:
         f"{clock.uncertainty / _MS:.3f} ms); times of its ranks are corrected by that."
         for clock in trace.clocks
     ]
-    table = Table("Calls, from the plan to the value or the last return", _COLUMNS, tuple(rows))
+    table = Table(
+        "Calls, from the plan to the value or the last return",
+        ("call", "calls", "failed", *_TIMES_AND_BYTES, "idle % by rank"),
+        tuple(rows),
+    )
     return Summary(title, table, idle, (*trace.notes, *clocks, *_failures(trace)))
 
 

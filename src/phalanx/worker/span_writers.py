@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from phalanx.tracing.span_writer import Noted, SpanWriter, path_of
-from phalanx.tracing.spans import process
+from phalanx.tracing.spans import Noted, SpanWriter, path_of, process
 
 _KEPT = 8
 _NOT_TRACED: AbstractContextManager[None] = nullcontext()
@@ -36,11 +35,11 @@ class Journals:
                 self._open.pop(next(iter(self._open))).close()
             journal = self._open[trace] = SpanWriter(path_of(self.files, trace))
         if self._own_process:
-            process.sink, process.count = journal, journal.count
+            process.sink = journal
             self.on = True
         return Noted(journal, number, waits=waits)
 
     def off(self) -> None:
         """Drop spans outside of calls: the driver has ended its trace."""
-        process.sink = process.count = None
+        process.sink = None
         self.on = False

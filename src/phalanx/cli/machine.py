@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from phalanx.backends.ray.usage import gpus
 from phalanx.display.byte_format import size
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ _VARIABLES = (
     *("OMP_NUM_THREADS", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_EXPERIMENTAL_NOSET_"),
     *("PHALANX_VERL", "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"),
 )
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _NO_LIMIT = 1 << 60  # version 1 of control groups says "none" by a number near 2^63
 
 
@@ -52,7 +52,8 @@ class Machine:
     """This machine, as far as it matters to ranks.
 
     Sizes are bytes; ``cores`` are those that this process may use; ``limits`` are soft and hard, None for no limit;
-    ``gpus`` are names of accelerators; ``disk_used`` is the full part of the disk with Ray's files, from 0 to 1.
+    ``gpus`` are names of accelerators; ``disk_used`` is the full part of the disk with Ray's files, from 0 to 1;
+    ``verl_hook`` is True if verl finds this library's plugin: the library is installed, not merely on the path.
     """
 
     host: str
@@ -74,7 +75,6 @@ class Machine:
     no_cluster: str = "none runs here"
     verl: str | None = None
     verl_hook: bool = False
-    """True if verl finds this library's plugin: the library is installed, not merely on the path."""
 
 
 def variables() -> dict[str, str]:
@@ -84,9 +84,13 @@ def variables() -> dict[str, str]:
 
 def gather(reader: ClusterReader | None = None, environment: Mapping[str, str] | None = None) -> Machine:
     """Describe this machine now, and a cluster; ``environment`` as it was before anybody changed it."""
+    from phalanx.backends.ray.usage import gpus  # loads Ray
+
     host = socket.gethostname()
     ports = [int(part) for part in _read("/proc/sys/net/ipv4/ip_local_port_range").split() if part.isdigit()]
     huge_pages = _read("/sys/kernel/mm/transparent_hugepage/enabled")  # such as "always [madvise] never"
+    limits = [int(text) for text in map(_read, _MEMORY_LIMITS) if text.strip().isdigit()]
+    shared, disk = _disk("/dev/shm"), _disk("/tmp/ray" if os.path.isdir("/tmp/ray") else "/tmp")
     hooks = importlib.metadata.entry_points(group="verl.plugins")
     return Machine(
         host=host,
@@ -94,15 +98,15 @@ def gather(reader: ClusterReader | None = None, environment: Mapping[str, str] |
         versions={name: _version(name) for name in _PACKAGES},
         cores=_cores(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        memory_limit=_memory_limit(),
-        shared_memory=_disk("/dev/shm")[0],
+        memory_limit=next((limit for limit in limits if limit < _NO_LIMIT), None),
+        shared_memory=shared and shared.total,
         environment=variables() if environment is None else environment,
         gpus=tuple(f"{gpu.number} ({size(gpu.total)})" for gpu in gpus()),
         limits={name: _limit(getattr(resource, f"RLIMIT_{name.upper()}")) for name in _LIMITS},
         ephemeral_ports=(ports[0], ports[1]) if len(ports) == 2 else None,
         huge_pages=huge_pages.partition("[")[2].partition("]")[0] or None,
         infiniband=os.path.isdir("/sys/class/infiniband") and bool(os.listdir("/sys/class/infiniband")),
-        disk_used=_disk("/tmp/ray" if os.path.isdir("/tmp/ray") else "/tmp")[1],
+        disk_used=1 - disk.free / disk.total if disk and disk.total else None,
         token=os.path.isfile(os.path.expanduser("~/.ray/auth_token")) or "RAY_AUTH_TOKEN" in os.environ,
         cluster=None if reader is None else _cluster(reader, host),
         verl=_version("verl"),
@@ -115,10 +119,10 @@ def _cluster(reader: ClusterReader, host: str) -> Cluster:
     here: Counter[str] = Counter()
     for node in nodes:
         here.update(node.resources if node.host == host else {})
-    versions: dict[str, str | None] = {}
-    with contextlib.suppress(ValueError, AttributeError):
+    metadata: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):
         metadata = json.loads(reader.metadata() or b"{}")
-        versions = {"ray": metadata.get("ray_version"), "python": metadata.get("python_version")}
+    versions = {name: metadata.get(f"{name}_version") for name in ("ray", "python")}
     return Cluster(
         address=reader.address,
         nodes=len(nodes),
@@ -145,25 +149,16 @@ def _cores() -> int:
     return cores
 
 
-def _memory_limit() -> int | None:
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = _read(path).strip()
-        if text.isdigit() and int(text) < _NO_LIMIT:
-            return int(text)
-    return None
-
-
 def _limit(number: int) -> tuple[int | None, int | None]:
     soft, hard = (None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(number))
     return soft, hard
 
 
-def _disk(path: str) -> tuple[int | None, float | None]:
-    """Return the size of a file system, and its full part from 0 to 1."""
-    with contextlib.suppress(OSError, ZeroDivisionError):
-        usage = shutil.disk_usage(path)
-        return usage.total, 1 - usage.free / usage.total
-    return None, None
+def _disk(path: str) -> Any:
+    """Return the use of a file system; None if it is not there."""
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(path)
+    return None
 
 
 def _read(path: str) -> str:
