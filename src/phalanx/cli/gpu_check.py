@@ -14,13 +14,13 @@ from torch.distributed import TCPStore
 
 import phalanx as px
 from phalanx.display.tables import Table
+from phalanx.weights.buckets import read_slot, write_slot
 from phalanx.weights.local_layout import read_tensors
 from phalanx.weights.plan import Locality, Locations, RankLocation
 from phalanx.weights.planner import make_plan
-from phalanx.weights.tensors import read_slot, write_slot
-from phalanx.weights.transport import COPY, CUDA_IPC, NCCL, Deadline
-from phalanx.weights.weight_requests import ConnectRequest, Side, WeightsName
-from phalanx.weights.weight_routes import make_routes
+from phalanx.weights.transport import COPY, CUDA_IPC, NCCL, Deadline, Side
+from phalanx.weights.weight_requests import ConnectRequest
+from phalanx.weights.weight_routes import make_endpoints
 
 NO_DEVICE = "no CUDA device: torch sees none on this machine, so there is no device path to check"
 _TIMEOUT_S = 60.0
@@ -100,21 +100,19 @@ def _run_side(
         locations = Locations((RankLocation("node", "source"),), (RankLocation("node", "target"),))
         plan = make_plan([manifest], [manifest], locations)
         transports = {Locality.PROCESS: COPY, Locality.NODE: transport, Locality.REMOTE: transport}
-        name = WeightsName("source", "", "w")
-        request = ConnectRequest("gpu-check", name, (0,), plan, None, 64 << 20, transports, store=store)
+        request = ConnectRequest("gpu-check", side, ("", "w"), (0,), plan, 64 << 20, transports, store=store)
         request = request if address is None else replace(request, addresses={0: address})
-        (route,) = make_routes(request, side, 0, where)
-        route.endpoint.connect(Deadline(_TIMEOUT_S))
-        pipe.send(route.endpoint.address)
+        (endpoint,) = make_endpoints(request, 0, where)
+        endpoint.connect(Deadline(_TIMEOUT_S))
+        pipe.send(endpoint.address)
         pipe.recv()
         seconds: list[float] = []
         for _ in range(_TRANSFERS):
             began, deadline = time.perf_counter(), Deadline(_TIMEOUT_S)
             if side == "source":
-                buckets = route.streams[0]
-                route.endpoint.send(buckets, lambda slot: read_slot(tensors, slot), lambda _: b"", deadline)
+                endpoint.send(lambda slot: read_slot(tensors, slot), lambda _: b"sent", deadline)
             else:
-                route.endpoint.receive(route.streams, lambda slot: write_slot(tensors, slot), deadline)
+                endpoint.receive(lambda slot: write_slot(tensors, slot), deadline)
             seconds.append(time.perf_counter() - began)
         if not torch.equal(tensors["w"], filled):
             raise ValueError("the tensor differs from the source's")

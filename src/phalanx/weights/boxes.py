@@ -73,6 +73,18 @@ def without(box: Box, hole: Box) -> list[Box]:
     return rest
 
 
+def find_overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
+    """Return two of the boxes of a tensor that overlap; None if all are disjoint."""
+    ordered = sorted(boxes)
+    for index, box in enumerate(ordered):
+        for other in ordered[index + 1 :]:
+            if box.offsets and other.offsets[0] >= box.offsets[0] + box.sizes[0]:
+                break
+            if meet(box, other):
+                return box, other
+    return None
+
+
 def chunk(runs: Sequence[Run], index: int, count: int) -> list[Run]:
     """Return chunk ``index`` of ``count`` of the indices in ``runs``, as ``torch.chunk`` divides them."""
     step = -(-sum(length for _, length in runs) // count)

@@ -1,21 +1,19 @@
-"""Roles of a process: values are copied from storage to storage, or the storage is shared."""
+"""Roles of a process: values are copied from storage to storage."""
 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from phalanx.errors import DeclarationError
-from phalanx.weights.bucket_packing import Read, Write
-from phalanx.weights.buckets import Bucket
-from phalanx.weights.manifest import Manifest
-from phalanx.weights.transport import Deadline, Endpoint, Note, Received, lost
+from phalanx.weights.buckets import Bucket, Packing, SlotView
+from phalanx.weights.transport import COPY, Deadline, Endpoint, Note, Side, lost
 
-_Offer = tuple[Read, bytes, Callable[[], None]]
-_offers: dict[tuple[str, int, int], queue.SimpleQueue[_Offer | None]] = {}
-"""Queues between roles of this process, by connection key, source rank and target rank."""
+_Offer = tuple[SlotView, bytes, Callable[[], None]]
+_Offers = queue.SimpleQueue[_Offer | None]
+_offers: dict[tuple[str, int, int], _Offers] = {}
+"""Queues between roles of this process, by connection, source rank and target rank."""
 
 
 class CopyEndpoint(Endpoint):
@@ -25,34 +23,45 @@ class CopyEndpoint(Endpoint):
     calls ``check``, which raises if they were written to meanwhile.
 
     Args:
-        key: key of the connection.
-        pairs: (source rank, target rank) of each pair that this role is part of.
+        connection: name of the connection.
+        side, rank: the role.
+        streams: see :class:`Endpoint`.
         check: raises WeightsError if the source's tensors were written to.
     """
 
-    def __init__(self, key: str, pairs: Iterable[tuple[int, int]], check: Callable[[], None]) -> None:
-        self._keys = [(key, *pair) for pair in pairs]
-        self._queues = {pair: _offers.setdefault(pair, queue.SimpleQueue()) for pair in self._keys}
+    def __init__(
+        self,
+        connection: str,
+        side: Side,
+        rank: int,
+        streams: Mapping[int, Sequence[Bucket]],
+        check: Callable[[], None],
+    ) -> None:
+        super().__init__(COPY, streams, Packing())
         self._check = check
+        peers = {reader for bucket in self.buckets for reader in bucket.readers}
+        keys = [(connection, rank, peer) for peer in sorted(peers)]
+        if side == "target":
+            keys = [(connection, source, rank) for source in streams]
+        self._queues = {key: _offers.setdefault(key, queue.SimpleQueue()) for key in keys}
 
-    def send(self, buckets: Sequence[Bucket], read: Read, note: Note, deadline: Deadline) -> int:
+    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
         for (_, _, reader), offers in self._queues.items():
             offers.put((read, note(reader), self._check))
-        return sum(bucket.nbytes for bucket in buckets)
+        return sum(bucket.nbytes for bucket in self.buckets)
 
-    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, deadline: Deadline) -> Received:
-        written, notes = 0, dict[int, bytes]()
+    def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
+        notes: dict[int, bytes] = {}
         for (_, source, _), offers in self._queues.items():
             read, notes[source], check = self._take(offers, f"source rank {source}", deadline)
             with torch.no_grad():
-                for bucket in buckets[source]:
+                for bucket in self.streams[source]:
                     for slot in bucket.slots:
                         write(slot).copy_(read(slot))
-                        written += slot.nbytes
             check()
-        return Received(written, notes)
+        return notes
 
-    def _take(self, offers: queue.SimpleQueue[_Offer | None], peer: str, deadline: Deadline) -> _Offer:
+    def _take(self, offers: _Offers, peer: str, deadline: Deadline) -> _Offer:
         while True:
             try:
                 offer = offers.get(timeout=deadline.left(peer))
@@ -66,29 +75,3 @@ class CopyEndpoint(Endpoint):
         for key, offers in self._queues.items():
             offers.put(None)  # wakes a target that waits
             _offers.pop(key, None)
-
-
-def share_storage(
-    source: Mapping[str, torch.Tensor],
-    target: Mapping[str, torch.nn.Parameter | torch.Tensor],
-    manifests: tuple[Manifest, Manifest],
-) -> None:
-    """Make the target's tensors views of the source's storage: a sync then only marks the version.
-
-    Args:
-        source, target: local tensors by name. The target's tensors are changed.
-        manifests: manifests of both.
-
-    Raises:
-        DeclarationError: if layouts, types or names differ, so that a copy is needed.
-    """
-    ours, theirs = dict(manifests[0].items()), dict(manifests[1].items())
-    odd = sorted(name for name, tensor in theirs.items() if ours.get(name) != tensor)
-    if odd:
-        raise DeclarationError(
-            f"share=True needs the source's layout and types, but {', '.join(odd[:5])} differ: accept the weights "
-            "without share=True, which copies"
-        )
-    ties = dict(manifests[1].ties)
-    for name in (*theirs, *ties):
-        target[name].data = source[ties.get(name, name)].detach()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Ticket
+from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable
 from phalanx.calls.future import CallFuture
 from phalanx.errors import (
@@ -23,9 +24,9 @@ from phalanx.errors import (
     WorkerDiedError,
 )
 from phalanx.session.wait_threads import Pending
-from phalanx.weights.sync_pairs import PairCalls
+from phalanx.weights.sync_pairs import SyncPair
 from phalanx.weights.versions import Transfer, WeightsVersion
-from phalanx.weights.weight_requests import SyncResponse
+from phalanx.weights.weight_requests import Arrived, Sent
 from phalanx.wire.value import Reduced
 
 _GRACE_S = 5.0
@@ -38,7 +39,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
     """A running sync: ``result()`` returns its :class:`WeightsVersion`.
 
     Args:
-        parts: calls by pair.
+        parts: the pairs, each with its calls.
         number: the version.
         began: start of the sync on the monotonic clock.
         text: note for errors.
@@ -49,16 +50,16 @@ class SyncFuture(CallFuture[WeightsVersion]):
 
     def __init__(
         self,
-        parts: Sequence[PairCalls],
+        parts: Sequence[tuple[SyncPair, Sequence[Call]]],
         number: int,
         began: float,
         text: str,
         on_end: Callable[[WeightsVersion | BaseException], None],
         lock: threading.RLock,
     ) -> None:
-        super().__init__(parts[-1].calls[-1])
+        super().__init__(parts[-1][1][-1])
         self._parts = tuple(parts)
-        self._all = [call for part in parts for call in part.calls]
+        self._all = [call for _, calls in parts for call in calls]
         self._number = number
         self._began = began
         self._text = text
@@ -108,7 +109,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
         for pair, calls in self._parts:
             marks: list[bytes] = []
             for call in calls:
-                responses: list[SyncResponse] = call.result(None)
+                responses: list[tuple[Sent | None, Arrived | None]] = call.result(None)
                 for rank, (sent, arrived) in zip(call.plan.ranks, responses, strict=True):
                     if sent is not None:
                         marks.append(sent.changed)

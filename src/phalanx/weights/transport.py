@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.buckets import Bucket
 from phalanx.weights.plan import Locality, Locations, Plan
 
-if TYPE_CHECKING:  # a driver chooses transports without torch
-    from phalanx.weights.bucket_packing import Read, Write
+if TYPE_CHECKING:  # a driver chooses transports without what ranks need
+    from phalanx.weights.buckets import Bucket, Packing, SlotView
 
 COPY = "copy"
 STORAGE = "shared storage"
@@ -29,6 +28,7 @@ TRANSPORTS = ("auto", SHARED_MEMORY, CUDA_IPC, GLOO, NCCL)
 WITH_DELTAS = (SHARED_MEMORY, GLOO)
 """Transports whose buckets are in host memory and may have any length."""
 
+Side = Literal["source", "target"]
 Note = Callable[[int], bytes]
 """Returns the message of a source for a target rank. It is called once all buckets are packed."""
 
@@ -63,21 +63,41 @@ def lost(peer: str, message: str) -> WeightsTransferError:
     return error
 
 
-class Received(NamedTuple):
-    """Bytes written, and the note of each source that had buckets for this rank."""
-
-    nbytes: int
-    notes: dict[int, bytes]
-
-
 class Endpoint:
     """The end of a transport on a source rank, which sends, or on a target rank, which receives.
 
     After an error an endpoint is closed, and the next sync connects new ones.
+
+    Args:
+        transport: name of the transport.
+        streams: buckets by source rank. A source has its own only, a target its slots of the buckets that it reads.
+        packing: packing of the buckets; the peers have the same.
     """
 
     #: Address that targets connect to; None if they need none.
     address: Any = None
+
+    def __init__(self, transport: str, streams: Mapping[int, Sequence[Bucket]], packing: Packing) -> None:
+        self.transport = transport
+        self.streams = streams
+        self.packing = packing
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """All buckets."""
+        return [bucket for stream in self.streams.values() for bucket in stream]
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the largest packed bucket."""
+        return max(map(self.packing.capacity, self.buckets))
+
+    def bytes_by_source(self) -> dict[int, int]:
+        """Return the bytes of all slots, by source rank."""
+        return {
+            source: sum(slot.nbytes for bucket in stream for slot in bucket.slots)
+            for source, stream in self.streams.items()
+        }
 
     def connect(self, deadline: Deadline) -> None:
         """Connect to the peers that are reachable before the first sync.
@@ -86,16 +106,16 @@ class Endpoint:
             WeightsTransferError: if this transport cannot reach a peer.
         """
 
-    def send(self, buckets: Sequence[Bucket], read: Read, note: Note, deadline: Deadline) -> int:
-        """Send ``buckets`` in order, then its note to each reader, and return the bytes sent.
+    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
+        """Send all buckets in order, then its note to each reader, and return the bytes sent.
 
         Raises:
             WeightsTransferError: if a reader died or did not respond in time.
         """
         raise NotImplementedError
 
-    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, deadline: Deadline) -> Received:
-        """Receive from each source its buckets with this rank's slots, and its note.
+    def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
+        """Receive all buckets, and return the note of each source.
 
         Raises:
             WeightsTransferError: if a source died or did not respond in time. Bytes written before stay written.
@@ -110,12 +130,12 @@ class Endpoint:
         """Release connections and memory. May be called again."""
 
 
-def group_members(plan: Plan, localities: Sequence[Locality]) -> list[tuple[str, int]]:
+def group_members(plan: Plan, localities: Sequence[Locality]) -> list[tuple[Side, int]]:
     """Return (side, rank) of the ranks that have something for each other over ``localities``, in a fixed order."""
     boxes = list(plan.boxes(localities))
     sources = sorted({box.source for box in boxes})
     targets = sorted({target for box in boxes for target in box.targets})
-    return [("source", rank) for rank in sources] + [("target", rank) for rank in targets]
+    return [*(("source", rank) for rank in sources), *(("target", rank) for rank in targets)]
 
 
 def transport_choices(

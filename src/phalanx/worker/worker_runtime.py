@@ -20,7 +20,7 @@ from phalanx.declare.worker import REJOINING, Worker, make
 from phalanx.errors import ArgumentLost, DispatchError, FailureKind, StaleEpoch, WeightsTorn
 from phalanx.topology.slots import SlotFacts
 from phalanx.tracing.span_writer import Noted
-from phalanx.weights.weight_registry import WeightRegistry
+from phalanx.weights.versions import WeightRegistry
 from phalanx.wire.call_page import BARE_CALLS, PLAIN_CALL, SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture

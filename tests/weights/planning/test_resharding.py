@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.weights.boxes import volume
-from phalanx.weights.buckets import buckets_from, buckets_to
+from phalanx.weights.buckets import buckets_from, buckets_to, read_slot, write_slot
 from phalanx.weights.local_layout import read_tensors
 from phalanx.weights.plan import Locality, Locations, Plan, RankLocation
-from phalanx.weights.tensors import WriteWatch, read_slot, write_slot
+from phalanx.weights.tensors import WriteWatch
 from tests.weights.planning.layouts import (
     Layout,
     blank,
