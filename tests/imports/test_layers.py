@@ -15,16 +15,13 @@ WEIGHT_PLANNING = (
     "digests",
     "local_layout",
     "manifest",
-    "megatron_layout",
     "name_matching",
     "plan",
-    "planner",
     "tensors",
     "transport",
     "versions",
 )
 WEIGHTS_ON_RANKS = (
-    "process_copy",
     "process_group",
     "ring",
     "shared_memory",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from phalanx.weights.versions import WeightRegistry
 
 from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
 from phalanx.errors import DeclarationError, InternalError, WeightsError
+from phalanx.weights.versions import WeightRegistry
 
 KEY = ("actor", "policy")
 
@@ -34,8 +34,9 @@ def test_weights_of_the_constructor_may_be_used() -> None:
 def test_a_sync_that_does_not_end_is_told_until_the_next_one_ends() -> None:
     noted = book(had=1)
     noted.begin(KEY, 2)
-    assert "sync to version 2 did not end: its parameters may be mixed (version 1 before)" in (
-        noted.unusable["actor"]
+    assert (
+        "sync to version 2 did not end: its parameters may be mixed (version 1 before)"
+        in (noted.unusable["actor"])
     )
 
     noted.begin(KEY, 2)  # a version that never arrived whole may come again

@@ -16,8 +16,7 @@ import phalanx as px
 from phalanx.display.tables import Table
 from phalanx.weights.buckets import read_slot, write_slot
 from phalanx.weights.local_layout import read_tensors
-from phalanx.weights.plan import Locality, Locations, RankLocation
-from phalanx.weights.planner import make_plan
+from phalanx.weights.plan import Locality, Locations, RankLocation, make_plan
 from phalanx.weights.transport import COPY, CUDA_IPC, NCCL, Deadline, Side
 from phalanx.weights.weight_requests import ConnectRequest
 from phalanx.weights.weight_routes import make_endpoints

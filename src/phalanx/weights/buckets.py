@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from phalanx.errors import WeightsTransferError
+from phalanx.weights.boxes import blocks
 from phalanx.weights.manifest import DTYPE_BYTES
 from phalanx.weights.plan import Locality, Plan
 from phalanx.weights.tensors import INTEGERS, Tensors, cut, dtype_named
@@ -125,27 +126,11 @@ def _slots(plan: Plan, source: int, limit: int, localities: Sequence[Locality] |
         if box.source != source:
             continue
         itemsize = DTYPE_BYTES[batch.dtype]
-        for start, sizes in _blocks(box.box.sizes, limit // itemsize):
+        for start, sizes in blocks(box.box.sizes, limit // itemsize):
             source_at = tuple(a + s for a, s in zip(box.source_at, start, strict=True))
             target_at = tuple(a + s for a, s in zip(box.target_at, start, strict=True))
             names = pair.source, source_at, pair.target, target_at
             yield Slot(0, math.prod(sizes) * itemsize, batch.dtype, sizes, *names, box.targets)
-
-
-def _blocks(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Divide ``sizes`` into blocks of at most ``limit`` elements, as (start, sizes)."""
-    if math.prod(sizes) <= limit:
-        yield (0,) * len(sizes), sizes
-        return
-    inner = math.prod(sizes[1:])
-    if inner > limit:
-        for row in range(sizes[0]):
-            for start, block in _blocks(sizes[1:], limit):
-                yield (row, *start), (1, *block)
-        return
-    step = limit // inner
-    for row in range(0, sizes[0], step):
-        yield (row, *(0,) * (len(sizes) - 1)), (min(step, sizes[0] - row), *sizes[1:])
 
 
 SlotView = Callable[[Slot], torch.Tensor]

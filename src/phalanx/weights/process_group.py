@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -20,12 +21,13 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.buckets import Bucket, Packing, SlotView
-from phalanx.weights.transport import GLOO, NCCL, Deadline, Endpoint, Note, Side, lost
+from phalanx.weights.buckets import Bucket, SlotView
+from phalanx.weights.transport import Deadline, Endpoint, Note, Side, lost
 from phalanx.worker.collectives import collectives
 
 _POLL_S = 0.0005
 _Member = tuple[Side, int]
+_Subgroup = tuple[int, tuple[int, ...]]
 
 
 def _name(member: _Member) -> str:
@@ -43,12 +45,12 @@ def _losing(peer: str) -> Generator[None]:
         ) from error
 
 
+@dataclass(eq=False)
 class ProcessGroupEndpoint(Endpoint):
     """The end of a rank of either side.
 
-    Args:
+    Attributes:
         me: side and rank.
-        streams, packing: see :class:`Endpoint`.
         store: address of the store over which the group is created, as "host:port".
         key: name of the group, never used twice.
         members: ranks of both sides that are in it. All of them must come.
@@ -56,27 +58,16 @@ class ProcessGroupEndpoint(Endpoint):
         device: device of the buckets on this rank.
     """
 
-    def __init__(
-        self,
-        me: _Member,
-        streams: Mapping[int, Sequence[Bucket]],
-        packing: Packing,
-        *,
-        store: str,
-        key: str,
-        members: Sequence[_Member],
-        subgroups: Sequence[tuple[int, tuple[int, ...]]],
-        device: torch.device,
-    ) -> None:
-        super().__init__(NCCL if device.type == "cuda" else GLOO, streams, packing)
-        self._me = me
-        self._address = store
-        self._key = key
-        self._members = members
-        self._subgroups = subgroups
-        self._device = device
+    me: _Member
+    store: str
+    key: str
+    members: Sequence[_Member]
+    subgroups: Sequence[_Subgroup]
+    device: torch.device
+
+    def __post_init__(self) -> None:
         #: The group of all members under None, and the subgroups.
-        self._groups: dict[tuple[int, tuple[int, ...]] | None, ProcessGroup] = {}
+        self._groups: dict[_Subgroup | None, ProcessGroup] = {}
         self._buffers: list[torch.Tensor] = []
         self._is_closed = False
 
@@ -87,7 +78,7 @@ class ProcessGroupEndpoint(Endpoint):
         if self._groups:
             return
         peer = "the other ranks of the sync"
-        host, _, port = self._address.rpartition(":")
+        host, _, port = self.store.rpartition(":")
         limit = timedelta(seconds=deadline.left(peer))
         arrivals: PrefixStore | None = None
         try:
@@ -95,30 +86,30 @@ class ProcessGroupEndpoint(Endpoint):
             with collectives.noting():
                 store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
                 store.set_timeout(limit)
-                arrivals = PrefixStore(f"weights/{self._key}/members", store)
-                arrivals.set(_name(self._me), "here")
-                self._groups[None] = self._make(store, "all", self._members, limit)
-                for source, targets in self._subgroups:
+                arrivals = PrefixStore(f"weights/{self.key}/members", store)
+                arrivals.set(_name(self.me), "here")
+                self._groups[None] = self._make(store, "all", self.members, limit)
+                for source, targets in self.subgroups:
                     members: list[_Member] = [("source", source), *(("target", target) for target in targets)]
-                    if self._me in members:
+                    if self.me in members:
                         name = f"{source}>{'+'.join(map(str, targets))}"
                         self._groups[source, targets] = self._make(store, name, members, limit)
         except (RuntimeError, ValueError) as error:  # torch's errors of stores and connections
             absent: list[str] = []
             with contextlib.suppress(RuntimeError):
                 if arrivals is not None:
-                    absent = [name for name in map(_name, self._members) if not arrivals.check([name])]
+                    absent = [name for name in map(_name, self.members) if not arrivals.check([name])]
             self.abort()
             raise lost(
                 absent[0] if absent else peer,
-                f"no process group of {len(self._members)} ranks could be created over the store at {self._address} "
+                f"no process group of {len(self.members)} ranks could be created over the store at {self.store} "
                 f"({error}); {', '.join(absent) or 'no rank'} did not come. Ranks of both groups must reach each "
                 "other's ports (GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
 
     def _make(self, store: Store, name: str, members: Sequence[_Member], limit: timedelta) -> ProcessGroup:
-        prefix = PrefixStore(f"weights/{self._key}/{name}", store)
-        rank, size, device = members.index(self._me), len(members), self._device
+        prefix = PrefixStore(f"weights/{self.key}/{name}", store)
+        rank, size, device = members.index(self.me), len(members), self.device
         group = ProcessGroup(prefix, rank, size)
         backend: Any
         if device.type == "cuda":
@@ -146,15 +137,15 @@ class ProcessGroupEndpoint(Endpoint):
             self._exchange([(bucket, memory[:length])], deadline)
             sent += length
         notes = {reader: note(reader) for bucket in self.buckets for reader in bucket.readers}
-        buckets = [Bucket(self._me[1], 0, len(notes[reader]), (reader,), ()) for reader in sorted(notes)]
+        buckets = [Bucket(self.me[1], 0, len(notes[reader]), (reader,), ()) for reader in sorted(notes)]
         self._send_lengths(buckets, [bucket.nbytes for bucket in buckets], deadline)
         contents = [torch.frombuffer(bytearray(notes[reader]), dtype=torch.uint8) for reader in sorted(notes)]
-        on_device = [content.to(self._device) for content in contents]
+        on_device = [content.to(self.device) for content in contents]
         self._exchange(list(zip(buckets, on_device, strict=True)), deadline)
         return sent
 
     def _send_lengths(self, buckets: Sequence[Bucket], lengths: Iterable[int], deadline: Deadline) -> None:
-        tensors = [torch.tensor([length], device=self._device) for length in lengths]
+        tensors = [torch.tensor([length], device=self.device) for length in lengths]
         self._exchange(list(zip(buckets, tensors, strict=True)), deadline)
 
     def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
@@ -170,22 +161,22 @@ class ProcessGroupEndpoint(Endpoint):
             self._exchange(list(zip(arriving, parts, strict=True)), deadline)
             for bucket, memory in zip(arriving, parts, strict=True):
                 self.packing.unpack(memory, bucket.slots, write)
-        buckets = [Bucket(source, 0, 0, (self._me[1],), ()) for source in self.streams]
+        buckets = [Bucket(source, 0, 0, (self.me[1],), ()) for source in self.streams]
         lengths = self._receive_lengths(buckets, deadline)
-        notes = [torch.empty(length, dtype=torch.uint8, device=self._device) for length in lengths]
+        notes = [torch.empty(length, dtype=torch.uint8, device=self.device) for length in lengths]
         self._exchange(list(zip(buckets, notes, strict=True)), deadline)
         contents: list[Any] = [note.cpu().numpy() for note in notes]
         return {source: bytes(content) for source, content in zip(self.streams, contents, strict=True)}
 
     def _receive_lengths(self, buckets: Sequence[Bucket], deadline: Deadline) -> list[int]:
-        tensors = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in buckets]
+        tensors = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in buckets]
         self._exchange(list(zip(buckets, tensors, strict=True)), deadline)
         return [int(length) for length in tensors]
 
     def _buffer(self, place: int) -> torch.Tensor:
         """Return memory that is kept from bucket to bucket."""
         while len(self._buffers) <= place:
-            self._buffers.append(torch.empty(self.capacity, dtype=torch.uint8, device=self._device))
+            self._buffers.append(torch.empty(self.capacity, dtype=torch.uint8, device=self.device))
         return self._buffers[place]
 
     def _exchange(self, items: Sequence[tuple[Bucket, torch.Tensor]], deadline: Deadline) -> None:
@@ -208,26 +199,26 @@ class ProcessGroupEndpoint(Endpoint):
 
     def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]]) -> list[Any]:
         """Begin the operations of buckets with one reader: for NCCL a single one, in the group's communicator."""
-        group, device = self._groups[None], self._device
+        group, device = self._groups[None], self.device
         coalesces = device.type == "cuda"
         if coalesces:
             group._start_coalescing(device)
         works: list[Any] = []
         for bucket, memory in single:
-            if self._me[0] == "source":
-                place = self._members.index(("target", bucket.readers[0]))
+            if self.me[0] == "source":
+                place = self.members.index(("target", bucket.readers[0]))
                 works.append(group.send([memory], place, 0))
             else:
-                place = self._members.index(("source", bucket.source))
+                place = self.members.index(("source", bucket.source))
                 works.append(group.recv([memory], place, 0))
         return [group._end_coalescing(device)] if coalesces else works
 
     def _peer(self, bucket: Bucket) -> str:
-        is_source = self._me[0] == "source"
+        is_source = self.me[0] == "source"
         return f"target rank {bucket.readers[0]}" if is_source else f"source rank {bucket.source}"
 
     def _wait(self, work: Any, peer: str, deadline: Deadline) -> None:
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             work.wait(timedelta(seconds=deadline.left(peer)))
             return
         while not work.is_completed():  # a wait for NCCL has no timeout, and would not be interrupted

@@ -11,15 +11,16 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 import torch
 
-from phalanx.weights.buckets import Bucket, Packing, SlotView
+from phalanx.weights.buckets import Bucket, SlotView
 from phalanx.weights.shared_memory import DeviceMemory, HostMemory
-from phalanx.weights.transport import CUDA_IPC, SHARED_MEMORY, Deadline, Endpoint, Note, lost
+from phalanx.weights.transport import Deadline, Endpoint, Note, lost
 
 _SEGMENTS = 2
 """One segment is filled while the other is read."""
@@ -112,29 +113,21 @@ class RingAddress(NamedTuple):
     handle: bytes
 
 
-def _transport(device: torch.device) -> str:
-    return SHARED_MEMORY if device.type == "cpu" else CUDA_IPC
-
-
+@dataclass(eq=False)
 class RingSender(Endpoint):
-    """The end of a source.
+    """The end of a source, with a ring on ``device``.
 
     The source listens on an address that the kernel chose, in the abstract namespace: there is no file to clean up.
     Only processes of the same user are accepted.
-
-    Args:
-        buckets: buckets of the source.
-        packing: packing of the buckets.
-        rank: rank of the source.
-        device: device of the ring.
     """
 
-    def __init__(self, rank: int, buckets: Sequence[Bucket], packing: Packing, device: torch.device) -> None:
-        super().__init__(_transport(device), {rank: buckets}, packing)
+    device: torch.device
+
+    def __post_init__(self) -> None:
         self._nbytes = nbytes = -(-self.capacity // 64) * 64
-        on_host = device.type == "cpu"
+        on_host = self.device.type == "cpu"
         total = nbytes * _SEGMENTS
-        self._memory = HostMemory.create(total) if on_host else DeviceMemory.create(total, device)
+        self._memory = HostMemory.create(total) if on_host else DeviceMemory.create(total, self.device)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("")
         self._listener.listen(1024)
@@ -200,35 +193,21 @@ class RingSender(Endpoint):
         self._memory.close()
 
 
+@dataclass(eq=False)
 class RingReceiver(Endpoint):
-    """The end of a target.
+    """The end of the target ``rank``, whose tensors are on ``device``. Rings have ``addresses`` by source rank."""
 
-    Args:
-        rank: rank of the target.
-        streams: see :class:`Endpoint`.
-        packing: packing of the buckets; the sources have the same.
-        addresses: addresses of the rings by source rank.
-        device: device of the target's tensors.
-    """
+    rank: int
+    addresses: Mapping[int, RingAddress]
+    device: torch.device
 
-    def __init__(
-        self,
-        rank: int,
-        streams: Mapping[int, Sequence[Bucket]],
-        packing: Packing,
-        addresses: Mapping[int, RingAddress],
-        device: torch.device,
-    ) -> None:
-        super().__init__(_transport(device), streams, packing)
-        self._rank = rank
-        self._addresses = {source: addresses[source] for source in streams}
-        self._device = device
+    def __post_init__(self) -> None:
         self._sources: dict[int, PeerConnection] = {}
         self._rings: dict[int, HostMemory | DeviceMemory] = {}
 
     def connect(self, deadline: Deadline) -> None:
-        for source, address in self._addresses.items():
-            peer = f"source rank {source}"
+        for source in self.streams:
+            peer, address = f"source rank {source}", self.addresses[source]
             connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 connecting.settimeout(deadline.left(peer))
@@ -241,10 +220,10 @@ class RingReceiver(Endpoint):
                     "container",
                 ) from error
             self._sources[source] = PeerConnection(connecting, peer)
-            self._sources[source].send(self._rank, deadline)
+            self._sources[source].send(self.rank, deadline)
             if address.handle:
                 self._rings[source] = DeviceMemory.open(
-                    address.handle, address.nbytes * _SEGMENTS, self._device
+                    address.handle, address.nbytes * _SEGMENTS, self.device
                 )
 
     def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
@@ -255,7 +234,7 @@ class RingReceiver(Endpoint):
         for source, connection in self._sources.items():
             if source not in self._rings:  # a source sends its descriptor when its first sync begins
                 fd = connection.receive_descriptor(deadline)
-                self._rings[source] = HostMemory(fd, self._addresses[source].nbytes * _SEGMENTS)
+                self._rings[source] = HostMemory(fd, self.addresses[source].nbytes * _SEGMENTS)
         while waiting := [source for source, numbers in expected.items() if numbers]:
             connections: Any = [self._sources[source] for source in waiting]
             for ready in wait(connections, deadline.left(f"source rank {waiting[0]}")):
@@ -267,10 +246,10 @@ class RingReceiver(Endpoint):
         """Read a bucket that this source has ready."""
         connection, ring = self._sources[source], self._rings[source]
         sync, number, length = connection.receive(deadline)
-        begin = number % _SEGMENTS * self._addresses[source].nbytes
+        begin = number % _SEGMENTS * self.addresses[source].nbytes
         self.packing.unpack(ring.tensor[begin : begin + length], expected.pop(number).slots, write)
         ring.synchronize()
-        connection.send((self._rank, sync, number), deadline)
+        connection.send((self.rank, sync, number), deadline)
 
     def close(self) -> None:
         sources, self._sources = self._sources, {}

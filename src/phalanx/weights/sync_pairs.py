@@ -7,9 +7,9 @@ import itertools
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
 
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
@@ -22,10 +22,9 @@ from phalanx.weights import weight_handlers
 from phalanx.weights.boxes import LocalBox, whole
 from phalanx.weights.manifest import HeldTensor, Manifest
 from phalanx.weights.name_matching import Fused, Rename, renamer
-from phalanx.weights.plan import Locality, Locations, Plan, explain_plan
-from phalanx.weights.planner import make_plan
-from phalanx.weights.transport import SHARED_MEMORY, WITH_DELTAS, Side, transport_choices
-from phalanx.weights.versions import Key
+from phalanx.weights.plan import Locality, Locations, Plan, bytes_by_link, explain_plan, make_plan
+from phalanx.weights.transport import SHARED_MEMORY, STORAGE, WITH_DELTAS, Side, transport_choices
+from phalanx.weights.versions import Key, Transfer
 from phalanx.weights.weight_requests import Connected, ConnectRequest, Description, SyncRequest
 
 _log = logging.getLogger("phalanx")
@@ -136,6 +135,14 @@ class SyncPair:
             if self.transports[box.locality] in WITH_DELTAS
         )
 
+    def transfers(self, seconds: Mapping[int, float]) -> Iterator[Transfer]:
+        """Yield the bytes by pair of ranks, with the seconds of each target rank. Shared storage is not moved."""
+        for (source, target, locality), nbytes in bytes_by_link(self.plan).items():
+            transport, rank = self.transports[locality], self.target.ranks[target]
+            if transport != STORAGE:
+                source_rank = self.source.ranks[source]
+                yield Transfer(source_rank, self.target.title, rank, transport, nbytes, seconds[rank])
+
     def send(self, request: SyncRequest, last: Sequence[Call]) -> tuple[Call, ...]:
         """Send the calls of a sync, on the source's group first. Roles of one group have a single call.
 
@@ -174,34 +181,24 @@ def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
     return tuple(CallFuture(call) for call in last if call.core is side.core and not call.over)
 
 
+@dataclass(eq=False)
 class PairTable:
     """The pairs of a ``px.WeightSync``, connected on demand and again after a change of epoch. Not thread-safe.
 
-    The other arguments are those of ``px.WeightSync``.
+    Fields without a description are arguments of ``px.WeightSync``.
     """
 
     #: Tables whose ``px.WeightSync`` was garbage-collected. A finalizer may run anywhere, so it makes no calls.
-    dropped: deque[PairTable] = deque()
+    dropped: ClassVar[deque[PairTable]] = deque()
 
-    def __init__(
-        self,
-        source: SyncSide,
-        targets: Sequence[SyncSide],
-        *,
-        rename: Rename | None,
-        fused: Sequence[Fused],
-        bucket_bytes: int,
-        transport: str,
-        delta: bool,
-    ) -> None:
-        self._source = source
-        self._targets = tuple(targets)
-        self._rename = rename
-        self._fused = tuple(fused)
-        self._bucket_bytes = bucket_bytes
-        self._transport = transport
-        self._delta = delta
-        self._pairs: dict[SyncSide, SyncPair] = {}
+    source: SyncSide
+    targets: Sequence[SyncSide]
+    rename: Rename | None
+    fused: Sequence[Fused]
+    bucket_bytes: int
+    transport: str
+    delta: bool
+    _pairs: dict[SyncSide, SyncPair] = field(default_factory=dict[SyncSide, SyncPair], init=False)
 
     def connected(self, targets: Sequence[SyncSide] | None = None) -> list[SyncPair]:
         """Return a pair for each target, all current a moment ago.
@@ -212,9 +209,9 @@ class PairTable:
             WeightsTransferError: if the ranks cannot reach each other.
             GroupClosed, GroupBroken, WorkerDiedError: if a group takes no calls.
         """
-        targets = self._targets if targets is None else targets
+        targets = self.targets if targets is None else targets
         try:
-            for side in (self._source, *targets):
+            for side in (self.source, *targets):
                 side.core.check()
         except GroupError:  # the connections are useless now
             self.close()
@@ -230,22 +227,22 @@ class PairTable:
 
     def _connect(self, target: SyncSide) -> SyncPair:
         """Describe both sides, plan, and connect the ranks by the best transports that they can use."""
-        source = self._source
+        source = self.source
         epochs = source.core.epoch, target.core.epoch
         sources, targets = _describe(source, target)
-        complete = _complete_manifest([one.manifest for one in sources if one.manifest], self._rename)
+        complete = _complete_manifest([one.manifest for one in sources if one.manifest], self.rename)
         locations = Locations(tuple(one.location for one in sources), tuple(one.location for one in targets))
         plan = make_plan(
             [one.manifest or complete for one in sources],
             [one.manifest or complete for one in targets],
             locations,
-            rename=self._rename,
-            fused=self._fused,
+            rename=self.rename,
+            fused=self.fused,
         )
         newest = max(one.number for one in (*sources, *targets))
         is_shared = _check_shared(sources, targets)
         refusal = ""
-        for transports in transport_choices(plan, locations, self._transport, is_shared=is_shared):
+        for transports in transport_choices(plan, locations, self.transport, is_shared=is_shared):
             if refusal and transports[Locality.NODE] == SHARED_MEMORY:
                 _log.warning(
                     "weights %r: no device path from %s to %s, so tensors are sent through host memory: %s",
@@ -271,10 +268,10 @@ class PairTable:
             pair.source.key,
             pair.source.ranks,
             pair.plan,
-            self._bucket_bytes,
+            self.bucket_bytes,
             pair.transports,
             store=store,
-            delta=self._delta,
+            delta=self.delta,
         )
         connected: list[Connected] = _results(
             pair.source, pair.source.run("connect", weight_handlers.connect, request)
@@ -301,8 +298,8 @@ class PairTable:
             explain_plan(
                 pair.plan,
                 pair.transports,
-                title=f"weights {name!r}, {self._source.title} to {pair.target.title}",
-                delta_base=pair.delta_base if self._delta else 0,
+                title=f"weights {name!r}, {self.source.title} to {pair.target.title}",
+                delta_base=pair.delta_base if self.delta else 0,
             )
             for pair in self.connected()
         ]
@@ -350,15 +347,16 @@ def _results(side: SyncSide, call: Call) -> list[Any]:
 
 def _complete_manifest(manifests: Sequence[Manifest], rename: Rename | None) -> Manifest:
     """Return the manifest of all tensors of the source, each complete, under the target's names."""
-    tensors: dict[str, HeldTensor] = {}
-    ties: dict[str, str] = {}
     as_target = renamer(rename)
-    for manifest in manifests:
-        for name, one in manifest.items():
-            box = LocalBox(whole(one.shape), (0,) * len(one.shape))
-            tensors.setdefault(as_target(name), HeldTensor(one.dtype, one.shape, (box,)))
-        ties |= {as_target(alias): as_target(name) for alias, name in manifest.ties}
-    return Manifest.of(tensors, {alias: name for alias, name in ties.items() if alias not in tensors})
+    held = {name: tensor for manifest in manifests for name, tensor in manifest.items()}
+    tied = {alias: name for manifest in manifests for alias, name in manifest.ties if alias not in held}
+    tensors = {
+        as_target(name): HeldTensor(
+            one.dtype, one.shape, (LocalBox(whole(one.shape), (0,) * len(one.shape)),)
+        )
+        for name, one in held.items()
+    }
+    return Manifest.of(tensors, {as_target(alias): as_target(name) for alias, name in tied.items()})
 
 
 def _check_shared(sources: Sequence[Description], targets: Sequence[Description]) -> bool:

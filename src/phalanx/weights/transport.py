@@ -1,4 +1,4 @@
-"""The interface of transports, and the choice of a transport by the locations of two ranks.
+"""The interface of transports, the choice of a transport by the locations of two ranks, and copies within a process.
 
 Both sides have the same buckets, so that only numbers of buckets are sent. A source reads its tensors through ``read``
 and a target writes its parameters through ``write``: both return views, so that each byte is copied once on each side.
@@ -6,15 +6,17 @@ and a target writes its parameters through ``write``: both return views, so that
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
 
 from phalanx.errors import WeightsTransferError
+from phalanx.weights.buckets import Bucket, Packing, SlotView
 from phalanx.weights.plan import Locality, Locations, Plan
-
-if TYPE_CHECKING:  # a driver chooses transports without what ranks need
-    from phalanx.weights.buckets import Bucket, Packing, SlotView
 
 COPY = "copy"
 STORAGE = "shared storage"
@@ -63,24 +65,23 @@ def lost(peer: str, message: str) -> WeightsTransferError:
     return error
 
 
+@dataclass(eq=False)
 class Endpoint:
     """The end of a transport on a source rank, which sends, or on a target rank, which receives.
 
     After an error an endpoint is closed, and the next sync connects new ones.
 
-    Args:
+    Attributes:
         transport: name of the transport.
         streams: buckets by source rank. A source has its own only, a target its slots of the buckets that it reads.
         packing: packing of the buckets; the peers have the same.
+        address: address that targets connect to; None if they need none.
     """
 
-    #: Address that targets connect to; None if they need none.
-    address: Any = None
-
-    def __init__(self, transport: str, streams: Mapping[int, Sequence[Bucket]], packing: Packing) -> None:
-        self.transport = transport
-        self.streams = streams
-        self.packing = packing
+    transport: str
+    streams: Mapping[int, Sequence[Bucket]]
+    packing: Packing
+    address: Any = field(default=None, init=False)
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -128,6 +129,64 @@ class Endpoint:
 
     def close(self) -> None:
         """Release connections and memory. May be called again."""
+
+
+_Offer = tuple[SlotView, bytes, Callable[[], None]]
+_Offers = queue.SimpleQueue[_Offer | None]
+_offers: dict[tuple[str, int, int], _Offers] = {}
+"""Queues between roles of this process, by connection, source rank and target rank."""
+
+
+@dataclass(eq=False)
+class CopyEndpoint(Endpoint):
+    """The end of a role, ``side`` and ``rank``, that has its peers in this process.
+
+    A source only offers its tensors, since the same thread may receive afterwards. The target copies them, and then
+    calls ``check``, which raises if they were written to meanwhile.
+    """
+
+    connection: str
+    side: Side
+    rank: int
+    check: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        peers = {reader for bucket in self.buckets for reader in bucket.readers}
+        keys = [(self.connection, self.rank, peer) for peer in sorted(peers)]
+        if self.side == "target":
+            keys = [(self.connection, source, self.rank) for source in self.streams]
+        self._queues = {key: _offers.setdefault(key, queue.SimpleQueue()) for key in keys}
+
+    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
+        for (_, _, reader), offers in self._queues.items():
+            offers.put((read, note(reader), self.check))
+        return sum(bucket.nbytes for bucket in self.buckets)
+
+    def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
+        notes: dict[int, bytes] = {}
+        for (_, source, _), offers in self._queues.items():
+            read, notes[source], check = self._take(offers, f"source rank {source}", deadline)
+            with torch.no_grad():
+                for bucket in self.streams[source]:
+                    for slot in bucket.slots:
+                        write(slot).copy_(read(slot))
+            check()
+        return notes
+
+    def _take(self, offers: _Offers, peer: str, deadline: Deadline) -> _Offer:
+        while True:
+            try:
+                offer = offers.get(timeout=deadline.left(peer))
+            except queue.Empty:
+                continue  # the deadline raises
+            if offer is None:
+                raise lost(peer, f"{peer}, a role of this process, ended its part of the sync; sync again")
+            return offer
+
+    def close(self) -> None:
+        for key, offers in self._queues.items():
+            offers.put(None)  # wakes a target that waits
+            _offers.pop(key, None)
 
 
 def group_members(plan: Plan, localities: Sequence[Locality]) -> list[tuple[Side, int]]:

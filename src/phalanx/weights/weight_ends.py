@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,22 +12,22 @@ from phalanx.declare.weight_declarations import Accepted, Load
 from phalanx.errors import DeclarationError, WeightsError, WeightsVerificationError
 from phalanx.tracing.spans import span as px_span
 from phalanx.weights.buckets import Slot, read_slot, write_slot
-from phalanx.weights.digests import DIGEST_BYTES, BoxDigest, digest_boxes
+from phalanx.weights.digests import DIGEST_BYTES, BoxDigest, digest_boxes, tensor_digest
 from phalanx.weights.local_layout import LocalLayout, named_tensors
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.shared_memory import SharedTensors
 from phalanx.weights.tensors import Tensors, WriteWatch, copy_ties, device_of, dtype_named
 from phalanx.weights.transport import STORAGE, Deadline, Endpoint
 from phalanx.weights.versions import WeightRegistry
-from phalanx.weights.weight_requests import Arrived, ConnectRequest, Sent, SyncRequest
+from phalanx.weights.weight_requests import ConnectRequest, Sent, SyncRequest
 from phalanx.weights.weight_routes import current_tensors, make_endpoints, model_of, odd_tensors, read_layout
 
 _CONNECT_S = 60.0
 _NUMBER_BYTES = 8
 _SYNCS = 16
 """Number of ``px.WeightSync`` objects whose samples a rank keeps. For an older one, all tensors count as changed."""
-_SAMPLES = 512
-"""Number of elements of a tensor that are compared to detect a change."""
+_SMALL = 1 << 16
+"""Number of elements of a tensor up to which all of them are compared to detect a change."""
 
 
 def close_endpoints(endpoints: Sequence[Endpoint], *, aborts: bool) -> None:
@@ -92,9 +91,7 @@ class WeightSource:
             nonlocal digests
             if digests is None:
                 self._check_unwritten()
-                digests = digest_boxes(
-                    self._plan, tensors, "source", rank=self._rank, verify=sync.verify, version=sync.number
-                )
+                digests = digest_boxes(self._plan, tensors, "source", verify=sync.verify, version=sync.number)
             own = (digest.digest for digest in digests if target in digest.targets)
             return sync.number.to_bytes(_NUMBER_BYTES, "little") + b"".join(own)
 
@@ -142,17 +139,8 @@ class WeightSource:
 
 
 def _sample(tensor: torch.Tensor) -> bytes:
-    """Return a digest of some elements, the same positions each time."""
-    flat = tensor.detach()
-    if tensor.numel() > _SAMPLES:
-        step = tensor.numel() // _SAMPLES
-        if flat.is_contiguous():
-            flat = flat.reshape(-1)[::step]
-        else:
-            places = torch.arange(0, tensor.numel(), step, device=flat.device)
-            flat = flat[torch.unravel_index(places, flat.shape)]
-    values = flat.cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(bytes(values.numpy()), digest_size=8).digest()
+    """Return a digest of a tensor or, if it is large, of the same of its elements each time."""
+    return tensor_digest(tensor, verify="full" if tensor.numel() <= _SMALL else "sampled")
 
 
 class WeightTarget:
@@ -186,8 +174,8 @@ class WeightTarget:
             self.close()
             raise
 
-    def receive(self, sync: SyncRequest) -> Arrived:
-        """Receive a version into the role's parameters, or pass it to the function that loads it.
+    def receive(self, sync: SyncRequest) -> float:
+        """Receive a version into the role's parameters, or pass it to the function that loads it; return the seconds.
 
         Raises:
             WeightsTransferError: if a source was lost.
@@ -211,12 +199,7 @@ class WeightTarget:
         except BaseException:
             self.close(aborts=True)
             raise
-        by_source = tuple(
-            (source, endpoint.transport, nbytes)
-            for endpoint in self._endpoints
-            for source, nbytes in endpoint.bytes_by_source().items()
-        )
-        return Arrived(time.perf_counter() - began, by_source)
+        return time.perf_counter() - began
 
     def _begin(self, sync: SyncRequest) -> None:
         """Note that the role's weights may be partly updated from now on."""
@@ -246,9 +229,7 @@ class WeightTarget:
         Raises:
             WeightsVerificationError: if some differ; the message names them.
         """
-        arrived = digest_boxes(
-            self._plan, tensors, "target", rank=self._rank, verify=sync.verify, version=sync.number
-        )
+        arrived = digest_boxes(self._plan, tensors, "target", verify=sync.verify, version=sync.number)
         for source, note in notes.items():
             number, sent = int.from_bytes(note[:_NUMBER_BYTES], "little"), note[_NUMBER_BYTES:]
             if number != sync.number:
@@ -323,27 +304,19 @@ def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout,
         }
     ties = dict(manifest.ties)
     wanted = {name: tensor for name, tensor in like.items() if name not in ties}
-    shared = (
-        None if accepted.memory is not None else SharedTensors(wanted)
-    )  # processes of an engine may open it
-    tensors = shared.tensors if shared is not None else _own_memory(accepted, wanted)
+    shared = None
+    if accepted.memory is None:
+        shared = SharedTensors(wanted)  # processes of an engine may open it
+        tensors = shared.tensors
+    else:
+        tensors = dict(accepted.memory(wanted))
+        odd = sorted(odd_tensors(tensors, wanted))
+        if odd:
+            raise DeclarationError(
+                f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(odd[:5])}"
+            )
     names = dict.fromkeys((*like, *ties))
     return LocalLayout(manifest, {name: tensors[ties.get(name, name)] for name in names}), shared
-
-
-def _own_memory(accepted: Accepted, like: Tensors) -> Tensors:
-    """Return the tensors that ``memory=`` makes.
-
-    Raises:
-        DeclarationError: if they are not like the wanted tensors.
-    """
-    tensors = {} if accepted.memory is None else dict(accepted.memory(like))
-    odd = odd_tensors(tensors, like)
-    if odd:
-        raise DeclarationError(
-            f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(sorted(odd)[:5])}"
-        )
-    return tensors
 
 
 def load_all(load: Load, tensors: Tensors) -> None:

@@ -12,7 +12,6 @@ from phalanx.weights.plan import RankLocation
 from phalanx.weights.transport import CUDA_IPC, Side
 from phalanx.weights.versions import Key, Weights
 from phalanx.weights.weight_requests import (
-    Arrived,
     Connected,
     ConnectRequest,
     Description,
@@ -104,8 +103,8 @@ def disconnect(runtime: WorkerRuntime, connection: str) -> None:
 
 def sync(
     runtime: WorkerRuntime, request: SyncRequest, sides: Sequence[Side], *before: object
-) -> tuple[Sent | None, Arrived | None]:
-    """Send and receive a version, as far as this rank is on ``sides`` of the sync.
+) -> tuple[Sent | None, float | None]:
+    """Send and receive a version, as far as this rank is on ``sides`` of the sync; return the seconds of receiving.
 
     ``before`` are results of earlier calls, for which an asynchronous rank had to wait. After an error the rank's
     endpoints are closed.
@@ -130,7 +129,7 @@ def sync(
         raise
 
 
-def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest) -> tuple[Sent, Arrived]:
+def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest) -> tuple[Sent, float]:
     """Send on a thread and receive on this thread: other ranks may wait for either."""
     results: list[Sent | BaseException] = []
 

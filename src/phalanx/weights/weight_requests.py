@@ -97,10 +97,3 @@ class Sent(NamedTuple):
     nbytes: int
     changed: bytes
     step: int | None
-
-
-class Arrived(NamedTuple):
-    """Response of a target: seconds, and (source rank, transport, bytes)."""
-
-    seconds: float
-    by_source: tuple[tuple[int, str, int], ...]

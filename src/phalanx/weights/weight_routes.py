@@ -10,10 +10,8 @@ import torch
 from phalanx.declare.weight_declarations import Accepted, Published
 from phalanx.errors import WeightsMismatch, WeightsTransferError
 from phalanx.weights.buckets import DeltaPacking, Packing, buckets_from, buckets_to
-from phalanx.weights.local_layout import LocalLayout, local_of, named_tensors, read_tensors
-from phalanx.weights.megatron_layout import read_megatron
+from phalanx.weights.local_layout import LocalLayout, local_of, named_tensors, read_megatron, read_tensors
 from phalanx.weights.plan import Locality
-from phalanx.weights.process_copy import CopyEndpoint
 from phalanx.weights.process_group import ProcessGroupEndpoint
 from phalanx.weights.ring import RingReceiver, RingSender
 from phalanx.weights.tensors import Tensors
@@ -24,6 +22,7 @@ from phalanx.weights.transport import (
     NCCL,
     STORAGE,
     WITH_DELTAS,
+    CopyEndpoint,
     Endpoint,
     group_members,
 )
@@ -129,7 +128,7 @@ def _endpoint(
     if not streams:
         return None
     if transport == COPY:
-        return CopyEndpoint(request.connection, side, rank, streams, check)
+        return CopyEndpoint(transport, streams, Packing(), request.connection, side, rank, check)
     if transport not in (CUDA_IPC, NCCL):
         device = torch.device("cpu")
     elif device.type != "cuda":
@@ -137,21 +136,15 @@ def _endpoint(
             f"transport {transport!r} needs all tensors of {side} rank {rank} on one CUDA device"
         )
     packing = DeltaPacking() if request.delta and transport in WITH_DELTAS else Packing()
+    common = transport, streams, packing
     if by_readers:
-        boxes = plan.boxes(localities)
-        return ProcessGroupEndpoint(
-            (side, rank),
-            streams,
-            packing,
-            store=request.store,
-            key=request.connection,
-            members=group_members(plan, localities),
-            subgroups=sorted({(box.source, box.targets) for box in boxes if len(box.targets) > 1}),
-            device=device,
-        )
+        subgroups = {(box.source, box.targets) for box in plan.boxes(localities) if len(box.targets) > 1}
+        members = group_members(plan, localities)
+        key, store = request.connection, request.store
+        return ProcessGroupEndpoint(*common, (side, rank), store, key, members, sorted(subgroups), device)
     if side == "source":
-        return RingSender(rank, streams[rank], packing, device)
-    return RingReceiver(rank, streams, packing, request.addresses, device)
+        return RingSender(*common, device)
+    return RingReceiver(*common, rank, request.addresses, device)
 
 
 def _bucket_bytes(request: ConnectRequest, transport: str, localities: list[Locality]) -> int:

@@ -104,13 +104,7 @@ class WeightSync:
         self._expect_change = expect_change
         self._timeout = checked(timeout, "px.WeightSync") or _TIMEOUT_S
         self._pairs = PairTable(
-            self._source,
-            self._targets,
-            rename=rename,
-            fused=fused,
-            bucket_bytes=bucket_bytes,
-            transport=transport,
-            delta=delta,
+            self._source, self._targets, rename, tuple(fused), bucket_bytes, transport, delta
         )
         weakref.finalize(self, PairTable.dropped.append, self._pairs).atexit = False
         self._lock = threading.RLock()

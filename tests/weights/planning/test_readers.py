@@ -21,9 +21,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.errors import DeclarationError
 from phalanx.weights.boxes import volume
-from phalanx.weights.local_layout import LocalLayout, ShardSpec, read_tensors
+from phalanx.weights.local_layout import LocalLayout, MegatronRank, ShardSpec, read_megatron, read_tensors
 from phalanx.weights.manifest import HeldTensor, Manifest
-from phalanx.weights.megatron_layout import MegatronRank, read_megatron
 from phalanx.weights.tensors import cut
 from tests.weights.planning.layouts import plan_of, run_in_process
 
