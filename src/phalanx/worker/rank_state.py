@@ -21,8 +21,7 @@ from phalanx.declare.state_declarations import StateDeclared, StateOf
 from phalanx.declare.stateful import stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.boxes import LocalBox, volume, whole
-from phalanx.weights.local_layout import dtensor_boxes, local_of, named_tensors
-from phalanx.weights.megatron_layout import read_megatron
+from phalanx.weights.local_layout import dtensor_boxes, local_of, named_tensors, read_megatron
 
 Path = tuple[str | int | tuple[str, int], ...]
 """Place of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""

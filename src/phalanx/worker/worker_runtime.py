@@ -20,7 +20,7 @@ from phalanx.declare.worker import REJOINING, Worker, make
 from phalanx.errors import ArgumentLost, DispatchError, FailureKind, StaleEpoch, WeightsTorn
 from phalanx.topology.slots import SlotFacts
 from phalanx.tracing.spans import Noted
-from phalanx.weights.weight_registry import WeightRegistry
+from phalanx.weights.versions import WeightRegistry
 from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture

@@ -16,7 +16,7 @@ import torch
 
 from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import WeightsError
-from phalanx.weights.shared_memory import OpenedTensors, SharedLayout, SharedTensors
+from phalanx.weights.shared_memory import OpenedTensors, SharedTensors
 
 EXTENSION = f"{__name__}.WorkerExtension"
 _RELOAD = "vllm.model_executor.model_loader.reload"
@@ -55,7 +55,7 @@ class SharedWeights:
             with torch.no_grad():
                 for name, tensor in tensors.items():
                     shared.tensors[name].copy_(tensor)
-        return json.dumps([f"/proc/{os.getpid()}/fd/{shared.fd}", *shared.layout])
+        return json.dumps([f"/proc/{os.getpid()}/fd/{shared.fd}", shared.nbytes, shared.table])
 
     def close(self) -> None:
         """Release the memory."""
@@ -76,8 +76,8 @@ class WorkerExtension:
         Raises:
             WeightsError: if a parameter of the model got no weights.
         """
-        path, *layout = json.loads(location)
-        shared = OpenedTensors(SharedLayout(*layout), os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        path, nbytes, table = json.loads(location)
+        shared = OpenedTensors(os.open(path, os.O_RDWR | os.O_CLOEXEC), nbytes, table)
         model = self.model_runner.get_model()
         # It warns of layers without weights in every sync; missing weights are an error below.
         logging.getLogger(f"{_RELOAD}.layerwise").setLevel(logging.ERROR)
