@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from phalanx.collect.join import gather
 from phalanx.declare.dispatch_modes import Dispatch
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.planner import plan
 from phalanx.dispatch.split import count_rows, split_rows
 from phalanx.errors import DispatchError
 from phalanx.wire.messages import PartInfo, ResultOf

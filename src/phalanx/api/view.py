@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from phalanx.api.handle_serialization import LocalGroup, PortableGroup, pack, unpack
-from phalanx.api.methods import BoundMethod
+from phalanx.api.methods import BoundMethod, StreamingMethod
 from phalanx.api.selection import Selection, Which
-from phalanx.api.streaming import StreamingMethod
 from phalanx.calls.future import CallFuture
 from phalanx.calls.request import CallRequest
 from phalanx.calls.send import planning_began, send

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.backends.backend_types import SpawnRequest
 from phalanx.backends.ray import placement_groups as placement
@@ -73,3 +78,31 @@ def _creating(request: SpawnRequest) -> Callable[[int], Any]:
 
 def _named(name: str, namespace: str | None) -> dict[str, str]:
     return {"name": name, "namespace": NAMESPACE if namespace is None else namespace}
+
+
+_STARTS_WITHIN_S = 60.0
+
+
+class ServiceActor:
+    """Calls ``start`` with the address of the node, and stays alive for the threads that it started."""
+
+    def __init__(self, start: Callable[[str], Any]) -> None:
+        self._result = start(ray.util.get_node_ip_address())
+
+    def result(self) -> Any:
+        """Return the result of ``start``."""
+        return self._result
+
+
+def start_service(start: Callable[[str], Any]) -> tuple[Any, Any]:
+    """Return the actor and the result of ``start``. Ray ends the actor with the process that calls this."""
+    where = NodeAffinitySchedulingStrategy(private.runtime_context().get_node_id(), soft=False)
+    actor = private.create_actor(ServiceActor, start, num_cpus=0, max_restarts=0, scheduling_strategy=where)
+    return actor, private.call(actor, "result").future().result(_STARTS_WITHIN_S)
+
+
+def stop_service(service: Any) -> None:
+    """Kill the actor of a service. Idempotent, also after the cluster was left."""
+    if private.is_connected():
+        with contextlib.suppress(RayError, ValueError):
+            private.kill(service)

@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from phalanx.backends.backend_types import NOT_TRACED, TRACED, Facade, HostFactory
-from phalanx.backends.ray import gauges, private
+from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray.ray_errors import log_once
 from phalanx.backends.ray.ray_values import portable
 from phalanx.errors import ArgumentLost
@@ -69,7 +69,7 @@ class RayServices:
 
     def measure(self, what: str, rank: str, values: Mapping[str, float]) -> None:
         """Show values of this rank in Ray's metrics, as ``phalanx_WHAT_NAME``; see ``WorkerContext.measure``."""
-        gauges.show(what, rank, values)
+        metrics.show(what, rank, values)
 
     def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
         try:
