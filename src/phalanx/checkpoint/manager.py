@@ -18,12 +18,12 @@ from phalanx.channels.channel import Channel
 from phalanx.channels.channel_snapshots import check_owned, describe, restore, snapshot
 from phalanx.channels.staleness import StalenessManager
 from phalanx.checkpoint.group_checkpoint import (
-    GroupLoad,
     begin_save,
     check_parts,
     checked_group,
     load_groups,
     saved_groups,
+    step_load,
 )
 from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.save_future import SaveFuture
@@ -148,7 +148,8 @@ class CheckpointManager:
         chosen = parts or {}
         with saved.reading():
             load_groups(
-                [GroupLoad.of(group, saved, name, chosen.get(name)) for name, group in self._groups.items()]
+                [step_load(group, saved, name, chosen.get(name)) for name, group in self._groups.items()],
+                f"step {saved.number}",
             )
         restore()
         return saved.number

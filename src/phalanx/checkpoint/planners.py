@@ -50,11 +50,18 @@ def rank_key(key: str, rank: int) -> str:
 
 def value_digest(value: Any) -> str:
     """Return a digest by which ranks compare a value: equal for equal values, whatever memory their parts share."""
+    try:
+        return xxh3_64_hexdigest(_pickled(value, shares_parts=False))
+    except ValueError:  # a part refers to itself
+        return xxh3_64_hexdigest(_pickled(value, shares_parts=True))
+
+
+def _pickled(value: Any, *, shares_parts: bool) -> bytes:
     stream = io.BytesIO()
     pickler = _DigestPickler(stream, 5)
-    pickler.fast = True  # without references to parts that occurred before
+    pickler.fast = not shares_parts  # without references to parts that occurred before
     pickler.dump(value)
-    return xxh3_64_hexdigest(stream.getbuffer())
+    return stream.getvalue()
 
 
 class _DigestPickler(pickle.Pickler):

@@ -38,7 +38,7 @@ def note_name(index: int) -> str:
     return f"done-{index}.pickle"
 
 
-class Source(NamedTuple):
+class RoleSource(NamedTuple):
     """The saved state of a role.
 
     Attributes:
@@ -216,7 +216,7 @@ def plan_load(
     host: WorkerRuntime,
     index: int,
     load: str,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, RoleSource],
     parts: Sequence[str] | None,
     world_size: int,
 ) -> dict[str, LoadReport]:
@@ -245,7 +245,7 @@ def plan_load(
 
 
 def _planned(
-    state: RankState, role: str, source: Source, parts: Sequence[str] | None, index: int, world_size: int
+    state: RankState, role: str, source: RoleSource, parts: Sequence[str] | None, index: int, world_size: int
 ) -> tuple[Callable[[], int], LoadReport]:
     """Return a function that reads the state of a role and returns the bytes of its tensors, and a report."""
     folder = source.folder
