@@ -182,6 +182,13 @@ def test_digests_of_other_values_differ(value: Any, other: Any) -> None:
     assert value_digest(value) != value_digest(other)
 
 
+def test_a_value_that_refers_to_itself_has_a_digest() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+
+    assert value_digest(value) == value_digest(pickle.loads(pickle.dumps(value)))
+
+
 def test_digests_do_not_depend_on_shared_memory_or_the_order_of_sets() -> None:
     text = "ab" * 30
     names = [os.urandom(8).hex() for _ in range(20)]

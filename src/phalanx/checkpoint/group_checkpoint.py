@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan
 
@@ -19,7 +19,7 @@ from phalanx.calls.future import CallFuture
 from phalanx.calls.run_on import run_on
 from phalanx.checkpoint import rank_checkpoint as handlers
 from phalanx.checkpoint.planners import merge_plans
-from phalanx.checkpoint.rank_checkpoint import LoadReport, Source, note_name, role_title
+from phalanx.checkpoint.rank_checkpoint import LoadReport, RoleSource, note_name, role_title
 from phalanx.checkpoint.step_files import METADATA, WrittenItems
 from phalanx.checkpoint.steps import Step, StepWriter, open_step
 from phalanx.checkpoint.storage import Storage
@@ -151,7 +151,7 @@ def begin_save(
     def wait() -> list[Any]:
         verb = "written" if cancelled is None else "staged"
         with _counting(groups.values(), f"save step {step} of {path}: {verb}") as count:
-            return [save.wait(count) for save in saves]
+            return [_results(save.group, save.call, count) for save in saves]
 
     def finish() -> Step:
         with _abandoning(writer, saves):
@@ -196,7 +196,7 @@ class _GroupSave:
     """
 
     def __init__(self, group: Ranks, writer: StepWriter, prefix: str, staged: bool) -> None:
-        self._group, self._writer, self._prefix = group, writer, prefix
+        self.group, self._writer, self._prefix = group, writer, prefix
         title = f"save {group.name!r} step {writer.step}"
         save = f"{writer.folder}/{prefix}"
         plans: dict[str, list[SavePlan]] = {}
@@ -209,11 +209,7 @@ class _GroupSave:
         self._epoch = group.core.epoch
         each = [{role: one[index] for role, one in plans.items()} for index in range(len(group.ranks))]
         verb = "staged" if staged else "written"
-        self._call = _send(group, f"{title}: {verb}", handlers.write, each, save, folders, self._notes)
-
-    def wait(self, count: Callable[[], object]) -> list[Any]:
-        """Wait until the ranks have written or copied their parts. Return the written items by rank and role."""
-        return _results(self._group, self._call, count)
+        self.call = _send(group, f"{title}: {verb}", handlers.write, each, save, folders, self._notes)
 
     def collect(self, cancelled: threading.Event) -> list[dict[str, WrittenItems]]:
         """Wait for the threads of the ranks. Return the written items by rank and role.
@@ -222,7 +218,7 @@ class _GroupSave:
             CheckpointError: if a rank could not write, or died.
             CallCancelled: if the save was cancelled.
         """
-        group, step = self._group, self._writer.step
+        group, step = self.group, self._writer.step
         found: dict[int, Any] = {}
         for found in self._reports(stop=False):
             if cancelled.is_set():
@@ -253,7 +249,7 @@ class _GroupSave:
         A rank that died has None. Threads report by a file, since a call waits for the calls that a rank has. Ranks
         whose file is missing are asked.
         """
-        storage, ranks, backend = Storage(self._notes), self._group.ranks, self._group.core.backend
+        storage, ranks, backend = Storage(self._notes), self.group.ranks, self.group.core.backend
         found: dict[int, Any] = {}
         asked: Call | None = None
         pause, due = _POLL_S[0], time.monotonic() + (0.0 if stop else _ASK_S)
@@ -279,14 +275,14 @@ class _GroupSave:
 
     def _ask(self, stop: bool) -> Call | None:
         """Ask the ranks for their reports; return None if the group takes no calls."""
-        core = self._group.core
+        core = self.group.core
         with contextlib.suppress(PhalanxError):
             return run_on(
                 core,
                 handlers.report,
                 self._notes,
                 stop,
-                ranks=self._group.ranks,
+                ranks=self.group.ranks,
                 title="px.save",
                 checked=False,
                 epoch=self._epoch,
@@ -296,7 +292,7 @@ class _GroupSave:
     def abandon(self) -> None:
         """Return once no rank writes any more, so that the files may be removed."""
         with contextlib.suppress(Exception):  # it was raised before
-            self._call.result(None)
+            self.call.result(None)
         until = time.monotonic() + _STOP_S
         for _ in self._reports(stop=True) if self._notes else ():
             if time.monotonic() > until:
@@ -323,46 +319,47 @@ class _GroupSave:
             }
 
 
-@dataclasses.dataclass
-class GroupLoad:
-    """A group and the state to load into it.
+class GroupLoad(NamedTuple):
+    """A group, a role of it or some of its ranks, and the state to load into it.
 
     Attributes:
-        group: a group, a role of it, or some of its ranks.
+        group: the group.
         sources: by role.
         parts: outermost keys to load; None: all.
-        title: for traces and progress.
     """
 
     group: Ranks
-    sources: Mapping[str, Source]
-    parts: Sequence[str] | None
-    title: str
-
-    @classmethod
-    def of(cls, group: Ranks, step: Step, name: str | None, parts: Sequence[str] | None) -> GroupLoad:
-        """Return the load of what was saved under ``name``; None: the group's own name, or the only name.
-
-        Raises:
-            CheckpointMismatch: if the step has other groups or roles.
-        """
-        sources: dict[str, Source] = {}
-        for role, part in _saved_parts(group, step, name).items():
-            found = {file: facts for file, facts in step.files.items() if file.startswith(f"{part}/")}
-            files = {file.removeprefix(f"{part}/"): facts for file, facts in found.items()}
-            sources[role] = Source(step.path(part), files, int(step.parts[part]["world_size"]))
-        return cls(group, sources, parts, f"load {group.name!r} step {step.number}")
+    sources: Mapping[str, RoleSource]
+    parts: Sequence[str] | None = None
 
 
-def load_groups(loads: Sequence[GroupLoad]) -> int:
+def step_load(group: Ranks, step: Step, name: str | None, parts: Sequence[str] | None) -> GroupLoad:
+    """Return the load of a group that was saved under ``name``; None: the group's own name, or the only name.
+
+    Raises:
+        CheckpointMismatch: if the step has other groups or roles.
+    """
+    sources: dict[str, RoleSource] = {}
+    for role, part in _saved_parts(group, step, name).items():
+        found = {file: facts for file, facts in step.files.items() if file.startswith(f"{part}/")}
+        files = {file.removeprefix(f"{part}/"): facts for file, facts in found.items()}
+        sources[role] = RoleSource(step.path(part), files, int(step.parts[part]["world_size"]))
+    return GroupLoad(group, sources, parts)
+
+
+def load_groups(loads: Sequence[GroupLoad], title: str) -> int:
     """Load groups: check that all fits in all of them, verify the files, and read. Return the bytes.
+
+    Args:
+        loads: by group.
+        title: name of the step or the model, for traces and progress.
 
     Raises:
         CheckpointMismatch: if something does not fit. No rank of any group was changed.
         CheckpointCorrupted: if a file is missing or differs. No rank was changed. As ``CallFuture.result``.
     """
     token = secrets.token_hex(8)
-    planned = [_plan_load(one, token) for one in loads]
+    planned = [_plan_load(one, title, token) for one in loads]
     for one, files in zip(loads, planned, strict=True):
         ranks = len(one.group.ranks)
         facts = [
@@ -373,23 +370,28 @@ def load_groups(loads: Sequence[GroupLoad]) -> int:
         ]
         if facts:
             each = [dict(facts[rank::ranks]) for rank in range(ranks)]
-            call_ranks(one.group, f"{one.title}: verify", handlers.check_files, each)
+            call_ranks(one.group, f"load {one.group.name!r} {title}: verify", handlers.check_files, each)
     nbytes = 0
     for one in loads:
         each = [token] * len(one.group.ranks)
-        nbytes += sum(call_ranks(one.group, f"{one.title}: read", handlers.load, each))
+        nbytes += sum(call_ranks(one.group, f"load {one.group.name!r} {title}: read", handlers.load, each))
     return nbytes
 
 
-def _plan_load(load: GroupLoad, token: str) -> dict[str, set[str]]:
+def _plan_load(load: GroupLoad, title: str, token: str) -> dict[str, set[str]]:
     """Have the ranks of a group check that all fits. Return the names of the files to read, by role."""
-    ranks = range(len(load.group.ranks))
-    parts = None if load.parts is None else tuple(load.parts)
-    title = f"{load.title}: plan"
+    group, sources, parts = load
     reports: list[dict[str, LoadReport]] = call_ranks(
-        load.group, title, handlers.plan_load, ranks, token, load.sources, parts, len(ranks)
+        group,
+        f"load {group.name!r} {title}: plan",
+        handlers.plan_load,
+        range(len(group.ranks)),
+        token,
+        sources,
+        None if parts is None else tuple(parts),
+        len(group.ranks),
     )
-    for role, source in load.sources.items():
+    for role, source in sources.items():
         left = sorted(set.intersection(*(set(one[role].left) for one in reports)))
         if left:
             shown = ", ".join(left[:8]) + (", ..." if len(left) > 8 else "")
@@ -397,7 +399,7 @@ def _plan_load(load: GroupLoad, token: str) -> dict[str, set[str]]:
                 f"{len(left)} values of {source.folder} are taken by no rank: {shown}; the workers here have no such "
                 "names. Load what is wanted with parts=[...]"
             )
-    return {role: {file for one in reports for file in one[role].files} for role in load.sources}
+    return {role: {file for one in reports for file in one[role].files} for role in sources}
 
 
 def check_parts(verb: str, parts: Any) -> None:

@@ -18,12 +18,12 @@ from phalanx.channels.channel import Channel
 from phalanx.channels.channel_snapshots import check_owned, describe, restore, snapshot
 from phalanx.channels.staleness import StalenessManager
 from phalanx.checkpoint.group_checkpoint import (
-    GroupLoad,
     begin_save,
     check_parts,
     checked_group,
     load_groups,
     saved_groups,
+    step_load,
 )
 from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.save_future import SaveFuture
@@ -148,7 +148,8 @@ class CheckpointManager:
         chosen = parts or {}
         with saved.reading():
             load_groups(
-                [GroupLoad.of(group, saved, name, chosen.get(name)) for name, group in self._groups.items()]
+                [step_load(group, saved, name, chosen.get(name)) for name, group in self._groups.items()],
+                f"step {saved.number}",
             )
         restore()
         return saved.number
@@ -339,10 +340,10 @@ class _DriverPart:
             CheckpointError: if a value of the state cannot be unpickled here.
             DeclarationError: if items passed through a channel already.
         """
-        names, saved, generators = pickle.loads(step.read(_STATE))
-        if set(names) != {str(name) for name in self._state}:
+        _, saved, generators = pickle.loads(step.read(_STATE))
+        if saved.keys() != self._state.keys():
             raise CheckpointMismatch(
-                f"the driver's state was saved as {', '.join(names) or 'nothing'} and is "
+                f"the driver's state was saved as {', '.join(map(str, saved)) or 'nothing'} and is "
                 f"{', '.join(map(str, self._state)) or 'nothing'} now; give {_VERB}(state=) the same names"
             )
         values: dict[str, Any] = {}
@@ -353,7 +354,7 @@ class _DriverPart:
                 raise CheckpointError(
                     f"{name!r} of the driver's state cannot be read here: {error}"
                 ) from error
-        content = self._read_channels(step) if _CHANNELS in step.files else self._read_format_1(step)
+        content = self._read_channels(step)
 
         def put() -> None:
             if content["flow"]:
@@ -371,7 +372,7 @@ class _DriverPart:
         return put
 
     def _read_channels(self, step: Step) -> Mapping[str, Any]:
-        content = pickle.loads(step.read(_CHANNELS))
+        content = pickle.loads(step.read(_CHANNELS)) if _CHANNELS in step.files else _read_format_1(step)
         if set(content["channels"]) != self._channels.keys():
             raise CheckpointMismatch(
                 f"the run was saved with channels {_names(content['channels'])} and has {_names(self._channels)}; give "
@@ -389,20 +390,21 @@ class _DriverPart:
             )
         return content
 
-    def _read_format_1(self, step: Step) -> Mapping[str, Any]:
-        saved = _Format1(io.BytesIO(step.read(_CHANNELS_OF_FORMAT_1))).load()
-        if self._channels or self._staleness is not None:
-            raise CheckpointMismatch(
-                f"{step.folder} was saved by an earlier version, whose channels and staleness cannot be read; resume "
-                "without channels= and staleness=, and begin with new ones"
-            )
-        if saved.channels or saved.staleness is not None:
-            _log.warning("%s: the content of its channels and staleness is not restored", step.folder)
-        versions: list[_Versions] = [
-            {group: {(role, name): number for role, name, number in found} for group, found in one.items()}
-            for one in (saved.published, saved.had)
-        ]
-        return {"flow": b"", "published": versions[0], "had": versions[1]}
+
+def _read_format_1(step: Step) -> dict[str, Any]:
+    """Return the content of the driver's file of format 1, without that of channels and staleness."""
+    saved = _Format1(io.BytesIO(step.read(_CHANNELS_OF_FORMAT_1))).load()
+    if saved.channels or saved.staleness is not None:
+        _log.warning(
+            "%s was saved by an earlier version; the content of its channels and staleness is not restored",
+            step.folder,
+        )
+    versions: list[_Versions] = [
+        {group: {(role, name): number for role, name, number in found} for group, found in one.items()}
+        for one in (saved.published, saved.had)
+    ]
+    content = {"channels": (), "staleness": False, "flow": b""}
+    return {**content, "published": versions[0], "had": versions[1]}
 
 
 class _Format1(pickle.Unpickler):

@@ -16,15 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint import (
-    ChunkStorageMetadata,
-    LoadPlan,
-    LoadPlanner,
-    Metadata,
-    SavePlan,
-    SavePlanner,
-    TensorStorageMetadata,
-)
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 
 from phalanx.checkpoint.storage import storage_errors
@@ -81,13 +73,13 @@ class ModelFiles:
     places: dict[str, Place] = field(default_factory=dict[str, Place])
 
     @classmethod
-    def plan(cls, tensors: Mapping[str, TensorStorageMetadata], shard_bytes: int) -> ModelFiles:
+    def plan(cls, tensors: Mapping[str, dcp.TensorStorageMetadata], shard_bytes: int) -> ModelFiles:
         """Put tensors into files of at most ``shard_bytes``, by name. A larger tensor has its own file.
 
         Raises:
             CheckpointError: if the format lacks a type.
         """
-        groups: list[dict[str, TensorStorageMetadata]] = [{}]
+        groups: list[dict[str, dcp.TensorStorageMetadata]] = [{}]
         filled = 0
         for name, tensor in sorted(tensors.items()):
             if tensor.properties.dtype not in _TYPES:
@@ -106,7 +98,7 @@ class ModelFiles:
             files._add(several if len(groups) > 1 else "model.safetensors", group)
         return files
 
-    def _add(self, file: str, tensors: Mapping[str, TensorStorageMetadata]) -> None:
+    def _add(self, file: str, tensors: Mapping[str, dcp.TensorStorageMetadata]) -> None:
         content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         end = 0
         for name, tensor in tensors.items():
@@ -133,7 +125,7 @@ class ModelFiles:
             (folder / INDEX).write_text(json.dumps(index, indent=2))
 
 
-def _nbytes(tensor: TensorStorageMetadata) -> int:
+def _nbytes(tensor: dcp.TensorStorageMetadata) -> int:
     return tensor.size.numel() * tensor.properties.dtype.itemsize
 
 
@@ -146,7 +138,9 @@ def _places(file: str, content: Mapping[str, Any], start: int) -> dict[str, Plac
     }
 
 
-def write_boxes(folder: str, plan: SavePlan, planner: SavePlanner, places: Mapping[str, Place]) -> int:
+def write_boxes(
+    folder: str, plan: dcp.SavePlan, planner: dcp.SavePlanner, places: Mapping[str, Place]
+) -> int:
     """Write the items of a rank's plan into files that exist in their size. Return the bytes.
 
     Raises:
@@ -188,11 +182,11 @@ def read_model(folder: str, prefix: Path) -> StoredState:
     data: dict[MetadataIndex, Place] = {}
     for name, place in places.items():
         size, origin = torch.Size(place.shape), torch.Size([0] * len(place.shape))
-        chunks = [ChunkStorageMetadata(origin, size)]
-        entries[name] = TensorStorageMetadata(TensorProperties(dtype=place.dtype), size, chunks)
+        chunks = [dcp.ChunkStorageMetadata(origin, size)]
+        entries[name] = dcp.TensorStorageMetadata(TensorProperties(dtype=place.dtype), size, chunks)
         data[MetadataIndex(name, origin)] = place
     keys = {name: StoredKey(".".join((*map(str, prefix), name)), (*prefix, name)) for name in places}
-    return StoredState(Metadata(entries, storage_data=data), keys, 1, folder)
+    return StoredState(dcp.Metadata(entries, storage_data=data), keys, 1, folder)
 
 
 def _read_header(folder: str, name: str) -> dict[str, Place]:
@@ -209,7 +203,7 @@ def _read_header(folder: str, name: str) -> dict[str, Place]:
         ) from None
 
 
-def read_boxes(folder: str, metadata: Metadata, plan: LoadPlan, planner: LoadPlanner) -> None:
+def read_boxes(folder: str, metadata: dcp.Metadata, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None:
     """Read the items of a rank's plan from safetensors files."""
     for item in plan.items:
         place: Place = metadata.storage_data[item.storage_index]

@@ -15,17 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import (
-    ChunkStorageMetadata,
-    DefaultLoadPlanner,
-    DefaultSavePlanner,
-    LoadPlan,
-    Metadata,
-    ReadItem,
-    SavePlan,
-    TensorStorageMetadata,
-    WriteItem,
-)
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType, TensorWriteData, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
@@ -50,11 +40,18 @@ def rank_key(key: str, rank: int) -> str:
 
 def value_digest(value: Any) -> str:
     """Return a digest by which ranks compare a value: equal for equal values, whatever memory their parts share."""
+    try:
+        return xxh3_64_hexdigest(_pickled(value, shares_parts=False))
+    except ValueError:  # a part refers to itself
+        return xxh3_64_hexdigest(_pickled(value, shares_parts=True))
+
+
+def _pickled(value: Any, *, shares_parts: bool) -> bytes:
     stream = io.BytesIO()
     pickler = _DigestPickler(stream, 5)
-    pickler.fast = True  # without references to parts that occurred before
+    pickler.fast = not shares_parts  # without references to parts that occurred before
     pickler.dump(value)
-    return xxh3_64_hexdigest(stream.getbuffer())
+    return stream.getvalue()
 
 
 class _DigestPickler(pickle.Pickler):
@@ -66,7 +63,7 @@ class _DigestPickler(pickle.Pickler):
         return None
 
 
-class SavePlanner(DefaultSavePlanner):
+class SavePlanner(dcp.DefaultSavePlanner):
     """The planner of a rank.
 
     Args:
@@ -81,8 +78,8 @@ class SavePlanner(DefaultSavePlanner):
         self.rank, self._alone = rank, alone
         self._staged: dict[MetadataIndex, torch.Tensor | bytes] = {}
 
-    def create_local_plan(self) -> SavePlan:
-        items: list[WriteItem] = []
+    def create_local_plan(self) -> dcp.SavePlan:
+        items: list[dcp.WriteItem] = []
         data: dict[str, tuple[Path, str | None]] = {}
         for key, (path, value) in self._leaves.items():
             tensor = value if isinstance(value, LocalTensor) else None
@@ -90,15 +87,15 @@ class SavePlanner(DefaultSavePlanner):
                 _check_dense(key, tensor.local)
                 items += _write_items(key, tensor)
             else:
-                items.append(WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO))
+                items.append(dcp.WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO))
             digest = None
             if not self._alone and (tensor is None or not tensor.declared):
                 with _pickling(key, value):
                     digest = value_digest(value if tensor is None else tensor.local)
             data[key] = (path, digest)
-        return SavePlan(items, planner_data=data)
+        return dcp.SavePlan(items, planner_data=data)
 
-    def stage(self, plan: SavePlan, buffers: dict[Any, torch.Tensor]) -> None:
+    def stage(self, plan: dcp.SavePlan, buffers: dict[Any, torch.Tensor]) -> None:
         """Copy the items of the merged plan into host memory. ``buffers`` are reused by the next save."""
         for item in plan.items:
             data = self.resolve_data(item)
@@ -113,7 +110,7 @@ class SavePlanner(DefaultSavePlanner):
             self._staged[item.index] = buffer.copy_(data)
         self._leaves = {}
 
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+    def resolve_data(self, write_item: dcp.WriteItem) -> torch.Tensor | io.BytesIO:
         index = write_item.index
         staged = self._staged.get(index)
         if staged is not None:
@@ -128,12 +125,12 @@ class SavePlanner(DefaultSavePlanner):
         return stream
 
 
-def _write_items(key: str, tensor: LocalTensor) -> Iterator[WriteItem]:
+def _write_items(key: str, tensor: LocalTensor) -> Iterator[dcp.WriteItem]:
     properties = TensorProperties(dtype=tensor.local.dtype)
     for patch in tensor.patches:
-        chunk = ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
+        chunk = dcp.ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
         data = TensorWriteData(chunk, properties, torch.Size(tensor.shape))
-        yield WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+        yield dcp.WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
 
 
 def _check_dense(key: str, tensor: torch.Tensor) -> None:
@@ -158,7 +155,7 @@ def _pickling(key: str, value: Any) -> Generator[None]:
         ) from error
 
 
-def merge_plans(plans: Sequence[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+def merge_plans(plans: Sequence[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], dcp.Metadata]:
     """Merge the plans of all ranks on the driver. Return each rank's part, and the metadata of the files.
 
     Raises:
@@ -174,10 +171,10 @@ def merge_plans(plans: Sequence[SavePlan]) -> tuple[list[SavePlan], Metadata]:
                 name, last = (rank_key(key, rank), (f"of rank {rank}",)) if key in by_rank else (key, ())
                 paths[name] = (*one[key][0], *last)
     renamed = [
-        SavePlan([_renamed(item, rank) if item.index.fqn in by_rank else item for item in plan.items])
+        dcp.SavePlan([_renamed(item, rank) if item.index.fqn in by_rank else item for item in plan.items])
         for rank, plan in enumerate(plans)
     ]
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         merged, metadata = planner.create_global_plan(renamed)
     except ValueError as error:
@@ -187,7 +184,7 @@ def merge_plans(plans: Sequence[SavePlan]) -> tuple[list[SavePlan], Metadata]:
     return merged, dataclasses.replace(metadata, planner_data=paths)
 
 
-def _renamed(item: WriteItem, rank: int) -> WriteItem:
+def _renamed(item: dcp.WriteItem, rank: int) -> dcp.WriteItem:
     return dataclasses.replace(item, index=MetadataIndex(rank_key(item.index.fqn, rank), item.index.offset))
 
 
@@ -212,7 +209,7 @@ def _different_keys(data: Sequence[PlanData]) -> set[str]:
     return different
 
 
-def _check_tensors(plans: Sequence[SavePlan], by_rank: set[str]) -> None:
+def _check_tensors(plans: Sequence[dcp.SavePlan], by_rank: set[str]) -> None:
     """Check that ranks mean the same global tensor, and that their boxes cover it. DCP takes the first size."""
     first: dict[str, tuple[tuple[torch.dtype, list[int]], int]] = {}
     boxes: dict[str, dict[torch.Size, torch.Size]] = {}
@@ -247,7 +244,7 @@ def _some(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
-class LoadPlanner(DefaultLoadPlanner):
+class LoadPlanner(dcp.DefaultLoadPlanner):
     """The planner of a rank: fills tensors, and keeps values.
 
     Args:
@@ -257,7 +254,7 @@ class LoadPlanner(DefaultLoadPlanner):
     """
 
     def __init__(
-        self, metadata: Metadata, targets: Mapping[str, LocalTensor | None], keys: Mapping[str, str]
+        self, metadata: dcp.Metadata, targets: Mapping[str, LocalTensor | None], keys: Mapping[str, str]
     ) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._targets, self._keys = targets, keys
@@ -265,18 +262,22 @@ class LoadPlanner(DefaultLoadPlanner):
         #: Values that were read, by key.
         self.values: dict[str, Any] = {}
 
-    def create_local_plan(self) -> LoadPlan:
-        return LoadPlan([item for key, target in self._targets.items() for item in self._items(key, target)])
+    def create_local_plan(self) -> dcp.LoadPlan:
+        return dcp.LoadPlan(
+            [item for key, target in self._targets.items() for item in self._items(key, target)]
+        )
 
-    def _items(self, key: str, target: LocalTensor | None) -> Iterator[ReadItem]:
+    def _items(self, key: str, target: LocalTensor | None) -> Iterator[dcp.ReadItem]:
         name = self._keys[key]
         stored = self._stored[name]
-        if target is None or not isinstance(stored, TensorStorageMetadata):
+        if target is None or not isinstance(stored, dcp.TensorStorageMetadata):
             none = torch.Size([0])
-            yield ReadItem(LoadItemType.BYTE_IO, MetadataIndex(key), none, MetadataIndex(name), none, none)
+            yield dcp.ReadItem(
+                LoadItemType.BYTE_IO, MetadataIndex(key), none, MetadataIndex(name), none, none
+            )
             return
         chunks = [
-            ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
+            dcp.ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
             for patch in target.patches
         ]
         items = create_read_items_for_chunk_list(name, stored, chunks)
@@ -285,10 +286,10 @@ class LoadPlanner(DefaultLoadPlanner):
         for item in items:
             yield dataclasses.replace(item, dest_index=MetadataIndex(key, item.dest_index.offset))
 
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+    def load_bytes(self, read_item: dcp.ReadItem, value: io.BytesIO) -> None:
         self.values[read_item.dest_index.fqn] = torch.load(value, weights_only=False, map_location="cpu")
 
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+    def resolve_tensor(self, read_item: dcp.ReadItem) -> torch.Tensor:
         target = self._targets[read_item.dest_index.fqn]
         if target is None:
             raise InternalError(f"torch read {read_item.dest_index.fqn}, a value, as a tensor")
@@ -297,5 +298,5 @@ class LoadPlanner(DefaultLoadPlanner):
             view = view.narrow(dim, start, size)
         return view
 
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+    def commit_tensor(self, read_item: dcp.ReadItem, tensor: torch.Tensor) -> None:
         pass

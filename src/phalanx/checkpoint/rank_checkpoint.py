@@ -38,7 +38,7 @@ def note_name(index: int) -> str:
     return f"done-{index}.pickle"
 
 
-class Source(NamedTuple):
+class RoleSource(NamedTuple):
     """The saved state of a role.
 
     Attributes:
@@ -68,8 +68,7 @@ class RankCheckpoint:
         self._plans: dict[str, Any] = {}
         self.buffers: dict[str, dict[MetadataIndex, torch.Tensor]] = {}
         self._thread: threading.Thread | None = None
-        self._ended = False
-        self._stopped = ""
+        self._notes = self._stopped = ""
 
     @classmethod
     def of(cls, host: WorkerRuntime) -> RankCheckpoint:
@@ -96,11 +95,10 @@ class RankCheckpoint:
             raise CheckpointError("this rank was restarted after the save or load was planned; call it again")
         return self._plans.pop(name)
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> None:
         """Wait for the thread of the save before."""
         if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+            self._thread.join(seconds)
 
     def stop(self, notes: str) -> None:
         """Stop the thread that writes for ``notes``, and wait for its end."""
@@ -109,16 +107,13 @@ class RankCheckpoint:
 
     def end(self) -> None:
         """Stop the thread: the rank ends."""
-        self._ended = True
-        if self._thread is not None:
-            self._thread.join(_END_S)
+        self._stopped = self._notes
+        self.wait(_END_S)
 
     def check(self, notes: str) -> None:
         """Raise an error if the thread that writes for ``notes`` shall end."""
-        if self._ended:
-            raise CheckpointError("the group was closed before its state was written")
         if notes and notes == self._stopped:
-            raise CheckpointError("the driver gave it up")
+            raise CheckpointError("the save was given up, or the group was closed, before it was written")
 
     def write_copies(self, write: Callable[[], Any], notes: str, index: int) -> None:
         """Have a thread write the copies, and report to the driver."""
@@ -132,6 +127,7 @@ class RankCheckpoint:
             with suppress(PhalanxError):  # on a full disk the driver asks for the report
                 Storage(notes).write(note_name(index), pickle.dumps(report))
 
+        self._notes = notes
         self._thread = threading.Thread(target=run, name="phalanx-save", daemon=True)
         self._thread.start()
 
@@ -216,7 +212,7 @@ def plan_load(
     host: WorkerRuntime,
     index: int,
     load: str,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, RoleSource],
     parts: Sequence[str] | None,
     world_size: int,
 ) -> dict[str, LoadReport]:
@@ -245,7 +241,7 @@ def plan_load(
 
 
 def _planned(
-    state: RankState, role: str, source: Source, parts: Sequence[str] | None, index: int, world_size: int
+    state: RankState, role: str, source: RoleSource, parts: Sequence[str] | None, index: int, world_size: int
 ) -> tuple[Callable[[], int], LoadReport]:
     """Return a function that reads the state of a role and returns the bytes of its tensors, and a report."""
     folder = source.folder

@@ -23,10 +23,11 @@ from phalanx.checkpoint.group_checkpoint import (
     checked_group,
     load_groups,
     plan_group,
+    step_load,
 )
 from phalanx.checkpoint.model_folder import ModelFiles
 from phalanx.checkpoint.planners import merge_plans
-from phalanx.checkpoint.rank_checkpoint import Source
+from phalanx.checkpoint.rank_checkpoint import RoleSource
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.step_files import METADATA
 from phalanx.checkpoint.steps import read_step
@@ -187,7 +188,7 @@ def load(
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
     with saved.reading():
-        nbytes = load_groups([GroupLoad.of(ranks, saved, name, parts)])
+        nbytes = load_groups([step_load(ranks, saved, name, parts)], f"step {saved.number}")
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
 
 
@@ -259,5 +260,4 @@ def _load_model(group: Ranks, path: str) -> int:
         CheckpointCorrupted: if a file is none of safetensors.
     """
     path = os.path.abspath(os.path.expanduser(path))
-    sources = {group.role: Source(path, {}, 0)}
-    return load_groups([GroupLoad(group, sources, None, f"load model of {group.name!r}")])
+    return load_groups([GroupLoad(group, {group.role: RoleSource(path, {}, 0)})], "model")

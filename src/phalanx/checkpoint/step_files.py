@@ -15,16 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
+import torch.distributed.checkpoint as dcp
 import xxhash
-from torch.distributed.checkpoint import (
-    FileSystemReader,
-    FileSystemWriter,
-    LoadPlan,
-    LoadPlanner,
-    Metadata,
-    SavePlan,
-    SavePlanner,
-)
 from torch.distributed.checkpoint.storage import WriteResult
 
 from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
@@ -174,7 +166,7 @@ class StepFiles:
 
 
 def write_items(
-    folder: str, plan: SavePlan, planner: SavePlanner, check: Callable[[], object] = lambda: None
+    folder: str, plan: dcp.SavePlan, planner: dcp.SavePlanner, check: Callable[[], object] = lambda: None
 ) -> WrittenItems:
     """Write the items of a rank's plan.
 
@@ -183,7 +175,7 @@ def write_items(
     """
     files = StepFiles(folder, check)
     # The streams sync the files themselves. A second thread of the writer would hide the error of a full disk.
-    writer = FileSystemWriter(folder, sync_files=False, thread_count=1)
+    writer = dcp.FileSystemWriter(folder, sync_files=False, thread_count=1)
     writer.fs, writer.path = files, folder  # type: ignore[assignment]  # as torch's own FsspecWriter does
     try:
         with storage_errors(folder, "written"):
@@ -202,9 +194,9 @@ def write_items(
     return results, files.facts
 
 
-def read_items(folder: str, metadata: Metadata, plan: LoadPlan, planner: LoadPlanner) -> None:
+def read_items(folder: str, metadata: dcp.Metadata, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None:
     """Read the items of a rank's plan."""
-    reader = FileSystemReader(folder)
+    reader = dcp.FileSystemReader(folder)
     reader.fs, reader.path = StepFiles(folder), folder  # type: ignore[assignment]
     reader.set_up_storage_reader(metadata, is_coordinator=False)
     reader.read_data(plan, planner).wait()
