@@ -13,7 +13,7 @@ from phalanx.tracing.chrome import events
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING, Counter, Trace
 from phalanx.tracing.files import entries, from_entries
 from phalanx.tracing.html import resampled, to_html
-from phalanx.tracing.recorder import MOST_POINTS, Points
+from phalanx.tracing.recorder import MOST_POINTS, counted
 
 S = 1_000_000_000
 FULL = Counter(CHANNEL + "answers", (0, 2 * S, 6 * S), {WAITING: (0.0, 3.0, 1.0), OLDEST: (0.0, 0.5, 2.5)})
@@ -25,23 +25,19 @@ def test_a_curve_has_what_there_was_at_each_time() -> None:
 
 
 def test_what_was_there_before_a_trace_counts_from_its_beginning() -> None:
-    points = Points()
-    for at, waiting in ((1, 5.0), (4, 2.0), (9, 1.0)):
-        points.add(at, {WAITING: waiting})
+    points = [(1, {WAITING: 5.0}), (4, {WAITING: 2.0}), (9, {WAITING: 1.0})]
 
-    assert points.counter("c", 2, 8) == Counter("c", (2, 4), {WAITING: (5.0, 2.0)})
-    assert points.counter("c", 0, 0) is None
+    assert counted("c", points, 2, 8) == Counter("c", (2, 4), {WAITING: (5.0, 2.0)})
+    assert counted("c", points, 0, 0) is None
 
 
 def test_of_very_many_changes_the_course_is_kept() -> None:
-    points = Points()
-    for at in range(10 * MOST_POINTS):
-        points.add(at, {WAITING: float(at)})
+    points = [(at, {WAITING: float(at)}) for at in range(10 * MOST_POINTS + 1)]
+    counter = counted("c", points, 0, 10 * MOST_POINTS)
 
-    counter = points.counter("c", 0, 10 * MOST_POINTS)
     assert counter is not None
-    assert MOST_POINTS // 4 <= len(counter.at) <= MOST_POINTS
-    assert counter.at[0] == 0 and counter.values[WAITING][-1] == 10 * MOST_POINTS - 1
+    assert MOST_POINTS // 2 <= len(counter.at) <= MOST_POINTS + 1
+    assert counter.at[0] == 0 and counter.values[WAITING][-1] == 10 * MOST_POINTS
 
 
 def test_a_file_has_them_and_gives_them_back() -> None:
