@@ -95,7 +95,7 @@ def test_notes_say_how_sure_the_clocks_are() -> None:
 
 
 def test_a_trace_of_nothing_has_no_rows() -> None:
-    assert summarize(Trace(0, 1)).table.rows == ()
+    assert summarize(Trace(0, 1)).rows == ()
 
 
 def test_a_summary_is_text() -> None:
