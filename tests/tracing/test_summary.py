@@ -104,7 +104,7 @@ def test_a_summary_is_text() -> None:
 
 
 def test_the_page_has_headline_figures_and_the_summary() -> None:
-    page = "".join(to_html(TRACE))
+    page = to_html(TRACE)
 
     assert "<b>36 %</b><span>idle, mean of ranks</span>" in page
     assert "policy.actor.generate" in page
