@@ -163,9 +163,11 @@ def _cpu_info() -> list[str]:
 
 
 def _print(console: Console, rows: list[Row], run: Run) -> None:
-    title = "median (lowest; quartiles) and ratios of medians: above 1x phalanx is faster"
-    columns, lines = table.measured(table.headings(), [table.cells(row) for row in rows])
-    console.print(table.rich_table(title, columns, lines))
+    console.print("median (lowest; quartiles) and ratios of medians: above 1x phalanx is faster")
+    for scenario in dict.fromkeys(row.case.scenario for row in rows):  # with those alone who were measured in it
+        of_scenario = [table.cells(row) for row in rows if row.case.scenario == scenario]
+        columns, lines = table.measured(table.headings(), of_scenario)
+        console.print(table.rich_table(scenario.replace("_", " "), columns, lines))
     if run.accounts:
         lines = [table.account_cells(account) for account in run.accounts]
         console.print(table.rich_table("memory above idle, one untimed run", table.account_headings(), lines))

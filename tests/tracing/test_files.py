@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import phalanx as px
 from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
+from phalanx.tracing.events import Counter as Counted
 from phalanx.tracing.files import entries, from_entries, load, write
 from tests.tracing.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
 
@@ -46,6 +47,9 @@ spans = st.builds(
 tracks = st.builds(
     Track, keys, st.text(max_size=3), st.text(max_size=3), whole, st.just(("0",)), maybe, maybe
 )
+points = st.lists(whole, max_size=2).map(tuple)
+series = st.dictionaries(st.text(max_size=3), st.lists(st.integers(0, 9), max_size=2).map(tuple), max_size=2)
+counters = st.builds(Counted, st.text(max_size=5), points, series)
 traces = st.builds(
     Trace,
     began=whole,
@@ -56,6 +60,7 @@ traces = st.builds(
     tracks=st.lists(tracks, max_size=2).map(tuple),
     calls=st.lists(calls, max_size=3).map(tuple),
     spans=st.lists(spans, max_size=3).map(tuple),
+    counters=st.lists(counters, max_size=2).map(tuple),
     clocks=st.lists(st.builds(Clock, st.text(max_size=3), whole, whole), max_size=2).map(tuple),
     notes=st.lists(st.text(max_size=3), max_size=2).map(tuple),
 )

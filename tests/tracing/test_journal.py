@@ -1,4 +1,4 @@
-"""What a rank writes of a trace, and what is read of it when the rank is gone."""
+"""The file that a process writes of a trace, and its reader, also when the process was lost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.tracing.events import Trace
-from phalanx.tracing.recorder import TracedEpoch, merge
 from phalanx.tracing.spans import Noted, SpanLog, SpanWriter, path_of, process, read_log, span
 from tests.tracing.made_up import key
 
@@ -28,59 +26,49 @@ def reading(path: Path) -> SpanLog:
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_call_is_written_from_beginning_to_end(path: Path, waits: bool) -> None:
     with Noted(SpanWriter(str(path)), 5, waits=waits) as note:
+        assert path.read_bytes().startswith(b'["in"') == waits  # at once, if it has to wait for arguments
         note.started(100)
         note.finished()
         note.returned(40)
+        note.yielded(3)
     part = reading(path).parts[5]
 
-    assert (part.argument_bytes, part.result_bytes, part.error) == (100, 40, None)
+    assert (part.argument_bytes, part.result_bytes, part.error, part.items) == (100, 40, None, 3)
     times = (part.received, part.started, part.finished, part.returned)
     assert list(times) == sorted(times)  # type: ignore[type-var]
 
 
+@pytest.mark.parametrize("starts", [True, False])
 @pytest.mark.parametrize("waits", [True, False])
-def test_an_error_is_written_with_the_call(path: Path, waits: bool) -> None:
+def test_an_error_is_written_with_the_call(path: Path, waits: bool, starts: bool) -> None:
     with pytest.raises(ValueError), Noted(SpanWriter(str(path)), 5, waits=waits) as note:
-        note.started(0)
+        if starts:
+            note.started(0)
         raise ValueError("no\nsecond line")
-
-    assert reading(path).parts[5].error == "ValueError: no"
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_call_that_fails_before_its_arguments_are_there_did_not_run(path: Path, waits: bool) -> None:
-    with pytest.raises(ValueError), Noted(SpanWriter(str(path)), 5, waits=waits):
-        raise ValueError
-
     part = reading(path).parts[5]
-    assert (part.started, part.finished, part.error) == (None, None, "ValueError")
-    assert part.returned is not None
+
+    assert (part.error, part.returned is None) == ("ValueError: no", False)
+    assert [part.started is None, part.finished is None] == [not starts] * 2
 
 
-def test_a_call_that_has_to_wait_for_arguments_is_written_at_once(path: Path) -> None:
-    with Noted(SpanWriter(str(path)), 5, waits=True):
-        assert reading(path).parts[5].received is not None
-
-
-def test_what_was_written_before_a_process_ends_can_be_read(path: Path) -> None:
+def test_events_before_the_end_of_a_process_can_be_read(path: Path) -> None:
     def begin() -> None:
         note = Noted(SpanWriter(str(path)), 5).__enter__()
         note.started(7)
         span("step").__enter__()
 
     contextvars.copy_context().run(begin)  # it is never left
-
     found = reading(path)
-    assert found.parts[5].started is not None
-    assert found.parts[5].returned is None
+
+    assert (found.parts[5].started is None, found.parts[5].returned) == (False, None)
     assert [(one.name, one.call, one.ended) for one in found.spans] == [("step", 5, None)]
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_line_that_was_cut_off_is_left_out(path: Path, cut: int) -> None:
-    journal = SpanWriter(str(path))
+    writer = SpanWriter(str(path))
     for number in (1, 2):
-        with Noted(journal, number) as note:
+        with Noted(writer, number) as note:
             note.started(0)
     path.write_bytes(path.read_bytes()[:-cut])
 
@@ -88,37 +76,30 @@ def test_a_line_that_was_cut_off_is_left_out(path: Path, cut: int) -> None:
 
 
 def test_lines_of_other_kinds_and_of_unknown_calls_are_passed_over() -> None:
-    lines = [
-        b'["later version", 1]',
-        b"{}",
-        b'["run", 9, 1, 1]',
-        b'["leave", 9, 1, null]',
-        b"\xff",
-        b'["in", 1, 3, "", "m"]',
-    ]
+    lines = [b'["later version", 1]', b"{}", b'["run", 9, 1, 1]', b'["leave", 9, 1, null]', b"\xff"]
 
-    assert read_log(lines, key(0)).parts.keys() == {1}
+    assert read_log([*lines, b'["in", 1, 3, "", "m"]'], key(0)).parts.keys() == {1}
 
 
-def test_a_journal_that_cannot_be_written_says_so_once_and_goes_on(
+def test_a_file_that_cannot_be_written_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING, "phalanx"):
-        journal = SpanWriter(str(tmp_path / "file" / "rank-0.events"))
-        journal.write("in", 1)
-        journal.write("in", 2)
+        writer = SpanWriter(str(tmp_path / "file" / "rank-0.events"))
+        writer.write("in", 1)
+        writer.write("in", 2)
 
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "this process's part of the trace is lost"
     ]
 
 
-def test_a_journal_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phalanx.tracing.spans._LIMIT", 200)
-    journal = SpanWriter(str(path))
+    writer = SpanWriter(str(path))
     for number in range(100):
-        with Noted(journal, number):
+        with Noted(writer, number):
             pass
 
     assert reading(path).full
@@ -128,25 +109,18 @@ def test_a_journal_does_not_fill_the_disk(path: Path, monkeypatch: pytest.Monkey
 def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = SpanWriter(str(path))
-    monkeypatch.setattr(process, "sink", journal)
-    with Noted(journal, 5), span("inside", rows=3):
+    writer = SpanWriter(str(path))
+    monkeypatch.setattr(process, "sink", writer)
+    with pytest.raises(KeyError), Noted(writer, 5), span("inside", rows=3):
         thread = threading.Thread(target=lambda: span("beside")(lambda: None)())
         thread.start()
         thread.join()
-
-    assert [(one.name, one.call, one.attributes) for one in reading(path).spans] == [
-        ("inside", 5, {"rows": 3}),
-        ("beside", None, {}),
-    ]
-
-
-def test_a_span_keeps_the_error_that_left_it(path: Path) -> None:
-    journal = SpanWriter(str(path))
-    with pytest.raises(KeyError), Noted(journal, 5), span("step"):
         raise KeyError("x")
 
-    assert reading(path).spans[0].error == "KeyError: 'x'"
+    assert [(one.name, one.call, one.attributes, one.error) for one in reading(path).spans] == [
+        ("inside", 5, {"rows": 3}, "KeyError: 'x'"),
+        ("beside", None, {}, None),
+    ]
 
 
 def test_attributes_that_json_does_not_know_become_text(path: Path) -> None:
@@ -154,10 +128,7 @@ def test_attributes_that_json_does_not_know_become_text(path: Path) -> None:
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
-    with (
-        Noted(SpanWriter(str(path)), 5),
-        span("step", shape=(2, 3), odd=Odd(), none=None, loss=float("nan")),
-    ):
+    with Noted(SpanWriter(str(path)), 5), span("x", shape=(2, 3), odd=Odd(), none=None, loss=float("nan")):
         pass
 
     found = reading(path).spans[0].attributes
@@ -185,23 +156,3 @@ def test_a_span_without_a_trace_does_nothing() -> None:
     assert process.sink is None
     with span("x", a=1) as found:
         assert isinstance(found, span)
-
-
-def test_items_that_went_out_one_by_one_are_counted(path: Path) -> None:
-    with Noted(SpanWriter(str(path)), 5) as note:
-        note.started(0)
-        note.yielded(3)
-
-    assert reading(path).parts[5].items == 3
-
-
-def test_what_a_rank_counts_is_a_counter_of_the_trace(path: Path) -> None:
-    journal = SpanWriter(str(path))
-    journal.count("engine of g rank 0", {"running": 1.0})
-    journal.count("engine of g rank 0", {"running": 3.0})
-    epoch = TracedEpoch("g", 1, logs={key(0): reading(path)})
-    began, ended = reading(path).counts[0][1] - 1, reading(path).counts[-1][1] + 1
-
-    (counter,) = merge([epoch], [], SpanLog(), Trace(began, ended)).counters
-
-    assert (counter.name, counter.values) == ("engine of g rank 0", {"running": (1.0, 3.0)})

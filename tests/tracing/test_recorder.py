@@ -116,19 +116,11 @@ def test_of_very_many_calls_the_oldest_are_dropped_and_counted() -> None:
     assert "The first 2 calls are left out" in trace.notes[0]
 
 
-def test_the_steps_of_a_call_are_recorded_with_their_times() -> None:
-    call = Call(1, "policy", 0, "", "update", 0, parts=(Part(0), Part(3)))
-    open_call = OpenCall(call, 1, epoch_on("a"))
-    for nbytes in (2, 3):
-        open_call.composed(nbytes)
-        open_call.posted()
-    open_call.arrived(3)
-    open_call.ended(KeyError("x"))
+def test_counts_of_ranks_are_counters_of_the_trace() -> None:
+    log = SpanLog(counts=[("engine", at(1), {"running": 1.0}), ("engine", at(2), {"running": 3.0})])
+    (counter,) = merged(epoch_on(HERE, logs={key(0): log})).counters
 
-    assert [part.message_bytes for part in call.parts] == [2, 3]
-    assert all(part.encoded and part.sent and part.encoded <= part.sent for part in call.parts)
-    assert [part.fetched is None for part in call.parts] == [True, False]
-    assert (call.error, call.ended is not None) == ("KeyError: 'x'", True)
+    assert (counter.name, counter.at, counter.values) == ("engine", (at(1), at(2)), {"running": (1.0, 3.0)})
 
 
 def test_threads_may_record_at_once() -> None:

@@ -73,11 +73,24 @@ def observed_ranks(
         yield observer, group, tuple(entry for entry in group.ranks if not numbers or entry.rank in numbers)
 
 
-def rich_table(title: Text, columns: Sequence[str], right: Sequence[str]) -> Table:
-    """Return an empty table; the columns in ``right`` are aligned to the right."""
+def rich_table(
+    title: Text, rows: Sequence[dict[str, Any]], left: Sequence[str], fold: str = "", note: str = ""
+) -> Any:
+    """Return a table of rows, of cells by column; without a row the title and the note.
+
+    Columns in ``left`` are aligned to the left. The column ``fold`` takes the width that is left.
+    """
+    if not rows:
+        return Text.assemble(title, "\n", (note, "dim"))
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
+    table.caption = Text(note, style="dim")
+    for name in rows[0]:
+        justify, ratio = "left" if name in (*left, fold) else "right", 1 if name == fold else None
+        table.add_column(name, justify=justify, ratio=ratio, no_wrap=name != fold, overflow="fold")
+    for row in rows:
+        table.add_row(
+            *("-" if cell is None else cell if isinstance(cell, Text) else str(cell) for cell in row.values())
+        )
     return table
 
 

@@ -22,7 +22,6 @@ _DAMAGED = 1
 _SHOWN_FAULTS = 3
 _NARROW = 80
 """Columns of a terminal below which the contents of the steps are printed under the table."""
-_COLUMNS = ("step", "state", "age", "size", "saved in")
 _COLORS = {"whole": "green", "damaged": "bold red", "half-written": "yellow"}
 
 _PATH_HELP = "What px.checkpoint.CheckpointManager or px.save wrote: a path or a URL."
@@ -95,21 +94,21 @@ def describe(step: Step, check: bool) -> dict[str, Any] | None:
 def show(console: Console, root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> None:
     """Print the steps as a table, the last commit last."""
     is_narrow = console.width < _NARROW
-    table = rich_table(Text(root, "bold"), _COLUMNS, ("step",))
-    if not is_narrow:
-        table.add_column("what is in it", overflow="fold", ratio=1)
-    for step in steps:
-        table.add_row(
-            str(step["step"]),
-            Text(step["state"], style=_COLORS[step["state"]]),
-            "-" if step["at"] is None else duration(time.time() - step["at"]),
-            size(step["bytes"]),
-            "-" if step["seconds"] is None else f"{step['seconds']:.2f} s",
-            *(() if is_narrow else (Text("\n".join(_contents(step)) or "-"),)),
-        )
-    console.print(table)
-    for step in steps if is_narrow else ():
-        for line in _contents(step):
+    contents = [list(_contents(step)) for step in steps]
+    cells = [
+        {
+            "step": step["step"],
+            "state": Text(step["state"], style=_COLORS[step["state"]]),
+            "age": None if step["at"] is None else duration(time.time() - step["at"]),
+            "size": size(step["bytes"]),
+            "saved in": None if step["seconds"] is None else f"{step['seconds']:.2f} s",
+        }
+        | ({} if is_narrow else {"what is in it": Text("\n".join(lines) or "-")})
+        for step, lines in zip(steps, contents, strict=True)
+    ]
+    console.print(rich_table(Text(root, "bold"), cells, ("state",), fold="what is in it"))
+    for step, lines in zip(steps, contents, strict=True) if is_narrow else ():
+        for line in lines:
             console.print(f"step {step['step']}, {line}", highlight=False, markup=False)
     if holder is not None:
         console.print(holder, highlight=False)

@@ -37,19 +37,6 @@ if TYPE_CHECKING:
 _BETWEEN_LOOKS_S = 0.3
 _LINES_PER_GROUP = 6
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "broken": "bold red"}
-_RANK_COLUMNS = ("rank", "host", "pid", "device", "doing", "memory", "CPU", "GPU")
-_RANK_NUMBERS = ("rank", "pid", "memory", "CPU", "GPU")
-_CHANNEL_NUMBERS = (
-    "waiting",
-    "bytes",
-    "oldest",
-    "taken",
-    "puts wait",
-    "takes wait",
-    "items/s",
-    "dropped",
-    "lost",
-)
 
 Name = Annotated[
     str | None, typer.Argument(metavar="[GROUP]", help="Only this group.", autocompletion=complete_group)
@@ -180,23 +167,26 @@ def _group_table(group: dict[str, Any], at: float, rows: int | None) -> Any:
     facts += "".join(f", weights {name} {text}" for name, text in group["weights"].items())
     state = (group["state"], _STYLES.get(group["state"], ""))
     title = Text.assemble((group["name"], "bold"), "  ", state, (facts, "dim"))
-    table = rich_table(title, _RANK_COLUMNS, _RANK_NUMBERS)
     busiest = sorted(ranks, key=lambda rank: -max((call["seconds"] for call in rank["doing"]), default=-1.0))
     no_gpu = "?" if any(rank["gpu_percent"] is not None for rank in ranks) else "-"
-    for rank in sorted(busiest[:rows], key=lambda rank: rank["rank"]):
-        memory, cpu, gpu = rank["memory_bytes"], rank["cpu_percent"], rank["gpu_percent"]
-        table.add_row(
-            *(str(rank["rank"]), rank["host"], str(rank["pid"]), rank["accelerator"] or "-", _doing(rank)),
-            size(memory) if memory is not None else "-",
-            f"{cpu:.0f}%" if cpu is not None else "-",
-            f"{gpu:.0f}%" if gpu is not None else no_gpu,
-        )
-    hidden = len(ranks) - len(table.rows)
+    cells = [
+        {
+            "rank": rank["rank"],
+            "host": rank["host"],
+            "pid": rank["pid"],
+            "device": rank["accelerator"],
+            "doing": _doing(rank),
+            "memory": None if rank["memory_bytes"] is None else size(rank["memory_bytes"]),
+            "CPU": None if rank["cpu_percent"] is None else f"{rank['cpu_percent']:.0f}%",
+            "GPU": no_gpu if rank["gpu_percent"] is None else f"{rank['gpu_percent']:.0f}%",
+        }
+        for rank in sorted(busiest[:rows], key=lambda rank: rank["rank"])
+    ]
+    hidden = len(ranks) - len(cells)
     notes = [_counted(hidden, "more ")] if hidden else []
     if group["cause"] and group["state"] != "ready":
         notes.append(f"cause: {group['cause']}")
-    table.caption = Text("\n".join(notes), style="dim")
-    return table
+    return rich_table(title, cells, ("host", "device", "doing"), note="\n".join(notes))
 
 
 def _doing(rank: dict[str, Any]) -> Text:
@@ -209,23 +199,23 @@ def _doing(rank: dict[str, Any]) -> Text:
 
 
 def _channel_table(channels: Sequence[dict[str, Any]], at: float) -> Any:
-    title, columns = Text("channels", "bold"), ("channel", "may wait", *_CHANNEL_NUMBERS)
-    table = rich_table(title, columns, _CHANNEL_NUMBERS)
-    for channel in channels:
-        oldest = "-" if channel["oldest"] is None else duration(at - channel["oldest"])
-        table.add_row(
-            *(
-                channel["name"],
-                channel["limit"],
-                str(channel["waiting"]),
-                size(channel["waiting_bytes"]),
-                oldest,
-            ),
-            *(str(channel[name]) for name in ("taken", "puts", "takes")),
-            *(f"{channel['per_second']:.1f}", str(channel["dropped"])),
-            Text(str(channel["lost"]), "red" if channel["lost"] else ""),
-        )
-    return table
+    cells = [
+        {
+            "channel": channel["name"],
+            "may wait": channel["limit"],
+            "waiting": channel["waiting"],
+            "bytes": size(channel["waiting_bytes"]),
+            "oldest": None if channel["oldest"] is None else duration(at - channel["oldest"]),
+            "taken": channel["taken"],
+            "puts wait": channel["puts"],
+            "takes wait": channel["takes"],
+            "items/s": f"{channel['per_second']:.1f}",
+            "dropped": channel["dropped"],
+            "lost": Text(str(channel["lost"]), "red" if channel["lost"] else ""),
+        }
+        for channel in channels
+    ]
+    return rich_table(Text("channels", "bold"), cells, ("channel", "may wait"))
 
 
 def _counted(ranks: int, which: str = "") -> str:

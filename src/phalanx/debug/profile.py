@@ -50,6 +50,8 @@ class Profile:
 
     Attributes:
         folder: where the traces are, on this machine.
+        calls: the profiled calls of each rank, by name; empty until the profile has ended.
+        notes: deviations from the request, with reasons: calls that raised, ranks without a trace.
     """
 
     def __init__(self, core: Group, ranks: Sequence[int], folder: Path, order: ProfileOrder) -> None:
@@ -61,9 +63,9 @@ class Profile:
         self._key = uuid.uuid4().hex
         self._lock = threading.Lock()
         self._over = False
-        self._notes: list[str] = []
+        self.calls: dict[int, tuple[str, ...]] = {}
+        self.notes: tuple[str, ...] = ()
         self._paths: dict[int, Path] = {}
-        self._calls: dict[int, tuple[str, ...]] = {}
         armed = self._run(arm_profile, self._key, order, ranks=self._ranks)
         core.before_end.append(self._end)
         try:
@@ -99,16 +101,6 @@ class Profile:
         """The trace files; ends the profile if that has not been done, as :meth:`wait` does."""
         return self.wait()
 
-    @property
-    def calls(self) -> dict[int, tuple[str, ...]]:
-        """The profiled calls of each rank, by name; empty until the profile has ended."""
-        return dict(self._calls)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Deviations from the request, with reasons: calls that raised, ranks without a trace."""
-        return tuple(self._notes)
-
     def _end(self, timeout: float | None) -> None:
         with self._lock:
             if self._over:
@@ -121,22 +113,26 @@ class Profile:
                 self._epoch = core.epoch
             there = self._epoch.endpoints
             alive = [rank for rank in self._ranks if rank < len(there) and core.backend.alive(there[rank])]
-            gone = [rank for rank in self._ranks if rank not in alive]
-            self._notes += [f"rank {rank} is gone, and its trace with it" for rank in gone]
+            for rank in set(self._ranks) - set(alive):
+                self._note(rank, "died, and its trace was lost with it")
             answers = self._run(end_profile, self._key, ranks=alive).answers(timeout) if alive else {}
             for rank, answer in answers.items():
                 if isinstance(answer, ProfileReport):
-                    self._take(rank, answer)
+                    self._save(rank, answer)
                 else:
-                    self._notes.append(f"no trace of rank {rank}: {answer}")
+                    self._note(rank, f"no trace: {answer}")
 
-    def _take(self, rank: int, report: ProfileReport) -> None:
-        self._calls[rank] = report.calls
-        self._notes += [f"rank {rank}: {text} was raised" for text in report.failed]
+    def _note(self, rank: int, text: str) -> None:
+        self.notes += (f"rank {rank}: {text}",)
+
+    def _save(self, rank: int, report: ProfileReport) -> None:
+        self.calls[rank] = report.calls
+        for failure in report.failed:
+            self._note(rank, f"{failure} was raised")
         if report.note:
-            self._notes.append(f"rank {rank}: {report.note}")
+            self._note(rank, report.note)
         if len(report.calls) < self._order.calls:
-            self._notes.append(f"rank {rank}: {len(report.calls)} of {self._order.calls} calls were made")
+            self._note(rank, f"{len(report.calls)} of {self._order.calls} calls were made")
         if report.trace is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             name = re.sub(r"[^A-Za-z0-9_.-]", "_", self._core.name)
@@ -145,7 +141,7 @@ class Profile:
         elif self._order.tool == "nsys" and report.calls:
             facts = self._epoch.endpoints[rank].facts
             reports = Path(facts.folder).parent / "nsight" / f"worker_process_{facts.pid}*.nsys-rep"
-            self._notes.append(f"rank {rank}: Nsight Systems writes {reports} on host {facts.slot.host}")
+            self._note(rank, f"Nsight Systems writes {reports} on host {facts.slot.host}")
 
     def __enter__(self) -> Profile:
         return self
@@ -158,8 +154,8 @@ class Profile:
     def __str__(self) -> str:
         if not self._over:
             return f"<Profile of group {self._core.name!r}, ranks {list(self._ranks)}: under way>"
-        lines = [f"{path} ({len(self._calls[rank])} calls)" for rank, path in self._paths.items()]
-        return "\n".join([*lines, *self._notes]) or "no trace"
+        lines = [f"{path} ({len(self.calls[rank])} calls)" for rank, path in self._paths.items()]
+        return "\n".join([*lines, *self.notes]) or "no trace"
 
     __repr__ = __str__
 

@@ -1,8 +1,8 @@
 """The inline backend with faults by script and a clock of its own: hours of failures in milliseconds, without Ray.
 
 Ranks run as they do inline; a script decides of every process that is started and every call that reaches a rank
-whether it goes well, raises, takes its time, never ends, or takes the rank with it. Time passes only where
-somebody waits.
+whether it goes well, raises, takes its time, never ends, or takes the rank with it. Time passes only while a caller
+waits.
 """
 
 from __future__ import annotations
@@ -10,36 +10,60 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Generator, Sequence
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from phalanx.backends.backend_types import (
     DrainingNode,
     Endpoint,
+    FetchFailed,
     Lost,
-    ProcessStatus,
+    NotReady,
     Ref,
     Reservation,
     SpawnRequest,
     Ticket,
 )
 from phalanx.backends.inline import InlineBackend, InlineRef
-from phalanx.errors import PlacementError
+from phalanx.backends.inline_values import Unended, fetched
+from phalanx.errors import InternalError, PlacementError
 from phalanx.session import session as cluster
 from phalanx.testing.clock import FakeClock
-from phalanx.testing.timed import FOR_EVER, TimedCalls, TimedRef, plain
-from phalanx.wire.failure import capture
+from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import OUTPUT, Message
 
 Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
 Script = Callable[[str, int], Event]
 """(what, number) -> event; what is "reserve", "spawn", "setup" or "call", counted from 0 each."""
 
+_FOREVER = float("inf")
+
 
 class ScriptedFault(RuntimeError):
     """Error of a rank where the script says "raise"."""
 
 
-class ScriptedBackend(TimedCalls, InlineBackend):
+@dataclass(eq=False)
+class TimedRef:
+    """An inline result that is there from ``at`` on."""
+
+    inner: InlineRef
+    at: float = 0.0
+    endpoint: Endpoint | None = field(default=None, repr=False)
+
+    def get(self) -> Any:
+        return self.inner.get()
+
+    @property
+    def failure(self) -> RankFailure | None:
+        return self.inner.failure
+
+    @property
+    def lost(self) -> Lost | None:
+        return self.inner.lost
+
+
+class ScriptedBackend(InlineBackend):
     """An inline backend under a script; :func:`scripted` puts it in place."""
 
     def __init__(self, script: Script, clock: FakeClock | None = None, slow_s: float = 3.0) -> None:
@@ -71,20 +95,12 @@ class ScriptedBackend(TimedCalls, InlineBackend):
         return super().spawn(request)
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
-        inner = plain(refs)
-        return Ticket(
-            self._scripted(
-                "setup", endpoint, lambda: super(ScriptedBackend, self).setup(endpoint, data, inner)
-            )
-        )
+        plain, run = _plain(refs), super().setup
+        return Ticket(self._scripted("setup", endpoint, lambda: run(endpoint, data, plain)))
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-        inner = message._replace(refs=tuple(plain(message.refs)))
-
-        def run() -> Ticket:
-            return super(ScriptedBackend, self).submit(endpoint, inner, OUTPUT)
-
-        return Ticket(self._scripted("call", endpoint, run))
+        inner, run = message._replace(refs=tuple(_plain(message.refs))), super().submit
+        return Ticket(self._scripted("call", endpoint, lambda: run(endpoint, inner, OUTPUT)))
 
     def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], Ticket]) -> TimedRef:
         event: Event = self._next(what) if endpoint.handle.alive else "fine"
@@ -95,7 +111,7 @@ class ScriptedBackend(TimedCalls, InlineBackend):
             self._take(endpoint, Lost("the script ended it", "signal SIGKILL"))
             inner = InlineRef(lost=endpoint.handle.lost)
         elif event == "hang":
-            inner, at = InlineRef(), FOR_EVER
+            inner, at = InlineRef(), _FOREVER
         else:
             inner = run().value
             at += self._slow_s if event == "slow" else 0.0
@@ -118,8 +134,43 @@ class ScriptedBackend(TimedCalls, InlineBackend):
         self._open = [ref for ref in self._open if ref.at > self.clock.now()]
         return super().kill([endpoint for endpoint in endpoints if endpoint.handle.lost is None])
 
-    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
-        return [ProcessStatus(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
+    def now(self) -> float:
+        return self.clock.now()
+
+    def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
+        times = sorted(map(_time_of, refs))[:count]
+        self._pass(max(times, default=0.0), timeout)
+        now = self.clock.now()
+        done = [index for index, ref in enumerate(refs) if _time_of(ref) <= now]
+        return done, [index for index, ref in enumerate(refs) if _time_of(ref) > now]
+
+    def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
+        failures = [_time_of(ref) for ref in refs if ref.failure is not None or ref.lost is not None]
+        self._pass(min(failures, default=max(map(_time_of, refs), default=0.0)), timeout)
+        if min(failures, default=_FOREVER) <= self.clock.now():
+            raise FetchFailed
+        if any(_time_of(ref) > self.clock.now() for ref in refs):
+            raise NotReady
+        return fetched(refs)
+
+    def _pass(self, until: float, timeout: float | None) -> None:
+        """Let time pass until then, or until the time limit."""
+        limit = _FOREVER if timeout is None else self.clock.now() + timeout
+        if min(until, limit) == _FOREVER:
+            raise InternalError("somebody waits without a limit for a rank that never ends")
+        self.clock.advance_to(min(until, limit))
+
+
+def _time_of(ref: Ref) -> float:
+    """Return from when on a reference is there; a stored value is there at once."""
+    if isinstance(ref, TimedRef):
+        return ref.at
+    return _FOREVER if isinstance(ref, Unended) and ref.under_way else 0.0
+
+
+def _plain(refs: Sequence[Ref]) -> list[Ref]:
+    """Return references that a rank in this process reads."""
+    return [ref.inner if isinstance(ref, TimedRef) else ref for ref in refs]
 
 
 @contextlib.contextmanager
@@ -131,16 +182,12 @@ def scripted(script: Script, clock: FakeClock | None = None) -> Generator[Script
 
 
 def random_script(seed: int, probability: float = 0.08) -> Script:
-    """A script that a seed decides: each start and each call fails in some way with the given probability."""
+    """Return a script that a seed decides: each start and each call fails in some way with the given probability."""
     choice = random.Random(seed)
-    events: dict[str, tuple[Event, ...]] = {
-        "reserve": ("refuse",),
-        "spawn": ("refuse",),
-        "setup": ("raise", "die", "hang", "slow"),
-        "call": ("raise", "die", "hang", "slow"),
-    }
+    failures: tuple[Event, ...] = ("raise", "die", "hang", "slow")
 
     def script(what: str, number: int) -> Event:
-        return choice.choice(events[what]) if choice.random() < probability else "fine"
+        events: tuple[Event, ...] = failures if what in ("setup", "call") else ("refuse",)
+        return choice.choice(events) if choice.random() < probability else "fine"
 
     return script

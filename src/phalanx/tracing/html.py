@@ -10,6 +10,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from phalanx.display.byte_format import size
 from phalanx.tracing.events import STARTING, Trace
 from phalanx.tracing.slices import Slice, drawn_tracks
-from phalanx.tracing.summary import Summary, summarize
+from phalanx.tracing.summary import idle_shares, summarize
 
 _KINDS = {"call": 0, "phase": 1, "span": 2}
 _PALETTE = (
@@ -42,6 +43,7 @@ _SHORT_NS = 100_000
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 640, 220, 10, 26, 8  # of a chart
 _DIGIT_WIDTH = 8  # of a digit of the largest font of labels
 _POINTS = 320
+_CALLS = "Calls, from the plan to the value or the last return"
 _RANK_COUNTER = re.compile(r"^(.*) rank (\d+)$")
 
 
@@ -59,13 +61,13 @@ def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -
         title=html.escape(trace.title or "Trace"),
         subtitle=html.escape(f"{when:%Y-%m-%d %H:%M:%S %Z}, driver {trace.host}, process {trace.pid}"),
         css=_asset("page.css"),
-        tiles=_tiles(trace, summary),
+        tiles=_tiles(trace),
         notes="".join(f"<p>{html.escape(note)}</p>" for note in summary.notes),
         charts="".join(line_chart(name, {"": list(values)}) for name, values in (charts or {}).items()),
         legend=_legend(data),
         labels=labels,
         counters="".join(_counter_charts(trace)),
-        summary=summary.table.to_html() if summary.table.rows else "",
+        summary=replace(summary, title=_CALLS, notes=()).to_html() if summary.rows else "",
         data=json.dumps(data, separators=(",", ":"), default=str).replace("<", "\\u003c"),
         script=_asset("page.js"),
     )
@@ -75,7 +77,7 @@ def _asset(name: str) -> str:
     return files("phalanx.tracing").joinpath("page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _tiles(trace: Trace, summary: Summary) -> str:
+def _tiles(trace: Trace) -> str:
     calls = [call for call in trace.calls if call.method != STARTING]
     failed = sum(call.error is not None for call in calls)
     seconds = (trace.ended - trace.began) / 1e9
@@ -88,8 +90,8 @@ def _tiles(trace: Trace, summary: Summary) -> str:
         "to ranks": size(sum(call.stored_bytes + call.message_bytes for call in calls)),
         "from ranks": size(sum(call.result_bytes for call in calls)),
     }
-    if summary.idle:
-        tiles["idle, mean of ranks"] = f"{sum(summary.idle.values()) / len(summary.idle):.0f} %"
+    if idle := idle_shares(trace):
+        tiles["idle, mean of ranks"] = f"{sum(idle.values()) / len(idle):.0f} %"
     return "".join(
         f'<div class="tile{" bad" if name == "failed" and failed else ""}"><b>{value}</b><span>{name}</span></div>'
         for name, value in tiles.items()

@@ -42,34 +42,28 @@ class TracedEpoch:
     logs: dict[TrackKey, SpanLog] = field(default_factory=dict[TrackKey, SpanLog])
     notes: list[str] = field(default_factory=list[str])
     read: Callable[[int, int], bytes] | None = None
-    _raw: dict[int, bytearray] = field(default_factory=dict[int, bytearray])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def collect(self, *, last: bool = False) -> None:
-        """Read new content of the ranks' files; ``last``: their processes end now.
+        """Read the ranks' files; ``last``: their processes end now.
 
         A file that cannot be read is noted in the trace: no work of the user fails for it.
         """
         with self._lock:
-            for track in self.tracks:
+            for track in self.tracks if self.read is not None else ():
+                raw, rank = b"", track.key.rank
                 try:
-                    self._read_log(track.key)
+                    while self.read is not None and (chunk := self.read(rank, len(raw))):
+                        raw += chunk
+                    self.logs[track.key] = read_log(raw.splitlines(), track.key)
                 except FileNotFoundError:
                     pass  # no traced call has reached it
                 except Exception as error:
-                    note = f"What rank {track.key.rank} of {self.group} wrote cannot be read: {error}"
+                    note = f"What rank {rank} of {self.group} wrote cannot be read: {error}"
                     self.notes += [note] if note not in self.notes else []
             if last:
                 self.read, now = None, time.time_ns()
                 self.tracks = [replace(track, closed=now) for track in self.tracks]
-
-    def _read_log(self, key: TrackKey) -> None:
-        raw = self._raw.setdefault(key.rank, bytearray())
-        before = len(raw)
-        while self.read is not None and (chunk := self.read(key.rank, len(raw))):
-            raw += chunk
-        if len(raw) > before:
-            self.logs[key] = read_log(bytes(raw).splitlines(), key)
 
 
 class OpenCall:
@@ -116,34 +110,6 @@ class OpenCall:
                 *(part.fetched, part.message_bytes),
                 *(seen.argument_bytes, seen.result_bytes, seen.error, seen.items),
             )
-
-
-class Points:
-    """The values of one counter as they come. Beyond ``MOST_POINTS`` every second value is dropped, again and again."""
-
-    def __init__(self) -> None:
-        self._points: list[tuple[int, dict[str, float]]] = []
-        self._gap = 0
-
-    def add(self, now: int, values: Mapping[str, float]) -> None:
-        """Add the values from ``now`` on."""
-        points = self._points
-        if points and now - points[-1][0] < self._gap:
-            points[-1] = (points[-1][0], dict(values))
-            return
-        points.append((now, dict(values)))
-        if len(points) > MOST_POINTS:
-            self._points = points[::2]
-            self._gap = (points[-1][0] - points[0][0]) // len(self._points)
-
-    def counter(self, name: str, began: int, ended: int) -> Counter | None:
-        """Return the values between two times; None if there are none."""
-        before = max(0, bisect_right(self._points, began, key=lambda point: point[0]) - 1)
-        seen = [(max(at, began), values) for at, values in self._points[before:] if at <= ended]
-        if not seen:
-            return None
-        series = {name: tuple(values.get(name, 0.0) for _, values in seen) for name in seen[0][1]}
-        return Counter(name, tuple(at for at, _ in seen), series)
 
 
 class TraceRecorder:
@@ -272,11 +238,27 @@ def _spans(
 def _counters(
     logs: Mapping[TrackKey | None, SpanLog], offsets: Mapping[TrackKey | None, int], frame: Trace
 ) -> Iterator[Counter]:
-    points: dict[str, Points] = {}
+    points: dict[str, list[tuple[int, dict[str, float]]]] = {}
     for key, log in logs.items():
         for name, at, values in log.counts:
-            points.setdefault(name, Points()).add(at - offsets.get(key, 0), values)
+            points.setdefault(name, []).append((at - offsets.get(key, 0), values))
     for name in sorted(points):
-        counter = points[name].counter(name, frame.began, frame.ended)
+        counter = counted(name, points[name], frame.began, frame.ended)
         if counter is not None:
             yield counter
+
+
+def counted(
+    name: str, points: Sequence[tuple[int, Mapping[str, float]]], began: int, ended: int
+) -> Counter | None:
+    """Return a counter of its values between two times, each at the time from which it counts; None if there are none.
+
+    Of very many values, some at even distances are kept, and the last.
+    """
+    before = max(0, bisect_right(points, began, key=lambda point: point[0]) - 1)
+    seen = [(max(at, began), values) for at, values in points[before:] if at <= ended]
+    if not seen:
+        return None
+    kept = [*seen[: -1 : -(-len(seen) // MOST_POINTS)], seen[-1]]
+    series = {name: tuple(values.get(name, 0.0) for _, values in kept) for name in kept[0][1]}
+    return Counter(name, tuple(at for at, _ in kept), series)

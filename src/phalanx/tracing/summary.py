@@ -16,29 +16,18 @@ _TIMES_AND_BYTES = ("p50 ms", "p95 ms", "bytes to ranks", "bytes from ranks")
 
 
 @dataclass(frozen=True)
-class Summary:
-    """The summary of a trace; ``str()`` is for terminals, ``to_dict()`` for programs.
+class Summary(Table):
+    """The summary of a trace, one row per method.
 
-    Attributes:
-        title: length of the trace, and numbers of calls, groups and ranks.
-        table: one row per method: number of calls and of failures, the 50th and 95th percentile of the time from the
-            plan to the value or the last return, bytes each way over all calls, and for each rank of the group the
-            share of its time in which it was at no call, in percent.
-        idle: that share by group, epoch and rank.
-        notes: facts that a reader has to know, such as parts of the trace that were lost.
+    The columns are the number of calls and of failures, the 50th and 95th percentile of the time from the plan to the
+    value or the last return, bytes each way over all calls, and for each rank of the group the share of its time in
+    which it was at no call, in percent. The notes are what a reader has to know, such as lost parts of the trace.
     """
-
-    title: str
-    table: Table
-    idle: dict[TrackKey, float]
-    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as plain data."""
-        return {"title": self.title, "methods": self.table.to_dict()["rows"], "notes": list(self.notes)}
-
-    def __str__(self) -> str:
-        return "\n\n".join([self.title, str(self.table), *self.notes])
+        table = super().to_dict()
+        return {"title": self.title, "methods": table["rows"], "notes": table["notes"]}
 
 
 def summarize(trace: Trace) -> Summary:
@@ -57,12 +46,8 @@ def summarize(trace: Trace) -> Summary:
         f"{clock.uncertainty / _MS:.3f} ms); times of its ranks are corrected by that."
         for clock in trace.clocks
     ]
-    table = Table(
-        "Calls, from the plan to the value or the last return",
-        ("call", "calls", "failed", *_TIMES_AND_BYTES, "idle % by rank"),
-        tuple(rows),
-    )
-    return Summary(title, table, idle, (*trace.notes, *clocks, *_failures(trace)))
+    columns = ("call", "calls", "failed", *_TIMES_AND_BYTES, "idle % by rank")
+    return Summary(title, columns, tuple(rows), (*trace.notes, *clocks, *_failures(trace)))
 
 
 def idle_shares(trace: Trace) -> dict[TrackKey, float]:
