@@ -126,7 +126,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
         return WeightsVersion(self._number, total, nbytes, changed, step, tuple(moved), wire_bytes)
 
     def _wait_for_all(self, timeout: float | None) -> None:
-        """Wait until all calls are over, or a call has failed, whichever it is.
+        """Wait until all calls are over, or a call that was not over fails.
 
         Raises:
             CallTimeout: if the time is over. Otherwise the error of the call that failed.
@@ -140,8 +140,6 @@ class SyncFuture(CallFuture[WeightsVersion]):
                 except CallTimeout:
                     if call.over or time.monotonic() >= until:
                         raise
-        for call in self._all:
-            call.result(None)
 
     def _cause(self, error: BaseException) -> BaseException:
         """Return the error from which the others followed."""
