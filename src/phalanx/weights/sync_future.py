@@ -107,20 +107,20 @@ class SyncFuture(CallFuture[WeightsVersion]):
     def _version(self) -> WeightsVersion:
         changed, steps, moved, wire_bytes = 0, list[int](), list[Transfer](), 0
         for pair, calls in self._parts:
-            marks: list[bytes] = []
+            marks: dict[int, bytes] = {}
             seconds: dict[int, float] = {}
             for call in calls:
                 responses: list[tuple[Sent | None, float | None]] = call.result(None)
                 for rank, (sent, receiving) in zip(call.plan.ranks, responses, strict=True):
                     if sent is not None:
-                        marks.append(sent.changed)
+                        marks[rank] = sent.changed
                         wire_bytes += sent.nbytes
                         steps += [] if sent.step is None else [sent.step]
                     if receiving is not None:
                         seconds[rank] = receiving
-            moved += pair.transfers(seconds)
+            moved += pair.transfers(list(marks), seconds)
             # a tensor changed if some source has other values than the last time
-            changed = max(changed, sum(any(bits) for bits in zip(*marks, strict=True)))
+            changed = max(changed, sum(any(bits) for bits in zip(*marks.values(), strict=True)))
         nbytes, total = sum(one.nbytes for one in moved), time.monotonic() - self._began
         step = max(steps, default=None)
         return WeightsVersion(self._number, total, nbytes, changed, step, tuple(moved), wire_bytes)

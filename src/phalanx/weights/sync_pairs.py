@@ -135,13 +135,18 @@ class SyncPair:
             if self.transports[box.locality] in WITH_DELTAS
         )
 
-    def transfers(self, seconds: Mapping[int, float]) -> Iterator[Transfer]:
-        """Yield the bytes by pair of ranks, with the seconds of each target rank. Shared storage is not moved."""
+    def transfers(self, sources: Sequence[int], seconds: Mapping[int, float]) -> Iterator[Transfer]:
+        """Yield the bytes by pair of ranks. Shared storage is not moved.
+
+        Args:
+            sources: the ranks that sent.
+            seconds: seconds of each rank that received.
+        """
+        targets = list(seconds)
         for (source, target, locality), nbytes in bytes_by_link(self.plan).items():
-            transport, rank = self.transports[locality], self.target.ranks[target]
+            transport, rank = self.transports[locality], targets[target]
             if transport != STORAGE:
-                source_rank = self.source.ranks[source]
-                yield Transfer(source_rank, self.target.title, rank, transport, nbytes, seconds[rank])
+                yield Transfer(sources[source], self.target.title, rank, transport, nbytes, seconds[rank])
 
     def send(self, request: SyncRequest, last: Sequence[Call]) -> tuple[Call, ...]:
         """Send the calls of a sync, on the source's group first. Roles of one group have a single call.
