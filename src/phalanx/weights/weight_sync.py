@@ -111,7 +111,6 @@ class WeightSync:
         #: Version that all targets of a connection received over it last.
         self._known: dict[str, int] = {}
         self._running: SyncFuture | None = None
-        self._running_calls: Sequence[Call] = ()
         self._unused: int | None = None
         self._newest = 0
         self._sent_from: frozenset[tuple[int, float]] = frozenset()
@@ -193,7 +192,7 @@ class WeightSync:
                 if known != pair.target.core.had_weights.get(pair.target.key):
                     known = None  # another sync came after it
                 own = request._replace(connection=pair.connection, known=known)
-                sent.append((pair, pair.send(own, self._running_calls if self._running else ())))
+                sent.append((pair, pair.send(own, self._running.calls if self._running else ())))
                 calls += sent[-1][1]
         except BaseException:
             for call in calls:
@@ -202,7 +201,6 @@ class WeightSync:
             raise
         text = f"in the sync of weights {self.name!r} from {self._source.title!r} to version {number}"
         self._running = SyncFuture(sent, number, began, text, on_end, self._lock)
-        self._running_calls = calls
         return self._running
 
     def _next_number(self, pairs: Sequence[SyncPair]) -> int:
