@@ -354,14 +354,14 @@ def _complete_manifest(manifests: Sequence[Manifest], rename: Rename | None) -> 
     """Return the manifest of all tensors of the source, each complete, under the target's names."""
     as_target = renamer(rename)
     held = {name: tensor for manifest in manifests for name, tensor in manifest.items()}
-    tied = {alias: name for manifest in manifests for alias, name in manifest.ties if alias not in held}
     tensors = {
         as_target(name): HeldTensor(
             one.dtype, one.shape, (LocalBox(whole(one.shape), (0,) * len(one.shape)),)
         )
         for name, one in held.items()
     }
-    return Manifest.of(tensors, {as_target(alias): as_target(name) for alias, name in tied.items()})
+    ties = {as_target(alias): as_target(name) for manifest in manifests for alias, name in manifest.ties}
+    return Manifest.of(tensors, {alias: name for alias, name in ties.items() if alias not in tensors})
 
 
 def _check_shared(sources: Sequence[Description], targets: Sequence[Description]) -> bool:
