@@ -185,7 +185,6 @@ class NameMatch:
             for place, part in enumerate(rule.names(name))
         }
         self._match_all()
-        self._check_layouts()
         self.surplus = [name for name in source.layouts if name not in self._used]
 
     def _renamed(self, rename: Rename | None) -> dict[str, str]:
@@ -248,8 +247,16 @@ class NameMatch:
         view = self._source_view(part) if is_fused else None
         if is_fused and view is None:
             return
-        mapping = NameMapping(self._source.layouts[origin], self._target.layouts[name], view, target_view)
-        self.mappings[mapping].append((origin, name))
+        source, target = self._source.layouts[origin], self._target.layouts[name]
+        shape, wanted = _shape_seen(source.shape, view), _shape_seen(target.shape, target_view)
+        if shape == wanted and (
+            source.dtype == target.dtype or {source.dtype, target.dtype} <= FLOATS.keys()
+        ):
+            self.mappings[NameMapping(source, target, view, target_view)].append((origin, name))
+            return
+        found = f"{source.dtype} {list(shape)}" + (f" as {origin}" if origin != name else "")
+        fault = LayoutFault(name, f"{target.dtype} {list(wanted)}", found, f"target {_ranks(target)}")
+        self._faults.append(fault)
 
     def _source_view(self, part: str) -> View | None:
         fused, rule, place = self._parts[part]
@@ -279,20 +286,6 @@ class NameMatch:
         wanted = f"{rows} along dim {rule.dim} from {', '.join(rule.names(name))}{groups}"
         self._faults.append(LayoutFault(name, wanted, found, side))
         return ()
-
-    def _check_layouts(self) -> None:
-        """Check once per mapping that types can be cast and shapes are equal."""
-        for mapping, pairs in list(self.mappings.items()):
-            source, target, source_view, target_view = mapping
-            shape, wanted = _shape_seen(source.shape, source_view), _shape_seen(target.shape, target_view)
-            castable = source.dtype == target.dtype or {source.dtype, target.dtype} <= FLOATS.keys()
-            if shape == wanted and castable:
-                continue
-            del self.mappings[mapping]
-            for origin, name in pairs:
-                found = f"{source.dtype} {list(shape)}" + (f" as {origin}" if origin != name else "")
-                where = f"target {_ranks(target)}"
-                self._faults.append(LayoutFault(name, f"{target.dtype} {list(wanted)}", found, where))
 
 
 def _shape_seen(shape: tuple[int, ...], view: View | None) -> tuple[int, ...]:

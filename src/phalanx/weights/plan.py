@@ -102,14 +102,13 @@ class Plan:
         copies: (name, its twin) at the target. The twin is copied from the name after the transfer.
         ties: (name, name of its storage) at the target. It arrives with the other name.
         surplus: names of the source that no target takes.
-        sources, targets: number of ranks of each side.
+        targets: number of target ranks.
     """
 
     batches: tuple[TensorBatch, ...]
     copies: tuple[tuple[str, str], ...]
     ties: tuple[tuple[str, str], ...]
     surplus: tuple[str, ...]
-    sources: int
     targets: int
 
     def of(self, *, source: int | None = None, target: int | None = None) -> Plan:
@@ -120,7 +119,7 @@ class Plan:
             if boxes:
                 batches.append(TensorBatch(batch.source_dtype, batch.dtype, batch.pairs, boxes))
         copies, ties = (self.copies, self.ties) if target is not None else ((), ())
-        return Plan(tuple(batches), copies, ties, (), self.sources, self.targets)
+        return Plan(tuple(batches), copies, ties, (), self.targets)
 
     def transfers(
         self, localities: Sequence[Locality] | None = None
@@ -262,7 +261,7 @@ def make_plan(
                 batches.append(TensorBatch(*dtypes, share, tuple(boxes)))
     batches.sort(key=lambda batch: (batch.pairs[0].target, batch.pairs[0].source, batch.boxes[0].box))
     findings = tuple(match.copies), tuple(sorted(target.ties.items())), tuple(match.surplus)
-    return Plan(tuple(batches), *findings, len(sources), len(targets))
+    return Plan(tuple(batches), *findings, len(targets))
 
 
 class _Overlap(NamedTuple):

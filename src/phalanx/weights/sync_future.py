@@ -46,7 +46,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
         on_end: called once with the version or the error, while ``lock`` is held.
     """
 
-    __slots__ = ("_all", "_began", "_lock", "_number", "_on_end", "_outcome", "_parts", "_text")
+    __slots__ = ("_began", "_lock", "_number", "_on_end", "_outcome", "_parts", "_text", "calls")
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
     ) -> None:
         super().__init__(parts[-1][1][-1])
         self._parts = tuple(parts)
-        self._all = [call for _, calls in parts for call in calls]
+        self.calls = [call for _, calls in parts for call in calls]
         self._number = number
         self._began = began
         self._text = text
@@ -98,7 +98,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
             self._wait_for_all(timeout)
             return self._version()
         except CallTimeout as error:
-            if not all(call.over for call in self._all):
+            if not all(call.over for call in self.calls):
                 raise
             return self._cause(error).with_traceback(None)
         except Exception as error:
@@ -107,32 +107,32 @@ class SyncFuture(CallFuture[WeightsVersion]):
     def _version(self) -> WeightsVersion:
         changed, steps, moved, wire_bytes = 0, list[int](), list[Transfer](), 0
         for pair, calls in self._parts:
-            marks: list[bytes] = []
+            marks: dict[int, bytes] = {}
             seconds: dict[int, float] = {}
             for call in calls:
                 responses: list[tuple[Sent | None, float | None]] = call.result(None)
                 for rank, (sent, receiving) in zip(call.plan.ranks, responses, strict=True):
                     if sent is not None:
-                        marks.append(sent.changed)
+                        marks[rank] = sent.changed
                         wire_bytes += sent.nbytes
                         steps += [] if sent.step is None else [sent.step]
                     if receiving is not None:
                         seconds[rank] = receiving
-            moved += pair.transfers(seconds)
+            moved += pair.transfers(list(marks), seconds)
             # a tensor changed if some source has other values than the last time
-            changed = max(changed, sum(any(bits) for bits in zip(*marks, strict=True)))
+            changed = max(changed, sum(any(bits) for bits in zip(*marks.values(), strict=True)))
         nbytes, total = sum(one.nbytes for one in moved), time.monotonic() - self._began
         step = max(steps, default=None)
         return WeightsVersion(self._number, total, nbytes, changed, step, tuple(moved), wire_bytes)
 
     def _wait_for_all(self, timeout: float | None) -> None:
-        """Wait until all calls are over, or a call has failed, whichever it is.
+        """Wait until all calls are over, or a call that was not over fails.
 
         Raises:
             CallTimeout: if the time is over. Otherwise the error of the call that failed.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
-        while left := [call for call in self._all if not call.over]:
+        while left := [call for call in self.calls if not call.over]:
             for call in left:
                 seconds = max(0.0, min(_TURN_S if len(left) > 1 else math.inf, until - time.monotonic()))
                 try:
@@ -140,14 +140,12 @@ class SyncFuture(CallFuture[WeightsVersion]):
                 except CallTimeout:
                     if call.over or time.monotonic() >= until:
                         raise
-        for call in self._all:
-            call.result(None)
 
     def _cause(self, error: BaseException) -> BaseException:
         """Return the error from which the others followed."""
         errors = [error]
         grace = _GRACE_AFTER_DEATH_S if isinstance(error, WorkerDiedError) else _GRACE_S
-        for call in self._all:
+        for call in self.calls:
             try:
                 call.result(grace)
             except Exception as other:
@@ -173,20 +171,20 @@ class SyncFuture(CallFuture[WeightsVersion]):
 
     def cancel(self) -> bool:
         """End the sync on every rank; see ``CallFuture.cancel``. Weights that were being written are torn then."""
-        ended = [call.cancel() for call in self._all]  # every call, also after one that ended
+        ended = [call.cancel() for call in self.calls]  # every call, also after one that ended
         return any(ended)
 
     def cancelled(self) -> bool:
         """Return whether the sync was cancelled."""
-        return any(call.cancelled for call in self._all)
+        return any(call.cancelled for call in self.calls)
 
     def done(self) -> bool:
         """Return whether every rank has returned, raised or died, without waiting."""
-        return all(call.over or call.all_ended() for call in self._all)
+        return all(call.over or call.all_ended() for call in self.calls)
 
     def pending(self, deadline: float | None = None) -> Pending:
         """Return the references that a wait for the end is for."""
-        refs = [ref for call in self._all for ref in call.arrivals.awaited()]
+        refs = [ref for call in self.calls for ref in call.arrivals.awaited()]
         return Pending(self.call.core.backend, refs, deadline)
 
     async def _wait(self) -> WeightsVersion:

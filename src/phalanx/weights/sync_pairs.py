@@ -135,13 +135,18 @@ class SyncPair:
             if self.transports[box.locality] in WITH_DELTAS
         )
 
-    def transfers(self, seconds: Mapping[int, float]) -> Iterator[Transfer]:
-        """Yield the bytes by pair of ranks, with the seconds of each target rank. Shared storage is not moved."""
+    def transfers(self, sources: Sequence[int], seconds: Mapping[int, float]) -> Iterator[Transfer]:
+        """Yield the bytes by pair of ranks. Shared storage is not moved.
+
+        Args:
+            sources: the ranks that sent.
+            seconds: seconds of each rank that received.
+        """
+        targets = list(seconds)
         for (source, target, locality), nbytes in bytes_by_link(self.plan).items():
-            transport, rank = self.transports[locality], self.target.ranks[target]
+            transport, rank = self.transports[locality], targets[target]
             if transport != STORAGE:
-                source_rank = self.source.ranks[source]
-                yield Transfer(source_rank, self.target.title, rank, transport, nbytes, seconds[rank])
+                yield Transfer(sources[source], self.target.title, rank, transport, nbytes, seconds[rank])
 
     def send(self, request: SyncRequest, last: Sequence[Call]) -> tuple[Call, ...]:
         """Send the calls of a sync, on the source's group first. Roles of one group have a single call.
@@ -349,14 +354,14 @@ def _complete_manifest(manifests: Sequence[Manifest], rename: Rename | None) -> 
     """Return the manifest of all tensors of the source, each complete, under the target's names."""
     as_target = renamer(rename)
     held = {name: tensor for manifest in manifests for name, tensor in manifest.items()}
-    tied = {alias: name for manifest in manifests for alias, name in manifest.ties if alias not in held}
     tensors = {
         as_target(name): HeldTensor(
             one.dtype, one.shape, (LocalBox(whole(one.shape), (0,) * len(one.shape)),)
         )
         for name, one in held.items()
     }
-    return Manifest.of(tensors, {as_target(alias): as_target(name) for alias, name in tied.items()})
+    ties = {as_target(alias): as_target(name) for manifest in manifests for alias, name in manifest.ties}
+    return Manifest.of(tensors, {alias: name for alias, name in ties.items() if alias not in tensors})
 
 
 def _check_shared(sources: Sequence[Description], targets: Sequence[Description]) -> bool:

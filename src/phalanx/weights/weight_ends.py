@@ -217,7 +217,7 @@ class WeightTarget:
         for endpoint in self._endpoints:
             counts = endpoint.bytes_by_source().items()
             sources = {f"bytes from rank {source}": nbytes for source, nbytes in counts}
-            attributes = {"weights version": sync.number, "mover": endpoint.transport, **sources}
+            attributes = {"weights version": sync.number, "transport": endpoint.transport, **sources}
             with px_span(f"weights {self._key[1]!r}", **attributes):
                 notes |= endpoint.receive(write, deadline)
         self._verify(sync, tensors, notes)

@@ -111,7 +111,6 @@ class WeightSync:
         #: Version that all targets of a connection received over it last.
         self._known: dict[str, int] = {}
         self._running: SyncFuture | None = None
-        self._running_calls: Sequence[Call] = ()
         self._unused: int | None = None
         self._newest = 0
         self._sent_from: frozenset[tuple[int, float]] = frozenset()
@@ -167,22 +166,22 @@ class WeightSync:
                 with hold_order(pairs):
                     if all(pair.is_current for pair in pairs):
                         chosen = _checked_verify(verify or self._verify)
-                        expected = self._expect_change if expect_change is None else expect_change
                         number = self._next_number(pairs)
-                        on_end = functools.partial(
-                            self._note_outcome, number, pairs, expected, resynced is not None
+                        request = SyncRequest(
+                            "", number, chosen, self._timeout, self._origin, self._last_arrived, step, None
                         )
-                        return self._send(pairs, number, step, chosen, on_end)
+                        expected = self._expect_change if expect_change is None else expect_change
+                        is_resync = resynced is not None
+                        on_end = functools.partial(self._note_outcome, number, pairs, expected, is_resync)
+                        return self._send(pairs, request, on_end)
 
     def _send(
         self,
         pairs: Sequence[SyncPair],
-        number: int,
-        step: int | None,
-        verify: Verify,
+        request: SyncRequest,
         on_end: Callable[[WeightsVersion | BaseException], None],
     ) -> SyncFuture:
-        began = time.monotonic()
+        began, number = time.monotonic(), request.number
         for pair in pairs:  # now: nobody may ask for the outcome before a restart
             pair.target.core.had_weights.setdefault(pair.target.key, number)
         sent: list[tuple[SyncPair, Sequence[Call]]] = []
@@ -192,17 +191,8 @@ class WeightSync:
                 known = self._known.get(pair.connection)
                 if known != pair.target.core.had_weights.get(pair.target.key):
                     known = None  # another sync came after it
-                request = SyncRequest(
-                    pair.connection,
-                    number,
-                    verify,
-                    self._timeout,
-                    self._origin,
-                    self._last_arrived,
-                    step,
-                    known,
-                )
-                sent.append((pair, pair.send(request, self._running_calls if self._running else ())))
+                own = request._replace(connection=pair.connection, known=known)
+                sent.append((pair, pair.send(own, self._running.calls if self._running else ())))
                 calls += sent[-1][1]
         except BaseException:
             for call in calls:
@@ -211,7 +201,6 @@ class WeightSync:
             raise
         text = f"in the sync of weights {self.name!r} from {self._source.title!r} to version {number}"
         self._running = SyncFuture(sent, number, began, text, on_end, self._lock)
-        self._running_calls = calls
         return self._running
 
     def _next_number(self, pairs: Sequence[SyncPair]) -> int:

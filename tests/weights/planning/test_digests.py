@@ -65,21 +65,6 @@ def test_what_arrived_whole_compares_equal_between_all_layouts(
     assert wrong(*arrived(source, target, model([[6, 5]])), verify, version) == []
 
 
-@pytest.mark.parametrize("verify", LEVELS)
-def test_two_shards_that_were_swapped_are_found(verify: Verify) -> None:
-    plan, sent, found = arrived(TWO, TWO, model([[8, 4]]))
-
-    assert "layers.0.w0 [0:4, 0:4]" in wrong(plan, sent, found[::-1], verify)
-
-
-@pytest.mark.parametrize("verify", LEVELS)
-def test_a_row_in_another_place_is_found(verify: Verify) -> None:
-    plan, sent, found = arrived(TWO, ONE, model([[8, 4]]))
-    found[0]["layers.1.w0"].copy_(found[0]["layers.1.w0"].roll(1, 0))
-
-    assert [label.split()[0] for label in wrong(plan, sent, found, verify)] == ["layers.1.w0"] * 2
-
-
 @pytest.mark.parametrize("rows", [128, 1024])
 def test_one_stale_row_of_many_is_found_in_the_sample_of_one_of_the_next_versions(rows: int) -> None:
     plan, sent, found = arrived(ONE, TWO, model([[rows, 8]]))
@@ -87,13 +72,6 @@ def test_one_stale_row_of_many_is_found_in_the_sample_of_one_of_the_next_version
 
     # rows of a piece to rows of a sample
     assert any(wrong(plan, sent, found, "sampled", version) for version in range(rows // 2 // 64))
-
-
-def test_one_flipped_bit_is_found_in_full() -> None:
-    plan, sent, found = arrived(ONE, TWO, model([[64, 8]]))
-    found[0]["layers.2.w0"].view(torch.int32)[3, 3] ^= 1
-
-    assert [label.split()[0] for label in wrong(plan, sent, found, "full")] == ["layers.2.w0"]
 
 
 @pytest.mark.parametrize("verify", LEVELS)
@@ -130,12 +108,6 @@ def test_samples_of_successive_versions_reach_every_element() -> None:
     tensor[0, 1234] = 1
 
     assert any(tensor_digest(tensor, version=version) != before[version] for version in range(2048))
-
-
-def test_nothing_is_digested_when_verification_is_off() -> None:
-    plan, sent, _ = arrived(ONE, ONE, model([[4]]))
-
-    assert digest_boxes(plan, sent[0], "source", verify="off") == []
 
 
 @pytest.mark.parametrize("version", [0, 1, 7])

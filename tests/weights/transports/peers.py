@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -156,30 +155,3 @@ def _dying(
 def close(state: dict[str, Any]) -> None:
     if (end := state.pop("end", None)) is not None:
         end.close()
-
-
-def open_fds(state: dict[str, Any]) -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def at_once(state: dict[str, Any], *work: tuple[str, Callable[..., Any], tuple[Any, ...]]) -> list[Any]:
-    """Do several things in threads, each with its own end: (which end, function, arguments)."""
-    found: list[Any] = [None] * len(work)
-
-    def one(index: int, key: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        try:
-            found[index] = function(state[key], *args)
-        except Exception as error:
-            found[index] = error
-
-    threads = [threading.Thread(target=one, args=(index, *task)) for index, task in enumerate(work)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
-def nested(state: dict[str, Any], key: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Do something in a state of its own within this process."""
-    return function(state.setdefault(key, {}), *args)
