@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.calls.stream_rows import Row, RowFault, StreamedRows
+from phalanx.calls.stream_rows import RowFault, StreamedRow, StreamedRows
 
 
 def two_pieces() -> StreamedRows:
@@ -19,25 +19,25 @@ def two_pieces() -> StreamedRows:
 def test_a_row_has_its_place_in_the_call() -> None:
     rows = two_pieces()
 
-    assert rows.receive(4, (0, "x")) == Row(2, "x")
-    assert rows.receive(0, (1, "y")) == Row(1, "y")
+    assert rows.receive(4, (0, "x")) == StreamedRow(2, "x")
+    assert rows.receive(0, (1, "y")) == StreamedRow(1, "y")
 
 
 def test_rows_dealt_out_of_order_come_to_the_places_that_the_caller_knows() -> None:
     rows = StreamedRows(rows=[2, 2], ranks=[0, 1], order=[3, 0, 2, 1])
 
     assert [rows.receive(rank, (index, None)) for rank in (0, 1) for index in (0, 1)] == [
-        Row(3, None),
-        Row(0, None),
-        Row(2, None),
-        Row(1, None),
+        StreamedRow(3, None),
+        StreamedRow(0, None),
+        StreamedRow(2, None),
+        StreamedRow(1, None),
     ]
 
 
 def test_padded_rows_are_let_go_of_and_may_be_left_out() -> None:
     rows = StreamedRows(rows=[1], ranks=[0], given=[4])
 
-    assert rows.receive(0, (0, "real")) == Row(0, "real")
+    assert rows.receive(0, (0, "real")) == StreamedRow(0, "real")
     assert rows.receive(0, (3, "padded")) is None
     assert rows.finish(0) is None
 
@@ -77,7 +77,7 @@ def test_what_is_not_an_index_with_a_result_is_a_fault(item: Any) -> None:
 
 
 def test_an_index_may_be_an_integer_of_numpy() -> None:
-    assert two_pieces().receive(4, (np.int64(1), "x")) == Row(3, "x")
+    assert two_pieces().receive(4, (np.int64(1), "x")) == StreamedRow(3, "x")
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.randoms(use_true_random=False))
@@ -90,5 +90,5 @@ def test_whatever_the_order_of_arrival_every_row_of_the_call_comes_once(
 
     received = [rows.receive(rank, (index, None)) for rank, index in items]
 
-    assert sorted(row.index for row in received if isinstance(row, Row)) == list(range(sum(sizes)))
+    assert sorted(row.index for row in received if isinstance(row, StreamedRow)) == list(range(sum(sizes)))
     assert not [fault for rank in range(len(sizes)) if (fault := rows.finish(rank))]

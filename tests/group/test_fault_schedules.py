@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import phalanx as px
-from phalanx.group.lifecycle import TRANSITIONS, State, Step
+from phalanx.group.lifecycle import TRANSITIONS, State, Transition
 from phalanx.testing.scripted import random_script, scripted
 
 
@@ -69,7 +69,7 @@ def play(seed: int) -> Iterator[object]:
         yield group.core.lifecycle.story
 
 
-def allowed(step: Step) -> bool:
+def allowed(step: Transition) -> bool:
     if step.stale:
         return step.before is step.after
     return TRANSITIONS.get((step.before, step.event)) is step.after

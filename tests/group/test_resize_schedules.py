@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import phalanx as px
-from phalanx.group.lifecycle import TRANSITIONS, Step
+from phalanx.group.lifecycle import TRANSITIONS, Transition
 from phalanx.testing.scripted import random_script, scripted
 
 
@@ -33,7 +33,7 @@ class Story:
 
     errors: list[BaseException] = field(default_factory=list)
     answers: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Transition, ...] = ()
     sizes: list[tuple[int, int]] = field(default_factory=list)
     left: int = 0
 

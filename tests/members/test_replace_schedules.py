@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 import phalanx as px
-from phalanx.group.lifecycle import TRANSITIONS, Step
+from phalanx.group.lifecycle import TRANSITIONS, Transition
 from phalanx.testing import faults
 from phalanx.testing.scripted import random_script, scripted
 from tests.members.ledger import Ledger
@@ -82,7 +82,7 @@ def test_every_row_of_300_schedules_ends_in_a_right_error_or_a_healed_group(bloc
         assert not isinstance(story, tuple) or all(allowed(step) for step in story)
 
 
-def allowed(step: Step) -> bool:
+def allowed(step: Transition) -> bool:
     return (
         step.before is step.after if step.stale else TRANSITIONS.get((step.before, step.event)) is step.after
     )
@@ -92,7 +92,7 @@ def test_most_schedules_replace_ranks_and_go_on() -> None:
     healed = 0
     for seed in range(30):
         for end in play(seed):
-            healed += isinstance(end, tuple) and not isinstance(end[0], Step) and bool(end[0][0][:-1])
+            healed += isinstance(end, tuple) and not isinstance(end[0], Transition) and bool(end[0][0][:-1])
     assert healed > 30
 
 
@@ -148,7 +148,7 @@ def test_schedules_of_a_group_that_recovers_automatically_end_right(block: int) 
         for end in play_by_itself(seed):
             assert not isinstance(end, px.errors.InternalError), seed
             recoveries += end if isinstance(end, int) else 0
-            if isinstance(end, tuple) and end and not isinstance(end[0], Step):
+            if isinstance(end, tuple) and end and not isinstance(end[0], Transition):
                 found, may_be = end
                 assert found in may_be, seed
     assert recoveries > 5

@@ -89,7 +89,7 @@ def test_channels_of_a_cluster_that_was_left_are_closed() -> None:
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has started nothing, on the ray backend by default."""
     monkeypatch.setenv("PHALANX_BACKEND", "ray")
-    monkeypatch.setattr(connection, "_state", connection._State())
+    monkeypatch.setattr(connection, "_state", connection._Connections())
 
 
 def test_the_backend_given_to_init_is_that_of_pools_groups_and_stored_values(untouched: None) -> None:

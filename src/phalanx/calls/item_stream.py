@@ -16,7 +16,7 @@ from phalanx.backends.backend_types import FetchFailed, NotReady
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Raised, WaitOver, raisable
 from phalanx.calls.diagnosis import seconds_until
-from phalanx.calls.stream_rows import Row, RowFault, StreamedRows
+from phalanx.calls.stream_rows import RowFault, StreamedRow, StreamedRows
 from phalanx.calls.streams import PendingStream, Reader, refused
 from phalanx.dispatch.plan import GatherPlan
 from phalanx.errors import DispatchError, PhalanxError
@@ -85,7 +85,7 @@ class ByRow:
 
     def item(self, rank: int, value: Any) -> Given | RowFault | None:
         found = self._rows.receive(rank, value)
-        return Given((found.index, found.result)) if isinstance(found, Row) else found
+        return Given((found.index, found.result)) if isinstance(found, StreamedRow) else found
 
     def ended(self, rank: int) -> RowFault | None:
         return self._rows.finish(rank)

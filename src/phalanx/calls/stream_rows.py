@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Row:
+class StreamedRow:
     """`result` of the row with this place among the rows that the caller gave."""
 
     index: int
@@ -53,7 +53,7 @@ class StreamedRows:
         self._order = order
         self._seen: dict[int, set[int]] = {rank: set() for rank in ranks}
 
-    def receive(self, rank: int, item: Any) -> Row | RowFault | None:
+    def receive(self, rank: int, item: Any) -> StreamedRow | RowFault | None:
         """Take an item that a rank yielded. None: a padded row."""
         index = _index(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
         if index is None:
@@ -69,7 +69,7 @@ class StreamedRows:
         if index >= self._rows[rank]:
             return None
         place = self._starts[rank] + index
-        return Row(place if self._order is None else int(self._order[place]), item[1])
+        return StreamedRow(place if self._order is None else int(self._order[place]), item[1])
 
     def finish(self, rank: int) -> RowFault | None:
         """The rank yields no more."""

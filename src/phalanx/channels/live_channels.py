@@ -232,4 +232,4 @@ def channel_entry(handle: ChannelHandle, status: ChannelStatus) -> ChannelEntry:
 
 live_channels = LiveChannels()
 """Channels of this process."""
-cluster.at_letting_go(cluster.Step.PART, live_channels.close_all)
+cluster.at_letting_go(cluster.LetGoStep.PART, live_channels.close_all)

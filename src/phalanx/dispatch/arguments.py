@@ -23,7 +23,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallInput:
     """Input of a mode: the method, its arguments, and the ranks that may be called."""
 
     spec: MethodSpec
@@ -82,7 +82,7 @@ class Call:
         leaves, build = flatten(value, "value")
         return build(self._result(leaf.value) if is_future(leaf.value) else leaf.value for leaf in leaves)
 
-    def settled_call(self) -> Call:
+    def settled_call(self) -> CallInput:
         """The same call with the results in place of all futures, each of which is fetched once."""
         fetched: dict[int, Any] = {}
 

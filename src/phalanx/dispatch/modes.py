@@ -25,7 +25,7 @@ from phalanx.declare.dispatch_modes import (
     add_mode,
 )
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.arguments import Argument, Call, check_signature
+from phalanx.dispatch.arguments import Argument, CallInput, check_signature
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
 from phalanx.dispatch.pytree import is_future, unwrap
 from phalanx.dispatch.row_modes import Recipients, over_ranks, plan_rows
@@ -59,7 +59,7 @@ def register_dispatch_mode(
     return mode
 
 
-def plan_mode(call: Call) -> CallPlan:
+def plan_mode(call: CallInput) -> CallPlan:
     """The plan of a call on all ranks, by its mode.
 
     Raises:
@@ -76,7 +76,7 @@ def plan_mode(call: Call) -> CallPlan:
     return planner(call)
 
 
-def plan_rank_zero(call: Call) -> CallPlan:
+def plan_rank_zero(call: CallInput) -> CallPlan:
     """Only the first rank is called, with the arguments as they are; the call's value is its output."""
     if isinstance(call.mode, CustomMode):
         first = _plan_custom(call, call.mode)
@@ -98,11 +98,11 @@ def rank_sets(spec: MethodSpec, target: Target) -> Sequence[tuple[int, ...]]:
     """
     if not isinstance(spec.mode, MeshMode) or spec.execute is Execute.RANK_ZERO:
         return [(rank,) for rank in range(target.world_size)]
-    call = Call(spec, target, (), {}, range(target.world_size))
+    call = CallInput(spec, target, (), {}, range(target.world_size))
     return _mesh(call).dp_groups(_dp_axes(call))
 
 
-def plan_set(call: Call) -> CallPlan:
+def plan_set(call: CallInput) -> CallPlan:
     """One set of ranks is called with the arguments as they are; the value is the output of its collector."""
     if len(call.ranks) == 1 or not isinstance(call.mode, MeshMode):
         return plan_rank_zero(call)
@@ -119,7 +119,7 @@ def _one_value(mode: Mode, position: int) -> GatherPlan:
     return GatherPlan("none", ()) if dropped else GatherPlan("value", (position,))
 
 
-def _unpadded(plan: CallPlan, call: Call) -> CallPlan:
+def _unpadded(plan: CallPlan, call: CallInput) -> CallPlan:
     """The plan with the mask of a call in which nothing is padded, where the method takes a mask."""
     if call.spec.pad_mask is None or call.spec.pad_mask in plan.kwargs:
         return plan
@@ -134,12 +134,12 @@ def _for_leader(leader: int, count: int, argument: Argument) -> Same | Each:
     return Each([value if position == leader else None for position in range(count)])
 
 
-def plan_same(call: Call) -> CallPlan:
+def plan_same(call: CallInput) -> CallPlan:
     """The same arguments to every rank."""
     return call.planned(_same, GatherPlan.collecting(call.mode, range(len(call.ranks))))
 
 
-def plan_dealt(call: Call) -> CallPlan:
+def plan_dealt(call: CallInput) -> CallPlan:
     """Each argument a list or tuple with one element per rank."""
     world = len(call.ranks)
     return call.planned(
@@ -153,7 +153,7 @@ def _same(argument: Argument) -> Same:
 
 
 def _dealt(
-    call: Call, argument: Argument, count: int, meaning: str, deal: Callable[[Sequence[Any]], Each]
+    call: CallInput, argument: Argument, count: int, meaning: str, deal: Callable[[Sequence[Any]], Each]
 ) -> Same | Each:
     value = call.settled(argument.value) if is_future(argument.value) else argument.value
     if isinstance(value, Replicate):
@@ -174,7 +174,7 @@ def _shape(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-def _plan_rows(call: Call) -> CallPlan:
+def _plan_rows(call: CallInput) -> CallPlan:
     if not isinstance(call.mode, Rows) or not call.mode.function_first:
         return plan_rows(call, over_ranks(call))
     if not call.args or not callable(call.args[0]):
@@ -186,11 +186,11 @@ def _plan_rows(call: Call) -> CallPlan:
     return plan_rows(call, over_ranks(call), whole=0)
 
 
-def _plan_mesh_rows(call: Call) -> CallPlan:
+def _plan_mesh_rows(call: CallInput) -> CallPlan:
     return plan_rows(call, _over_mesh(call))
 
 
-def _plan_mesh_lists(call: Call) -> CallPlan:
+def _plan_mesh_lists(call: CallInput) -> CallPlan:
     recipients = _over_mesh(call)
     meaning = " * ".join(f"{axis}_size" for axis in _dp_axes(call))
     return call.planned(
@@ -200,11 +200,11 @@ def _plan_mesh_lists(call: Call) -> CallPlan:
     )
 
 
-def _dp_axes(call: Call) -> tuple[str, ...]:
+def _dp_axes(call: CallInput) -> tuple[str, ...]:
     return PP_AS_DP if isinstance(call.mode, MeshMode) and call.mode.pp_as_dp else DP
 
 
-def _over_mesh(call: Call) -> Recipients:
+def _over_mesh(call: CallInput) -> Recipients:
     """Return the recipients of one piece per dp coordinate, as positions among the called ranks."""
     mode, mesh, dp_axes = call.mode, _mesh(call), _dp_axes(call)
     groups, collectors = mesh.dp_groups(dp_axes), mesh.collectors(dp_axes)
@@ -222,7 +222,7 @@ def _over_mesh(call: Call) -> Recipients:
     return Recipients(len(groups), of, [position[rank] for rank in collectors], led)
 
 
-def _called_coordinates(call: Call, groups: Sequence[Sequence[int]]) -> list[int]:
+def _called_coordinates(call: CallInput, groups: Sequence[Sequence[int]]) -> list[int]:
     """Return the dp coordinates of which all ranks are called.
 
     Raises:
@@ -239,7 +239,7 @@ def _called_coordinates(call: Call, groups: Sequence[Sequence[int]]) -> list[int
     return [index for index, ranks in enumerate(groups) if called.issuperset(ranks)]
 
 
-def _mesh(call: Call) -> Mesh:
+def _mesh(call: CallInput) -> Mesh:
     name = call.mode.mesh if isinstance(call.mode, MeshMode) else "default"
     world = call.target.world_size
     try:
@@ -254,14 +254,14 @@ def _mesh(call: Call) -> Mesh:
     return mesh
 
 
-def _refuse_direct(call: Call) -> CallPlan:
+def _refuse_direct(call: CallInput) -> CallPlan:
     raise DispatchError(
         f"{call.where}: the method cannot be called through the group; it serves rollout clients that "
         "talk to a rank directly. Declare it with another mode, such as Dispatch.ONE_TO_ALL, to call it here"
     )
 
 
-def _plan_custom(call: Call, mode: CustomMode) -> CallPlan:
+def _plan_custom(call: CallInput, mode: CustomMode) -> CallPlan:
     call = call.settled_call()
     given_args = [_shallow(unwrap(value)) for value in call.args]
     given_kwargs = {key: _shallow(unwrap(value)) for key, value in call.kwargs.items()}
@@ -279,7 +279,7 @@ def _shallow(value: Any) -> Any:
     return copy.copy(value) if isinstance(value, list | dict) else value
 
 
-def _checked_result(call: Call, mode: CustomMode, result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _checked_result(call: CallInput, mode: CustomMode, result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     pair = isinstance(result, tuple | list) and len(result) == 2
     if not pair or not isinstance(result[0], tuple | list) or not isinstance(result[1], Mapping):
         raise DispatchError(
@@ -289,7 +289,7 @@ def _checked_result(call: Call, mode: CustomMode, result: Any) -> tuple[tuple[An
     return tuple(result[0]), dict(result[1])
 
 
-def _checked_column(call: Call, mode: CustomMode, argument: Argument, world: int) -> Each:
+def _checked_column(call: CallInput, mode: CustomMode, argument: Argument, world: int) -> Each:
     value = argument.value
     if not isinstance(value, list | tuple) or len(value) != world:
         raise DispatchError(
@@ -303,7 +303,7 @@ def _function_name(mode: CustomMode) -> str:
     return getattr(mode.dispatch_fn, "__name__", None) or f"dispatch of {mode.name}"
 
 
-_PLANNERS: dict[type[DispatchMode[Any]], Callable[[Call], CallPlan]] = {
+_PLANNERS: dict[type[DispatchMode[Any]], Callable[[CallInput], CallPlan]] = {
     OneToAll: plan_same,
     AllToAll: plan_dealt,
     RankZero: plan_rank_zero,
@@ -346,7 +346,7 @@ def plan(
     """
     if not isinstance(spec.mode, CustomMode):
         check_signature(spec, args, kwargs)
-    call = Call(spec, target, args, kwargs, _called(target, ranks), materialize, handle)
+    call = CallInput(spec, target, args, kwargs, _called(target, ranks), materialize, handle)
     if spec.execute is Execute.RANK_ZERO:
         return plan_rank_zero(call)
     return plan_mode(call)
@@ -367,7 +367,7 @@ def plan_one(
         DispatchError: the arguments do not fit the method.
     """
     mode = Dispatch.RANK_ZERO if isinstance(spec.mode, CustomMode) else spec.mode
-    call = Call(replace(spec, mode=mode), target, args, kwargs, _called(target, ranks))
+    call = CallInput(replace(spec, mode=mode), target, args, kwargs, _called(target, ranks))
     check_signature(call.spec, args, kwargs)
     return plan_set(call)
 
@@ -389,7 +389,7 @@ def plan_execute_all(
     values = [*args, *kwargs.values()]
     deal = bool(values) and all(isinstance(value, list) and len(value) == len(called) for value in values)
     mode = Dispatch.ALL_TO_ALL if deal else Dispatch.ONE_TO_ALL
-    call = Call(_named(spec, mode), target, args, kwargs, called)
+    call = CallInput(_named(spec, mode), target, args, kwargs, called)
     check_signature(call.spec, args, kwargs)
     return plan_dealt(call) if deal else plan_same(call)
 
@@ -404,7 +404,7 @@ def plan_execute_rank_zero(
 ) -> CallPlan:
     """The plan of ``execute_rank_zero*("name", ...)``: the first rank, arguments as they are, its value."""
     method = _named(spec, Dispatch.RANK_ZERO, pad_mask=None if spec is None else spec.pad_mask)
-    call = Call(method, target, args, kwargs, _called(target, ranks))
+    call = CallInput(method, target, args, kwargs, _called(target, ranks))
     check_signature(call.spec, args, kwargs)
     return plan_rank_zero(call)
 

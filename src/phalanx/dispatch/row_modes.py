@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from phalanx.declare.dispatch_modes import MeshMode
-from phalanx.dispatch.arguments import Argument, Call
+from phalanx.dispatch.arguments import Argument, CallInput
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.dispatch.pytree import Leaf, flatten, is_future, node_of, unwrap
 from phalanx.dispatch.shardable import ops_for
@@ -59,13 +59,13 @@ class Recipients:
         return by_piece if isinstance(self.of, range) else [by_piece[i] for i in self.of]
 
 
-def over_ranks(call: Call) -> Recipients:
+def over_ranks(call: CallInput) -> Recipients:
     """A piece for each called rank."""
     everybody = range(len(call.ranks))
     return Recipients(len(call.ranks), everybody, everybody)
 
 
-def plan_rows(call: Call, recipients: Recipients, whole: int | str | None = None) -> CallPlan:
+def plan_rows(call: CallInput, recipients: Recipients, whole: int | str | None = None) -> CallPlan:
     """Rows split over the recipients; the argument at ``whole`` goes to all as it is."""
     mode = call.mode if isinstance(call.mode, MeshMode) else None
     uneven = mode is not None and (mode.balance is not None or mode.group_size > 1)
@@ -88,7 +88,7 @@ def plan_rows(call: Call, recipients: Recipients, whole: int | str | None = None
     return _with_mask(plan, call, recipients.deal(_masks(cut)) if call.spec.pad_mask else None)
 
 
-def _plan_without_rows(call: Call, recipients: Recipients, taken: _TakenApart) -> CallPlan:
+def _plan_without_rows(call: CallInput, recipients: Recipients, taken: _TakenApart) -> CallPlan:
     """No row is known yet (futures alone), or there are none at all: then every rank gets the same."""
     cut = Cut([0] * recipients.count)
     plan = call.planned(
@@ -112,7 +112,7 @@ class _TakenApart:
     shared: tuple[Any, ...]
 
     @classmethod
-    def of(cls, call: Call, whole: int | str | None) -> _TakenApart:
+    def of(cls, call: CallInput, whole: int | str | None) -> _TakenApart:
         leaves = {a.key: _flattened(call, a) for a in call.arguments() if a.key != whole}
         every = [leaf for found, _ in leaves.values() for leaf in found]
         refuse_unclear_rows(every, call.where)
@@ -136,7 +136,7 @@ class _TakenApart:
         return recipients.deal(split_leaves(leaves, build, cut, self.rows))
 
 
-def _flattened(call: Call, argument: Argument) -> tuple[list[Leaf], Callable[..., Any]]:
+def _flattened(call: CallInput, argument: Argument) -> tuple[list[Leaf], Callable[..., Any]]:
     try:
         return flatten(argument.value, argument.name)
     except DispatchError as error:
@@ -148,7 +148,7 @@ def _differs(leaf: Leaf) -> bool:
     return is_future(leaf.value) or row_ops(leaf) is not None
 
 
-def _cut(call: Call, mode: MeshMode[Any] | None, count: int, rows: int) -> Cut:
+def _cut(call: CallInput, mode: MeshMode[Any] | None, count: int, rows: int) -> Cut:
     pad = call.spec.pad_to_multiple
     if mode is None:
         return Cut(even_sizes(rows, count), pad_to_multiple=pad)
@@ -166,7 +166,7 @@ def _cut(call: Call, mode: MeshMode[Any] | None, count: int, rows: int) -> Cut:
     return Cut([len(part) for part in indices], indices, pad)
 
 
-def _gather_plan(call: Call, recipients: Recipients, cut: Cut) -> GatherPlan:
+def _gather_plan(call: CallInput, recipients: Recipients, cut: Cut) -> GatherPlan:
     sizes = recipients.spread(cut.sizes)
     real = (
         sizes if recipients.take == range(len(sizes)) else [sizes[position] for position in recipients.take]
@@ -182,14 +182,14 @@ def _masks(cut: Cut) -> list[torch.Tensor]:
     return [torch.arange(given) < real for given, real in zip(cut.given, cut.sizes, strict=True)]
 
 
-def _with_mask(plan: CallPlan, call: Call, mask: Same | Each | None) -> CallPlan:
+def _with_mask(plan: CallPlan, call: CallInput, mask: Same | Each | None) -> CallPlan:
     if mask is None or call.spec.pad_mask is None:
         return plan
     kwargs = {**plan.kwargs, call.spec.pad_mask: mask}
     return replace(plan, kwargs=kwargs)
 
 
-def _lengths(call: Call, balance: str | Callable[..., Any], rows: int) -> list[float]:
+def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> list[float]:
     """One length per row, from the key or function that the mode balances by."""
     if callable(balance):
         found = balance(*(unwrap(v) for v in call.args), **{k: unwrap(v) for k, v in call.kwargs.items()})
@@ -208,7 +208,7 @@ def _lengths(call: Call, balance: str | Callable[..., Any], rows: int) -> list[f
     return list(lengths)
 
 
-def _find_key(call: Call, key: str) -> Any:
+def _find_key(call: CallInput, key: str) -> Any:
     arguments = list(call.arguments())
     for argument in arguments:
         if argument.name == key:

@@ -63,7 +63,7 @@ class Event(Enum):
 
 
 @dataclass(frozen=True)
-class Step:
+class Transition:
     """One event and what it did. `epoch` is the one in force afterwards; `stale` events did nothing."""
 
     before: State
@@ -123,7 +123,7 @@ class Lifecycle:
         self.state = State.STARTING
         self._epoch = epoch
         self._cause: PhalanxError | None = None
-        self._story: deque[Step] = deque(maxlen=_STORY_LENGTH)
+        self._story: deque[Transition] = deque(maxlen=_STORY_LENGTH)
         #: What else whoever calls a broken group should know, such as why it was not restarted.
         self.remark = ""
         #: Why it is closed and what to do, where that was not somebody's close().
@@ -139,11 +139,11 @@ class Lifecycle:
         return self._cause
 
     @property
-    def story(self) -> tuple[Step, ...]:
+    def story(self) -> tuple[Transition, ...]:
         """The last events and what they did, oldest first."""
         return tuple(self._story)
 
-    def handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> Step:
+    def handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> Transition:
         """Take one event, and return what it did. What an older epoch still reports is noted and does nothing.
 
         Args:
@@ -156,12 +156,12 @@ class Lifecycle:
         """
         about = self._epoch if epoch is None else epoch
         if about < self._epoch:
-            return self._note(Step(self.state, event, self.state, self._epoch, True, cause))
+            return self._note(Transition(self.state, event, self.state, self._epoch, True, cause))
         after = TRANSITIONS.get((self.state, event))
         if after is None or (about > self._epoch and event is not Event.FOLLOW):
             raise self._illegal(event, about)
         new = about + (event in (Event.RESTART, Event.MEMBERS))
-        step = Step(self.state, event, after, new, cause=cause)
+        step = Transition(self.state, event, after, new, cause=cause)
         self._cause = self._cause_after(event, after, cause)
         self.state, self._epoch = after, new
         return self._note(step)
@@ -198,7 +198,7 @@ class Lifecycle:
         is_first = self._cause is None or self.state is State.RESTARTING
         return cause if event is Event.BREAK and after is State.BROKEN and is_first else self._cause
 
-    def _note(self, step: Step) -> Step:
+    def _note(self, step: Transition) -> Transition:
         self._story.append(step)
         return step
 

@@ -53,5 +53,5 @@ class LiveGroups:
 
 
 open_groups = LiveGroups()
-cluster.at_letting_go(cluster.Step.NOTE, open_groups.note_left)
-cluster.at_letting_go(cluster.Step.FORGET, open_groups.close_left)
+cluster.at_letting_go(cluster.LetGoStep.NOTE, open_groups.note_left)
+cluster.at_letting_go(cluster.LetGoStep.FORGET, open_groups.close_left)

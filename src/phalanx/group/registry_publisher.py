@@ -167,4 +167,4 @@ class Publisher:
 
 
 publisher = Publisher()
-cluster.at_letting_go(cluster.Step.FORGET, publisher.finish)
+cluster.at_letting_go(cluster.LetGoStep.FORGET, publisher.finish)

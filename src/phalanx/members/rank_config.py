@@ -30,7 +30,7 @@ def setups_of(
     server: int,
 ) -> list[RankConfig]:
     """By rank; ``server`` is the one whose process serves torch's store: one that is new, and has a port for it."""
-    world = _World(pool, endpoints, options, server, epoch)
+    world = _RankSettings(pool, endpoints, options, server, epoch)
     folder = _labels.new(name, epoch)
     setups: list[RankConfig] = []
     for rank, endpoint in enumerate(endpoints):
@@ -62,7 +62,7 @@ def setups_of(
     return setups
 
 
-class _World:
+class _RankSettings:
     """Sources of the environment of ranks, looked up once for all."""
 
     def __init__(

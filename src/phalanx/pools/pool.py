@@ -425,4 +425,4 @@ class LivePools:
 
 
 open_pools = LivePools()
-cluster.at_letting_go(cluster.Step.CLOSE, open_pools.let_go)
+cluster.at_letting_go(cluster.LetGoStep.CLOSE, open_pools.let_go)

@@ -16,7 +16,7 @@ LOOK_EVERY_S = 0.25
 _log = logging.getLogger("phalanx")
 
 
-class Watched(Protocol):
+class MonitoredGroup(Protocol):
     """A group, as far as it is looked after."""
 
     @property
@@ -27,7 +27,7 @@ class Watched(Protocol):
     def backend(self) -> Backend: ...
 
 
-W = TypeVar("W", bound=Watched)
+W = TypeVar("W", bound=MonitoredGroup)
 
 
 class GroupMonitor:
@@ -37,7 +37,9 @@ class GroupMonitor:
     """
 
     def __init__(self) -> None:
-        self._looks: weakref.WeakKeyDictionary[Watched, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+        self._looks: weakref.WeakKeyDictionary[MonitoredGroup, Callable[[Any], None]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._lock = threading.Lock()
         self._background = Background(self._turn, thread=MONITOR, first_after=LOOK_EVERY_S)
 
@@ -54,7 +56,7 @@ class GroupMonitor:
             self._look(*looks.pop())  # and not held beyond its look
         return LOOK_EVERY_S if self._looks else None
 
-    def _look(self, core: Watched, look: Callable[[Any], None]) -> None:
+    def _look(self, core: MonitoredGroup, look: Callable[[Any], None]) -> None:
         if core.closed:
             with self._lock:
                 self._looks.pop(core, None)

@@ -21,7 +21,7 @@ _CHUNK = 256 * 1024
 _SHARE = 10  # a look may take a tenth of the time: files on other nodes are read less often
 
 
-class Source:
+class RankOutput:
     """The file of one rank, as far as it was shown.
 
     It does not hold the process's handle: a process whose last handle is dropped is to end.
@@ -125,7 +125,7 @@ class Display:
     """All ranks whose output this process shows."""
 
     def __init__(self) -> None:
-        self._sources: list[Source] = []
+        self._sources: list[RankOutput] = []
         self._lock = threading.Lock()
         self._background = Background(self._turn, finish=self.finish)
 
@@ -138,7 +138,7 @@ class Display:
         hosts = [endpoint.facts.slot.host for endpoint in endpoints]
         together = Together(label, hosts) if shown == "merged" else None
         sources = [
-            Source(
+            RankOutput(
                 backend,
                 endpoints[rank],
                 together.of(rank) if together else _behind(prefix_of(label, rank, hosts[rank])),
@@ -179,7 +179,7 @@ class Display:
         return max(LOOK_EVERY_S, _SHARE * (time.monotonic() - begun))
 
 
-def _together(sources: Iterable[Source]) -> set[Together]:
+def _together(sources: Iterable[RankOutput]) -> set[Together]:
     """The groups of these ranks whose equal lines are shown as one."""
     return {source.together for source in sources if source.together is not None}
 

@@ -22,7 +22,7 @@ RUN_ID = secrets.token_hex(3)
 LetGo = Callable[[Backend | None], None]
 
 
-class Step(IntEnum):
+class LetGoStep(IntEnum):
     """Steps of letting a backend go, in order."""
 
     NOTE = 0  # on what is open, why it will be closed
@@ -34,7 +34,7 @@ class Step(IntEnum):
 _log = logging.getLogger("phalanx")
 
 
-class _State:
+class _Connections:
     """State of this process's connections. One per process, because one process has one Ray connection."""
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class _State:
         self.inline_resources: dict[str, float] = {}
         self.started_ray = False
         self.show_ranks: Shown | None = None
-        self.letting_go: list[tuple[Step, LetGo]] = []
+        self.letting_go: list[tuple[LetGoStep, LetGo]] = []
         self.ending: list[Callable[[], None]] = []
 
 
-_state = _State()
+_state = _Connections()
 
 
 def init(
@@ -179,7 +179,7 @@ def _own_accelerators() -> dict[str, float]:
     return {"GPU": float(count)} if count else {}
 
 
-def at_letting_go(step: Step, callback: LetGo) -> None:
+def at_letting_go(step: LetGoStep, callback: LetGo) -> None:
     """Have a function called when a backend is let go of: with that backend, or with None for all of them.
 
     The cluster may be gone already (``connected()`` is False): there is nothing to be freed then, only to be noted.

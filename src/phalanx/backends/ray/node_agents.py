@@ -30,7 +30,7 @@ _HERE = ""
 NOTHING_ANSWERS = ProcessStatus(reachable=False, note="nothing on its node answers")
 
 
-class Place(NamedTuple):
+class AgentTarget(NamedTuple):
     """A rank's process and its node; "" is the node of the process that asks."""
 
     node: str
@@ -46,7 +46,7 @@ class NodeAgents:
         self._lock = threading.Lock()
 
     def ask(
-        self, places: Sequence[Place], verb: str, *args: Value, timeout: float, each: bool = False
+        self, places: Sequence[AgentTarget], verb: str, *args: Value, timeout: float, each: bool = False
     ) -> list[Any]:
         """``verb(targets, *args)`` of the agents of all these nodes at once, by rank; None where no answer came.
 
@@ -71,7 +71,7 @@ class NodeAgents:
                 _spread(answers, part, private.get(ref, timeout=max(0.0, limit - time.monotonic())), each)
         return answers
 
-    def tell(self, places: Sequence[Place], verb: str) -> None:
+    def tell(self, places: Sequence[AgentTarget], verb: str) -> None:
         """``verb(targets)`` of the agents of all these nodes; does not wait for those on other nodes."""
         for node, members in _by_node(places).items():
             targets = [places[i].target for i in members]
@@ -149,12 +149,12 @@ class OwnRanks:
         self._agents.forget()
         self._watched.clear()
 
-    def _places(self, endpoints: Sequence[Endpoint]) -> list[Place]:
+    def _places(self, endpoints: Sequence[Endpoint]) -> list[AgentTarget]:
         if self._here is None:
             self._here = private.runtime_context().get_node_id()
         nodes = [endpoint.facts.slot.node_id for endpoint in endpoints]
         return [
-            Place(_HERE if node == self._here else node, _target_of(endpoint))
+            AgentTarget(_HERE if node == self._here else node, _target_of(endpoint))
             for node, endpoint in zip(nodes, endpoints, strict=True)
         ]
 
@@ -204,7 +204,9 @@ class RankObserver:
             self._connected = False
 
     def _ask(self, ranks: Sequence[RankRecord], verb: str, *args: Value, each: bool = False) -> list[Any]:
-        places = [Place(_HERE if rank.host == self._host else rank.node_id, _target(rank)) for rank in ranks]
+        places = [
+            AgentTarget(_HERE if rank.host == self._host else rank.node_id, _target(rank)) for rank in ranks
+        ]
         if any(place.node != _HERE for place in places):
             self._connect()
         return self._agents.ask(places, verb, *args, timeout=_ANSWERS_WITHIN_S, each=each)
@@ -231,7 +233,7 @@ def _target(rank: RankRecord) -> ProcessHandle:
     return ProcessHandle(rank.pid, rank.side, (rank.log,) if rank.log else ())
 
 
-def _by_node(places: Sequence[Place]) -> dict[str, list[int]]:
+def _by_node(places: Sequence[AgentTarget]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for index, place in enumerate(places):
         found.setdefault(place.node, []).append(index)

@@ -77,7 +77,7 @@ def _tracked(output: Any, call: Call) -> Any:
 
 @functools.cache
 def _future_class(base: type) -> Any:
-    class CallFuture(base):  # type: ignore[misc, valid-type]
+    class TrackedFuture(base):  # type: ignore[misc, valid-type]
         """A future of verl's whose call is tracked."""
 
         _call: Call
@@ -93,7 +93,7 @@ def _future_class(base: type) -> Any:
         def __reduce__(self) -> Any:  # calls are tracked by the process that made them
             return base, (self.collect_fn, self.futures, self.dispatch_fn)
 
-    return CallFuture
+    return TrackedFuture
 
 
 def _own(value: Any) -> Any:

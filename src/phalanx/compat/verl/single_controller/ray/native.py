@@ -89,7 +89,7 @@ def pool_on(
 
 
 @dataclass(frozen=True)
-class Names:
+class GroupNames:
     """Names of a group, of its actors by slot, and of the methods of their handles."""
 
     group: str
@@ -161,7 +161,7 @@ class StartedRanks:
 def start(
     pool: ResourcePool,
     bound: BoundClass,
-    names: Names,
+    names: GroupNames,
     options: GroupOptions,
     amend: Callable[[RankConfig], RankConfig],
 ) -> StartedRanks:
@@ -230,7 +230,7 @@ def _settle(launched: Launched, core: Group) -> None:
         raise
 
 
-def _published(core: Group, names: Names) -> Callable[[], None]:
+def _published(core: Group, names: GroupNames) -> Callable[[], None]:
     """Publish the group for the commands. Return the function that withdraws it."""
     entry = replace(
         group_entry(core),

@@ -76,7 +76,7 @@ def start(request: StartRequest) -> native.StartedRanks:
     request.pool.get_placement_groups(strategy=request.strategy, device_name=request.device_name)
     pool = native_pool(request.pool, request.device_name, request.use_gpu)
     user_class = _unwrap_ray_remote(request.cls.cls)
-    names = native.Names(
+    names = native.GroupNames(
         group=f"{request.prefix}{user_class.__name__}",
         actors=tuple(
             f"{request.prefix}{user_class.__name__}_{slot.block}:{slot.bundle}" for slot in pool.slots
