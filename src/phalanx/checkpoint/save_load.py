@@ -27,7 +27,6 @@ from phalanx.checkpoint.group_checkpoint import (
 )
 from phalanx.checkpoint.model_folder import ModelFiles
 from phalanx.checkpoint.planners import merge_plans
-from phalanx.checkpoint.rank_checkpoint import RoleSource
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.step_files import METADATA
 from phalanx.checkpoint.steps import read_step
@@ -188,7 +187,7 @@ def load(
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
     with saved.reading():
-        nbytes = load_groups([step_load(ranks, saved, name, parts)], f"step {saved.number}")
+        nbytes = load_groups([step_load(ranks, saved, name, parts)], saved)
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
 
 
@@ -260,4 +259,4 @@ def _load_model(group: Ranks, path: str) -> int:
         CheckpointCorrupted: if a file is none of safetensors.
     """
     path = os.path.abspath(os.path.expanduser(path))
-    return load_groups([GroupLoad(group, {group.role: RoleSource(path, {}, 0)})], "model")
+    return load_groups([GroupLoad(group, {group.role: path})])
