@@ -129,14 +129,6 @@ def test_contradictions_are_named(ranks: list[Leaves], why: str) -> None:
         merge_plans([one.create_local_plan() for one in planners(ranks)])
 
 
-def test_replicas_are_written_by_the_rank_with_the_fewest_bytes() -> None:
-    both = {**rows(0, 8, 8, "a"), **rows(0, 8, 8, "b")}
-
-    plans, _ = merge_plans([one.create_local_plan() for one in planners([both, both])])
-
-    assert [len(plan.items) for plan in plans] == [1, 1]
-
-
 def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> None:
     def leaves(rank: int) -> dict[str, tuple[Path, Any]]:
         tensor = LocalTensor.complete(torch.full((2,), float(rank)))

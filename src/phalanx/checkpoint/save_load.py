@@ -158,7 +158,8 @@ def load(
     """Load a step of ``px.save`` or ``px.checkpoint.CheckpointManager``, bit for bit, into workers of any sharding.
 
     First every rank checks that all fits, and the files are compared with their digests. Nothing is changed before.
-    Tensors are written in place.
+    Tensors are written in place. On another number of ranks, each rank takes the random generators of its number, and
+    a rank without any keeps its own.
 
     Args:
         group: a group, a role of it, or some of its ranks; the number of ranks may differ.
@@ -169,8 +170,8 @@ def load(
         format: "hugging face": ``path`` is a folder of safetensors files for the model alone, without digests.
 
     Raises:
-        CheckpointMismatch: if the step does not fit: names, shapes, types, or values that differed by rank and the
-            number of ranks is another one. Nothing was changed.
+        CheckpointMismatch: if the step does not fit: names, shapes, types, or other values that differed by rank and
+            the number of ranks is another one. Nothing was changed.
         CheckpointCorrupted: if a file is missing or differs. Nothing was changed.
         CheckpointError: if there is no such step, or ranks do not see the path.
         WorkerDiedError, RemoteCallError: as of calls.
