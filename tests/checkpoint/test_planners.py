@@ -7,6 +7,7 @@ import os
 import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -17,7 +18,8 @@ from torch.distributed.checkpoint import FileSystemWriter, Metadata
 
 from phalanx.checkpoint.planners import LoadPlanner, SavePlanner, merge_plans, value_digest
 from phalanx.checkpoint.step_files import read_items, write_items
-from phalanx.checkpoint.storage import FileFacts
+from phalanx.checkpoint.steps import Step
+from phalanx.checkpoint.storage import FileFacts, Storage
 from phalanx.checkpoint.stored_state import StoredState, read_stored
 from phalanx.errors import CheckpointError, CheckpointMismatch
 from phalanx.weights.boxes import Box, LocalBox
@@ -49,11 +51,12 @@ def save(folder: str, ranks: Sequence[Leaves]) -> Metadata:
     return dataclasses.replace(metadata, storage_data=places)
 
 
-def stored(folder: str, metadata: Metadata, ranks: int) -> StoredState:
+def stored(folder: FilePath, metadata: Metadata, ranks: int) -> StoredState:
     data = pickle.dumps(metadata)
-    with open(f"{folder}/.metadata", "wb") as file:
-        file.write(data)
-    return read_stored(folder, {".metadata": FileFacts.of(data)}, ranks)
+    (folder / "step").mkdir()
+    (folder / "step" / ".metadata").write_bytes(data)
+    files, parts = {"./.metadata": FileFacts.of(data)}, {".": {"world_size": ranks}}
+    return read_stored(Step(Storage(folder), "step", 1, files=files, parts=parts), ".")
 
 
 def leaves_of(
@@ -126,20 +129,12 @@ def test_contradictions_are_named(ranks: list[Leaves], why: str) -> None:
         merge_plans([one.create_local_plan() for one in planners(ranks)])
 
 
-def test_replicas_are_written_by_the_rank_with_the_fewest_bytes() -> None:
-    both = {**rows(0, 8, 8, "a"), **rows(0, 8, 8, "b")}
-
-    plans, _ = merge_plans([one.create_local_plan() for one in planners([both, both])])
-
-    assert [len(plan.items) for plan in plans] == [1, 1]
-
-
 def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> None:
     def leaves(rank: int) -> dict[str, tuple[Path, Any]]:
         tensor = LocalTensor.complete(torch.full((2,), float(rank)))
         return {"own.3": (("own", 3), tensor), "seed": (("seed",), rank), "lr": (("lr",), 0.1)}
 
-    found = stored(str(tmp_path), save(str(tmp_path), [leaves(0), leaves(1)]), ranks=2)
+    found = stored(tmp_path, save(str(tmp_path), [leaves(0), leaves(1)]), ranks=2)
 
     assert list(found.keys_for(1).items()) == [
         ("own.3", "own.3 of rank 1"),
@@ -156,7 +151,7 @@ def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> Non
 
 def test_generators_by_rank_are_taken_by_ranks_of_the_same_number(tmp_path: Any) -> None:
     ranks = [{"rng.torch": (("rng", "torch"), rank), "lr": (("lr",), 0.1)} for rank in range(2)]
-    found = stored(str(tmp_path), save(str(tmp_path), ranks), ranks=2)
+    found = stored(tmp_path, save(str(tmp_path), ranks), ranks=2)
 
     assert found.for_ranks(1, generators=True).keys.keys() == {"rng.torch of rank 0", "lr"}
     more = found.for_ranks(3, generators=True)

@@ -19,10 +19,11 @@ from phalanx.calls.future import CallFuture
 from phalanx.calls.run_on import run_on
 from phalanx.checkpoint import rank_checkpoint as handlers
 from phalanx.checkpoint.planners import merge_plans
-from phalanx.checkpoint.rank_checkpoint import LoadReport, RoleSource, note_name, role_title
+from phalanx.checkpoint.rank_checkpoint import LoadReport, note_name, role_title
 from phalanx.checkpoint.step_files import METADATA, WrittenItems
 from phalanx.checkpoint.steps import Step, StepWriter, open_step
 from phalanx.checkpoint.storage import Storage
+from phalanx.checkpoint.stored_state import StoredState, read_stored
 from phalanx.display.byte_format import size
 from phalanx.display.progress import progress
 from phalanx.errors import (
@@ -324,12 +325,12 @@ class GroupLoad(NamedTuple):
 
     Attributes:
         group: the group.
-        sources: by role.
+        sources: saved states, or folders of safetensors, by role.
         parts: outermost keys to load; None: all.
     """
 
     group: Ranks
-    sources: Mapping[str, RoleSource]
+    sources: Mapping[str, StoredState | str]
     parts: Sequence[str] | None = None
 
 
@@ -339,49 +340,41 @@ def step_load(group: Ranks, step: Step, name: str | None, parts: Sequence[str] |
     Raises:
         CheckpointMismatch: if the step has other groups or roles.
     """
-    sources: dict[str, RoleSource] = {}
-    for role, part in _saved_parts(group, step, name).items():
-        found = {file: facts for file, facts in step.files.items() if file.startswith(f"{part}/")}
-        files = {file.removeprefix(f"{part}/"): facts for file, facts in found.items()}
-        sources[role] = RoleSource(step.path(part), files, int(step.parts[part]["world_size"]))
-    return GroupLoad(group, sources, parts)
+    found = _saved_parts(group, step, name)
+    return GroupLoad(group, {role: read_stored(step, part) for role, part in found.items()}, parts)
 
 
-def load_groups(loads: Sequence[GroupLoad], title: str) -> int:
+def load_groups(loads: Sequence[GroupLoad], step: Step | None = None) -> int:
     """Load groups: check that all fits in all of them, verify the files, and read. Return the bytes.
 
     Args:
         loads: by group.
-        title: name of the step or the model, for traces and progress.
+        step: the step with the states; None for folders, whose files have no digests.
 
     Raises:
         CheckpointMismatch: if something does not fit. No rank of any group was changed.
         CheckpointCorrupted: if a file is missing or differs. No rank was changed. As ``CallFuture.result``.
     """
-    token = secrets.token_hex(8)
+    token, title = secrets.token_hex(8), "model" if step is None else f"step {step.number}"
+    known = {} if step is None else {step.path(name): facts for name, facts in step.files.items()}
     planned = [_plan_load(one, title, token) for one in loads]
-    for one, files in zip(loads, planned, strict=True):
-        ranks = len(one.group.ranks)
-        facts = [
-            (f"{source.folder}/{file}", source.files[file])
-            for role, source in one.sources.items()
-            for file in sorted(files[role])
-            if source.files
-        ]
+    for (group, *_), files in zip(loads, planned, strict=True):
+        facts = [(file, known[file]) for file in sorted(files) if file in known]
         if facts:
+            ranks = len(group.ranks)
             each = [dict(facts[rank::ranks]) for rank in range(ranks)]
-            call_ranks(one.group, f"load {one.group.name!r} {title}: verify", handlers.check_files, each)
+            call_ranks(group, f"load {group.name!r} {title}: verify", handlers.check_files, each)
     nbytes = 0
-    for one in loads:
-        each = [token] * len(one.group.ranks)
-        nbytes += sum(call_ranks(one.group, f"load {one.group.name!r} {title}: read", handlers.load, each))
+    for group, *_ in loads:
+        each = [token] * len(group.ranks)
+        nbytes += sum(call_ranks(group, f"load {group.name!r} {title}: read", handlers.load, each))
     return nbytes
 
 
-def _plan_load(load: GroupLoad, title: str, token: str) -> dict[str, set[str]]:
-    """Have the ranks of a group check that all fits. Return the names of the files to read, by role."""
+def _plan_load(load: GroupLoad, title: str, token: str) -> set[str]:
+    """Have the ranks of a group check that all fits. Return the files to read."""
     group, sources, parts = load
-    reports: list[dict[str, LoadReport]] = call_ranks(
+    reports: list[LoadReport] = call_ranks(
         group,
         f"load {group.name!r} {title}: plan",
         handlers.plan_load,
@@ -391,15 +384,15 @@ def _plan_load(load: GroupLoad, title: str, token: str) -> dict[str, set[str]]:
         None if parts is None else tuple(parts),
         len(group.ranks),
     )
-    for role, source in sources.items():
-        left = sorted(set.intersection(*(set(one[role].left) for one in reports)))
-        if left:
-            shown = ", ".join(left[:8]) + (", ..." if len(left) > 8 else "")
-            raise CheckpointMismatch(
-                f"{len(left)} values of {source.folder} are taken by no rank: {shown}; the workers here have no such "
-                "names. Load what is wanted with parts=[...]"
-            )
-    return {role: {file for one in reports for file in one[role].files} for role in sources}
+    left = sorted(set.intersection(*(one.left for one in reports)))
+    if left:
+        names = [name for folder, name in left if folder == left[0][0]]
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise CheckpointMismatch(
+            f"{len(names)} values of {left[0][0]} are taken by no rank: {shown}; the workers here have no such names. "
+            "Load what is wanted with parts=[...]"
+        )
+    return set[str]().union(*(one.files for one in reports))
 
 
 def check_parts(verb: str, parts: Any) -> None:

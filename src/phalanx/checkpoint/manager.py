@@ -149,7 +149,7 @@ class CheckpointManager:
         with saved.reading():
             load_groups(
                 [step_load(group, saved, name, chosen.get(name)) for name, group in self._groups.items()],
-                f"step {saved.number}",
+                saved,
             )
         restore()
         return saved.number

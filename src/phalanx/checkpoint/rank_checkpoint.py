@@ -16,7 +16,7 @@ from phalanx.checkpoint.model_folder import Place, read_boxes, read_model, save_
 from phalanx.checkpoint.planners import LoadPlanner, SavePlanner
 from phalanx.checkpoint.step_files import WrittenItems, read_items, write_items
 from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
-from phalanx.checkpoint.stored_state import read_stored
+from phalanx.checkpoint.stored_state import StoredState
 from phalanx.declare.state_declarations import StateDeclared
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointMismatch, PhalanxError
 from phalanx.tracing.spans import span
@@ -38,25 +38,11 @@ def note_name(index: int) -> str:
     return f"done-{index}.pickle"
 
 
-class RoleSource(NamedTuple):
-    """The saved state of a role.
-
-    Attributes:
-        folder: absolute path or URL.
-        files: facts of its files; none for a folder of safetensors.
-        world_size: ranks that saved.
-    """
-
-    folder: str
-    files: Mapping[str, FileFacts]
-    world_size: int
-
-
 class LoadReport(NamedTuple):
-    """Names of the files that a rank reads, and keys in the files that it does not take."""
+    """Files that a rank reads, and folders and keys of values that it does not take."""
 
-    files: list[str]
-    left: list[str]
+    files: set[str]
+    left: set[tuple[str, str]]
 
 
 class RankCheckpoint:
@@ -212,16 +198,16 @@ def plan_load(
     host: WorkerRuntime,
     index: int,
     load: str,
-    sources: Mapping[str, RoleSource],
+    sources: Mapping[str, StoredState | str],
     parts: Sequence[str] | None,
     world_size: int,
-) -> dict[str, LoadReport]:
+) -> LoadReport:
     """Check that the saved state fits, and change nothing.
 
     Args:
         index: the rank's place in the group that loads.
         load: identifies the load.
-        sources: by role.
+        sources: saved states, or folders of safetensors, by role.
         parts: outermost keys to load; None: all.
         world_size: ranks that load.
 
@@ -230,29 +216,35 @@ def plan_load(
     """
     rank = RankCheckpoint.of(host)
     reads: list[Callable[[], int]] = []
-    reports: dict[str, LoadReport] = {}
+    report = LoadReport(set(), set())
     for role, source in sources.items():
         if role not in host.instances:
-            raise CheckpointMismatch(f"{source.folder} is of a role {role!r}, which this group does not have")
-        read, reports[role] = _planned(rank.states(role)[role], role, source, parts, index, world_size)
-        reads.append(read)
+            folder = source if isinstance(source, str) else source.where
+            raise CheckpointMismatch(f"{folder} is of a role {role!r}, which this group does not have")
+        reads.append(_planned(rank.states(role)[role], role, source, parts, index, world_size, report))
     rank.remember(load, reads)
-    return reports
+    return report
 
 
 def _planned(
-    state: RankState, role: str, source: RoleSource, parts: Sequence[str] | None, index: int, world_size: int
-) -> tuple[Callable[[], int], LoadReport]:
-    """Return a function that reads the state of a role and returns the bytes of its tensors, and a report."""
-    folder = source.folder
-    if source.files:
-        stored = read_stored(folder, source.files, source.world_size).select(parts)
-        stored = stored.for_ranks(world_size, generators=GENERATORS in state.names)
-    else:
+    state: RankState,
+    role: str,
+    source: StoredState | str,
+    parts: Sequence[str] | None,
+    index: int,
+    world_size: int,
+    report: LoadReport,
+) -> Callable[[], int]:
+    """Return a function that reads the state of a role and returns the bytes of its tensors. Add to the report."""
+    if isinstance(source, str):
         parts = ("model",) if _has_model(state.leaves()) else None
-        stored = read_model(folder, parts or ())
+        stored, read_plan = read_model(source, parts or ()), read_boxes
+    else:
+        stored, read_plan = source.select(parts), read_items
+        stored = stored.for_ranks(world_size, generators=GENERATORS in state.names)
+    folder = stored.where
     keys = stored.keys_for(index)
-    if source.files and world_size != source.world_size and not stored.has_generators(index):
+    if world_size != stored.world_size and not stored.has_generators(index):
         parts = [name for name in parts or state.names if name != GENERATORS]  # the rank keeps its own
         keys = {key: name for key, name in keys.items() if stored.keys[name].part != GENERATORS}
     targets = state.targets({key: stored.leaf(name) for key, name in keys.items()}, folder, parts)
@@ -265,7 +257,7 @@ def _planned(
         with span("read", role=role_title(role), nbytes=nbytes), torch.no_grad():
             try:
                 with storage_errors(folder, "read"):
-                    (read_items if source.files else read_boxes)(folder, stored.metadata, plan, planner)
+                    read_plan(folder, stored.metadata, plan, planner)
             except FileNotFoundError as error:
                 raise CheckpointCorrupted(
                     f"{error.filename} is missing; load another step (step=)", files=(str(error.filename),)
@@ -274,7 +266,9 @@ def _planned(
         return nbytes
 
     files = {stored.metadata.storage_data[item.storage_index].relative_path for item in plan.items}
-    return read, LoadReport(sorted(files), sorted(stored.keys.keys() - {keys[key] for key in targets}))
+    report.files.update(f"{folder}/{name}" for name in files)
+    report.left.update((folder, name) for name in stored.keys.keys() - {keys[key] for key in targets})
+    return read
 
 
 def check_files(host: WorkerRuntime, files: Mapping[str, FileFacts]) -> None:

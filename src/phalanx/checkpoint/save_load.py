@@ -27,7 +27,6 @@ from phalanx.checkpoint.group_checkpoint import (
 )
 from phalanx.checkpoint.model_folder import ModelFiles
 from phalanx.checkpoint.planners import merge_plans
-from phalanx.checkpoint.rank_checkpoint import RoleSource
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.step_files import METADATA
 from phalanx.checkpoint.steps import read_step
@@ -159,7 +158,8 @@ def load(
     """Load a step of ``px.save`` or ``px.checkpoint.CheckpointManager``, bit for bit, into workers of any sharding.
 
     First every rank checks that all fits, and the files are compared with their digests. Nothing is changed before.
-    Tensors are written in place.
+    Tensors are written in place. On another number of ranks, each rank takes the random generators of its number, and
+    a rank without any keeps its own.
 
     Args:
         group: a group, a role of it, or some of its ranks; the number of ranks may differ.
@@ -170,8 +170,8 @@ def load(
         format: "hugging face": ``path`` is a folder of safetensors files for the model alone, without digests.
 
     Raises:
-        CheckpointMismatch: if the step does not fit: names, shapes, types, or values that differed by rank and the
-            number of ranks is another one. Nothing was changed.
+        CheckpointMismatch: if the step does not fit: names, shapes, types, or other values that differed by rank and
+            the number of ranks is another one. Nothing was changed.
         CheckpointCorrupted: if a file is missing or differs. Nothing was changed.
         CheckpointError: if there is no such step, or ranks do not see the path.
         WorkerDiedError, RemoteCallError: as of calls.
@@ -188,7 +188,7 @@ def load(
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
     with saved.reading():
-        nbytes = load_groups([step_load(ranks, saved, name, parts)], f"step {saved.number}")
+        nbytes = load_groups([step_load(ranks, saved, name, parts)], saved)
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
 
 
@@ -260,4 +260,4 @@ def _load_model(group: Ranks, path: str) -> int:
         CheckpointCorrupted: if a file is none of safetensors.
     """
     path = os.path.abspath(os.path.expanduser(path))
-    return load_groups([GroupLoad(group, {group.role: RoleSource(path, {}, 0)})], "model")
+    return load_groups([GroupLoad(group, {group.role: path})])

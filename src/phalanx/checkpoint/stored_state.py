@@ -13,11 +13,11 @@ from torch.distributed.checkpoint import Metadata, TensorStorageMetadata
 
 from phalanx.checkpoint.planners import rank_key
 from phalanx.checkpoint.step_files import METADATA
-from phalanx.checkpoint.storage import FileFacts, Storage
-from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointMismatch
+from phalanx.checkpoint.steps import Step
+from phalanx.errors import CheckpointMismatch
 from phalanx.worker.rank_state import GENERATORS, Path, SavedLeaf, key_of
 
-CATALOGUE = "catalogue.json"
+_CATALOGUE = "catalogue.json"
 """File of format 1 with the paths of the leaves and the ranks that had them."""
 
 _BY_RANK = re.compile(r"of rank (\d+)")
@@ -121,40 +121,22 @@ class StoredState:
         return SavedLeaf(path, stored.properties.dtype, tuple(stored.size), sharded)
 
 
-def read_stored(folder: str, files: Mapping[str, FileFacts], world_size: int) -> StoredState:
-    """Read the keys of a folder, on a rank.
-
-    Args:
-        folder: absolute path or URL.
-        files: facts of its files.
-        world_size: ranks that saved.
+def read_stored(step: Step, part: str) -> StoredState:
+    """Read the state of a role, a part of a step.
 
     Raises:
-        CheckpointError: if this rank does not see the folder.
-        CheckpointCorrupted: if the metadata are damaged.
+        CheckpointCorrupted: if the metadata are missing or differ.
     """
-    metadata: Metadata = pickle.loads(_verified(folder, METADATA, files))
-    if CATALOGUE in files:
-        keys = _keys_of_format_1(json.loads(_verified(folder, CATALOGUE, files)))
+    metadata: Metadata = pickle.loads(step.read(f"{part}/{METADATA}"))
+    catalogue = f"{part}/{_CATALOGUE}"
+    if catalogue in step.files:
+        keys = _keys_of_format_1(json.loads(step.read(catalogue)))
     else:
         stored = metadata.state_dict_metadata
         keys = {
             name: _stored_key(name, path) for name, path in metadata.planner_data.items() if name in stored
         }
-    return StoredState(metadata, keys, world_size, folder)
-
-
-def _verified(folder: str, name: str, files: Mapping[str, FileFacts]) -> bytes:
-    data = Storage(folder).read(name)
-    path = f"{folder}/{name}"
-    if data is None:
-        raise CheckpointError(
-            f"{path} cannot be seen from this rank's node, though the driver sees it; choose a path that the driver "
-            "and all ranks share"
-        )
-    if FileFacts.of(data) != files[name]:
-        raise CheckpointCorrupted(f"{path} is damaged: load another step (step=)", files=(path,))
-    return data
+    return StoredState(metadata, keys, int(step.parts[part]["world_size"]), step.path(part))
 
 
 def _stored_key(name: str, path: Path) -> StoredKey:
