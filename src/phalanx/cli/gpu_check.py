@@ -25,7 +25,7 @@ class CheckResult(NamedTuple):
     result: str
 
 
-class Holder(px.Worker):
+class TensorHolder(px.Worker):
     """A rank with a tensor that is synced to another rank, or from it."""
 
     def __init__(self, megabytes: int, is_source: bool) -> None:
@@ -60,8 +60,8 @@ def check_transport(
     devices = "one device" if source_pool is target_pool else "two devices"
     try:
         with (
-            px.WorkerGroup(source_pool, Holder.bind(megabytes, is_source=True)) as source,
-            px.WorkerGroup(target_pool, Holder.bind(megabytes, is_source=False)) as target,
+            px.WorkerGroup(source_pool, TensorHolder.bind(megabytes, is_source=True)) as source,
+            px.WorkerGroup(target_pool, TensorHolder.bind(megabytes, is_source=False)) as target,
             px.WeightSync(source, target, "tensor", transport=path) as sync,
         ):
             seconds = min(_sync_seconds(source, sync) for _ in range(_SYNCS))
