@@ -391,7 +391,7 @@ def _check_cluster(m: Machine) -> Problems:
         fix = "`ray get-auth-token --generate`, or copy ~/.ray/auth_token from the head node"
         yield "security", "RAY_AUTH_MODE=token, but there is no token here", fix
     if mode == "disabled" and m.cluster and m.cluster.nodes > 1:
-        problem = "RAY_AUTH_MODE=disabled on a cluster of several nodes: whoever reaches its ports can run code there"
+        problem = "RAY_AUTH_MODE=disabled on a cluster of several nodes: a process that reaches its ports can run code"
         fix = "RAY_AUTH_MODE=token on every node, with one token: `ray get-auth-token --generate`"
         yield "security", problem, fix
     if m.cluster is None and not m.no_cluster.startswith(("none runs", "no Ray cluster runs")):
