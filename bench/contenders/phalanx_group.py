@@ -170,7 +170,7 @@ class Phalanx(RayContender):
     def do_planning(self, ranks: int, mode: str) -> float:
         """Seconds to plan one call on `ranks` ranks, without any of them: 4 KB rows, two per rank."""
         from phalanx.declare.classes import class_spec
-        from phalanx.dispatch.planner import plan
+        from phalanx.dispatch.modes import plan
 
         name = {"ONE_TO_ALL": "touch", "DP_COMPUTE_PROTO": "pass_back"}[mode]
         spec, target = class_spec(PhalanxWorker).methods[name], Ranks(ranks)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import phalanx as px
+from phalanx.api.sticky import Pins
 from phalanx.testing import faults
 
 
@@ -52,3 +55,41 @@ def test_a_method_that_is_not_there_is_said_so(group: px.WorkerGroup) -> None:
 def test_a_negative_margin_is_refused(group: px.WorkerGroup) -> None:
     with pytest.raises(px.DeclarationError, match="margin"):
         px.engines.sticky(group, "a", margin=-1)
+
+
+PROCESSES = [object() for _ in range(6)]
+loads = st.dictionaries(st.integers(0, 5), st.integers(0, 9), min_size=1)
+
+
+def test_new_keys_spread_over_idle_ranks() -> None:
+    pins = Pins(2)
+    assert [pins.rank_of(key, {0: 0, 1: 0, 2: 0}, PROCESSES) for key in range(6)] == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_key_whose_process_is_lost_or_replaced_is_pinned_anew() -> None:
+    pins = Pins(5)
+    pins.rank_of("a", {0: 0, 1: 1}, PROCESSES)
+    assert pins.rank_of("a", {1: 1, 2: 2}, PROCESSES) == 1
+    assert pins.rank_of("a", {0: 0, 1: 3}, PROCESSES) == 1
+    assert pins.rank_of("a", {0: 0, 1: 3}, PROCESSES[2:]) == 0
+
+
+def test_the_key_not_asked_for_longest_is_forgotten_first() -> None:
+    pins = Pins(5, most=2)
+    for key in ("a", "b", "a", "c"):
+        pins.rank_of(key, {0: 0, 1: 0}, PROCESSES)
+    assert pins.rank_of("a", {0: 1, 1: 0}, PROCESSES) == 0
+    assert pins.rank_of("b", {0: 1, 1: 0}, PROCESSES) == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), loads)), st.integers(0, 4))
+def test_no_key_waits_on_a_rank_busier_than_the_margin_and_none_moves_within_it(
+    calls: list[tuple[int, dict[int, int]]], margin: int
+) -> None:
+    pins, known = Pins(margin), dict[int, int]()
+    for key, load in calls:
+        rank = pins.rank_of(key, load, PROCESSES)
+        assert load[rank] - min(load.values()) <= margin
+        if key in known and known[key] in load and load[known[key]] - min(load.values()) <= margin:
+            assert rank == known[key]
+        known[key] = rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable
@@ -16,12 +17,40 @@ class Counter:
     def add(self, x: int) -> int:
         return x + 1
 
+    @classmethod
+    def whoami(cls) -> Any:
+        return (private.current_call_id(), private.task_name())
+
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
 
     def items(self) -> Any:
         yield 0
         yield 1
+
+
+class AsyncCounter:
+    async def whoami(self) -> Any:
+        await asyncio.sleep(0)
+        return (private.current_call_id(), private.task_name())
+
+    async def items(self) -> Any:
+        yield (private.current_call_id(), private.task_name())
+
+
+def check_calls(actor: Any) -> None:
+    """See to it that both sides of a call know it by the same id, and by its name."""
+    asynchronous = private.create_actor(AsyncCounter, num_cpus=0, max_restarts=0, max_concurrency=2)
+    for handle in (actor, asynchronous):
+        calls = [private.call(handle, "whoami", name=f"Counter.whoami@{number}") for number in range(3)]
+        told = private.get(calls)
+        assert told == [
+            (private.call_id(ref), f"Counter.whoami@{number}") for number, ref in enumerate(calls)
+        ]
+        assert len(set(told)) == 3
+    stream = private.call(asynchronous, "items", name="Counter.items@0", returns="streaming")
+    first = private.get(next(stream))
+    assert first == (private.call_id(stream.completed()), "Counter.items@0")
 
 
 def check_connected() -> Any:
@@ -37,6 +66,7 @@ def check_connected() -> Any:
     assert private.get(private.call(actor, "variable", "GIVEN")) == "to the process"
     stream = private.call(actor, "items", name="Counter.items", returns="streaming", buffer=1)
     assert [private.get(item) for item in stream] == [0, 1]
+    check_calls(actor)
     assert private.class_name(actor) == "Counter"
     assert private.actor_state(actor) == private.actor_states()(private.actor_id(actor)) != private.DEAD
     assert private.get_actor("counter", namespace="phalanx") == actor

@@ -57,7 +57,7 @@ class FakeBackend:
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
         self.severed += [endpoint.handle for endpoint in endpoints]
 
-    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+    def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
         return [endpoint.handle in self.drops for endpoint in endpoints]
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
@@ -115,6 +115,9 @@ class FakeArrivals:
 
     def fetched_with_others(self) -> None:
         return None
+
+    def call_ids(self) -> list[int]:
+        return [7] * len(self.outcomes)
 
     def disregard(self) -> None:
         self.disregarded = True

@@ -1,4 +1,4 @@
-"""Calls without arguments go without a message: either side counts them, so that they can be told apart and ended."""
+"""Calls without arguments go without a message: their names tell them, and each can be ended by itself."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_call_that_runs_is_interrupted_and_those_behind_it_go_on(group: Any) -
     assert group.state == "ready"
 
 
-def test_calls_of_one_rank_are_counted_for_that_rank(group: Any, tmp_path: Path) -> None:
+def test_a_call_behind_one_of_a_single_rank_is_dropped_on_all(group: Any, tmp_path: Path) -> None:
     group[1].go()
     running, dropped = group.hold.submit(), group.go.submit()
 

@@ -199,9 +199,9 @@ class Yielding(FakeBackend):
     call: Call | None = None
     said: str = "Connection closed by peer"
 
-    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+    def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
         self._end(1, RuntimeError("interrupted"), endpoints)
-        return super().cancel(endpoints, call)
+        return super().cancel(endpoints, ids)
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
         super().sever(endpoints)
@@ -259,7 +259,7 @@ def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes() -> None
     cancelling, go_on = threading.Event(), threading.Event()
 
     class Slow(FakeBackend):
-        def cancel(self, endpoints: Any, call: int) -> list[bool]:
+        def cancel(self, endpoints: Any, ids: Any) -> list[bool]:
             cancelling.set()
             go_on.wait(10)
             return [True] * len(endpoints)

@@ -1,14 +1,35 @@
-"""Workers whose state is saved, and ways to look at it."""
+"""Workers whose state is saved, and ways to look at it; and steps of a few files."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import phalanx as px
+from phalanx.checkpoint.steps import Step, StepWriter, open_step
+
+
+@contextmanager
+def writing(path: Path | str, step: Any, keep: Any = None) -> Iterator[StepWriter]:
+    """Open a step, and abandon it in the end unless it was committed."""
+    writer = open_step(str(path), step, keep=keep)
+    try:
+        yield writer
+    finally:
+        writer.abandon()
+
+
+def saved(path: Path | str, step: Any, *, keep: Any = None, data: bytes = b"weights") -> Step:
+    """Commit a step with one file."""
+    with writing(path, step, keep) as writer:
+        writer.write("policy/rank-0", data)
+        return writer.commit()
 
 
 class Trainer(px.Worker):

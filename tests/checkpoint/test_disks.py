@@ -55,7 +55,7 @@ def test_a_full_disk_is_told_and_the_step_before_stays(
         else:
             px.save(group, small_disk, step=2)
 
-    assert [(one.step, one.whole) for one in listed(str(small_disk))] == [(1, True)]
+    assert [(one.number, one.whole) for one in listed(str(small_disk))] == [(1, True)]
     px.load(group, small_disk)
     assert group[0].get()["w"].shape == (1000,)
 

@@ -50,7 +50,7 @@ def pool() -> Iterator[px.ResourcePool]:
 
 
 def test_it_is_complete(path: str) -> None:
-    assert [(found.step, found.whole) for found in listed(path)] == [(2, True)]
+    assert [(found.number, found.whole) for found in listed(path)] == [(2, True)]
     read_step(path).check()
 
 

@@ -171,7 +171,7 @@ main(sys.argv[1])
 def test_a_script_that_ends_has_what_it_had_submitted(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], check=True, timeout=WITHIN)
 
-    assert [(one.step, one.whole) for one in listed(str(tmp_path))] == [(1, True)]
+    assert [(one.number, one.whole) for one in listed(str(tmp_path))] == [(1, True)]
 
 
 @pytest.mark.parametrize("asked", [False, True])

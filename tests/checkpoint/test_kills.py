@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from phalanx.checkpoint import path_lock
-from phalanx.checkpoint.steps import find_steps, in_order, open_step, read_step
+from phalanx.checkpoint.steps import find_steps, in_order, read_step
 from phalanx.checkpoint.storage import Storage
+from tests.checkpoint.save_workers import saved
 
 CHANGES = ("make", "write", "remove")
 KEEP = 2
@@ -62,13 +63,6 @@ def content(step: int) -> bytes:
     return f"weights of step {step}".encode() * 3
 
 
-def save(path: str, step: int) -> None:
-    with open_step(path, step, keep=KEEP) as writer:
-        writer.part("policy")
-        writer.write("policy/rank-0", content(step))
-        writer.commit()
-
-
 def saved_until_killed(path: str, last: float) -> tuple[int, int]:
     """Return the last step whose commit returned, or -1, and the number of changes."""
     step = -1
@@ -76,7 +70,7 @@ def saved_until_killed(path: str, last: float) -> tuple[int, int]:
         killer = Killer(patch, last)
         try:
             for number in range(4):
-                save(path, number)
+                saved(path, number, keep=KEEP, data=content(number))
                 step = number
         except Killed:
             for lock in path_lock._locks.values():
@@ -93,7 +87,7 @@ def test_the_last_complete_step_is_found_and_leftovers_are_removed(path: str) ->
     for number in range(changes):
         here = f"{path}-{number}"
         last, _ = saved_until_killed(here, number)
-        found = [one.step for one in in_order(find_steps(Storage(here))) if one.whole]
+        found = [one.number for one in in_order(find_steps(Storage(here))) if one.whole]
         # A kill right after a commit leaves a step more than its writer knows of.
         assert found[-1:] in ([last] if last >= 0 else [], [last + 1]), number
         assert len(found) >= min(last + 1, KEEP), number
@@ -101,7 +95,7 @@ def test_the_last_complete_step_is_found_and_leftovers_are_removed(path: str) ->
             read_step(here, step).check()
             assert read_step(here, step).read("policy/rank-0") == content(step)
 
-        save(here, last + 1)
+        saved(here, last + 1, keep=KEEP, data=content(last + 1))
         after = find_steps(Storage(here))
         assert all(one.whole for one in after), number
-        assert [one.step for one in in_order(after)] == [*range(last + 2)][-KEEP:], number
+        assert [one.number for one in in_order(after)] == [*range(last + 2)][-KEEP:], number

@@ -15,11 +15,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch.distributed.checkpoint import FileSystemWriter, Metadata
 
-from phalanx.checkpoint.planners import LoadPlanner, SavePlanner, merge_plans
-from phalanx.checkpoint.step_files import reader_of, write_items
+from phalanx.checkpoint.planners import LoadPlanner, SavePlanner, merge_plans, value_digest
+from phalanx.checkpoint.step_files import read_items, write_items
 from phalanx.checkpoint.storage import FileFacts
-from phalanx.checkpoint.stored_keys import StoredState, read_stored
-from phalanx.checkpoint.value_digest import value_digest
+from phalanx.checkpoint.stored_state import StoredState, read_stored
 from phalanx.errors import CheckpointError, CheckpointMismatch
 from phalanx.weights.boxes import Box, LocalBox
 from phalanx.worker.rank_state import LocalTensor, Path
@@ -82,7 +81,7 @@ def test_every_layout_is_loaded_from_every_other(
         for leaves in leaves_of(target, named, arrived):
             targets = {name: tensor for name, (_, tensor) in leaves.items()}
             planner = LoadPlanner(metadata, targets, {name: name for name in targets})
-            reader_of(folder, metadata).read_data(planner.create_local_plan(), planner).wait()
+            read_items(folder, metadata, planner.create_local_plan(), planner)
 
     assert all(
         torch.equal(rank[name], tensor)
@@ -142,17 +141,28 @@ def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> Non
 
     found = stored(str(tmp_path), save(str(tmp_path), [leaves(0), leaves(1)]), ranks=2)
 
-    assert list(found.keys_for(1, 2).items()) == [
+    assert list(found.keys_for(1).items()) == [
         ("own.3", "own.3 of rank 1"),
         ("seed", "seed of rank 1"),
         ("lr", "lr"),
     ]
     assert found.leaf("own.3 of rank 1").path == ("own", 3)
     with pytest.raises(CheckpointMismatch, match=r"2 values differed by rank on the 2 ranks.*parts=\['lr'\]"):
-        found.keys_for(0, 1)
-    assert found.select(["lr"]).keys_for(0, 1) == {"lr": "lr"}
+        found.for_ranks(1, generators=True)
+    assert found.select(["lr"]).for_ranks(1, generators=True).keys_for(0) == {"lr": "lr"}
     with pytest.raises(CheckpointMismatch, match=r"no part 'x'; it has lr, own, seed"):
         found.select(["x"])
+
+
+def test_generators_by_rank_are_taken_by_ranks_of_the_same_number(tmp_path: Any) -> None:
+    ranks = [{"rng.torch": (("rng", "torch"), rank), "lr": (("lr",), 0.1)} for rank in range(2)]
+    found = stored(str(tmp_path), save(str(tmp_path), ranks), ranks=2)
+
+    assert found.for_ranks(1, generators=True).keys.keys() == {"rng.torch of rank 0", "lr"}
+    more = found.for_ranks(3, generators=True)
+    assert [more.has_generators(rank) for rank in range(3)] == [True, True, False]
+    with pytest.raises(CheckpointMismatch, match=r"rng\.torch; .*parts=\['lr'\]"):
+        found.for_ranks(1, generators=False)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +180,13 @@ def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> Non
 def test_digests_of_other_values_differ(value: Any, other: Any) -> None:
     assert value_digest(value) == value_digest(pickle.loads(pickle.dumps(value)))
     assert value_digest(value) != value_digest(other)
+
+
+def test_a_value_that_refers_to_itself_has_a_digest() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+
+    assert value_digest(value) == value_digest(pickle.loads(pickle.dumps(value)))
 
 
 def test_digests_do_not_depend_on_shared_memory_or_the_order_of_sets() -> None:

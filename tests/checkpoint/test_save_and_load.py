@@ -186,7 +186,7 @@ def test_a_second_save_waits_for_the_first(two: px.ResourcePool, tmp_path: Path)
     futures = [px.save.submit(group, tmp_path, step=step) for step in range(3)]
 
     assert [future.result(60).step for future in futures] == [0, 1, 2]
-    assert [one.step for one in listed(str(tmp_path)) if one.whole] == [0, 1, 2]
+    assert [one.number for one in listed(str(tmp_path)) if one.whole] == [0, 1, 2]
 
 
 def test_roles_of_a_colocated_group_are_saved_by_name(two: px.ResourcePool, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_full_disk_leaves_the_step_before_whole(
                 px.save(group, tmp_path, step=2)
 
         # A thread that still writes may leave what it wrote to the next save.
-        assert [one.step for one in listed(str(tmp_path)) if one.whole or not submitted] == [1]
+        assert [one.number for one in listed(str(tmp_path)) if one.whole or not submitted] == [1]
         assert px.load(group, tmp_path).step == 1
 
 
@@ -360,7 +360,7 @@ def test_ranks_write_to_a_store_and_read_from_it(two: px.ResourcePool, tmp_path:
 
     assert px.load(fresh, url).step == 2
     assert torch.equal(torch.cat(fresh.get()), torch.arange(24.0).view(8, 3))
-    assert [one.step for one in listed(url)] == [2]
+    assert [one.number for one in listed(url)] == [2]
 
 
 def test_it_shows_in_a_trace(two: px.ResourcePool, tmp_path: Path) -> None:

@@ -115,6 +115,69 @@ def test_model_and_moments_are_loaded_into_another_layout(
         assert all(torch.equal(rank[name], wanted[name]) for name in wanted)
 
 
+class Evaluated(DeviceMeshWorker):
+    """A layer that FSDP2 shards, and that a forward pass without gradients leaves gathered."""
+
+    def __init__(self, fill: float) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        super().__init__()
+        self.model = torch.nn.Linear(4, 3)
+        for parameter in self.model.parameters():
+            torch.nn.init.constant_(parameter, fill)
+        fully_shard(self.model, mesh=self.init_mesh(dp=-1))
+        px.register_state(self, model=self.model, rng=False)
+
+    @px.register
+    def evaluate(self) -> None:
+        with torch.no_grad():
+            self.model(torch.ones(1, 4))
+
+    @px.register
+    def train(self) -> float:
+        loss = self.model(torch.ones(1, 4)).sum()
+        loss.backward()
+        return loss.item()
+
+
+def test_a_forward_pass_without_gradients_may_come_before_a_save_and_a_load(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2) as pool:
+        saved, loaded = px.WorkerGroup(pool, Evaluated.bind(1.0)), px.WorkerGroup(pool, Evaluated.bind(-1.0))
+        saved.evaluate()
+        px.save(saved, tmp_path)
+        loaded.evaluate()
+        px.load(loaded, tmp_path)
+
+        assert saved.train() == loaded.train() == [15.0, 15.0]
+
+
+class Noise(px.Worker):
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed + self.rank)
+        px.register_state(self, model={"w": torch.zeros(2)})
+
+    @px.register
+    def draw(self) -> float:
+        return torch.rand(1).item()
+
+
+def test_random_generators_are_loaded_by_rank_on_another_number_of_ranks(
+    ray_cluster: None, tmp_path: Path
+) -> None:
+    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Noise.bind(0)) as group:
+        px.save(group, tmp_path)
+        drawn = group.draw()
+
+    own = torch.rand(1, generator=torch.Generator().manual_seed(102)).item()
+    for ranks in (1, 3):
+        with px.ResourcePool([ranks], use_gpu=False) as pool, px.WorkerGroup(pool, Noise.bind(100)) as group:
+            px.load(group, tmp_path)
+
+            assert group.draw() == [*drawn, own][:ranks]
+
+
 class SavedPretrainer(Pretrainer):
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +312,7 @@ def test_a_save_that_waits_for_one_whose_rank_dies_fails_too(ray_cluster: None, 
             first.result(60)
         with pytest.raises(px.PhalanxError, match="rank 1"):
             second.result(60)
-        assert [(one.step, one.whole) for one in listed(str(tmp_path / "run"))] == [(1, True)]
+        assert [(one.number, one.whole) for one in listed(str(tmp_path / "run"))] == [(1, True)]
 
         group.restart()
         assert px.save(group, tmp_path / "run", step=4).step == 4

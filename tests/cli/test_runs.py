@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.checkpoint.steps import SavedStep, open_step
+from phalanx.checkpoint.steps import Step
 from phalanx.cli.main import app
+from tests.checkpoint.save_workers import writing
 
 runner = CliRunner()
 
 
-def save(path: Path, step: int) -> SavedStep:
-    with open_step(str(path), step) as writer:
+def save(path: Path, step: int) -> Step:
+    with writing(path, step) as writer:
         writer.write("groups/policy/actor/rank-0", bytes(2048))
-        writer.note("groups/policy/actor", {"kind": "group", "text": "2 ranks, 2.0 KiB: model"})
+        writer.parts["groups/policy/actor"] = {"kind": "group", "text": "2 ranks, 2.0 KiB: model"}
         return writer.commit()
 
 
@@ -74,7 +75,7 @@ def test_other_bytes_are_found_if_asked_for(path: Path) -> None:
 
 
 def test_a_step_that_is_being_written_is_no_whole_one(path: Path) -> None:
-    with open_step(str(path), 3) as writer:
+    with writing(path, 3) as writer:
         writer.write("policy/rank-0", bytes(100))
 
         ended = runner.invoke(app, ["runs", str(path)])

@@ -5,7 +5,6 @@ Two slots with a tenth of a CPU are reserved once for all tests of a class.
 
 from __future__ import annotations
 
-import itertools
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.backends.actor_methods import facade_name
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import (
     Endpoint,
@@ -29,14 +27,12 @@ from phalanx.backends.backend_types import (
 )
 from phalanx.topology.slots import Slot
 from phalanx.wire.codec import encode
-from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, OUTPUT, RankCall, RankConfig, StreamEnd
+from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, OUTPUT, Message, RankCall, RankConfig, StreamEnd
 from phalanx.worker.factory import make_host
 
 _POOL = "contracts"
 _SLOT, _SHARE = {"CPU": 0.1}, {"CPU": 0.01}  # several processes fit in a slot
 _WITHIN_S = 60.0
-_numbers = itertools.count(1 << 20)
-_sent: list[int] = []
 
 
 class Small(px.Worker):
@@ -48,7 +44,7 @@ class Small(px.Worker):
             raise ValueError("not to be made")
 
     def rank_of(self) -> int:
-        """Needs no message."""
+        """Needs no arguments."""
         return self.rank
 
     def note(self, value: Any) -> list[Any]:
@@ -73,7 +69,7 @@ class Small(px.Worker):
 
 
 _NAMES = ("rank_of", "note", "refuse", "count", "counted_to")
-_METHODS = tuple(Facade(facade_name("", name), "", name, name != "count") for name in _NAMES)
+_METHODS = tuple(Facade(name, "", name) for name in _NAMES)
 
 
 class _Ranks:
@@ -115,14 +111,14 @@ class _Ranks:
     ) -> Ticket:
         """Send a call with its arguments in the message."""
         body = encode((args, {})).to_bytes()
-        return transport.submit(endpoint, "", method, header(method, body, returns), (), returns)
+        return transport.submit(endpoint, message(method, body, returns), returns)
 
     def stream(
         self, transport: Backend, endpoint: Endpoint, n: int, buffer: int | None = None, **options: Any
     ) -> RankStream:
         """Send a call of the method that yields."""
         body = encode(((n,), options)).to_bytes()
-        return transport.stream(endpoint, "", "count", header("count", body), (), buffer)
+        return transport.stream(endpoint, message("count", body), buffer)
 
     def taken(self, transport: Backend, stream: RankStream) -> Ref:
         """The next reference of a stream, waiting for it."""
@@ -131,10 +127,9 @@ class _Ranks:
         return ref
 
 
-def header(method: str, body: bytes | None, returns: int = OUTPUT) -> bytes:
-    """A packed message; ``body`` None: the last reference holds the arguments."""
-    _sent.append(next(_numbers))
-    return RankCall(_sent[-1], ANY_EPOCH, "", method, True, returns, False, False, body).pack()
+def message(method: str, body: bytes | None, returns: int = OUTPUT, refs: tuple[Ref, ...] = ()) -> Message:
+    """A packed call; ``body`` None: the last reference holds the arguments."""
+    return RankCall(ANY_EPOCH, "", method, returns=returns, body=body).pack(refs)
 
 
 class PlacingContract(_Ranks):
@@ -187,8 +182,12 @@ class CallingContract(_Ranks):
         last = transport.fetch([tickets[-1].value], _WITHIN_S)[0]
         assert last[-5:] == [0, 1, 2, 3, 4]
 
-    def test_a_call_without_a_message_runs(self, transport: Backend, endpoints: list[Endpoint]) -> None:
-        tickets = [transport.submit(endpoint, "", "rank_of", BARE, ()) for endpoint in endpoints]
+    def test_a_call_without_arguments_is_told_by_its_name(
+        self, transport: Backend, endpoints: list[Endpoint]
+    ) -> None:
+        call = RankCall(ANY_EPOCH, "", "rank_of").pack()
+        assert call == Message("rank_of@-1")
+        tickets = [transport.submit(endpoint, call) for endpoint in endpoints]
         assert transport.fetch([ticket.value for ticket in tickets], _WITHIN_S) == [0, 1]
 
     def test_a_described_output_comes_with_its_rows(
@@ -228,7 +227,7 @@ class CallingContract(_Ranks):
     ) -> None:
         ticket = self.call(transport, endpoints[0], "rank_of")
         transport.fetch([ticket.value], _WITHIN_S)
-        assert len(transport.cancel(endpoints[:1], 1)) == 1
+        assert len(transport.cancel(endpoints[:1], [transport.call_id(ticket.value)])) == 1
         assert transport.fetch([ticket.value], _WITHIN_S) == [0]
 
     def test_items_of_a_method_that_yields_come_in_order_and_last_its_end(
@@ -265,7 +264,7 @@ class CallingContract(_Ranks):
     ) -> None:
         stream = self.stream(transport, endpoints[0], 200, buffer=2)
         first = self.taken(transport, stream)
-        transport.cancel(endpoints[:1], _sent[-1])
+        transport.cancel(endpoints[:1], [transport.call_id(stream.ended)])
         stream.leave()
         while not transport.wait([stream.ended], 1, 0)[0]:
             transport.wait([stream.ended, stream.coming], 1, _WITHIN_S)
@@ -294,7 +293,7 @@ class StoringContract(_Ranks):
 
     def test_arguments_may_lie_in_the_store(self, transport: Backend, endpoints: list[Endpoint]) -> None:
         ref = transport.put(encode((("stored",), {})))
-        ticket = transport.submit(endpoints[1], "", "note", header("note", None), [ref])
+        ticket = transport.submit(endpoints[1], message("note", None, refs=(ref,)))
         assert transport.fetch([ticket.value], _WITHIN_S)[0][-1] == "stored"
 
     def test_a_stored_value_is_found_at_its_address(self, transport: Backend) -> None:

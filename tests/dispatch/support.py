@@ -13,8 +13,8 @@ import torch
 
 from phalanx.collect.join import gather
 from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.plan import CallPlan
-from phalanx.dispatch.planner import plan
 from phalanx.errors import DispatchError
 from phalanx.topology.mesh import Mesh
 

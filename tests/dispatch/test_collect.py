@@ -9,7 +9,7 @@ import torch
 
 from phalanx.declare.dispatch_modes import COLLECTS, CustomMode, Dispatch, Execute, collecting
 from phalanx.declare.register import register
-from phalanx.dispatch.planner import plan
+from phalanx.dispatch.modes import plan
 from phalanx.errors import DeclarationError
 from tests.dispatch.support import FakeTarget, meshed, run, spec_of
 

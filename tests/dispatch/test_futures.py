@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from phalanx.declare.dispatch_modes import CustomMode, Dispatch
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.plan import FuturePiece, Same
-from phalanx.dispatch.planner import plan
 from phalanx.errors import DispatchError
 from tests.dispatch.support import FakeFuture, FakeTarget, by_rank, meshed, spec_of
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from phalanx.collect.join import gather
 from phalanx.declare.dispatch_modes import Dispatch
-from phalanx.dispatch.planner import plan
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.shardable import replicate
 from phalanx.errors import DispatchError
 from phalanx.topology.mesh import Mesh

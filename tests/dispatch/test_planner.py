@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from phalanx.declare.dispatch_modes import Dispatch, Execute
+from phalanx.dispatch.modes import plan, plan_execute_all, plan_execute_rank_zero
 from phalanx.dispatch.plan import Each, Same
-from phalanx.dispatch.planner import plan, plan_execute_all, plan_execute_rank_zero
 from phalanx.dispatch.shardable import replicate
 from phalanx.errors import DispatchError
 from tests.dispatch.support import Batch, FakeTarget, by_rank, echo, meshed, run, same, spec_of

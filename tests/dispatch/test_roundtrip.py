@@ -17,7 +17,7 @@ from tensordict import TensorDict
 
 from phalanx.collect.join import gather, join_rows
 from phalanx.declare.dispatch_modes import Dispatch
-from phalanx.dispatch.planner import plan
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import count_rows, split_rows
 from tests.dispatch.support import Batch, FakeTarget, by_rank, meshed, outputs_of, run, same, spec_of
 

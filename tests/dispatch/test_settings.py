@@ -24,7 +24,7 @@ import phalanx as px
 from phalanx.collect.join import join_rows
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.dispatch.batch_metadata import PerShard, differing, digest
-from phalanx.dispatch.planner import plan
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import split_rows
 from phalanx.errors import DispatchError
 from tests.dispatch.support import FakeTarget, meshed, run, spec_of

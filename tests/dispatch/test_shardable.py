@@ -210,7 +210,7 @@ def test_a_cut_knows_the_callers_row_of_each_row() -> None:
 
 def test_optional_packages_are_not_imported() -> None:
     code = (
-        "import sys, phalanx.dispatch.planner, phalanx.collect.join; "
+        "import sys, phalanx.dispatch.modes, phalanx.collect.join; "
         "sys.exit(any(name in sys.modules for name in ('tensordict', 'pyarrow', 'ray', 'transformers')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

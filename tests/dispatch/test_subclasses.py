@@ -14,7 +14,7 @@ from tensordict import TensorDict
 
 from phalanx.collect.join import join_rows
 from phalanx.declare.dispatch_modes import Dispatch
-from phalanx.dispatch.planner import plan
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import split_rows
 from phalanx.errors import DispatchError
 from tests.dispatch.support import FakeTarget, spec_of

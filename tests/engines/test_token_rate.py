@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.engines.engine_loop import TokenRate
+from phalanx.engines.engine import TokenRate
 
 
 class Clock:

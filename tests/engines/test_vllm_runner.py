@@ -17,7 +17,7 @@ from phalanx.engines.engine_requests import Row
 from phalanx.engines.vllm import vllm_runner, vllm_sampling
 from phalanx.engines.vllm.vllm_runner import SLEEP, VllmRunner, sleep_orders
 from phalanx.engines.vllm.vllm_sampling import VllmSampling, prompt_log_probs
-from phalanx.engines.vllm.vllm_weights import SharedWeights, WorkerExtension
+from phalanx.engines.vllm.vllm_weights import WorkerExtension, location_of
 from phalanx.engines.vocabulary import Vocabulary
 from phalanx.errors import PhalanxError
 from phalanx.weights.shared_memory import SharedTensors
@@ -164,6 +164,13 @@ def runner(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmRunner
     made.close()
 
 
+def load(runner: VllmRunner) -> None:
+    """Load weights as a sync hands them over."""
+    shared = SharedTensors({"w": torch.ones(2)})
+    runner.load(shared.tensors.items())
+    shared.close()
+
+
 def tokens_of_step(runner: VllmRunner) -> list[tuple[int, int, int | None]]:
     """Key, token and version of the tokens of the next step."""
 
@@ -176,7 +183,7 @@ def tokens_of_step(runner: VllmRunner) -> list[tuple[int, int, int | None]]:
 def test_steps_collect_tokens_with_the_version_of_their_weights(runner: VllmRunner, llm: FakeLLM) -> None:
     runner.add([answer(1)])
     assert tokens_of_step(runner) == [(1, 7, 0)]
-    runner.load([("w", torch.ones(2))])
+    load(runner)
     runner.add([answer(2)])
 
     assert tokens_of_step(runner) == [(2, 7, 3)]
@@ -188,7 +195,7 @@ def test_steps_collect_tokens_with_the_version_of_their_weights(runner: VllmRunn
 def test_a_held_engine_stays_held_after_an_update(runner: VllmRunner, llm: FakeLLM) -> None:
     runner.hold()
     runner.hold()
-    runner.load([("w", torch.ones(2))])
+    load(runner)
     assert llm.calls.count("pause_generation") == 2 and "resume_generation" not in llm.calls
     runner.release()
 
@@ -224,7 +231,7 @@ def test_a_refused_request_is_an_error_and_the_engine_can_be_used_on(
 def test_an_engine_that_died_or_lost_its_weights_says_so(runner: VllmRunner, llm: FakeLLM) -> None:
     llm.loses_weights = True
     with pytest.raises(px.weights.WeightsError, match=r"this worker is broken; .*group.restart\(\)"):
-        runner.load([("w", torch.ones(2))])
+        load(runner)
     with pytest.raises(PhalanxError, match="cannot be used any more, since a load of weights failed"):
         tokens_of_step(runner)
 
@@ -267,27 +274,22 @@ def reload(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_workers_load_the_tensors_of_a_location(reload: None, is_shared: bool) -> None:
-    values = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16()}
-    shared = SharedTensors(values)
-    weights, worker = SharedWeights(), FakeWorker("a", "b")
-    location = weights.place(shared.tensors if is_shared else values)
-    if is_shared:  # it was not copied
-        for name, value in values.items():
-            shared.tensors[name].copy_(value)
-    worker.phalanx_load(location)
+def test_workers_load_the_tensors_of_a_location(reload: None) -> None:
+    values = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16(), "c": torch.randn(0)}
+    shared, worker = SharedTensors(values), FakeWorker("a", "b")
+    for name, value in values.items():
+        shared.tensors[name].copy_(value)
+    worker.phalanx_load(location_of(shared.tensors))
 
     assert all(torch.equal(worker.loaded[name], value) for name, value in values.items())
-    weights.close()
     shared.close()
 
 
 def test_a_parameter_without_weights_is_an_error(reload: None) -> None:
-    weights = SharedWeights()
+    shared = SharedTensors({"a": torch.ones(2)})
     with pytest.raises(px.weights.WeightsError, match="loaded nothing into 1 parameters: missing"):
-        FakeWorker("a", "missing").phalanx_load(weights.place({"a": torch.ones(2)}))
-    weights.close()
+        FakeWorker("a", "missing").phalanx_load(location_of(shared.tensors))
+    shared.close()
 
 
 def test_engines_without_a_server_have_no_endpoints() -> None:

@@ -11,33 +11,24 @@ from tests.imports.source import MODULES, imports, imports_of
 # Modules of phalanx.weights below the driver's side: pure planning, and the parts that run on ranks.
 WEIGHT_PLANNING = (
     "boxes",
-    "box_overlap",
-    "bucket_packing",
     "buckets",
     "digests",
-    "fused",
     "local_layout",
     "manifest",
-    "megatron_layout",
     "name_matching",
     "plan",
-    "planner",
-    "shard_index",
     "tensors",
     "transport",
     "versions",
 )
 WEIGHTS_ON_RANKS = (
-    "process_copy",
     "process_group",
     "ring",
     "shared_memory",
+    "weight_ends",
     "weight_handlers",
-    "weight_registry",
     "weight_requests",
     "weight_routes",
-    "weight_source",
-    "weight_target",
 )
 
 # Rows from low to high: a module imports from its own row and the rows above it. The longest prefix decides the row
@@ -70,8 +61,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "phalanx.checkpoint.planners",
         "phalanx.checkpoint.rank_checkpoint",
         "phalanx.checkpoint.step_files",
-        "phalanx.checkpoint.stored_keys",
-        "phalanx.checkpoint.value_digest",
+        "phalanx.checkpoint.stored_state",
     ),
     ("phalanx.session",),
     ("phalanx.pools", "phalanx.group", "phalanx.calls", "phalanx.members"),
@@ -110,8 +100,7 @@ ON_RANKS = {
     "phalanx.checkpoint.planners",
     "phalanx.checkpoint.rank_checkpoint",
     "phalanx.checkpoint.step_files",
-    "phalanx.checkpoint.stored_keys",
-    "phalanx.checkpoint.value_digest",
+    "phalanx.checkpoint.stored_state",
 }
 NEVER = {  # within "rows above", all the same
     "phalanx.backends.inline": {"phalanx.backends.ray"},

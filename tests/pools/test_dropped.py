@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import phalanx as px
-from phalanx.pools.leaked_slots import dropped_slots
+from phalanx.pools.slot_reservation import dropped_slots
 from phalanx.session import session as connection
 from tests.support.fault_workers import within
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import DeclarationError
-from phalanx.topology.packing import pack
 from phalanx.topology.placement import (
     Holder,
     NodeCapacity,
     bundle_resources,
     check_feasible,
+    pack,
     placement_table,
     share,
 )
@@ -69,7 +69,7 @@ def test_a_packing_that_needs_the_search_is_found():
 
 
 def test_a_search_that_is_cut_off_does_not_rule_the_blocks_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("phalanx.topology.packing._SEARCH_LIMIT", 1)
+    monkeypatch.setattr("phalanx.topology.placement._SEARCH_LIMIT", 1)
 
     packing = pack(*BEST_FIT_FAILS)
 

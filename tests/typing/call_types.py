@@ -80,28 +80,12 @@ class Model(px.Worker):
     def later(self, x: int) -> str:
         return str(x)
 
-    @px.register(px.Dispatch.ROWS, blocking=False)
-    def later_rows(self, x: list[int]) -> list[str]:
-        return [str(i) for i in x]
-
-    @px.register(px.Dispatch.ROWS, blocking=False, collect=total)
-    def later_sum(self, x: list[float]) -> float:
-        return sum(x)
-
-    @px.register(blocking=False, collect="none", readonly=True)
-    def later_silent(self, x: int) -> str:
-        return str(x)
-
     @px.register
     async def bare_async(self, x: int) -> str:
         return await self.rows_async([x])
 
     @px.register(px.Dispatch.ROWS)
     async def rows_async(self, x: list[int]) -> str:
-        return str(x)
-
-    @px.register(px.Dispatch.ROWS, collect="list", blocking=False)
-    async def later_async(self, x: list[int]) -> str:
         return str(x)
 
     @px.register
@@ -163,25 +147,17 @@ def of_each_collect(group: px.WorkerGroup) -> None:
     assert_type(group.method(Model.listed)([1]), list[float])
     assert_type(group.method(Model.first)([1]), float)
     assert_type(group.method(Model.joined)(1), list[int])
-    assert_type(group.method(Model.silent)(1), None)
-    assert_type(group.method(Model.summed)([1.0]), float)
 
 
 def of_submitted_calls(group: px.WorkerGroup) -> None:
     assert_type(group.method(Model.one_to_all).submit(1), px.CallFuture[list[str]])
     assert_type(group.method(Model.rows).submit([1]), px.CallFuture[list[str]])
     assert_type(group.method(Model.rank_zero).options(timeout=1.0).submit().result(), str)
-    assert_type(group.method(Model.later)(1), px.CallFuture[list[str]])
-    assert_type(group.method(Model.later).submit(1), px.CallFuture[list[str]])
-    assert_type(group.method(Model.later_rows)([1]), px.CallFuture[list[str]])
-    assert_type(group.method(Model.later_sum)([1.0]), px.CallFuture[float])
-    assert_type(group.method(Model.later_silent)(1), px.CallFuture[None])
 
 
 def of_coroutine_functions(group: px.WorkerGroup) -> None:
     assert_type(group.method(Model.bare_async)(1), list[str])
     assert_type(group.method(Model.rows_async)([1]), str)
-    assert_type(group.method(Model.later_async)([1]), px.CallFuture[list[str]])
 
 
 def of_methods_that_yield(group: px.WorkerGroup) -> None:
@@ -211,9 +187,6 @@ def of_derived_classes(group: px.WorkerGroup) -> None:
 
 def of_views(group: px.WorkerGroup) -> None:
     assert_type(group[0].method(Model.one_to_all)(1), str)
-    assert_type(group[0].method(Model.silent)(1), None)
-    assert_type(group[0].method(Model.summed)([1.0]), float)
-    assert_type(group[0].method(Model.later)(1), px.CallFuture[str])
     assert_type(group[0:2].method(Model.one_to_all)(1), list[str])
     assert_type(group.any.method(Model.rows)([1]), list[str])
     assert_type(group.any.method(Model.bare).submit(1), px.CallFuture[str])
@@ -222,9 +195,12 @@ def of_views(group: px.WorkerGroup) -> None:
     assert_type([one.method(Model.bare)(1) for one in group], list[str])
 
 
-def of_what_has_no_mode(group: px.WorkerGroup) -> None:
+def of_what_has_no_type_of_its_own(group: px.WorkerGroup) -> None:
     assert_type(group.method(Model.unregistered)(1), Any)
     assert_type(group.method(Model.custom)(1), Any)
+    assert_type(group.method(Model.silent)(1), Any)
+    assert_type(group.method(Model.summed)([1.0]), Any)
+    assert_type(group.method(Model.later)(1), Any)
     assert_type(group.method("one_to_all")(1), Any)
     assert_type(group.one_to_all(1), Any)
 

@@ -1,12 +1,12 @@
-"""What a rank notes of its weights."""
+"""None, whole or torn: what a rank notes of its weights after each thing that can happen to them."""
 
 from __future__ import annotations
 
 import pytest
 
 from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
-from phalanx.errors import DeclarationError, WeightsError
-from phalanx.weights.weight_registry import WeightRegistry
+from phalanx.errors import DeclarationError, InternalError, WeightsError
+from phalanx.weights.versions import WeightRegistry
 
 KEY = ("actor", "policy")
 
@@ -25,6 +25,47 @@ def test_weights_are_torn_from_the_first_byte_to_the_last() -> None:
 
     noted.finish(KEY, 1)
     assert (str(noted.weights(KEY)), noted.unusable, noted.declared.versions) == ("whole(1)", {}, {KEY: 1})
+
+
+def test_weights_of_the_constructor_may_be_used() -> None:
+    assert (str(book().weights(KEY)), book().unusable) == ("none", {})
+
+
+def test_a_sync_that_does_not_end_is_told_until_the_next_one_ends() -> None:
+    noted = book(had=1)
+    noted.begin(KEY, 2)
+    assert (
+        "sync to version 2 did not end: its parameters may be mixed (version 1 before)"
+        in (noted.unusable["actor"])
+    )
+
+    noted.begin(KEY, 2)  # a version that never arrived whole may come again
+    noted.finish(KEY, 2)
+    assert noted.unusable == {}
+
+
+def test_only_the_version_that_began_can_end() -> None:
+    noted = book()
+    noted.begin(KEY, 2)
+
+    with pytest.raises(InternalError, match="torn"):
+        noted.finish(KEY, 3)
+
+
+def test_a_version_that_failed_on_another_rank_is_torn_here_too() -> None:
+    noted = book()
+    noted.begin(KEY, 1)
+    noted.finish(KEY, 1)
+    noted.tear(KEY, 1)
+
+    assert str(noted.weights(KEY)) == "torn(1)"
+
+
+def test_only_the_role_whose_weights_are_torn_is_refused() -> None:
+    noted = book()
+    noted.begin(("rollout", "policy"), 1)
+
+    assert list(noted.unusable) == ["rollout"] and "weights 'policy' of role" in noted.unusable["rollout"]
 
 
 def test_weights_of_a_process_before_this_one_are_missed() -> None:
@@ -63,6 +104,8 @@ def test_a_version_of_another_step_is_not_counted() -> None:
     noted = book()
     with pytest.raises(WeightsError, match="at step 3, but step 4 was asked for"):
         noted.publish(KEY, "one", 1, 3, 4)
+    with pytest.raises(DeclarationError, match="step=function"):
+        noted.publish(KEY, "one", 1, None, 4)
 
     assert noted.newest(KEY) == 0
 

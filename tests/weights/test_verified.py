@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.weights import tensors as true
-from phalanx.weights import weight_source as sending
-from phalanx.weights import weight_target as receiving
+from phalanx.weights import buckets as true
+from phalanx.weights import weight_ends
 from phalanx.weights.buckets import Slot
 from phalanx.weights.digests import Verify
 from tests.weights.weight_workers import NAME
@@ -34,7 +33,7 @@ class Halves(px.Worker):
 
     @px.register
     def plant(self, what: str) -> None:
-        sending.read_slot = PLANTED_AT_SOURCE.get(what, true.read_slot)
+        weight_ends.read_slot = PLANTED_AT_SOURCE.get(what, true.read_slot)
 
 
 class Whole(px.Worker):
@@ -48,7 +47,7 @@ class Whole(px.Worker):
 
     @px.register(needs_weights=False)
     def plant(self, what: str) -> None:
-        receiving.write_slot = PLANTED_AT_TARGET.get(what, true.write_slot)
+        weight_ends.write_slot = PLANTED_AT_TARGET.get(what, true.write_slot)
 
 
 def swapped_shards(tensors: true.Tensors, slot: Slot) -> torch.Tensor:

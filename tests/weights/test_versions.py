@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.weights.weight_source import WeightSource
+from phalanx.weights.weight_ends import WeightSource
 from tests.weights.weight_workers import (
     NAME,
     Accepter,

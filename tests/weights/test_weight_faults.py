@@ -17,9 +17,8 @@ import ray
 import torch
 
 import phalanx as px
-from phalanx.weights import tensors as true
-from phalanx.weights import weight_source as sending
-from phalanx.weights import weight_target as receiving
+from phalanx.weights import buckets as true
+from phalanx.weights import weight_ends
 from phalanx.weights.buckets import Slot
 from tests.support.fault_workers import is_there, taking_less_than, within
 from tests.weights.weight_workers import NAME
@@ -79,11 +78,11 @@ class Peer(px.Worker):
 
     @px.register(needs_weights=False)
     def stall_sending(self, path: str) -> None:
-        sending.read_slot = stalled(true.read_slot, path, 8)
+        weight_ends.read_slot = stalled(true.read_slot, path, 8)
 
     @px.register(needs_weights=False)
     def stall_writing(self, path: str) -> None:
-        receiving.write_slot = stalled(true.write_slot, path, 2)
+        weight_ends.write_slot = stalled(true.write_slot, path, 2)
 
 
 @pytest.fixture(scope="module")

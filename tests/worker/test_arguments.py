@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from phalanx.collect.join import gather
 from phalanx.declare.dispatch_modes import Dispatch
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.planner import plan
 from phalanx.dispatch.split import count_rows, split_rows
 from phalanx.errors import DispatchError
-from phalanx.wire.messages import PartInfo, Piece, Whole
+from phalanx.wire.messages import PartInfo, ResultOf
 from phalanx.worker.call_values import Arguments, described
 from tests.dispatch.support import meshed, outputs_of, spec_of
 
@@ -33,7 +33,7 @@ def piece_by_future(plan: GatherPlan, outputs: Sequence[Any], index: int, count:
     told = [carried(described(outputs[place])) for place in plan.take]
     refs = [each for parts in told for each in parts]
     infos, parts = range(0, len(refs), 2), range(1, len(refs), 2)
-    token = Piece(tuple(parts), tuple(infos), index, count, more.get("pad"), more.get("expected"), plan)
+    token = ResultOf(tuple(parts), plan, (index, count, more.get("pad"), more.get("expected")), tuple(infos))
     return Arguments(refs, list).restore(token)
 
 
@@ -98,7 +98,7 @@ def test_the_rows_of_the_other_arguments_are_expected_of_a_future() -> None:
 def test_outputs_without_rows_say_so() -> None:
     with pytest.raises(DispatchError, match="output 1 of its call has no rows"):
         Arguments([PartInfo(2, 8), PartInfo(None, 8)], list).restore(
-            Piece((0, 1), (0, 1), 0, 2, None, None, GatherPlan("rows", range(2)))
+            ResultOf((0, 1), GatherPlan("rows", range(2)), (0, 2, None, None), (0, 1))
         )
 
 
@@ -106,5 +106,5 @@ def test_outputs_without_rows_say_so() -> None:
 def test_the_value_of_one_rank_is_split_on_the_ranks(rows: int, count: int) -> None:
     value = batch(range(rows))
     for index, piece in enumerate(split_rows(value, count)):
-        token = Whole((0,), GatherPlan("value", (0,)), (index, count, None, count_rows(value)))
+        token = ResultOf((0,), GatherPlan("value", (0,)), (index, count, None, count_rows(value)))
         assert repr(Arguments([value], list).restore(token)) == repr(piece)

@@ -21,7 +21,7 @@ from phalanx.wire.messages import RankConfig
 from phalanx.worker.collectives import Collectives
 from phalanx.worker.control import INTERRUPT_SIGNAL, MARK_VARIABLE, STACKS_SIGNAL, Control, Interrupted
 from phalanx.worker.worker_runtime import WorkerRuntime
-from tests.worker.test_worker_runtime import Services
+from tests.worker.test_worker_runtime import Services, message
 
 if not side_channel.available():
     pytest.skip("there is no side channel on this platform", allow_module_level=True)
@@ -78,11 +78,9 @@ def test_a_call_that_is_cancelled_while_it_begins_is_interrupted(control: Contro
     assert (ran, control.running) == ([], 0)
 
 
-def test_a_call_without_a_message_that_is_cancelled_while_it_begins_is_interrupted(
-    host: WorkerRuntime,
-) -> None:
+def test_a_call_of_a_rank_that_is_cancelled_while_it_begins_is_interrupted(host: WorkerRuntime) -> None:
     with pytest.raises(RankFailure) as failure:
-        host.run_bare("", "ping")
+        host.run(message("ping", 3))
     assert failure.value.report.kind == "cancelled"
 
 
@@ -94,8 +92,8 @@ def test_an_item_of_a_call_that_is_cancelled_while_it_begins_is_not_made(control
 
 def test_the_call_after_one_that_was_interrupted_runs(host: WorkerRuntime) -> None:
     with pytest.raises(RankFailure):
-        host.run_bare("", "ping")
-    assert host.run_bare("", "ping") == 0
+        host.run(message("ping", 3))
+    assert host.run(message("ping", 3)) == 0
 
 
 def test_an_interrupt_that_came_just_before_a_thread_waits_is_sent_again(

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from phalanx.worker.thread_stacks import stacks
+from phalanx.worker.control import stacks
 
 
 def test_all_threads_are_there_the_main_one_last_and_innermost_frames_first() -> None:

@@ -10,7 +10,7 @@ import pytest
 import phalanx as px
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, OUTPUT, RankCall, RankConfig, StreamEnd
+from phalanx.wire.messages import ANY_EPOCH, Message, RankCall, RankConfig, StreamEnd
 from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder
 from phalanx.worker.worker_runtime import WorkerRuntime
@@ -45,8 +45,8 @@ def host() -> WorkerRuntime:
     return made
 
 
-def message(method: str, epoch: int = ANY_EPOCH, *, keep: bool = True) -> bytes:
-    return RankCall(70000, epoch, "", method, keep, OUTPUT, False, False, NO_ARGUMENTS).pack()
+def message(method: str, epoch: int = ANY_EPOCH, *, keep: bool = True) -> Message:
+    return RankCall(epoch, "", method, keep).pack()
 
 
 @pytest.mark.parametrize("method", ["numbers", "numbers_async"])

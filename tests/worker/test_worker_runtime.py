@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from phalanx.tracing.events import TrackKey
 from phalanx.tracing.spans import path_of, read_log
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, NO_ARGUMENTS, OUTPUT, RankCall, RankConfig, host_call
+from phalanx.wire.messages import ANY_EPOCH, Message, RankCall, RankConfig, host_call
 from phalanx.worker import handlers as questions
 from phalanx.worker.worker_runtime import WorkerRuntime
 
@@ -27,8 +28,14 @@ from phalanx.worker.worker_runtime import WorkerRuntime
 class Services:
     in_driver = True
 
+    def __init__(self) -> None:
+        self._ids = itertools.count(70000)
+
     def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
         return SlotFacts("n", "h", "127.0.0.1", (), 1), ()
+
+    def call_id(self) -> int:
+        return next(self._ids)
 
     def folder(self) -> str:
         return ""
@@ -63,8 +70,8 @@ def host() -> WorkerRuntime:
     return made
 
 
-def message(method: str, epoch: int) -> bytes:
-    return RankCall(70000, epoch, "", method, True, OUTPUT, False, False, NO_ARGUMENTS).pack()
+def message(method: str, epoch: int) -> Message:
+    return RankCall(epoch, "", method).pack()
 
 
 @pytest.mark.parametrize("epoch", [3, ANY_EPOCH])
@@ -87,9 +94,9 @@ def test_what_a_rank_refused_is_a_stale_epoch_at_the_driver(host: WorkerRuntime)
     assert (error.epoch, error.current) == (2, 3)
 
 
-def test_questions_of_the_library_are_answered_whatever_their_epoch(host: WorkerRuntime) -> None:
-    host.run(host_call(questions.keep_record, b"kept", call=70000, epoch=9))
-    assert host.run(host_call(questions.recall_record, call=70001, epoch=9)) == b"kept"
+def test_questions_of_the_library_are_answered_by_a_rank_that_leaves(host: WorkerRuntime) -> None:
+    host.leave()
+    assert host.run(host_call(questions.meet)) is None
 
 
 def test_a_rank_that_stays_takes_the_calls_of_its_new_epoch(host: WorkerRuntime) -> None:
@@ -101,15 +108,13 @@ def test_a_rank_that_stays_takes_the_calls_of_its_new_epoch(host: WorkerRuntime)
 
 def test_an_async_method_runs_to_its_end(host: WorkerRuntime) -> None:
     assert host.run(message("wait", 3)) == "waited"
-    assert host.run_bare("", "wait") == "waited"
 
 
-@pytest.mark.parametrize("bare", [False, True])
 def test_ctrl_c_in_the_process_of_the_driver_ends_the_call_and_is_no_answer_to_it(
-    host: WorkerRuntime, bare: bool
+    host: WorkerRuntime,
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        host.run_bare("", "interrupt") if bare else host.run(message("interrupt", 3))
+        host.run(message("interrupt", 3))
 
 
 def test_whatever_else_is_raised_is_an_answer(host: WorkerRuntime) -> None:

@@ -12,7 +12,7 @@ from phalanx.errors import DeclarationError, GroupClosed, PlacementError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.group.live_groups import open_groups
-from phalanx.members.detached import recall_record
+from phalanx.members.detached import read_record, withdraw_record
 from phalanx.session import session as cluster
 
 _GATHERED_WITHIN_S = 5.0
@@ -36,6 +36,7 @@ class AttachedGroup(GroupView):
     def close(self, *, pool: bool = False) -> None:
         """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
         if self.core.begin_close():
+            withdraw_record(self.core)
             gather_before_end(self.core, _GATHERED_WITHIN_S)
             self.core.backend.kill(self.core.endpoints)
             if pool:
@@ -44,14 +45,13 @@ class AttachedGroup(GroupView):
             self.core.finish_close()
 
 
-def attach(name: str, cls: WorkerClass | Colocation | None = None, *, timeout: float = 30.0) -> AttachedGroup:
+def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGroup:
     """The detached group of that name.
 
     Args:
         name: as given to ``px.WorkerGroup(..., name=..., detached=True)``.
         cls: the class, ``Cls.bind(...)`` or ``px.colocate({...})`` that it is expected to be made of; its methods
             are compared with the group's.
-        timeout: seconds within which rank 0 must answer.
 
     Raises:
         PlacementError: there is no such group on this cluster.
@@ -59,13 +59,12 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None, *, timeout: f
         GroupClosed: its processes are gone.
     """
     backend = cluster.get_backend()
-    handle = backend.find(f"{name}:0")
-    if handle is None:
+    record, handle = read_record(backend, name), backend.find(f"{name}:0")
+    if record is None or handle is None:
         raise PlacementError(
             f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
         )
-    record = recall_record(backend, name, handle, timeout)
     if cls is not None:
         _check_methods(name, record.card, cls)
     handles = [handle, *(backend.find(f"{name}:{rank}") for rank in range(1, len(record.slots)))]

@@ -5,23 +5,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, Stream
+from phalanx.calls.item_stream import ByRow, Form, ItemStream, form_of
 from phalanx.calls.request import CallRequest
-from phalanx.calls.send import planning_began, send, send_bare, takes_bare
-from phalanx.calls.streams import Streaming
+from phalanx.calls.send import planning_began, send
+from phalanx.calls.stream_rows import StreamedRows
+from phalanx.calls.streams import PendingStream, Streaming
 from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, Target
-from phalanx.errors import DispatchError, StaleEpoch
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Target
+from phalanx.errors import DispatchError, InternalError, StaleEpoch
 from phalanx.members.recovery import ensure_ready
+from phalanx.wire.value import Value
 
 P = ParamSpec("P")
 B = TypeVar("B")
+Item = TypeVar("Item")
 V = TypeVar("V")
 M = TypeVar("M", bound="BoundMethod[..., Any, Any]")
 
@@ -55,9 +59,6 @@ class BoundMethod(Generic[P, B, V]):
         self._handle = handle  # of these ranks: what custom functions get as their group
         self._options = options or CallOptions()
         self._fixed = spec.mode in _FIXED and selection.which != "any"
-        self._may_be_bare = (
-            self._fixed and not spec.rerun_on_restart and not spec.streams and spec.needs_nothing
-        )
         #: The plan of a call without arguments, where it is always the same.
         self._empty: tuple[int, CallPlan] | None = None
         self.__name__ = spec.name
@@ -106,10 +107,6 @@ class BoundMethod(Generic[P, B, V]):
         empty = self._fixed and not args and not kwargs
         plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
         spec, options, handle = self._spec, self._options, self._handle
-        if empty and self._may_be_bare and (waits or not core.card.asynchronous) and takes_bare(core):
-            return send_bare(
-                core, CallRequest(plan, spec, role, handle, options.timeout, options.stall_report_after)
-            )
         return send(
             core,
             CallRequest(
@@ -210,3 +207,103 @@ class BoundMethod(Generic[P, B, V]):
     def __repr__(self) -> str:
         signature = self._spec.signature or inspect.Signature()
         return f"<{self.__qualname__}{signature} by {self._spec.mode!r}>"
+
+
+BUFFER = 8
+
+
+class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
+    """A method that yields.
+
+    Called bare, it waits for the last item of every rank and gives the lists of items, collected as declared.
+    """
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[B]:
+        """Send the call and return at once with its future, whose ``stream()`` gives the items as they come.
+
+        The ranks wait for no reader: their items are kept until the future is let go of.
+        """
+        call = self._send(
+            args, kwargs, waits=False, streaming=lambda plan: Streaming(_wanted(plan), kept=True)
+        )
+        if call.streams is not None and call.core.backend.immediate:
+            call.streams.run_to_end()
+        return CallFuture(call)
+
+    @overload
+    def stream(  # pyright: ignore[reportIncompatibleMethodOverride] it has options of its own
+        self,
+        *args: Value,
+        buffer: int | None = ...,
+        by: Literal["items"] = ...,
+        **kwargs: Value,
+    ) -> ItemStream[Item]: ...
+    @overload
+    def stream(
+        self, *args: Value, buffer: int | None = ..., by: Literal["rows"], **kwargs: Value
+    ) -> ItemStream[tuple[int, Any]]: ...
+    def stream(  # pyright: ignore[reportIncompatibleMethodOverride] an option of its own
+        self,
+        *args: Value,
+        buffer: int | None = BUFFER,
+        by: Literal["items", "rows"] = "items",
+        **kwargs: Value,
+    ) -> ItemStream[Any]:
+        """Send the call, and give what it yields as its ranks make it.
+
+            with group.generate.stream(prompts) as items:
+                for rank, item in items:
+                    ...
+
+        Items of one rank come in order, those of several as they are made; of a method that goes to one rank they come
+        without its number. In a mesh mode the items of the collectors come. Leaving the stream before its end cancels
+        the call. Ranks are at the call until their generators have ended.
+
+        Args:
+            buffer: how many items a rank makes at most that nobody has read; then it waits for the reader. None: as
+                many as there are.
+            by: "rows", where rows are split: the method yields ``(index of the row in its piece, result)``, and
+                ``(index of the row in the call, result)`` comes as rows are done, whichever rank they are from. Every
+                row has to come once.
+
+        Raises:
+            DispatchError: the arguments do not fit the method or its mode.
+        """
+        where = f"{self.__qualname__}.stream"
+        if buffer is not None and (isinstance(buffer, bool) or not isinstance(buffer, int) or buffer < 1):
+            raise DispatchError(
+                f"{where}(buffer={buffer!r}): expected a whole number from 1, or None for no bound"
+            )
+        if by not in ("items", "rows"):
+            raise DispatchError(f'{where}(by={by!r}): expected "items" or "rows"')
+        forms: list[Form] = []
+
+        def streaming(plan: CallPlan) -> Streaming:
+            forms.append(ByRow(_rows_of(plan, where)) if by == "rows" else form_of(plan.gather))
+            return Streaming(_wanted(plan), buffer)
+
+        call = self._send(args, kwargs, waits=False, streaming=streaming)
+        arrivals = call.arrivals
+        if not isinstance(arrivals, PendingStream):
+            raise InternalError(f"{where}: sent, but not as a stream")
+        # Nobody gets a value of it: who reads it has what there is.
+        call.plan = replace(call.plan, gather=GatherPlan("none", ()))
+        return ItemStream(call, arrivals, forms[0], owner=True)
+
+
+def _wanted(plan: CallPlan) -> frozenset[int]:
+    """The positions whose items are part of the result."""
+    return frozenset(position for position in range(len(plan.ranks)) if plan.keeps(position))
+
+
+def _rows_of(plan: CallPlan, where: str) -> StreamedRows:
+    """The rows of a call that are to come one by one."""
+    gather = plan.gather
+    if gather.rows is None:
+        raise DispatchError(
+            f'{where}(by="rows"): no rows are split in this call. Call a method of mode ROWS or mesh on the whole '
+            "group or a slice of it, with rows that are here (of a future, its result())"
+        )
+    ranks = [plan.ranks[position] for position in gather.take]
+    given = None if gather.trim is None else [rows for rows, _ in gather.trim]
+    return StreamedRows(gather.rows, ranks, given, gather.order)

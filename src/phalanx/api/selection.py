@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from phalanx.calls.in_flight import least_busy, loads
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
-from phalanx.dispatch.planner import (
+from phalanx.dispatch.modes import (
     Materialize,
     plan,
     plan_execute_all,
@@ -18,6 +17,7 @@ from phalanx.dispatch.planner import (
     plan_one,
     rank_sets,
 )
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
 from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.group.group import Group
 from phalanx.members.meshes import mesh_of

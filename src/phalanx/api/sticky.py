@@ -4,61 +4,60 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from phalanx.api.methods import BoundMethod
-from phalanx.api.routing import StickyRouting
 from phalanx.api.view import GroupView
-from phalanx.backends.backend_types import Endpoint
-from phalanx.errors import WorkerDiedError
+from phalanx.errors import DeclarationError, WorkerDiedError
 from phalanx.group.group import Group
 
 _MARGIN = 2.0
+_MOST_KEYS = 100_000
 
 
-class _Pins:
-    """The keys of one group, of one margin. A rank whose process was replaced is another one to them."""
+class Pins:
+    """The process that each key of a group goes to. A rank whose process was replaced is another one to them."""
 
-    def __init__(self, margin: float) -> None:
-        self._routing = StickyRouting(margin)
-        self._processes: list[Endpoint] = []
+    def __init__(self, margin: float, most: int = _MOST_KEYS) -> None:
+        self._margin = margin
+        self._most = most  # the key not asked for longest is forgotten first
+        self._pins: OrderedDict[Hashable, object] = OrderedDict()
+        self._keys: Counter[int] = Counter()  # by the id of their process, which the pins keep
         self._lock = threading.Lock()
 
-    def rank_of(self, group: GroupView, method: str, key: Hashable) -> int:
-        """Where a call of that key goes."""
-        spec = group.methods.get(method)
-        if spec is None:
-            getattr(group, method)  # which says what there is
-            raise AttributeError(method)
-        endpoints = group.core.epoch.endpoints
-        loads = group._selection.loads(spec)  # pyright: ignore[reportPrivateUsage]
-        if not loads:
-            raise WorkerDiedError(
-                f"group {group.name!r}, {method}: no rank lives that a call could go to; restart the group",
-                group=group.name,
-                method=method,
-            )
+    def rank_of(self, key: Hashable, loads: Mapping[int, int], processes: Sequence[object]) -> int:
+        """Return the rank for a key, given the calls under way on each rank that lives. The key is pinned there.
+
+        A new key goes to the least busy rank, of several to the one with the fewest keys, then the lowest.
+        """
         with self._lock:
-            places = {self._number(endpoints[rank]): rank for rank in loads}
-            route = self._routing.route(key, {number: loads[rank] for number, rank in places.items()})
-            return places[route.rank]
+            least = min(loads, key=lambda rank: (loads[rank], self._keys[id(processes[rank])], rank))
+            before = self._forget(key)
+            rank = next((rank for rank in loads if processes[rank] is before), least)
+            if loads[rank] - loads[least] > self._margin:
+                rank = least
+            self._pins[key] = processes[rank]
+            self._keys[id(processes[rank])] += 1
+            if len(self._pins) > self._most:
+                self._forget(next(iter(self._pins)))
+            return rank
 
-    def _number(self, endpoint: Endpoint) -> int:
-        for number, known in enumerate(self._processes):
-            if known is endpoint:
-                return number
-        self._processes.append(endpoint)
-        return len(self._processes) - 1
+    def _forget(self, key: Hashable) -> object:
+        process = self._pins.pop(key, None)
+        if process is not None:
+            self._keys[id(process)] -= 1
+        return process
 
 
-_pins: weakref.WeakKeyDictionary[Group, dict[tuple[str, float], _Pins]] = weakref.WeakKeyDictionary()
+_pins: weakref.WeakKeyDictionary[Group, dict[tuple[str, float], Pins]] = weakref.WeakKeyDictionary()
 
 
 class Sticky:
     """A group as one key sees it: each method, when it is looked up, is that of the rank which the key goes to."""
 
-    def __init__(self, group: GroupView, key: Hashable, pins: _Pins) -> None:
+    def __init__(self, group: GroupView, key: Hashable, pins: Pins) -> None:
         self._group = group
         self._key = key
         self._pins = pins
@@ -66,8 +65,20 @@ class Sticky:
     def __getattr__(self, name: str) -> BoundMethod[..., Any, Any]:
         if name.startswith("__"):
             raise AttributeError(name)
-        rank = self._pins.rank_of(self._group, name, self._key)
-        return getattr(self._group[self._group.ranks.index(rank)], name)
+        group = self._group
+        spec = group.methods.get(name)
+        if spec is None:
+            return getattr(group, name)  # which says what there is
+        processes = group.core.epoch.endpoints
+        loads = group._selection.loads(spec)  # pyright: ignore[reportPrivateUsage]
+        if not loads:
+            raise WorkerDiedError(
+                f"group {group.name!r}, {name}: no rank lives that a call could go to; restart the group",
+                group=group.name,
+                method=name,
+            )
+        rank = self._pins.rank_of(self._key, loads, processes)
+        return getattr(group[group.ranks.index(rank)], name)
 
     def __repr__(self) -> str:
         return f"<{self._group.name} for {self._key!r}>"
@@ -89,8 +100,10 @@ def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> Stick
         DeclarationError: ``margin`` is negative.
         WorkerDiedError: no rank lives; raised where the method is looked up.
     """
+    if margin < 0:
+        raise DeclarationError(f"px.engines.sticky(margin={margin!r}): expected 0 or more calls")
     of_group = _pins.setdefault(group.core, {})
     place = (group.role, margin)
     if place not in of_group:
-        of_group[place] = _Pins(margin)
+        of_group[place] = Pins(margin)
     return Sticky(group, key, of_group[place])

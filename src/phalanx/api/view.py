@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from phalanx.api.handle_serialization import LocalGroup, PortableGroup, pack, unpack
-from phalanx.api.methods import BoundMethod
+from phalanx.api.methods import BoundMethod, StreamingMethod
 from phalanx.api.selection import Selection, Which
-from phalanx.api.streaming import StreamingMethod
 from phalanx.calls.future import CallFuture
 from phalanx.calls.request import CallRequest
 from phalanx.calls.send import planning_began, send
 from phalanx.debug.profile import Profile, start_profile
 from phalanx.declare.dispatch_modes import Execute
-from phalanx.declare.result_types import Returns, ReturnsFuture, Yields
+from phalanx.declare.result_types import Returns, Yields
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DeclarationError, DispatchError
@@ -152,10 +151,6 @@ class GroupView:
     def method(
         self, function: Callable[Concatenate[Returns[V, Any], P], object], /
     ) -> BoundMethod[P, V, V]: ...
-    @overload
-    def method(
-        self, function: Callable[Concatenate[ReturnsFuture[V, Any], P], object], /
-    ) -> BoundMethod[P, CallFuture[V], V]: ...
     @overload
     def method(self, function: Callable[Concatenate[R, P], object], /) -> BoundMethod[P, Any, Any]: ...
     @overload
@@ -302,10 +297,6 @@ class RankView(GroupView):
     def method(
         self, function: Callable[Concatenate[Returns[Any, One], P], object], /
     ) -> BoundMethod[P, One, One]: ...
-    @overload
-    def method(
-        self, function: Callable[Concatenate[ReturnsFuture[Any, One], P], object], /
-    ) -> BoundMethod[P, CallFuture[One], One]: ...
     @overload
     def method(self, function: Callable[Concatenate[R, P], object], /) -> BoundMethod[P, Any, Any]: ...
     @overload

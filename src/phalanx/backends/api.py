@@ -26,7 +26,7 @@ from phalanx.backends.backend_types import (
     Ticket,
 )
 from phalanx.topology.slots import Slot
-from phalanx.wire.messages import OUTPUT
+from phalanx.wire.messages import OUTPUT, Message
 from phalanx.wire.value import Value
 
 if TYPE_CHECKING:  # every worker process imports this module, and none of them places anything
@@ -113,30 +113,15 @@ class Calling(Protocol):
         """Make the process a rank."""
         ...
 
-    def submit(
-        self,
-        endpoint: Endpoint,
-        role: str,
-        method: str,
-        data: bytes,
-        refs: Sequence[Ref],
-        returns: int = OUTPUT,
-    ) -> Ticket:
-        """Send one call; does not wait for it. ``data`` may be ``BARE``: no arguments, the output is kept.
-
-        ``returns`` is how many objects the rank gives back, as the message says.
-        """
+    def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
+        """Send one call; does not wait for it. The rank gives back ``returns`` objects, as the message says."""
         ...
 
-    def stream(
-        self,
-        endpoint: Endpoint,
-        role: str,
-        method: str,
-        data: bytes,
-        refs: Sequence[Ref],
-        buffer: int | None,
-    ) -> RankStream:
+    def call_id(self, ref: Ref) -> int:
+        """Return the id by which the rank knows the call that ``ref`` is an output of, not 0."""
+        ...
+
+    def stream(self, endpoint: Endpoint, message: Message, buffer: int | None) -> RankStream:
         """Send one call of a method that yields; does not wait for it.
 
         The rank makes at most ``buffer`` items more than were taken; None: as many as there are.
@@ -155,8 +140,10 @@ class Calling(Protocol):
         """Note that nobody will ask how these calls end, or that whoever had to know does; does not wait."""
         ...
 
-    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+    def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
         """Have ranks drop a call that they have not begun, and interrupt it in those that have; does not wait.
+
+        ``ids`` are those by which the ranks know it.
 
         Returns:
             For each rank whether it is certain that it had not begun, and so never will.

@@ -15,6 +15,10 @@ CLUSTER_LEFT = (
     "The cluster that it ran on was left: ray.shutdown() or px.shutdown() was called, or the connection was lost. "
     "Connect again with px.init() or ray.init(), then make pools and groups anew."
 )
+#: Keyword of a call of a handle without a group: the trace that it is in, its number there, and the bytes of its
+#: arguments; for the process, not the method.
+TRACED = "_px_traced"
+NOT_TRACED = ("", 0, 0)
 Ref = Any
 HostFactory = Callable[[Any], Any]
 
@@ -45,15 +49,11 @@ class Reservation(Protocol):
 
 
 class Facade(NamedTuple):
-    """A method by which a worker process can be called from outside: its name there, and what it stands for.
-
-    ``bare`` says that it can be called without arguments.
-    """
+    """A method by which a worker process can be called without a group: its name there, and what it stands for."""
 
     name: str
     role: str
     method: str
-    bare: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,14 @@ class SpawnRequest:
 class Endpoint:
     """One worker process. ``facts`` is what it reported; ``handle`` is the backend's own.
 
-    ``bare_calls`` counts the calls that this process sent it without a message. ``retired`` says that it left its
-    group in peace: whatever it was asked has ended. ``since`` is the epoch with which it came to its group; -1: none.
+    ``retired`` says that it left its group in peace: whatever it was asked has ended. ``since`` is the epoch with which
+    it came to its group; -1: none.
     """
 
     slot: Slot
     handle: Any
     facts: ProcessInfo
     name: str | None = None
-    methods: dict[str, Any] = field(default_factory=dict[str, Any])
-    bare_calls: int = 0
     retired: bool = False
     since: int = -1
 

@@ -39,7 +39,7 @@ from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import BARE, OUTPUT, STORE_VARIABLE, RankConfig
+from phalanx.wire.messages import OUTPUT, STORE_VARIABLE, Message, RankConfig
 from phalanx.wire.value import Value
 
 _NODE = "inline"
@@ -72,6 +72,9 @@ class InlineServices:
 
     def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
         return self._facts, ()
+
+    def call_id(self) -> int:
+        return 1
 
     def folder(self) -> str:
         return self._folder
@@ -190,19 +193,8 @@ class InlineBackend:
         endpoint.handle.environment = {**setup.environment, STORE_VARIABLE: "inline"}
         return Ticket(self._run(endpoint, lambda: endpoint.handle.host.setup(data, refs)))
 
-    def submit(
-        self,
-        endpoint: Endpoint,
-        role: str,
-        method: str,
-        data: bytes,
-        refs: Sequence[Ref],
-        returns: int = OUTPUT,
-    ) -> Ticket:
-        if data == BARE:
-            endpoint.bare_calls += 1
-            return Ticket(self._run(endpoint, lambda: endpoint.handle.host.run_bare(role, method)))
-        ref = self._run(endpoint, lambda: endpoint.handle.host.run(data, refs), split=returns > OUTPUT)
+    def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
+        ref = self._run(endpoint, lambda: endpoint.handle.host.run(message), split=returns > OUTPUT)
         return ref if isinstance(ref, Ticket) else Ticket(*[ref] * returns)
 
     def _run(self, endpoint: Endpoint, work: Callable[[], Any], split: bool = False) -> InlineRef | Ticket:
@@ -225,20 +217,15 @@ class InlineBackend:
             return Ticket(output, info)
         return InlineRef(value)
 
-    def stream(
-        self,
-        endpoint: Endpoint,
-        role: str,
-        method: str,
-        data: bytes,
-        refs: Sequence[Ref],
-        buffer: int | None,
-    ) -> RankStream:
+    def call_id(self, ref: Ref) -> int:
+        return 1  # a call has ended when its submission returns
+
+    def stream(self, endpoint: Endpoint, message: Message, buffer: int | None) -> RankStream:
         """The rank makes an item when one is taken, whatever ``buffer`` is."""
         host = endpoint.handle.host
         if host is None:
             return InlineStream(iter(()), lambda _: InlineRef(lost=endpoint.handle.lost))
-        return InlineStream(host.stream(data, refs), lambda work: self._step(endpoint, work))
+        return InlineStream(host.stream(message), lambda work: self._step(endpoint, work))
 
     def _step(self, endpoint: Endpoint, work: Callable[[], Any]) -> InlineRef:
         ref = self._run(endpoint, work)
@@ -309,7 +296,7 @@ class InlineBackend:
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
         return [ProcessStatus(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
 
-    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
+    def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
         return [False] * len(endpoints)  # a call has ended when its submission returns
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:

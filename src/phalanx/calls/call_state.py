@@ -131,6 +131,10 @@ class Results:
         """Return what stands for a rank's output, there or not, when it is handed on."""
         return self._tickets[position]
 
+    def call_ids(self) -> list[int]:
+        """Return the id by which each rank knows the call."""
+        return [self._backend.call_id(value) for value in self._values]
+
     def disregard(self) -> None:
         """Note that the call is over, and that nobody will ask for what its ranks give back; does not wait."""
         self._backend.disregard([ref for ticket in self._tickets for ref in ticket if ref is not None])
@@ -142,9 +146,9 @@ class Results:
 class CallState:
     """One call, from its plan to its end: which ranks of which epoch, its deadline, and what comes back.
 
-    Made before anything is sent; ``arrivals`` are there once it was. ``number`` is that under which its ranks know
-    it, unless each knows it by another one, of ``numbers``. ``limit`` is its deadline in seconds, from ``started``, on
-    the backend's clock. ``collector`` is what a custom collect function gets as the group. ``verify`` looks at the
+    Made before anything is sent; ``arrivals`` are there once it was. ``number`` is its place among the calls of this
+    process on the group, in traces and in debug mode. ``limit`` is its deadline in seconds, from ``started``, on the
+    backend's clock. ``collector`` is what a custom collect function gets as the group. ``verify`` looks at the
     outputs before they are joined (debug mode). ``acts`` is False where whoever makes the call acts on its end (a
     start, a question of the library): the group is then neither broken nor closed by it, and nothing is stopped.
     """
@@ -166,7 +170,6 @@ class CallState:
         "listeners",
         "method",
         "number",
-        "numbers",
         "plan",
         "role",
         "stall_after",
@@ -205,7 +208,6 @@ class CallState:
         self.role = role
         self.method = method
         self.number = number
-        self.numbers: Sequence[int] | None = None
         self.acts = acts
         self.is_init = is_init
         self.verify = verify

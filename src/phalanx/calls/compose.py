@@ -22,11 +22,10 @@ from phalanx.wire.messages import (
     NO_ARGUMENTS,
     Assembled,
     Message,
-    Piece,
     RankCall,
     Reference,
+    ResultOf,
     Stored,
-    Whole,
 )
 from phalanx.wire.value import Value
 
@@ -111,14 +110,14 @@ class References:
         parts = piece_between(value, piece.index, piece.count, piece.expected_rows)
         return self._assembled(parts, value.joined, piece.pad_to_multiple)
 
-    def _future(self, future: CallFuture) -> Stored | Whole:
+    def _future(self, future: CallFuture) -> Stored | ResultOf:
         self._passes(future)
         parts = future.parts(self._backend)
         if parts is None:
             return self._put(future.result())
-        return Whole(tuple(self._add(part.value) for part in parts), future.call.plan.gather)
+        return ResultOf(tuple(self._add(part.value) for part in parts), future.call.plan.gather)
 
-    def _piece(self, piece: FuturePiece) -> Piece | Whole | Stored | Assembled:
+    def _piece(self, piece: FuturePiece) -> ResultOf | Stored | Assembled:
         if isinstance(piece.future, StoredParts):
             return self._piece_of_parts(piece.future, piece)
         future: CallFuture = piece.future
@@ -127,21 +126,14 @@ class References:
         if gather.how == "list" and parts is not None:
             return self._elements(parts, gather, piece)
         if gather.how == "value" and parts is not None:
-            return Whole((self._add(parts[gather.take[0]].value),), replace(gather, take=(0,)), _of(piece))
+            return ResultOf((self._add(parts[gather.take[0]].value),), replace(gather, take=(0,)), _of(piece))
         parts = future.row_parts(self._backend)
         if parts is None:
             return self._put(piece_of(future.result(), *_of(piece)))
-        return Piece(
-            parts=tuple(self._add(part.value) for part in parts),
-            infos=tuple(self._add(part.info) for part in parts),
-            index=piece.index,
-            count=piece.count,
-            pad_to_multiple=piece.pad_to_multiple,
-            expected_rows=piece.expected_rows,
-            gather=gather,
-        )
+        values = tuple(self._add(part.value) for part in parts)
+        return ResultOf(values, gather, _of(piece), tuple(self._add(part.info) for part in parts))
 
-    def _elements(self, parts: Sequence[Ticket], gather: GatherPlan, piece: FuturePiece) -> Whole:
+    def _elements(self, parts: Sequence[Ticket], gather: GatherPlan, piece: FuturePiece) -> ResultOf:
         """The piece's share of a list by rank, whose rows are the outputs."""
         total = len(gather.take)
         check_rows(total, piece.expected_rows)
@@ -150,7 +142,7 @@ class References:
         taken = [parts[gather.take[place]] for place in chosen]
         trim = None if gather.trim is None else [gather.trim[place] for place in chosen]
         values = tuple(self._add(part.value) for part in taken)
-        return Whole(values, GatherPlan("list", range(len(taken)), trim))
+        return ResultOf(values, GatherPlan("list", range(len(taken)), trim))
 
 
 def _of(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:
@@ -178,13 +170,13 @@ def _messages_alike(core: Group, plan: CallPlan, header: RankCall, call: Call | 
     if plan.ranks and (plan.args or plan.kwargs):
         body, refs = encode_body(core, plan.arguments_of(0), call)
     if len(plan.gather.take) == len(plan.ranks):
-        yield from itertools.repeat(Message(header.packed_with(body, True), refs), len(plan.ranks))
+        yield from itertools.repeat(header._replace(body=body).pack(refs), len(plan.ranks))
         return
     packed: dict[bool, Message] = {}  # by whether the rank's output is kept
     for position in range(len(plan.ranks)):
         keep = plan.keeps(position)
         if keep not in packed:
-            packed[keep] = Message(header.packed_with(body, keep), refs)
+            packed[keep] = header._replace(body=body, keep=keep).pack(refs)
         yield packed[keep]
 
 
@@ -205,7 +197,7 @@ def _messages_each(core: Group, plan: CallPlan, header: RankCall, call: Call | N
         if key not in bodies:
             bodies[key] = _placed(core, call, *encoded.pop(key))
         body, refs = bodies[key]
-        yield Message(header.packed_with(body, plan.keeps(position)), refs)
+        yield header._replace(body=body, keep=plan.keeps(position)).pack(refs)
 
 
 def _shared_leaves(plan: CallPlan, inline_bytes: int) -> list[Any]:

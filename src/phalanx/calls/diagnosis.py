@@ -29,8 +29,8 @@ _IN_ORDER = 32
 class Diagnosis:
     """Looks at the ranks of one call that was sent.
 
-    A *position* is an index into ``ranks``, ``endpoints``, ``arrivals`` and ``numbers``: those under which the ranks
-    know the call. ``owner`` says whether this process owns the group, so that nobody else may end it.
+    A *position* is an index into ``ranks``, ``endpoints``, ``arrivals`` and ``ids``: those under which the ranks know
+    the call. ``owner`` says whether this process owns the group, so that nobody else may end it.
     """
 
     def __init__(self, call: CallState) -> None:
@@ -41,7 +41,7 @@ class Diagnosis:
         self.ranks = tuple(call.plan.ranks)
         self.endpoints = [endpoints[rank] for rank in self.ranks]
         self.arrivals = call.arrivals
-        self.numbers = call.numbers or [call.number] * len(self.ranks)
+        self.ids = call.arrivals.call_ids()
         self.owner = core.owner
 
     @property
@@ -120,12 +120,8 @@ class Diagnosis:
 
     def _cancel(self, busy: Sequence[int]) -> list[int]:
         """Have ranks end the call; those that certainly had not begun it, and never will."""
-        dropped: list[int] = []
-        for number in sorted({self.numbers[position] for position in busy}):
-            of_it = [position for position in busy if self.numbers[position] == number]
-            drops = self.backend.cancel([self.endpoints[position] for position in of_it], number)
-            dropped += [position for position, drop in zip(of_it, drops, strict=True) if drop]
-        return dropped
+        drops = self.backend.cancel([self.endpoints[p] for p in busy], [self.ids[p] for p in busy])
+        return [position for position, drop in zip(busy, drops, strict=True) if drop]
 
     def interrupt(self) -> None:
         """Have the ranks that are still at a call that streams end it: they would go on, or wait for a reader."""
@@ -265,7 +261,7 @@ class Diagnosis:
     def _at_it_now(self, positions: Sequence[int]) -> list[int]:
         """Of some positions those that are at this very call, and not at another one before it."""
         sights = self.backend.sights([self.endpoints[position] for position in positions], False)
-        return [p for p, sight in zip(positions, sights, strict=True) if self.numbers[p] in sight.running]
+        return [p for p, sight in zip(positions, sights, strict=True) if self.ids[p] in sight.running]
 
     def _stopped(self, positions: Sequence[int]) -> list[RankReport]:
         """The reports of ranks that had not ended and are about to be stopped, with where they stood."""
@@ -292,7 +288,7 @@ class Diagnosis:
         report = replace(self._report(position, "timeout"), since=self.backend.now() - self.call.started)
         if sight is None:
             return replace(report, state="finished", since=None)
-        began = sight.running.get(self.numbers[position])
+        began = sight.running.get(self.ids[position])
         if not sight.reachable:
             return replace(report, state="unreachable", since=began or report.since, stack=_stack(sight))
         if began is not None or self.endpoints[position].facts.side is None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any, Generic, TypeVar
 
 from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Ticket
-from phalanx.calls.batched_wait import together
+from phalanx.backends.backend_types import FetchFailed, NotReady, Ref, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Raised, Returned, raisable
+from phalanx.calls.diagnosis import seconds_until
 from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream, form_of
 from phalanx.calls.timeouts import checked
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError
 from phalanx.session.wait_threads import Pending, waiters
+from phalanx.wire.codec import decoding
 from phalanx.wire.value import Reduced, Value
 
 T = TypeVar("T")
@@ -248,3 +249,56 @@ def gather(*futures: Awaited[Any], timeout: float | None = None) -> list[Any]:
 
 def _result_by(future: Awaited[Any], deadline: float | None) -> Value:
     return future.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+
+def together(calls: Sequence[Call], timeout: float | None) -> bool:
+    """Wait until all these calls are over, if they can be waited for together; whether they are.
+
+    Raises:
+        PhalanxError: that of one which failed, as soon as it does.
+        CallTimeout: so many seconds are over.
+    """
+    refs = _refs_of(calls)
+    if refs is None:
+        return False
+    for call in calls:
+        call.tell_asked()
+    first = calls[0]
+    backend = first.core.backend
+    limit = None if timeout is None else backend.now() + timeout
+    try:
+        with decoding(first.decodes, meter=first.meter):
+            outputs = backend.fetch(refs, timeout)
+    except (NotReady, FetchFailed):
+        _tell_first(calls, limit)
+        return False
+    at = 0
+    for call in calls:
+        count = len(call.plan.ranks)
+        call.conclude_with(outputs[at : at + count])
+        at += count
+    return True
+
+
+def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
+    """Return the references of all outputs; None where each call is to be waited for by itself."""
+    if len(calls) < 2:
+        return None
+    core, decodes = calls[0].core, calls[0].decodes
+    refs: list[Ref] = []
+    for call in calls:
+        here = None if call.over or call.deadline is not None else call.arrivals.fetched_with_others()
+        if here is None or call.core is not core or call.decodes is not decodes:
+            return None
+        refs += here
+    return refs
+
+
+def _tell_first(calls: Sequence[Call], limit: float | None) -> None:
+    """Raise the error of a call that failed, or was not over in time; the others go on."""
+    backend = calls[0].core.backend
+    for call in calls:
+        if call.has_failed():
+            call.result(None)
+    for call in calls:
+        call.result(seconds_until(limit, backend))

@@ -12,7 +12,7 @@ from phalanx.calls.call_state import Results
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.roster import was_refused
-from phalanx.wire.messages import ANY_EPOCH, Message, RankCall
+from phalanx.wire.messages import ANY_EPOCH, Message
 
 _MOST_REPEATS = 20
 
@@ -20,21 +20,19 @@ _MOST_REPEATS = 20
 class ResentResults(Results):
     """Results of a call of one rank. If the rank refused the call, it is sent again once its output is needed."""
 
-    __slots__ = ("_at", "_core", "_message", "_method", "_number", "_repeats", "_returns", "_role")
+    __slots__ = ("_at", "_core", "_message", "_number", "_repeats", "_returns")
 
     def __init__(
         self,
         core: Group,
         epoch: Epoch,
-        role: str,
-        method: str,
         rank: int,
         message: Message,
         returns: int,
         sent: Results,
     ) -> None:
         super().__init__(core.backend, [sent.reference(0)])
-        self._core, self._role, self._method, self._returns = core, role, method, returns
+        self._core, self._returns = core, returns
         self._message = message
         self._number = epoch.number
         self._at = rank, epoch.endpoints[rank]
@@ -78,12 +76,11 @@ class ResentResults(Results):
 
     def _send(self) -> None:
         core, epoch = self._core, self._core.epoch
-        data, refs = self._message
         number = ANY_EPOCH if core.card.independent else epoch.number
-        data = RankCall.unpack(data)._replace(epoch=number).pack()
+        message = self._message.unpack()._replace(epoch=number).pack(self._message.refs)
         rank = self._at[0] % epoch.size
         endpoint = epoch.endpoints[rank]
-        ticket = core.backend.submit(endpoint, self._role, self._method, data, refs, self._returns)
+        ticket = core.backend.submit(endpoint, message, self._returns)
         self._number = epoch.number
         self._at = rank, endpoint
         super().__init__(core.backend, [ticket])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from phalanx.calls.listeners import CallInfo
-from phalanx.wire.messages import OUTPUT, Message, RankCall
+from phalanx.wire.messages import OUTPUT, Message
 
 
 @dataclass
@@ -52,10 +52,8 @@ class Repeat:
     def messages(self, number: int, epoch: int, trace: str = "") -> Iterator[Message]:
         """Its messages for the ranks of a new epoch; ``trace`` is the id of the trace that is on."""
         for message in self.sent:
-            header = RankCall.unpack(message.data)._replace(
-                call=number, epoch=epoch, returns=OUTPUT, trace=trace
-            )
-            yield Message(header.pack(), message.refs)
+            call = message.unpack()._replace(epoch=epoch, returns=OUTPUT, number=number, trace=trace)
+            yield call.pack(message.refs)
 
 
 class RerunLog:

@@ -17,7 +17,7 @@ from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.errors import PhalanxError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.wire.messages import HOST, OUTPUT, RankCall
+from phalanx.wire.messages import HOST, RankCall
 from phalanx.wire.value import Value
 
 
@@ -31,7 +31,6 @@ def run_on(
     title: str = "",
     checked: bool = True,
     epoch: Epoch | None = None,
-    number: int | None = None,
 ) -> Call:
     """Send ``function(runtime, *args)`` to ranks, behind the calls that they have; return the call without waiting.
 
@@ -49,7 +48,6 @@ def run_on(
             the group if it fails. An unchecked call is also sent while the group starts, is broken or closes, and
             has no effect on its state.
         epoch: the epoch of the ranks, for an unchecked call; None: the present one. A checked call ignores it.
-        number: the call's number, for an unchecked call to which ranks give a meaning; None: a new one.
 
     Raises:
         GroupClosed, GroupBroken, StaleEpoch: a checked call was refused.
@@ -62,13 +60,10 @@ def run_on(
     )
     if checked:
         return send(group, CallRequest(plan, MethodSpec(HOST, title=title), role))
-    return _send_unchecked(group, epoch, plan, title, group.new_number() if number is None else number)
-
-
-def _send_unchecked(group: Group, epoch: Epoch, plan: CallPlan, title: str, number: int) -> Call:
-    header = RankCall(number, epoch.number, "", HOST, True, OUTPUT, False, False, None)
-    call = Call(group, epoch, plan.without_arguments(), "", title, number, Listeners(), acts=False)
-    call.arrivals, _ = submit(group, epoch, "", HOST, plan.ranks, messages(group, plan, header))
+    call = Call(
+        group, epoch, plan.without_arguments(), "", title, group.new_number(), Listeners(), acts=False
+    )
+    call.arrivals, _ = submit(group, epoch, called, messages(group, plan, RankCall(epoch.number, "", HOST)))
     call.was_sent = True
     return call
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,11 +25,8 @@ from phalanx.errors import CallCancelled
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.session.monitor import monitor
-from phalanx.wire.call_page import BARE_CALLS
-from phalanx.wire.messages import ANY_EPOCH, BARE, DESCRIBED, HOST, OUTPUT, Message, RankCall, titled
+from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, HOST, OUTPUT, Message, RankCall, titled
 from phalanx.worker import handlers as questions
-
-_BARE = Message(BARE)
 
 
 def send(core: Group, request: CallRequest) -> Call:
@@ -60,7 +56,7 @@ def send(core: Group, request: CallRequest) -> Call:
         composed = _told(call, composed)
     if spec.rerun_on_restart:
         composed = _noted(call, composed)
-    _submit(core, call, composed, header.returns, spec.name, streaming)
+    _submit(core, call, composed, header.returns, streaming)
     call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
     if request.chosen:
         add_chosen(core, call)
@@ -68,26 +64,6 @@ def send(core: Group, request: CallRequest) -> Call:
         add_stream(core, call)
     core.recent.append(weakref.ref(call))
     return call
-
-
-def send_bare(core: Group, request: CallRequest) -> Call:
-    """Send a call that needs no message; see :func:`takes_bare`."""
-    epoch = core.check()
-    if core.card.independent:
-        _check_there(core, epoch, request)
-    call = new_call(core, epoch, request, request.spec.name, BARE_CALLS)
-    _submit(core, call, itertools.repeat(_BARE, len(request.plan.ranks)), OUTPUT, request.spec.name)
-    core.recent.append(weakref.ref(call))
-    return call
-
-
-def takes_bare(core: Group) -> bool:
-    """Return whether a call without arguments that keeps every output may go without a message.
-
-    Its number is then the one to which the sender and each rank count such calls, so there must be one sender; and it
-    can be neither traced nor compared.
-    """
-    return core.owner and not core.debug and not core.listeners.heard.planned
 
 
 def planning_began(core: Group) -> int:
@@ -120,8 +96,6 @@ def new_call(core: Group, epoch: Epoch, request: CallRequest, method: str, numbe
 def submit(
     core: Group,
     epoch: Epoch,
-    role: str,
-    method: str,
     ranks: Sequence[int],
     composed: Iterable[Message],
     *,
@@ -134,7 +108,6 @@ def submit(
     Args:
         core: the group.
         epoch: whose processes are called.
-        role, method: of the call.
         ranks: that are called.
         composed: their messages, made when they are asked for; what making one raises is raised.
         returns: how many objects each rank gives back.
@@ -144,17 +117,17 @@ def submit(
     backend, endpoints, nbytes = core.backend, epoch.endpoints, 0
     parts = [] if parts is None else parts
     if streaming is None:
-        for rank, (data, refs) in zip(ranks, composed, strict=True):
-            parts.append(backend.submit(endpoints[rank], role, method, data, refs, returns))
-            nbytes += len(data)
+        for rank, message in zip(ranks, composed, strict=True):
+            parts.append(backend.submit(endpoints[rank], message, returns))
+            nbytes += len(message.data)
         tickets = [part for part in parts if isinstance(part, Ticket)]
         return Results(backend, tickets), nbytes
-    for position, (rank, (data, refs)) in enumerate(zip(ranks, composed, strict=True)):
+    for position, (rank, message) in enumerate(zip(ranks, composed, strict=True)):
         if position in streaming.positions:
-            parts.append(backend.stream(endpoints[rank], role, method, data, refs, streaming.buffer))
+            parts.append(backend.stream(endpoints[rank], message, streaming.buffer))
         else:
-            parts.append(backend.submit(endpoints[rank], role, method, data, refs))
-        nbytes += len(data)
+            parts.append(backend.submit(endpoints[rank], message))
+        nbytes += len(message.data)
     return PendingStream(backend, parts, streaming), nbytes
 
 
@@ -163,8 +136,7 @@ def _submit(
     call: Call,
     composed: Iterable[Message],
     returns: int,
-    method: str,
-    streaming: Streaming | None = None,
+    streaming: Streaming | None,
 ) -> None:
     ranks = call.plan.ranks
     parts: list[Ticket | RankStream] = []
@@ -177,26 +149,19 @@ def _submit(
             call.arrivals, nbytes = submit(
                 core,
                 call.epoch,
-                call.role,
-                method,
                 ranks,
                 composed,
                 returns=returns,
                 streaming=streaming,
                 parts=parts,
             )
-            if call.number == BARE_CALLS:
-                endpoints = call.epoch.endpoints
-                call.numbers = [BARE_CALLS + endpoints[rank].bare_calls for rank in ranks]
     except BaseException as error:  # Ctrl-C too
         if parts and not core.backend.immediate:
             _half_sent(core, call, len(parts), error)
         call.tell_end(error)
         raise
     if isinstance(composed, list):
-        call.arrivals = ResentResults(
-            core, call.epoch, call.role, method, ranks[0], composed[0], returns, call.arrivals
-        )
+        call.arrivals = ResentResults(core, call.epoch, ranks[0], composed[0], returns, call.arrivals)
     call.note_sent(nbytes)
 
 
@@ -223,16 +188,13 @@ def _check_there(core: Group, epoch: Epoch, request: CallRequest) -> None:
 
 def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall:
     return RankCall(
-        call=call.number,
         epoch=_epoch_told(core, call),
         role=call.role,
         method=titled(spec.title) if spec.title else spec.name,
-        keep=True,
         returns=returns,
         readonly=spec.readonly,
         to_device=spec.to_device,
-        body=None,
-        debug=core.debug,
+        number=call.number if core.debug or call.trace else 0,
         trace=call.trace,
     )
 

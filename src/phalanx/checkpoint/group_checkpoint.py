@@ -1,4 +1,4 @@
-"""A group's part of a step: saved by :class:`GroupSave`, loaded by :func:`load_groups`."""
+"""The groups of a step: saved by :func:`begin_save`, loaded by :func:`load_groups`."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ import pickle
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan, TensorStorageMetadata
+from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan
 
 from phalanx.backends.backend_types import NotReady
 from phalanx.calls.call import Call
+from phalanx.calls.future import CallFuture
 from phalanx.calls.run_on import run_on
 from phalanx.checkpoint import rank_checkpoint as handlers
 from phalanx.checkpoint.planners import merge_plans
-from phalanx.checkpoint.rank_calls import Count, results, send
-from phalanx.checkpoint.rank_checkpoint import (
-    LoadReport,
-    LoadRequest,
-    RankFiles,
-    WriteRequest,
-    note_name,
-    role_title,
-)
-from phalanx.checkpoint.step_files import METADATA
-from phalanx.checkpoint.steps import SavedStep, StepWriter
-from phalanx.checkpoint.storage import FileFacts, Storage
+from phalanx.checkpoint.rank_checkpoint import LoadReport, RoleSource, note_name, role_title
+from phalanx.checkpoint.step_files import METADATA, WrittenItems
+from phalanx.checkpoint.steps import Step, StepWriter, open_step
+from phalanx.checkpoint.storage import Storage
 from phalanx.display.byte_format import size
+from phalanx.display.progress import progress
 from phalanx.errors import (
     CallCancelled,
+    CheckpointCorrupted,
     CheckpointError,
     CheckpointMismatch,
     DeclarationError,
     GroupClosed,
     PhalanxError,
+    RemoteCallError,
 )
+from phalanx.group.group import Group
+from phalanx.members.recovery import ensure_ready
 from phalanx.weights.sync_pairs import Ranks
 
 _POLL_S = (0.005, 0.1)
@@ -49,11 +47,76 @@ _STOP_S = 60.0
 """Seconds to wait for threads that stop. The next save removes what they still write."""
 
 
-def plan_group(group: Ranks, title: str, save: str) -> dict[str, list[SavePlan]]:
-    """Have the ranks plan a save. Return their plans by role."""
+def checked_group(value: Any, verb: str) -> Ranks:
+    """Return a group, a role of it, or some of its ranks.
+
+    Raises:
+        DeclarationError: if it is none of these.
+    """
+    if isinstance(getattr(value, "core", None), Group) and value.ranks:
+        return value
+    raise DeclarationError(
+        f"{verb}: {value!r} is no group; give a group, a role of it such as group.actor, or some of its ranks"
+    )
+
+
+def _send(group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any) -> Call:
+    """Send ``handler(host, value, *args)`` to all ranks, each with its own value."""
+    ensure_ready(group.core)
+    return run_on(group.core, handler, *args, ranks=group.ranks, each=each, title=title)
+
+
+def _results(group: Ranks, call: Call, count: Callable[[], object]) -> list[Any]:
+    """Return the results by rank. ``count`` is called for each.
+
+    Errors that ranks raise about the save or load are raised without the library's traceback. Errors of user code
+    keep theirs.
+    """
+    future: CallFuture[list[Any]] = CallFuture(call)
+    try:
+        for _ in future.stream():
+            count()
+        return future.result()
+    except RemoteCallError as error:
+        causes = [(report.rank, report.exception) for report in error.causes]
+        first = causes[0][1] if causes else None
+        if not isinstance(first, CheckpointError) or not all(
+            isinstance(one, CheckpointError) for _, one in causes
+        ):
+            raise
+        ranks = sorted(rank for rank, one in causes if str(one) == str(first))
+        owner = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {group.core.name!r}"
+        if isinstance(first, CheckpointCorrupted):
+            raise CheckpointCorrupted(f"{owner}: {first}", files=first.files) from None
+        raise type(first)(f"{owner}: {first}") from None
+
+
+@contextlib.contextmanager
+def _counting(groups: Iterable[Ranks], title: str) -> Generator[Callable[[], object]]:
+    """Show a progress bar for the ranks of groups. The function that is returned advances it."""
+    total = sum(len(group.ranks) for group in groups)
+    steps = progress(range(total), total=total, description=title)
+    next(steps, None)
+    try:
+        yield lambda: next(steps, None)
+    finally:
+        steps.close()  # type: ignore[attr-defined]  # a generator
+
+
+def call_ranks(
+    group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any
+) -> list[Any]:
+    """Return the results of ``handler(host, value, *args)`` by rank."""
+    with _counting([group], title) as count:
+        return _results(group, _send(group, title, handler, each, *args), count)
+
+
+def plan_group(group: Ranks, title: str, save: str, *, model: bool = False) -> dict[str, list[SavePlan]]:
+    """Have the ranks plan a save, of the ``model`` alone or of all. Return their plans by role."""
     ranks = range(len(group.ranks))
-    call = send(group, title, handlers.plan_save, ranks, save, group.role, len(ranks) == 1)
-    plans: list[dict[str, SavePlan]] = results(group, call, title)
+    plans: list[dict[str, SavePlan]] = call_ranks(
+        group, title, handlers.plan_save, ranks, save, group.role, len(ranks) == 1, model
+    )
     for rank, one in zip(group.ranks, plans, strict=True):
         if one.keys() != plans[0].keys():
             raise CheckpointError(
@@ -63,303 +126,280 @@ def plan_group(group: Ranks, title: str, save: str) -> dict[str, list[SavePlan]]
     return {role: [one[role] for one in plans] for role in plans[0]}
 
 
+def begin_save(
+    groups: Mapping[str, Ranks],
+    path: str,
+    step: int,
+    keep: int | None,
+    cancelled: threading.Event | None = None,
+    add: Callable[[StepWriter], None] | None = None,
+) -> Callable[[], Step]:
+    """Begin a step with groups, roles or ranks. The returned function waits for the ranks, and commits.
+
+    Args:
+        groups: by name; "" for a single group without a name.
+        path: of the run.
+        step: its number.
+        keep: complete steps to keep; None: all.
+        cancelled: ends the save when it is set. Ranks then copy their state before this function returns, and threads
+            write the copy. None: the ranks write before they take other calls.
+        add: adds further files to the step.
+    """
+    writer = open_step(path, step, keep=keep)
+    saves: list[_GroupSave] = []
+
+    def wait() -> list[Any]:
+        verb = "written" if cancelled is None else "staged"
+        with _counting(groups.values(), f"save step {step} of {path}: {verb}") as count:
+            return [_results(save.group, save.call, count) for save in saves]
+
+    def finish() -> Step:
+        with _abandoning(writer, saves):
+            written = wait() if cancelled is None else [save.collect(cancelled) for save in saves]
+            for save, files in zip(saves, written, strict=True):
+                save.add(files)
+            return writer.commit()
+
+    with _abandoning(writer, saves):
+        for name, group in groups.items():
+            saves.append(_GroupSave(group, writer, f"groups/{name}/" if name else "", cancelled is not None))
+        if cancelled is not None:
+            wait()
+        if add is not None:
+            add(writer)
+    return finish
+
+
 @contextlib.contextmanager
-def abandoning(writer: StepWriter, saves: Sequence[GroupSave]) -> Generator[None]:
-    """Abandon the step if the block raises, once no rank writes any more."""
+def _abandoning(writer: StepWriter, saves: Sequence[_GroupSave]) -> Generator[None]:
+    """Abandon the step if the block raises, once no rank writes any more; after an interrupt, at once."""
     try:
         yield
     except BaseException as error:
-        for save in saves:
-            save.abandon(error)
+        for save in saves if isinstance(error, Exception) else ():
+            save.abandon()
         writer.abandon()
         raise
 
 
-class GroupSave:
-    """A group's part of a step.
+class _GroupSave:
+    """A group's part of a step: the ranks have planned it, and write or copy it.
 
     Args:
         group: a group, a role of it, or some of its ranks.
-        writer: of the step; its owner commits it after :meth:`finish`.
+        writer: of the step.
         prefix: of the folders in the step, such as "groups/policy/"; each role has one.
-        cancelled: set to end a staged save.
-        count: called for each rank that has staged or written; None: a progress bar of its own.
+        staged: ranks copy their part, and a thread writes the copy.
+
+    Raises:
+        CheckpointError: if the workers have no state, or contradict each other. As ``CallFuture.result``.
     """
 
-    def __init__(
-        self,
-        group: Ranks,
-        writer: StepWriter,
-        prefix: str = "",
-        cancelled: threading.Event | None = None,
-        count: Count | None = None,
-    ) -> None:
-        self._group, self._writer, self._prefix, self._count = group, writer, prefix, count
-        self._cancelled = threading.Event() if cancelled is None else cancelled
-        self._title = f"save {group.name!r} step {writer.step}"
-        self._metadata: dict[str, Metadata] = {}
-        self._call: Call | None = None
-        self._notes = ""
-        self._epoch = group.core.epoch
-        self.nbytes = 0
-
-    def begin(self, *, staged: bool = False) -> None:
-        """Plan, and have the ranks begin to write.
-
-        Args:
-            staged: return when each rank has copied its part, which a thread writes. Else :meth:`finish` waits.
-
-        Raises:
-            CheckpointError: if the workers have no state, or contradict each other. As ``CallFuture.result``.
-        """
-        save = f"{self._writer.folder}/{self._prefix}"
+    def __init__(self, group: Ranks, writer: StepWriter, prefix: str, staged: bool) -> None:
+        self.group, self._writer, self._prefix = group, writer, prefix
+        title = f"save {group.name!r} step {writer.step}"
+        save = f"{writer.folder}/{prefix}"
         plans: dict[str, list[SavePlan]] = {}
-        for role, offered in plan_group(self._group, f"{self._title}: plan", save).items():
+        self._metadata: dict[str, Metadata] = {}
+        for role, offered in plan_group(group, f"{title}: plan", save).items():
             merged, self._metadata[role] = merge_plans(offered)
             plans[role] = FileSystemWriter(".").prepare_global_plan(merged)  # names the file of each rank
-        folders = {role: self._writer.part(self._prefix + role_title(role)) for role in plans}
-        self._notes = self._writer.part(f"{self._prefix}.notes") if staged else ""
-        self._epoch = self._group.core.epoch
-        requests = [
-            WriteRequest(save, {role: one[index] for role, one in plans.items()}, folders, self._notes)
-            for index in range(len(self._group.ranks))
-        ]
-        verb, handler = ("staged", handlers.stage) if staged else ("written", handlers.write)
-        self._call = send(self._group, f"{self._title}: {verb}", handler, requests)
-        if staged:
-            results(self._group, self._call, f"{self._title}: {verb}", self._count)
+        folders = {role: writer.part(prefix + role_title(role)) for role in plans}
+        self._notes = writer.part(f"{prefix}.notes") if staged else ""
+        self._epoch = group.core.epoch
+        each = [{role: one[index] for role, one in plans.items()} for index in range(len(group.ranks))]
+        verb = "staged" if staged else "written"
+        self.call = _send(group, f"{title}: {verb}", handlers.write, each, save, folders, self._notes)
 
-    def finish(self) -> None:
-        """Wait until the ranks have written, and add the files to the step.
+    def collect(self, cancelled: threading.Event) -> list[dict[str, WrittenItems]]:
+        """Wait for the threads of the ranks. Return the written items by rank and role.
 
         Raises:
             CheckpointError: if a rank could not write, or died.
-            CallCancelled: if the save was cancelled. As ``CallFuture.result``.
+            CallCancelled: if the save was cancelled.
         """
-        if self._call is None:
-            raise DeclarationError("a save is begun before it is finished: call begin() first")
-        if self._notes:
-            files = self._reports()
-        else:
-            files = results(self._group, self._call, f"{self._title}: written", self._count)
-        for role, metadata in self._metadata.items():
-            self._add(role, metadata, files)
-
-    def _add(self, role: str, metadata: Metadata, files: Sequence[RankFiles]) -> None:
-        part = self._prefix + role_title(role)
-        places = {result.index: result.storage_data for one in files for result in one.results[role]}
-        self._writer.write(
-            f"{part}/{METADATA}", pickle.dumps(dataclasses.replace(metadata, storage_data=places))
-        )
-        facts = {f"{part}/{name}": found for one in files for name, found in one.files[role].items()}
-        self._writer.add(facts)
-        nbytes = sum(found.size for found in facts.values())
-        self.nbytes += nbytes
-        parts = sorted({str(path[0]) for path in metadata.planner_data.values() if path})
-        tensors = sum(isinstance(one, TensorStorageMetadata) for one in metadata.state_dict_metadata.values())
-        ranks = f"{len(files)} rank{'s' if len(files) != 1 else ''}"
-        self._writer.note(
-            part,
-            {
-                "kind": "group",
-                "text": f"{ranks}, {size(nbytes)}: {', '.join(parts) or 'nothing'}",
-                "group": self._group.core.name,
-                "role": role,
-                "world_size": len(files),
-                "parts": parts,
-                "tensors": tensors,
-                "values": len(metadata.state_dict_metadata) - tensors,
-            },
-        )
-
-    def abandon(self, error: BaseException) -> None:
-        """Return once no rank writes any more, so that the files may be removed.
-
-        After an interrupt (``error`` is no ``Exception``) it does not wait.
-        """
-        if isinstance(error, Exception) and self._call is not None:
-            with contextlib.suppress(Exception):  # it was raised before
-                self._call.result(None)
-            if self._notes:
-                self._stop()
-
-    def _reports(self) -> list[RankFiles]:
-        """Wait for the threads of the ranks."""
-        found: dict[int, RankFiles] = {}
-        storage, pause, due = Storage(self._notes), _POLL_S[0], time.monotonic() + _ASK_S
-        asked: Call | None = None
-        while True:
-            if self._cancelled.is_set():
+        group, step = self.group, self._writer.step
+        found: dict[int, Any] = {}
+        for found in self._reports(stop=False):
+            if cancelled.is_set():
                 raise CallCancelled(
-                    f"the save of step {self._writer.step} was cancelled; the steps before are complete",
-                    group=self._group.core.name,
+                    f"the save of step {step} was cancelled; the steps before are complete",
+                    group=group.core.name,
                 )
-            if asked is None and time.monotonic() > due:
-                asked = self._unchecked(handlers.report)
-            answers = self._answers(asked)
-            if asked is not None and len(answers) == len(self._group.ranks):
+            if group.core.closed:
+                raise GroupClosed(
+                    f"group {group.core.name!r} was closed before step {step} was written",
+                    group=group.core.name,
+                )
+            for index, report in found.items():
+                rank = f"rank {group.ranks[index]} of {group.name!r}"
+                if report is None:
+                    raise CheckpointError(
+                        f"{rank} died while it wrote step {step}; that step is not saved, the steps before are complete"
+                    )
+                if isinstance(report, str):
+                    raise CheckpointError(f"{rank} could not write step {step}: {report}")
+        Storage(self._notes).remove("")
+        self._notes = ""
+        return [found[index] for index in sorted(found)]
+
+    def _reports(self, *, stop: bool) -> Generator[dict[int, Any]]:
+        """Yield the reports of the ranks' threads, until all are there: items by role, or the text of an error.
+
+        A rank that died has None. Threads report by a file, since a call waits for the calls that a rank has. Ranks
+        whose file is missing are asked.
+        """
+        storage, ranks, backend = Storage(self._notes), self.group.ranks, self.group.core.backend
+        found: dict[int, Any] = {}
+        asked: Call | None = None
+        pause, due = _POLL_S[0], time.monotonic() + (0.0 if stop else _ASK_S)
+        while True:
+            if asked is None and time.monotonic() >= due:
+                asked = self._ask(stop)
+            answers = {} if asked is None else asked.answers(0.0)
+            if not any(isinstance(answer, NotReady) for answer in answers.values()) and asked is not None:
                 asked, due = None, time.monotonic() + _ASK_S
-            for index in range(len(self._group.ranks)):
-                if index not in found:
-                    self._look(index, storage, answers.get(self._group.ranks[index]), found)
-            if len(found) == len(self._group.ranks):
-                storage.remove("")
-                return [found[index] for index in range(len(found))]
+            for index in set(range(len(ranks))) - found.keys():
+                is_alive = backend.alive(self._epoch.endpoints[ranks[index]])  # a rank may report and end
+                note = storage.read(note_name(index))
+                report = answers.get(ranks[index]) if note is None else pickle.loads(note)
+                if isinstance(report, dict | str):
+                    found[index] = report
+                elif not is_alive:
+                    found[index] = None
+            yield found
+            if len(found) == len(ranks):
+                return
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S[1])
 
-    def _look(self, index: int, storage: Storage, answer: Any, found: dict[int, RankFiles]) -> None:
-        """Take the report of a rank, if there is one."""
-        group, rank = self._group, self._group.ranks[index]
-        if group.core.closed:
-            raise GroupClosed(
-                f"group {group.core.name!r} was closed before step {self._writer.step} was written",
-                group=group.core.name,
-            )
-        is_alive = self._is_alive(index)  # before the look: a rank may report and end
-        note = storage.read(note_name(index))
-        report = answer if note is None else pickle.loads(note)
-        if isinstance(report, RankFiles):
-            found[index] = report
-        elif isinstance(report, str):
-            raise CheckpointError(
-                f"rank {rank} of {group.name!r} could not write step {self._writer.step}: {report}"
-            )
-        elif not is_alive:
-            raise CheckpointError(
-                f"rank {rank} of {group.name!r} died while it wrote step {self._writer.step}; that step is not saved, "
-                "the steps before are complete"
-            )
-
-    def _stop(self) -> None:
-        """Stop the threads, and wait until none of them writes."""
-        until, storage = time.monotonic() + _STOP_S, Storage(self._notes)
-        call = self._unchecked(handlers.stop)
-        while time.monotonic() < until:
-            answers = self._answers(call, _POLL_S[1])
-            if all(
-                rank in answers or not self._is_alive(index) or storage.exists(note_name(index))
-                for index, rank in enumerate(self._group.ranks)
-            ):
-                return
-
-    def _unchecked(self, handler: Callable[..., Any]) -> Call | None:
-        """Call a handler with the folder of the reports; None if the group takes no calls."""
+    def _ask(self, stop: bool) -> Call | None:
+        """Ask the ranks for their reports; return None if the group takes no calls."""
+        core = self.group.core
         with contextlib.suppress(PhalanxError):
             return run_on(
-                self._group.core,
-                handler,
+                core,
+                handlers.report,
                 self._notes,
-                ranks=self._group.ranks,
+                stop,
+                ranks=self.group.ranks,
                 title="px.save",
                 checked=False,
                 epoch=self._epoch,
             )
         return None
 
-    @staticmethod
-    def _answers(call: Call | None, seconds: float = 0.0) -> dict[int, Any]:
-        """Return the answers that are there, errors of lost ranks included."""
-        if call is None:
-            time.sleep(seconds)
-            return {}
-        return {rank: one for rank, one in call.answers(seconds).items() if not isinstance(one, NotReady)}
+    def abandon(self) -> None:
+        """Return once no rank writes any more, so that the files may be removed."""
+        with contextlib.suppress(Exception):  # it was raised before
+            self.call.result(None)
+        until = time.monotonic() + _STOP_S
+        for _ in self._reports(stop=True) if self._notes else ():
+            if time.monotonic() > until:
+                return
 
-    def _is_alive(self, index: int) -> bool:
-        return self._group.core.backend.alive(self._epoch.endpoints[self._group.ranks[index]])
+    def add(self, written: Sequence[Mapping[str, WrittenItems]]) -> None:
+        """Add the files of the ranks to the step."""
+        for role, metadata in self._metadata.items():
+            part = self._prefix + role_title(role)
+            places = {result.index: result.storage_data for one in written for result in one[role][0]}
+            self._writer.write(
+                f"{part}/{METADATA}", pickle.dumps(dataclasses.replace(metadata, storage_data=places))
+            )
+            facts = {f"{part}/{name}": found for one in written for name, found in one[role][1].items()}
+            self._writer.files |= facts
+            names = sorted({str(path[0]) for path in metadata.planner_data.values() if path})
+            ranks = f"{len(written)} rank{'s' if len(written) != 1 else ''}"
+            nbytes = size(sum(found.size for found in facts.values()))
+            self._writer.parts[part] = {
+                "kind": "group",
+                "text": f"{ranks}, {nbytes}: {', '.join(names) or 'nothing'}",
+                "role": role,
+                "world_size": len(written),
+            }
 
 
-@dataclasses.dataclass
-class GroupLoad:
-    """A group and the part of a step to load into it.
+class GroupLoad(NamedTuple):
+    """A group, a role of it or some of its ranks, and the state to load into it.
 
     Attributes:
-        group: a group, a role of it, or some of its ranks.
-        folders: absolute path or URL by role.
-        files: facts of the files of each folder, by role; a role without files is loaded from safetensors.
-        saved_ranks: ranks that saved, by role.
+        group: the group.
+        sources: by role.
         parts: outermost keys to load; None: all.
-        title: for traces and progress.
     """
 
     group: Ranks
-    folders: Mapping[str, str]
-    files: Mapping[str, Mapping[str, FileFacts]]
-    saved_ranks: Mapping[str, int]
-    parts: Sequence[str] | None
-    title: str
-
-    @classmethod
-    def of(cls, group: Ranks, step: SavedStep, prefix: str, parts: Sequence[str] | None) -> GroupLoad:
-        """Return the load of what ``GroupSave(..., prefix)`` wrote.
-
-        Raises:
-            CheckpointMismatch: if the step has other roles.
-        """
-        roles = _roles(group, step, prefix)
-        files: dict[str, dict[str, FileFacts]] = {}
-        for role, part in roles.items():
-            start = f"{part}/"
-            found = {name: facts for name, facts in step.manifest.files.items() if name.startswith(start)}
-            files[role] = {name.removeprefix(start): facts for name, facts in found.items()}
-        return cls(
-            group,
-            {role: step.path(part) for role, part in roles.items()},
-            files,
-            {role: int(step.parts[part]["world_size"]) for role, part in roles.items()},
-            parts,
-            f"load {group.name!r} step {step.number}",
-        )
+    sources: Mapping[str, RoleSource]
+    parts: Sequence[str] | None = None
 
 
-def load_groups(loads: Sequence[GroupLoad]) -> int:
+def step_load(group: Ranks, step: Step, name: str | None, parts: Sequence[str] | None) -> GroupLoad:
+    """Return the load of a group that was saved under ``name``; None: the group's own name, or the only name.
+
+    Raises:
+        CheckpointMismatch: if the step has other groups or roles.
+    """
+    sources: dict[str, RoleSource] = {}
+    for role, part in _saved_parts(group, step, name).items():
+        found = {file: facts for file, facts in step.files.items() if file.startswith(f"{part}/")}
+        files = {file.removeprefix(f"{part}/"): facts for file, facts in found.items()}
+        sources[role] = RoleSource(step.path(part), files, int(step.parts[part]["world_size"]))
+    return GroupLoad(group, sources, parts)
+
+
+def load_groups(loads: Sequence[GroupLoad], title: str) -> int:
     """Load groups: check that all fits in all of them, verify the files, and read. Return the bytes.
+
+    Args:
+        loads: by group.
+        title: name of the step or the model, for traces and progress.
 
     Raises:
         CheckpointMismatch: if something does not fit. No rank of any group was changed.
         CheckpointCorrupted: if a file is missing or differs. No rank was changed. As ``CallFuture.result``.
     """
-    name = secrets.token_hex(8)
-    files = [_planned(one, name) for one in loads]
-    for one, names in zip(loads, files, strict=True):
+    token = secrets.token_hex(8)
+    planned = [_plan_load(one, title, token) for one in loads]
+    for one, files in zip(loads, planned, strict=True):
         ranks = len(one.group.ranks)
         facts = [
-            (f"{one.folders[role]}/{file}", one.files[role][file])
-            for role in one.files
-            for file in sorted(names[role])
+            (f"{source.folder}/{file}", source.files[file])
+            for role, source in one.sources.items()
+            for file in sorted(files[role])
+            if source.files
         ]
         if facts:
-            title = f"{one.title}: verify"
-            call = send(
-                one.group, title, handlers.check_files, [dict(facts[rank::ranks]) for rank in range(ranks)]
-            )
-            results(one.group, call, title)
+            each = [dict(facts[rank::ranks]) for rank in range(ranks)]
+            call_ranks(one.group, f"load {one.group.name!r} {title}: verify", handlers.check_files, each)
     nbytes = 0
     for one in loads:
-        title = f"{one.title}: read"
-        call = send(one.group, title, handlers.load, [name] * len(one.group.ranks))
-        nbytes += sum(results(one.group, call, title))
+        each = [token] * len(one.group.ranks)
+        nbytes += sum(call_ranks(one.group, f"load {one.group.name!r} {title}: read", handlers.load, each))
     return nbytes
 
 
-def _planned(load: GroupLoad, name: str) -> dict[str, set[str]]:
+def _plan_load(load: GroupLoad, title: str, token: str) -> dict[str, set[str]]:
     """Have the ranks of a group check that all fits. Return the names of the files to read, by role."""
-    ranks = range(len(load.group.ranks))
-    parts = None if load.parts is None else tuple(load.parts)
-    request = LoadRequest(name, load.folders, load.files, load.saved_ranks, parts, len(ranks))
-    title = f"{load.title}: plan"
-    reports: list[dict[str, LoadReport]] = results(
-        load.group, send(load.group, title, handlers.plan_load, ranks, request), title
+    group, sources, parts = load
+    reports: list[dict[str, LoadReport]] = call_ranks(
+        group,
+        f"load {group.name!r} {title}: plan",
+        handlers.plan_load,
+        range(len(group.ranks)),
+        token,
+        sources,
+        None if parts is None else tuple(parts),
+        len(group.ranks),
     )
-    for role, folder in load.folders.items():
+    for role, source in sources.items():
         left = sorted(set.intersection(*(set(one[role].left) for one in reports)))
         if left:
             shown = ", ".join(left[:8]) + (", ..." if len(left) > 8 else "")
             raise CheckpointMismatch(
-                f"{len(left)} values of {folder} are taken by no rank: {shown}; the workers here have no such names. "
-                "Load what is wanted with parts=[...]"
+                f"{len(left)} values of {source.folder} are taken by no rank: {shown}; the workers here have no such "
+                "names. Load what is wanted with parts=[...]"
             )
-    return {role: {file for one in reports for file in one[role].files} for role in load.folders}
+    return {role: {file for one in reports for file in one[role].files} for role in sources}
 
 
 def check_parts(verb: str, parts: Any) -> None:
@@ -368,39 +408,32 @@ def check_parts(verb: str, parts: Any) -> None:
         raise DeclarationError(f"{verb}(parts={parts!r}): give a list of names, such as [{parts!r}]")
 
 
-def prefix_of(group: Ranks, step: SavedStep, name: str | None) -> str:
-    """Return the prefix of a group's folders in a step of ``px.checkpoint.CheckpointManager``; "" for ``px.save``.
-
-    Raises:
-        CheckpointMismatch: if the step has no group of that name, or several and ``name`` is None.
-    """
-    parts = [part for part, facts in step.parts.items() if facts.get("kind") == "group" and "/" in part]
-    names = sorted({part.split("/")[1] for part in parts})
-    if not names and name is None:
-        return ""
-    if name is None:
-        name = names[0] if len(names) == 1 else group.core.name
-    if name not in names:
-        raise CheckpointMismatch(
-            f"{step.folder} has the groups {', '.join(names)}, and none is named {name!r}; say which: px.load(name=)"
-            if names
-            else f"{step.folder} was saved by px.save, without names of groups; leave out name={name!r}"
-        )
-    return f"groups/{name}/"
+def saved_groups(step: Step) -> dict[str, dict[str, str]]:
+    """Return the parts of a step by group and role; the group of ``px.save`` has the name ""."""
+    found: dict[str, dict[str, str]] = {}
+    for part, facts in step.parts.items():
+        if facts.get("kind") == "group":
+            found.setdefault(part.split("/")[1] if "/" in part else "", {})[str(facts["role"])] = part
+    return found
 
 
-def _roles(group: Ranks, step: SavedStep, prefix: str) -> dict[str, str]:
+def _saved_parts(group: Ranks, step: Step, name: str | None) -> dict[str, str]:
     """Return the parts of a step by the role that each is loaded into."""
-    saved = {
-        str(facts["role"]): part
-        for part, facts in step.parts.items()
-        if facts.get("kind") == "group" and part.startswith(prefix) and "/" not in part.removeprefix(prefix)
-    }
-    if not saved:
+    by_group = saved_groups(step)
+    if not by_group:
         raise CheckpointMismatch(
             f"{step.folder} has no state of a group; it has {', '.join(step.parts) or 'nothing'}"
         )
-    role, mine = group.role, set(group.core.card.callables)
+    if name is None:
+        name = next(iter(by_group)) if len(by_group) == 1 else group.core.name
+    if name not in by_group:
+        raise CheckpointMismatch(
+            f"{step.folder} was saved by px.save, without names of groups; leave out name={name!r}"
+            if "" in by_group
+            else f"{step.folder} has the groups {', '.join(sorted(by_group))}, and none is named {name!r}; say which: "
+            "px.load(name=)"
+        )
+    saved, role, mine = by_group[name], group.role, set(group.core.card.callables)
     if role in saved:
         return {role: saved[role]}
     if role or mine <= {""}:

@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
+import pickle
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import cloudpickle
+import torch
+
 from phalanx.channels.channel import Channel
+from phalanx.channels.channel_snapshots import check_owned, describe, restore, snapshot
 from phalanx.channels.staleness import StalenessManager
-from phalanx.checkpoint.driver_state import DriverState
-from phalanx.checkpoint.group_checkpoint import GroupLoad, GroupSave, abandoning, check_parts, load_groups
+from phalanx.checkpoint.group_checkpoint import (
+    begin_save,
+    check_parts,
+    checked_group,
+    load_groups,
+    saved_groups,
+    step_load,
+)
 from phalanx.checkpoint.path_lock import PathLock
-from phalanx.checkpoint.rank_calls import Count, checked_group, counting
-from phalanx.checkpoint.run_channels import RunChannels
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.steps import SavedStep, checked_number, listed, open_step, read_step
+from phalanx.checkpoint.steps import Step, StepWriter, checked_number, listed, read_step
 from phalanx.checkpoint.storage import Storage
-from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
+from phalanx.declare.stateful import stateful, ways_of
+from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.sync_pairs import Ranks
 from phalanx.wire.value import Reduced
+from phalanx.worker.rank_state import Generators
 
-_DRIVER = "driver/state.pickle"
-_LAYOUT = "run"
+_DRIVER = "driver"
+"""Name of the driver's part of a step."""
+_STATE = "driver/state.pickle"
+_CHANNELS = "driver/channels.pickle"
+_CHANNELS_OF_FORMAT_1 = "driver/links.pickle"
+_VERB = "px.checkpoint.CheckpointManager"
+
+_log = logging.getLogger("phalanx")
+_Versions = Mapping[str, Mapping[tuple[str, str], int]]
 
 
 class CheckpointManager:
@@ -67,28 +86,26 @@ class CheckpointManager:
         staleness: StalenessManager | None = None,
         keep: int | None = 3,
     ) -> None:
-        verb = "px.checkpoint.CheckpointManager"
         if keep is not None:
             keep = checked_number(
-                "keep", keep, 1, f"give {verb} how many steps shall stay, from 1, or None for all"
+                "keep", keep, 1, f"give {_VERB} how many steps shall stay, from 1, or None for all"
             )
         if groups is not None and not isinstance(groups, Mapping):
             raise DeclarationError(
-                f"{verb}(groups={groups!r}): give them by name: groups={{'policy': group}}"
+                f"{_VERB}(groups={groups!r}): give them by name: groups={{'policy': group}}"
             )
         self.path = os.fspath(path)
         self._groups = {
-            name: checked_group(group, f"{verb}(groups=)") for name, group in (groups or {}).items()
+            name: checked_group(group, f"{_VERB}(groups=)") for name, group in (groups or {}).items()
         }
         for name in self._groups:
             if not name or "/" in name or name in (".", ".."):
-                raise DeclarationError(f"{verb}(groups={{{name!r}: ...}}): a name is a word without slashes")
-        self._driver = DriverState(state)
-        self._channels = RunChannels(self._groups, channels, staleness)
+                raise DeclarationError(f"{_VERB}(groups={{{name!r}: ...}}): a name is a word without slashes")
+        self._driver = _DriverPart(state, self._groups, channels, staleness)
         self._keep = keep
-        self._pending: SaveFuture[SavedStep] | None = None
+        self._pending: SaveFuture[Step] | None = None
         self._closed = False
-        self.save = RunSave(self._save, self._submit)
+        self.save = RunSave(self)
         """``run.save(step)`` saves and waits; ``run.save.submit(step)`` continues during the next steps."""
         self._lock = PathLock.acquire(Storage(self.path))
 
@@ -104,7 +121,7 @@ class CheckpointManager:
         Args:
             step: its number; None: the step that was committed last.
             parts: by name of a group, the outermost keys of its state to load, such as ``{"policy": ["model",
-                "optimizer"]}`` on another number of ranks, where random generators of ranks cannot be restored.
+                "optimizer"]}`` on another number of ranks, where values that differed by rank cannot be restored.
 
         Returns:
             The step; None if nothing was saved yet.
@@ -127,62 +144,24 @@ class CheckpointManager:
             return None
         saved = read_step(self.path, step)
         self._check_layout(saved)
-        restore = self._driver.load(saved.read(_DRIVER))
-        channels = self._channels.read(saved)
+        restore = self._driver.load(saved)
         chosen = parts or {}
         with saved.reading():
             load_groups(
-                [
-                    GroupLoad.of(group, saved, f"groups/{name}/", chosen.get(name))
-                    for name, group in self._groups.items()
-                ]
+                [step_load(group, saved, name, chosen.get(name)) for name, group in self._groups.items()],
+                f"step {saved.number}",
             )
-        self._channels.restore(channels)
         restore()
         return saved.number
 
     def steps(self) -> list[int]:
         """Return the complete steps, in the order in which they were saved."""
-        return [found.step for found in listed(self.path) if found.whole]
+        return [found.number for found in listed(self.path) if found.whole]
 
-    def _save(self, step: int) -> SavedStep:
-        with self._counting(step, "written") as count:
-            return self._begin(step, count, None)()
-
-    def _submit(self, step: int) -> SaveFuture[SavedStep]:
-        cancelled = threading.Event()
-        with self._counting(step, "staged") as count:  # the next step may show a bar of its own
-            finish = self._begin(step, count, cancelled)
-        self._pending = SaveFuture(finish, f"save of step {step}", cancelled)
-        return self._pending
-
-    def _counting(self, step: int, verb: str) -> AbstractContextManager[Count]:
-        """Show a progress bar that counts the ranks of all groups."""
-        total = sum(len(group.ranks) for group in self._groups.values())
-        return counting(total, f"save step {step} of {self.path}: {verb}")
-
-    def _begin(self, step: int, count: Count, cancelled: threading.Event | None) -> Callable[[], SavedStep]:
-        """Copy or plan all that is saved. The returned function waits for the ranks, and commits."""
+    def _begin(self, step: int, cancelled: threading.Event | None = None) -> Callable[[], Step]:
         self._check_open()
         self._settle()
-        writer = open_step(self.path, step, keep=self._keep)
-        saves: list[GroupSave] = []
-
-        def finish() -> SavedStep:
-            with abandoning(writer, saves):
-                for save in saves:
-                    save.finish()
-                return writer.commit()
-
-        with abandoning(writer, saves):
-            for name, group in self._groups.items():
-                saves.append(GroupSave(group, writer, f"groups/{name}/", cancelled, count))
-                saves[-1].begin(staged=cancelled is not None)
-            writer.write(_DRIVER, self._driver.save())
-            writer.note("driver", self._driver.describe())
-            self._channels.save(writer)
-            writer.note(_LAYOUT, {"groups": sorted(self._groups)})
-        return finish
+        return begin_save(self._groups, self.path, step, self._keep, cancelled, self._driver.save)
 
     def _settle(self) -> None:
         """Wait for the pending save, and raise its error unless the caller has read it."""
@@ -192,18 +171,17 @@ class CheckpointManager:
         elif before is not None:
             before.exception()
 
-    def _check_layout(self, saved: SavedStep) -> None:
-        layout = saved.parts.get(_LAYOUT)
-        if layout is None:
+    def _check_layout(self, saved: Step) -> None:
+        if _DRIVER not in saved.parts:
             raise CheckpointMismatch(
                 f"{saved.folder} was not saved by a px.checkpoint.CheckpointManager: it has "
                 f"{', '.join(saved.parts) or 'nothing'}; load it with px.load"
             )
-        if layout["groups"] != sorted(self._groups):
+        names = saved_groups(saved).keys()
+        if names != self._groups.keys():
             raise CheckpointMismatch(
-                f"the run was saved with groups {', '.join(layout['groups']) or 'none'} and has "
-                f"{', '.join(sorted(self._groups)) or 'none'}; give px.checkpoint.CheckpointManager(groups=) the same "
-                "names"
+                f"the run was saved with groups {', '.join(sorted(names)) or 'none'} and has "
+                f"{', '.join(sorted(self._groups)) or 'none'}; give {_VERB}(groups=) the same names"
             )
 
     def _check_open(self) -> None:
@@ -250,12 +228,10 @@ class CheckpointManager:
 class RunSave:
     """The function ``run.save``."""
 
-    def __init__(
-        self, save: Callable[[int], SavedStep], submit: Callable[[int], SaveFuture[SavedStep]]
-    ) -> None:
-        self._save, self._submit = save, submit
+    def __init__(self, run: CheckpointManager) -> None:
+        self._run = run
 
-    def __call__(self, step: int) -> SavedStep:
+    def __call__(self, step: int) -> Step:
         """Save everything as ``step``, and wait until it is committed.
 
         Calls that were made before are included. Steps beyond ``keep`` are removed, the oldest first.
@@ -264,9 +240,9 @@ class RunSave:
             CheckpointError: if the path cannot be written, or not all see it. The steps before stay complete.
             WorkerDiedError: if a rank died. The steps before stay complete.
         """
-        return self._save(step)
+        return self._run._begin(step)()
 
-    def submit(self, step: int) -> SaveFuture[SavedStep]:
+    def submit(self, step: int) -> SaveFuture[Step]:
         """Save everything as it is now, and write it during the calls that follow.
 
         Return when each rank has copied its part. The save before is waited for.
@@ -274,4 +250,178 @@ class RunSave:
         Raises:
             CheckpointError: as of a call, or if the save before failed.
         """
-        return self._submit(step)
+        cancelled = threading.Event()
+        work = self._run._begin(step, cancelled)
+        self._run._pending = SaveFuture(work, f"save of step {step}", cancelled)
+        return self._run._pending
+
+
+class _DriverPart:
+    """The driver's part of a run; the arguments are those of ``CheckpointManager``.
+
+    Raises:
+        DeclarationError: if ``state`` has no state, two channels have the same name, or another process owns a channel
+            or the staleness.
+    """
+
+    def __init__(
+        self,
+        state: Any,
+        groups: Mapping[str, Ranks],
+        channels: Sequence[Channel],
+        staleness: StalenessManager | None,
+    ) -> None:
+        self._groups = groups
+        self._state: MutableMapping[str, Any] = {} if state is None else {"state": state}
+        if isinstance(state, MutableMapping) and ways_of(state) is None:
+            self._state = state
+        elif state is not None and ways_of(state) is None:
+            raise DeclarationError(
+                f"{_VERB}(state={type(state).__name__}): give something with state_dict() and load_state_dict(), a "
+                "random generator, or a dict of such things and of plain values"
+            )
+        self._owner: Any = stateful(self._state)
+        self._channels = {channel.name: channel for channel in channels}
+        self._staleness = staleness
+        if len(self._channels) < len(channels):
+            raise DeclarationError(f"{_VERB}(channels=): two of them have one name; give each channel once")
+        try:
+            check_owned(channels, staleness)
+        except ChannelError as error:
+            raise DeclarationError(
+                f"{_VERB}: {error}; the driver that saves a run has to create its channels and its staleness"
+            ) from None
+
+    def save(self, writer: StepWriter) -> None:
+        """Add the current content to a step. Channels and staleness are of the same moment.
+
+        Raises:
+            CheckpointError: if a value of the state cannot be pickled.
+            ChannelError: if the bytes of a channel's items cannot be read.
+        """
+        values: dict[str, bytes] = {}
+        for name, value in self._owner.state_dict().items():
+            try:
+                values[name] = cloudpickle.dumps(value, 5)
+            except Exception as error:
+                raise CheckpointError(f"{name!r} of the driver's state cannot be pickled: {error}") from error
+        names = [str(name) for name in self._state]
+        writer.write(_STATE, pickle.dumps((names, values, _generators().state_dict()), 5))
+        writer.parts[_DRIVER] = {"kind": "driver", "text": ", ".join([*names, "random numbers"])}
+        has_flow = bool(self._channels) or self._staleness is not None
+        flow = snapshot([*self._channels.values()], self._staleness) if has_flow else b""
+        published = {name: dict(group.core.published_weights) for name, group in self._groups.items()}
+        had = {name: dict(group.core.had_weights) for name, group in self._groups.items()}
+        content: dict[str, Any] = {
+            "channels": tuple(self._channels),
+            "staleness": self._staleness is not None,
+            "flow": flow,
+            "published": published,
+            "had": had,
+        }
+        writer.write(_CHANNELS, pickle.dumps(content, 5))
+        for name, text in (describe(flow) if flow else {}).items():
+            writer.parts[name] = {"kind": "staleness" if name == "staleness" else "channel", "text": text}
+        versions = [
+            f"{group}.{name} {number}"
+            for group, numbers in published.items()
+            for (role, name), number in sorted(numbers.items())
+            if number > had[group].get((role, name), 0)  # published by the group itself
+        ]
+        if versions:
+            writer.parts["weights"] = {"kind": "weights", "text": f"versions: {', '.join(versions)}"}
+
+    def load(self, step: Step) -> Callable[[], None]:
+        """Read the content, check that it fits, and return a function that restores it. Versions never go back.
+
+        Raises:
+            CheckpointMismatch: if the run has other names of state or channels, or a staleness and the step has none,
+                or vice versa.
+            CheckpointError: if a value of the state cannot be unpickled here.
+            DeclarationError: if items passed through a channel already.
+        """
+        _, saved, generators = pickle.loads(step.read(_STATE))
+        if saved.keys() != self._state.keys():
+            raise CheckpointMismatch(
+                f"the driver's state was saved as {', '.join(map(str, saved)) or 'nothing'} and is "
+                f"{', '.join(map(str, self._state)) or 'nothing'} now; give {_VERB}(state=) the same names"
+            )
+        values: dict[str, Any] = {}
+        for name, data in saved.items():
+            try:
+                values[name] = pickle.loads(data)
+            except Exception as error:
+                raise CheckpointError(
+                    f"{name!r} of the driver's state cannot be read here: {error}"
+                ) from error
+        content = self._read_channels(step)
+
+        def put() -> None:
+            if content["flow"]:
+                restore(content["flow"], [*self._channels.values()], self._staleness)
+            for versions in (content["published"], content["had"]):
+                for name, group in self._groups.items():
+                    numbers = group.core.published_weights
+                    for key, number in versions.get(name, {}).items():
+                        numbers[key] = max(number, numbers.get(key, 0))
+            self._owner.load_state_dict(values)
+            if isinstance(generators.get("torch"), bytes):  # format 1
+                generators["torch"] = torch.frombuffer(bytearray(generators["torch"]), dtype=torch.uint8)
+            _generators().load_state_dict(generators)  # last: loading may draw random numbers
+
+        return put
+
+    def _read_channels(self, step: Step) -> Mapping[str, Any]:
+        content = pickle.loads(step.read(_CHANNELS)) if _CHANNELS in step.files else _read_format_1(step)
+        if set(content["channels"]) != self._channels.keys():
+            raise CheckpointMismatch(
+                f"the run was saved with channels {_names(content['channels'])} and has {_names(self._channels)}; give "
+                "it channels of the same names"
+            )
+        if content["staleness"] != (self._staleness is not None):
+            had, has = ("a", "no") if content["staleness"] else ("no", "a")
+            raise CheckpointMismatch(f"the run was saved with {had} staleness and has {has} staleness=")
+        used = [f"channel {name!r}" for name, channel in self._channels.items() if channel.items.submitted]
+        if self._staleness is not None and self._staleness.stats.rows.submitted:
+            used.append("the staleness")
+        if used:
+            raise DeclarationError(
+                f"run.resume: {used[0]} cannot be restored, for it was used already; resume before anything moves"
+            )
+        return content
+
+
+def _read_format_1(step: Step) -> dict[str, Any]:
+    """Return the content of the driver's file of format 1, without that of channels and staleness."""
+    saved = _Format1(io.BytesIO(step.read(_CHANNELS_OF_FORMAT_1))).load()
+    if saved.channels or saved.staleness is not None:
+        _log.warning(
+            "%s was saved by an earlier version; the content of its channels and staleness is not restored",
+            step.folder,
+        )
+    versions: list[_Versions] = [
+        {group: {(role, name): number for role, name, number in found} for group, found in one.items()}
+        for one in (saved.published, saved.had)
+    ]
+    content = {"channels": (), "staleness": False, "flow": b""}
+    return {**content, "published": versions[0], "had": versions[1]}
+
+
+class _Format1(pickle.Unpickler):
+    """Reads the file of format 1, whose class is gone."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if module_name == "phalanx.checkpoint.flow_state":
+            return type(global_name, (), {})
+        try:
+            return super().find_class(module_name, global_name)
+        except (ImportError, AttributeError):
+            return type(global_name, (), {"__init__": lambda self, *args: None})
+
+
+def _generators() -> Generators:
+    return Generators("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "none"

@@ -8,29 +8,19 @@ checkpoint is not used: with two boxes of a tensor on a rank it writes wrong fil
 from __future__ import annotations
 
 import json
-import math
 import os
-import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint import (
-    ChunkStorageMetadata,
-    FileSystemReader,
-    LoadPlan,
-    LoadPlanner,
-    Metadata,
-    SavePlan,
-    SavePlanner,
-    TensorStorageMetadata,
-)
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
-from torch.futures import Future
 
 from phalanx.checkpoint.storage import storage_errors
-from phalanx.checkpoint.stored_keys import StoredKey, StoredState
+from phalanx.checkpoint.stored_state import StoredKey, StoredState
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 from phalanx.worker.rank_state import Path
 
@@ -61,73 +51,96 @@ class Place(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-
-class Layout(NamedTuple):
-    """Headers and sizes of the files, and the place of each tensor, by name."""
-
-    headers: dict[str, bytes]
-    sizes: dict[str, int]
-    places: dict[str, Place]
-
-    def index_file(self) -> bytes:
-        """Return the content of the index file."""
-        total = sum(self.sizes.values()) - sum(map(len, self.headers.values()))
-        weights = {name: place.relative_path for name, place in sorted(self.places.items())}
-        return json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2).encode()
+    def elements(self, folder: str, mode: Any, offsets: Sequence[int], sizes: Sequence[int]) -> Any:
+        """Return a box of the tensor as bytes in the memory of the file, with a last dimension for an element."""
+        shape = (*self.shape, self.dtype.itemsize)
+        file: Any = np.memmap(f"{folder}/{self.relative_path}", np.uint8, mode, self.start, shape)
+        return file[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
 
 
-def plan_layout(tensors: Mapping[str, TensorStorageMetadata], shard_bytes: int) -> Layout:
-    """Put tensors into files of at most ``shard_bytes``, in the order of their names. A larger tensor has its own file.
+@dataclass
+class ModelFiles:
+    """The files of a new folder.
 
-    Raises:
-        CheckpointError: if the format lacks a type.
+    Attributes:
+        headers: by name.
+        sizes: by name, with the header.
+        places: of the tensors, by name.
     """
-    files: list[list[str]] = [[]]
-    filled = 0
-    for name in sorted(tensors):
-        nbytes = _nbytes(name, tensors[name])
-        if files[-1] and filled + nbytes > shard_bytes:
-            files.append([])
-            filled = 0
-        files[-1].append(name)
-        filled += nbytes
-    layout = Layout({}, {}, {})
-    for number, names in enumerate(files, 1):
-        file = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
-        _add_file(layout, file, {name: tensors[name] for name in names})
-    return layout
+
+    headers: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    sizes: dict[str, int] = field(default_factory=dict[str, int])
+    places: dict[str, Place] = field(default_factory=dict[str, Place])
+
+    @classmethod
+    def plan(cls, tensors: Mapping[str, dcp.TensorStorageMetadata], shard_bytes: int) -> ModelFiles:
+        """Put tensors into files of at most ``shard_bytes``, by name. A larger tensor has its own file.
+
+        Raises:
+            CheckpointError: if the format lacks a type.
+        """
+        groups: list[dict[str, dcp.TensorStorageMetadata]] = [{}]
+        filled = 0
+        for name, tensor in sorted(tensors.items()):
+            if tensor.properties.dtype not in _TYPES:
+                types = ", ".join(map(str, _TYPES))
+                raise CheckpointError(
+                    f"{name} has type {tensor.properties.dtype}; safetensors files have {types}"
+                )
+            if groups[-1] and filled + _nbytes(tensor) > shard_bytes:
+                groups.append({})
+                filled = 0
+            groups[-1][name] = tensor
+            filled += _nbytes(tensor)
+        files = cls()
+        for number, group in enumerate(groups, 1):
+            several = f"model-{number:05}-of-{len(groups):05}.safetensors"
+            files._add(several if len(groups) > 1 else "model.safetensors", group)
+        return files
+
+    def _add(self, file: str, tensors: Mapping[str, dcp.TensorStorageMetadata]) -> None:
+        content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name, tensor in tensors.items():
+            start, end = end, end + _nbytes(tensor)
+            dtype, shape = _TYPES[tensor.properties.dtype], list(tensor.size)
+            content[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+        text = json.dumps(content, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.headers[file] = len(text).to_bytes(8, "little") + text
+        self.sizes[file] = len(self.headers[file]) + end
+        self.places |= _places(file, content, len(self.headers[file]))
+
+    def make(self, folder: FilePath) -> None:
+        """Create the files in their size: a write to a file of a full disk would kill the rank (SIGBUS)."""
+        folder.mkdir(parents=True)
+        for name, header in self.headers.items():
+            with open(folder / name, "wb") as file:
+                os.posix_fallocate(file.fileno(), 0, self.sizes[name])
+                file.write(header)
+        if len(self.headers) > 1:
+            total = sum(self.sizes.values()) - sum(map(len, self.headers.values()))
+            weights = {name: place.relative_path for name, place in sorted(self.places.items())}
+            index = {"metadata": {"total_size": total}, "weight_map": weights}
+            (folder / INDEX).write_text(json.dumps(index, indent=2))
 
 
-def _add_file(layout: Layout, file: str, tensors: Mapping[str, TensorStorageMetadata]) -> None:
-    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, tensor in tensors.items():
-        offsets = [at, at + _nbytes(name, tensor)]
-        content[name] = {
-            "dtype": _TYPES[tensor.properties.dtype],
-            "shape": list(tensor.size),
-            "data_offsets": offsets,
-        }
-        at = offsets[1]
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    header = struct.pack("<Q", len(text)) + text
-    layout.headers[file], layout.sizes[file] = header, len(header) + at
-    for name, tensor in tensors.items():
-        start = len(header) + content[name]["data_offsets"][0]
-        layout.places[name] = Place(file, start, tensor.properties.dtype, tuple(tensor.size))
+def _nbytes(tensor: dcp.TensorStorageMetadata) -> int:
+    return tensor.size.numel() * tensor.properties.dtype.itemsize
 
 
-def _nbytes(name: str, tensor: TensorStorageMetadata) -> int:
-    dtype = tensor.properties.dtype
-    if dtype not in _TYPES:
-        raise CheckpointError(
-            f"{name} has type {dtype}; safetensors files have {', '.join(map(str, _TYPES))}"
-        )
-    return math.prod(tensor.size) * dtype.itemsize
+def _places(file: str, content: Mapping[str, Any], start: int) -> dict[str, Place]:
+    """Return the places of the tensors of a header."""
+    return {
+        name: Place(file, start + one["data_offsets"][0], _NAMES[one["dtype"]], tuple(one["shape"]))
+        for name, one in content.items()
+        if name != "__metadata__"
+    }
 
 
-def write_boxes(folder: str, plan: SavePlan, planner: SavePlanner, places: Mapping[str, Place]) -> int:
+def write_boxes(
+    folder: str, plan: dcp.SavePlan, planner: dcp.SavePlanner, places: Mapping[str, Place]
+) -> int:
     """Write the items of a rank's plan into files that exist in their size. Return the bytes.
 
     Raises:
@@ -136,14 +149,12 @@ def write_boxes(folder: str, plan: SavePlan, planner: SavePlanner, places: Mappi
     written = 0
     with storage_errors(folder, "written"):
         for item in plan.items:
-            data, place = planner.resolve_data(item), places[item.index.fqn]
+            data = planner.resolve_data(item)
             if isinstance(data, torch.Tensor) and data.numel():
                 raw = data.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-                shape = (*place.shape, place.dtype.itemsize)
-                file: Any = np.memmap(f"{folder}/{place.relative_path}", np.uint8, "r+", place.start, shape)
-                box = zip(item.index.offset or (), data.shape, strict=True)
-                file[tuple(slice(start, start + size) for start, size in box)] = raw.reshape(*data.shape, -1)
-                file.flush()
+                box = places[item.index.fqn].elements(folder, "r+", item.index.offset or (), data.shape)
+                box[...] = raw.reshape(*data.shape, -1)
+                box.flush()
                 written += raw.size
     return written
 
@@ -164,57 +175,39 @@ def read_model(folder: str, prefix: Path) -> StoredState:
     """
     with storage_errors(folder, "read"):
         files = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
-        tensors = {name: place for file in files for name, place in _places(folder, file).items()}
+        places = {name: place for file in files for name, place in _read_header(folder, file).items()}
     if not files:
         raise CheckpointError(f"{folder} has no safetensors files")
-    entries: dict[str, Any] = {name: _entry(place) for name, place in tensors.items()}
-    data = {MetadataIndex(name, torch.Size([0] * len(place.shape))): place for name, place in tensors.items()}
-    keys = {name: StoredKey(".".join((*map(str, prefix), name)), (*prefix, name)) for name in tensors}
-    return StoredState(Metadata(entries, storage_data=data), keys, 1, folder)
+    entries: dict[str, Any] = {}
+    data: dict[MetadataIndex, Place] = {}
+    for name, place in places.items():
+        size, origin = torch.Size(place.shape), torch.Size([0] * len(place.shape))
+        chunks = [dcp.ChunkStorageMetadata(origin, size)]
+        entries[name] = dcp.TensorStorageMetadata(TensorProperties(dtype=place.dtype), size, chunks)
+        data[MetadataIndex(name, origin)] = place
+    keys = {name: StoredKey(".".join((*map(str, prefix), name)), (*prefix, name)) for name in places}
+    return StoredState(dcp.Metadata(entries, storage_data=data), keys, 1, folder)
 
 
-def _entry(place: Place) -> TensorStorageMetadata:
-    size = torch.Size(place.shape)
-    chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-    return TensorStorageMetadata(TensorProperties(dtype=place.dtype), size, [chunk])
-
-
-def _places(folder: str, name: str) -> dict[str, Place]:
+def _read_header(folder: str, name: str) -> dict[str, Place]:
     path = f"{folder}/{name}"
     try:
         with open(path, "rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
+            length = int.from_bytes(file.read(8), "little")
             if length > os.stat(path).st_size - 8:
                 raise ValueError(length)
-            content = json.loads(file.read(length))
-        content.pop("__metadata__", None)
-        return {
-            key: Place(name, 8 + length + one["data_offsets"][0], _NAMES[one["dtype"]], tuple(one["shape"]))
-            for key, one in content.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error):
+            return _places(name, json.loads(file.read(length)), 8 + length)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointCorrupted(
             f"{path} is damaged: its header is none of safetensors", files=(path,)
         ) from None
 
 
-class ModelReader(FileSystemReader):
-    """Reads boxes of tensors from safetensors files."""
-
-    def __init__(self, folder: str, metadata: Metadata) -> None:
-        super().__init__(folder)
-        self.set_up_storage_reader(metadata, is_coordinator=False)
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        for item in plan.items:
-            place: Place = self.storage_data[item.storage_index]
-            target = planner.resolve_tensor(item)
-            if target.numel():
-                shape = (*place.shape, place.dtype.itemsize)
-                file: Any = np.memmap(f"{self.path}/{place.relative_path}", np.uint8, "c", place.start, shape)
-                offsets = zip(item.storage_offsets, item.lengths, strict=True)
-                raw = np.ascontiguousarray(file[tuple(slice(start, start + size) for start, size in offsets)])
-                target.copy_(torch.from_numpy(raw).reshape(-1).view(place.dtype).view(target.shape))
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+def read_boxes(folder: str, metadata: dcp.Metadata, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None:
+    """Read the items of a rank's plan from safetensors files."""
+    for item in plan.items:
+        place: Place = metadata.storage_data[item.storage_index]
+        target = planner.resolve_tensor(item)
+        if target.numel():
+            raw = np.ascontiguousarray(place.elements(folder, "c", item.storage_offsets, item.lengths))
+            target.copy_(torch.from_numpy(raw).reshape(-1).view(place.dtype).view(target.shape))

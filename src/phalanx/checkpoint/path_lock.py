@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import secrets
 import socket
 import threading
 import time
+from datetime import datetime
 
 from phalanx.checkpoint.storage import Storage, storage_errors
 from phalanx.errors import CheckpointLocked
 
 LOCK = ".lock"
-CLAIM = "claim.json"
+CLAIM = "claim.txt"
 _ATTEMPTS = 3
 _PAUSE_S = 0.05
 
@@ -39,13 +38,8 @@ class PathLock:
         self._storage = storage
         self._users = 0
         self._pid = os.getpid()
-        self._claim = json.dumps(
-            {
-                "holder": f"pid {self._pid} on host {socket.gethostname()}",
-                "since": time.time(),
-                "token": secrets.token_hex(8),
-            }
-        ).encode()
+        since = datetime.now().isoformat(sep=" ")
+        self._claim = f"pid {self._pid} on host {socket.gethostname()} since {since}".encode()
         self._file = _locked_file(storage, self._claim) if storage.is_local else -1
         if not storage.is_local:
             storage.write(CLAIM, self._claim)
@@ -100,30 +94,26 @@ def _locked_file(storage: Storage, claim: bytes) -> int:
     path = f"{storage.root}/{LOCK}"
     with storage_errors(path, "locked"):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _lock(file)
-    except BlockingIOError:
-        holder = _holder(os.pread(file, 1 << 10, 0))
-        os.close(file)
-        raise CheckpointLocked(
-            f"{storage.root} is held by {holder}: one driver saves to a path at a time; end that driver, or choose "
-            "another path",
-            holder=holder,
-        ) from None
-    except OSError:
-        pass  # a file system without locks promises less
+    for pauses in range(_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if pauses < _ATTEMPTS - 1:
+                time.sleep(_PAUSE_S)  # a process that looks for the holder has the lock for a moment
+                continue
+            holder = _holder(os.pread(file, 1 << 10, 0))
+            os.close(file)
+            raise CheckpointLocked(
+                f"{storage.root} is held by {holder}: one driver saves to a path at a time; end that driver, or choose "
+                "another path",
+                holder=holder,
+            ) from None
+        except OSError:
+            break  # a file system without locks promises less
     os.ftruncate(file, 0)
     os.pwrite(file, claim, 0)
     return file
-
-
-def _lock(file: int) -> None:
-    for _ in range(_ATTEMPTS - 1):  # a process that looks for the holder has the lock for a moment
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        time.sleep(_PAUSE_S)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def holder_of(storage: Storage) -> str | None:
@@ -147,9 +137,4 @@ def holder_of(storage: Storage) -> str | None:
 
 
 def _holder(claim: bytes) -> str:
-    try:
-        found = json.loads(claim)
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since"]))
-        return f"{found['holder']} since {since}"
-    except (ValueError, KeyError, TypeError):
-        return "a process that did not say its name"
+    return claim.decode(errors="replace") or "a process that did not say its name"

@@ -9,39 +9,28 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import pickle
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.distributed.checkpoint import (
-    ChunkStorageMetadata,
-    DefaultLoadPlanner,
-    DefaultSavePlanner,
-    LoadPlan,
-    Metadata,
-    ReadItem,
-    SavePlan,
-    TensorStorageMetadata,
-    WriteItem,
-)
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import LoadItemType, TensorWriteData, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from xxhash import xxh3_64_hexdigest
 
-from phalanx.checkpoint.value_digest import value_digest
 from phalanx.errors import CheckpointError, CheckpointMismatch, InternalError, PhalanxError
+from phalanx.weights.digests import tensor_digest
 from phalanx.worker.rank_state import LocalTensor, Path
 
 _BY_NAME = ("model.", "optimizer.")
 """Leaves that a load finds by the names of parameters, on any rank."""
 
 
-class PlanData(NamedTuple):
-    """Data of a rank's plan for the driver: path of each key, and digests of undeclared tensors and values."""
-
-    paths: Mapping[str, Path]
-    digests: Mapping[str, str]
+PlanData = Mapping[str, tuple[Path, str | None]]
+"""Data of a rank's plan for the driver: the path of each key, and a digest unless it is a declared tensor."""
 
 
 def rank_key(key: str, rank: int) -> str:
@@ -49,7 +38,32 @@ def rank_key(key: str, rank: int) -> str:
     return f"{key} of rank {rank}"
 
 
-class SavePlanner(DefaultSavePlanner):
+def value_digest(value: Any) -> str:
+    """Return a digest by which ranks compare a value: equal for equal values, whatever memory their parts share."""
+    try:
+        return xxh3_64_hexdigest(_pickled(value, shares_parts=False))
+    except ValueError:  # a part refers to itself
+        return xxh3_64_hexdigest(_pickled(value, shares_parts=True))
+
+
+def _pickled(value: Any, *, shares_parts: bool) -> bytes:
+    stream = io.BytesIO()
+    pickler = _DigestPickler(stream, 5)
+    pickler.fast = not shares_parts  # without references to parts that occurred before
+    pickler.dump(value)
+    return stream.getvalue()
+
+
+class _DigestPickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return str(obj.dtype), tuple(obj.shape), tensor_digest(obj.detach(), verify="full")
+        if type(obj) in (set, frozenset):  # their order differs by process
+            return type(obj).__name__, sorted(map(value_digest, obj))
+        return None
+
+
+class SavePlanner(dcp.DefaultSavePlanner):
     """The planner of a rank.
 
     Args:
@@ -64,24 +78,24 @@ class SavePlanner(DefaultSavePlanner):
         self.rank, self._alone = rank, alone
         self._staged: dict[MetadataIndex, torch.Tensor | bytes] = {}
 
-    def create_local_plan(self) -> SavePlan:
-        items: list[WriteItem] = []
-        digests: dict[str, str] = {}
-        for key, (_, value) in self._leaves.items():
+    def create_local_plan(self) -> dcp.SavePlan:
+        items: list[dcp.WriteItem] = []
+        data: dict[str, tuple[Path, str | None]] = {}
+        for key, (path, value) in self._leaves.items():
             tensor = value if isinstance(value, LocalTensor) else None
             if tensor is not None:
                 _check_dense(key, tensor.local)
                 items += _write_items(key, tensor)
             else:
-                items.append(WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO))
+                items.append(dcp.WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO))
+            digest = None
             if not self._alone and (tensor is None or not tensor.declared):
                 with _pickling(key, value):
-                    digests[key] = value_digest(value if tensor is None else tensor.local)
-        return SavePlan(
-            items, planner_data=PlanData({key: path for key, (path, _) in self._leaves.items()}, digests)
-        )
+                    digest = value_digest(value if tensor is None else tensor.local)
+            data[key] = (path, digest)
+        return dcp.SavePlan(items, planner_data=data)
 
-    def stage(self, plan: SavePlan, buffers: dict[Any, torch.Tensor]) -> None:
+    def stage(self, plan: dcp.SavePlan, buffers: dict[Any, torch.Tensor]) -> None:
         """Copy the items of the merged plan into host memory. ``buffers`` are reused by the next save."""
         for item in plan.items:
             data = self.resolve_data(item)
@@ -96,7 +110,7 @@ class SavePlanner(DefaultSavePlanner):
             self._staged[item.index] = buffer.copy_(data)
         self._leaves = {}
 
-    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+    def resolve_data(self, write_item: dcp.WriteItem) -> torch.Tensor | io.BytesIO:
         index = write_item.index
         staged = self._staged.get(index)
         if staged is not None:
@@ -111,12 +125,12 @@ class SavePlanner(DefaultSavePlanner):
         return stream
 
 
-def _write_items(key: str, tensor: LocalTensor) -> Iterator[WriteItem]:
+def _write_items(key: str, tensor: LocalTensor) -> Iterator[dcp.WriteItem]:
     properties = TensorProperties(dtype=tensor.local.dtype)
     for patch in tensor.patches:
-        chunk = ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
+        chunk = dcp.ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
         data = TensorWriteData(chunk, properties, torch.Size(tensor.shape))
-        yield WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+        yield dcp.WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
 
 
 def _check_dense(key: str, tensor: torch.Tensor) -> None:
@@ -141,7 +155,7 @@ def _pickling(key: str, value: Any) -> Generator[None]:
         ) from error
 
 
-def merge_plans(plans: Sequence[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+def merge_plans(plans: Sequence[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], dcp.Metadata]:
     """Merge the plans of all ranks on the driver. Return each rank's part, and the metadata of the files.
 
     Raises:
@@ -150,18 +164,17 @@ def merge_plans(plans: Sequence[SavePlan]) -> tuple[list[SavePlan], Metadata]:
     data: list[PlanData] = [plan.planner_data for plan in plans]
     by_rank = _different_keys(data)
     _check_tensors(plans, by_rank)
-    renamed: list[SavePlan] = []
     paths: dict[str, Path] = {}
-    for key in dict.fromkeys(key for one in data for key in one.paths):
+    for key in dict.fromkeys(key for one in data for key in one):
         for rank, one in enumerate(data):
-            if key in one.paths:
-                name = rank_key(key, rank) if key in by_rank else key
-                paths[name] = (*one.paths[key], f"of rank {rank}") if key in by_rank else one.paths[key]
-    for rank, plan in enumerate(plans):
-        renamed.append(
-            SavePlan([_renamed(item, rank) if item.index.fqn in by_rank else item for item in plan.items])
-        )
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+            if key in one:
+                name, last = (rank_key(key, rank), (f"of rank {rank}",)) if key in by_rank else (key, ())
+                paths[name] = (*one[key][0], *last)
+    renamed = [
+        dcp.SavePlan([_renamed(item, rank) if item.index.fqn in by_rank else item for item in plan.items])
+        for rank, plan in enumerate(plans)
+    ]
+    planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         merged, metadata = planner.create_global_plan(renamed)
     except ValueError as error:
@@ -171,31 +184,32 @@ def merge_plans(plans: Sequence[SavePlan]) -> tuple[list[SavePlan], Metadata]:
     return merged, dataclasses.replace(metadata, planner_data=paths)
 
 
-def _renamed(item: WriteItem, rank: int) -> WriteItem:
+def _renamed(item: dcp.WriteItem, rank: int) -> dcp.WriteItem:
     return dataclasses.replace(item, index=MetadataIndex(rank_key(item.index.fqn, rank), item.index.offset))
 
 
 def _different_keys(data: Sequence[PlanData]) -> set[str]:
     """Return the keys of leaves that differ by rank, or that only some ranks have."""
-    digests: dict[str, dict[int, str]] = {}
+    digests: dict[str, dict[int, str | None]] = {}
     for rank, one in enumerate(data):
-        for key, digest in one.digests.items():
+        for key, (_, digest) in one.items():
             digests.setdefault(key, {})[rank] = digest
+    different: set[str] = set()
     for key, found in digests.items():
-        declared = [rank for rank, one in enumerate(data) if key in one.paths and rank not in found]
+        declared = [rank for rank, digest in found.items() if digest is None]
+        if len(declared) == len(found):
+            continue
         if declared:
             raise CheckpointError(
                 f"{key} is a sharded tensor on ranks {_some(declared)} and something else on ranks "
-                f"{_some(sorted(found))}; give each its own name"
+                f"{_some(sorted(found.keys() - declared))}; give each its own name"
             )
-    return {
-        key
-        for key, found in digests.items()
-        if len(set(found.values())) > 1 or (len(found) < len(data) and not key.startswith(_BY_NAME))
-    }
+        if len(set(found.values())) > 1 or (len(found) < len(data) and not key.startswith(_BY_NAME)):
+            different.add(key)
+    return different
 
 
-def _check_tensors(plans: Sequence[SavePlan], by_rank: set[str]) -> None:
+def _check_tensors(plans: Sequence[dcp.SavePlan], by_rank: set[str]) -> None:
     """Check that ranks mean the same global tensor, and that their boxes cover it. DCP takes the first size."""
     first: dict[str, tuple[tuple[torch.dtype, list[int]], int]] = {}
     boxes: dict[str, dict[torch.Size, torch.Size]] = {}
@@ -230,7 +244,7 @@ def _some(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
-class LoadPlanner(DefaultLoadPlanner):
+class LoadPlanner(dcp.DefaultLoadPlanner):
     """The planner of a rank: fills tensors, and keeps values.
 
     Args:
@@ -240,7 +254,7 @@ class LoadPlanner(DefaultLoadPlanner):
     """
 
     def __init__(
-        self, metadata: Metadata, targets: Mapping[str, LocalTensor | None], keys: Mapping[str, str]
+        self, metadata: dcp.Metadata, targets: Mapping[str, LocalTensor | None], keys: Mapping[str, str]
     ) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._targets, self._keys = targets, keys
@@ -248,18 +262,22 @@ class LoadPlanner(DefaultLoadPlanner):
         #: Values that were read, by key.
         self.values: dict[str, Any] = {}
 
-    def create_local_plan(self) -> LoadPlan:
-        return LoadPlan([item for key, target in self._targets.items() for item in self._items(key, target)])
+    def create_local_plan(self) -> dcp.LoadPlan:
+        return dcp.LoadPlan(
+            [item for key, target in self._targets.items() for item in self._items(key, target)]
+        )
 
-    def _items(self, key: str, target: LocalTensor | None) -> Iterator[ReadItem]:
+    def _items(self, key: str, target: LocalTensor | None) -> Iterator[dcp.ReadItem]:
         name = self._keys[key]
         stored = self._stored[name]
-        if target is None or not isinstance(stored, TensorStorageMetadata):
+        if target is None or not isinstance(stored, dcp.TensorStorageMetadata):
             none = torch.Size([0])
-            yield ReadItem(LoadItemType.BYTE_IO, MetadataIndex(key), none, MetadataIndex(name), none, none)
+            yield dcp.ReadItem(
+                LoadItemType.BYTE_IO, MetadataIndex(key), none, MetadataIndex(name), none, none
+            )
             return
         chunks = [
-            ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
+            dcp.ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
             for patch in target.patches
         ]
         items = create_read_items_for_chunk_list(name, stored, chunks)
@@ -268,10 +286,10 @@ class LoadPlanner(DefaultLoadPlanner):
         for item in items:
             yield dataclasses.replace(item, dest_index=MetadataIndex(key, item.dest_index.offset))
 
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+    def load_bytes(self, read_item: dcp.ReadItem, value: io.BytesIO) -> None:
         self.values[read_item.dest_index.fqn] = torch.load(value, weights_only=False, map_location="cpu")
 
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+    def resolve_tensor(self, read_item: dcp.ReadItem) -> torch.Tensor:
         target = self._targets[read_item.dest_index.fqn]
         if target is None:
             raise InternalError(f"torch read {read_item.dest_index.fqn}, a value, as a tensor")
@@ -280,5 +298,5 @@ class LoadPlanner(DefaultLoadPlanner):
             view = view.narrow(dim, start, size)
         return view
 
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+    def commit_tensor(self, read_item: dcp.ReadItem, tensor: torch.Tensor) -> None:
         pass

@@ -1,28 +1,39 @@
-"""``px.save`` and ``px.load``: the state of a group."""
+"""``px.save`` and ``px.load``: the state of a group as a step, or its model as a folder in Hugging Face's format."""
 
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from torch.distributed.checkpoint import Metadata, SavePlan, TensorStorageMetadata
+
+from phalanx.checkpoint import rank_checkpoint as handlers
 from phalanx.checkpoint.group_checkpoint import (
     GroupLoad,
-    GroupSave,
-    abandoning,
+    begin_save,
+    call_ranks,
     check_parts,
+    checked_group,
     load_groups,
-    prefix_of,
+    plan_group,
+    step_load,
 )
-from phalanx.checkpoint.hugging_face import load_model, save_model
-from phalanx.checkpoint.rank_calls import checked_group
+from phalanx.checkpoint.model_folder import ModelFiles
+from phalanx.checkpoint.planners import merge_plans
+from phalanx.checkpoint.rank_checkpoint import RoleSource
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.steps import open_step, read_step
+from phalanx.checkpoint.step_files import METADATA
+from phalanx.checkpoint.steps import read_step
+from phalanx.checkpoint.storage import storage_errors
 from phalanx.display.byte_format import size
-from phalanx.errors import DeclarationError
+from phalanx.errors import CheckpointError, DeclarationError
 from phalanx.weights.sync_pairs import Ranks
 
 Format = Literal["steps", "hugging face"]
@@ -90,9 +101,9 @@ class _Save:
                 raise DeclarationError(
                     f"px.save(keep={keep!r}): a folder in this format is one model; leave it out"
                 )
-            nbytes = save_model(ranks, os.fspath(path), shard_bytes)
+            nbytes = _save_model(ranks, os.fspath(path), shard_bytes)
             return CheckpointInfo(step, os.fspath(path), nbytes, time.monotonic() - began)
-        return _begun(ranks, os.fspath(path), step, keep)()
+        return _begin(ranks, os.fspath(path), step, keep)()
 
     def submit(
         self, group: Ranks, path: str | os.PathLike[str], *, step: int = 0, keep: int | None = None
@@ -105,30 +116,26 @@ class _Save:
         """
         ranks = checked_group(group, "px.save.submit")
         cancelled = threading.Event()
-        work = _begun(ranks, os.fspath(path), step, keep, cancelled)
+        work = _begin(ranks, os.fspath(path), step, keep, cancelled)
         return SaveFuture(work, f"save of {ranks.name!r} as step {step}", cancelled)
 
     def __repr__(self) -> str:
         return "<function px.save>"
 
 
-def _begun(
+def _begin(
     group: Ranks, path: str, step: int, keep: int | None, cancelled: threading.Event | None = None
 ) -> Callable[[], CheckpointInfo]:
-    """Begin a save, staged if it can be cancelled. The returned function waits for the ranks, and commits."""
+    """Begin a save. The returned function waits for the ranks, and commits."""
     began = time.monotonic()
-    writer = open_step(path, step, keep=keep)
-    saving = GroupSave(group, writer, cancelled=cancelled)
+    finish = begin_save({"": group}, path, step, keep, cancelled)
 
-    def finish() -> CheckpointInfo:
-        with abandoning(writer, [saving]):
-            saving.finish()
-            saved = writer.commit()
-        return CheckpointInfo(saved.number, saved.folder, saving.nbytes, time.monotonic() - began)
+    def finished() -> CheckpointInfo:
+        saved = finish()
+        nbytes = sum(facts.size for name, facts in saved.files.items() if not name.endswith(METADATA))
+        return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
 
-    with abandoning(writer, [saving]):
-        saving.begin(staged=cancelled is not None)
-    return finish
+    return finished
 
 
 save = _Save()
@@ -177,9 +184,80 @@ def load(
             raise DeclarationError(
                 f"px.load(parts={parts!r}, name={name!r}): a folder in this format has the model alone; leave them out"
             )
-        nbytes = load_model(ranks, os.fspath(path))
+        nbytes = _load_model(ranks, os.fspath(path))
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
     with saved.reading():
-        nbytes = load_groups([GroupLoad.of(ranks, saved, prefix_of(ranks, saved, name), parts)])
+        nbytes = load_groups([step_load(ranks, saved, name, parts)], f"step {saved.number}")
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
+
+
+def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
+    """Write the model of a role into a new folder. Each rank writes its boxes. Return the bytes.
+
+    Raises:
+        CheckpointError: if the folder exists, cannot be written, or the state is no model.
+    """
+    if "://" in path:
+        raise CheckpointError(
+            f"{path!r}: a model is written into files by all ranks at once, so give a path, not a URL"
+        )
+    path = os.path.abspath(os.path.expanduser(path))
+    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise CheckpointError(f"{path} is there already; give the path of a folder that is not")
+    folder = f"{path}.{secrets.token_hex(4)}.part"
+    title = f"save model of {group.name!r}"
+    roles = plan_group(group, f"{title}: plan", folder, model=True)
+    if len(roles) != 1:
+        names = sorted(roles)
+        raise CheckpointError(
+            f"{group.name!r} has the roles {', '.join(names)}; give one of them, such as group.{names[0]}"
+        )
+    (role, offered), *_ = roles.items()
+    plans, metadata = merge_plans(offered)
+    files = ModelFiles.plan(_tensors(group, offered, metadata), shard_bytes)
+    try:
+        with storage_errors(path, "written"):
+            files.make(Path(folder))
+        written = call_ranks(
+            group, f"{title}: write", handlers.write_model, plans, folder, role, files.places, folder
+        )
+        with storage_errors(path, "written"):
+            if os.path.isdir(path):
+                os.rmdir(path)
+            os.rename(folder, path)
+        return sum(written)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tensors(
+    group: Ranks, offered: Sequence[SavePlan], metadata: Metadata
+) -> dict[str, TensorStorageMetadata]:
+    """Return the tensors of a model, if it has nothing else, and no tensor that differs by rank."""
+    stored = metadata.state_dict_metadata
+    tensors = {name: one for name, one in stored.items() if isinstance(one, TensorStorageMetadata)}
+    values = sorted(stored.keys() - tensors.keys())
+    if values or not tensors:
+        raise CheckpointError(
+            f"the state of {group.name!r} is no model: {', '.join(values[:5]) or 'it has no tensors'}; "
+            "register the model alone: px.register_state(self, model=...)"
+        )
+    differing = sorted(tensors.keys() - {key for plan in offered for key in plan.planner_data})
+    if differing:
+        raise CheckpointError(
+            f"{', '.join(differing[:5])} differ by rank, and nothing says how they are sharded; declare it (DTensor, "
+            "px.register_state(boxes=..., megatron=...))"
+        )
+    return tensors
+
+
+def _load_model(group: Ranks, path: str) -> int:
+    """Load a folder of safetensors files into the model of a role. Return the bytes.
+
+    Raises:
+        CheckpointMismatch: if it does not fit. No rank was changed.
+        CheckpointCorrupted: if a file is none of safetensors.
+    """
+    path = os.path.abspath(os.path.expanduser(path))
+    return load_groups([GroupLoad(group, {group.role: RoleSource(path, {}, 0)})], "model")

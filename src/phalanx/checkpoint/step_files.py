@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
+import torch.distributed.checkpoint as dcp
 import xxhash
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, Metadata, SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 
 from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
@@ -27,6 +27,9 @@ _PAGE = 4096
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # not on every platform
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 METADATA = ".metadata"
+
+WrittenItems = tuple[list[WriteResult], dict[str, FileFacts]]
+"""Places of the items of a rank's plan, and facts of the files."""
 
 
 class DirectFile:
@@ -59,7 +62,7 @@ class DirectFile:
                 self._use_cache()
             block = block[count:]
 
-    def finish(self) -> None:
+    def flush(self) -> None:
         """Return when all is on the disk."""
         os.fsync(self._file)
 
@@ -152,12 +155,9 @@ class StepFiles:
             try:
                 yield stream
                 self.facts[name] = stream.finish()
+                file.flush()
             except BaseException as error:
-                if stream.error is None or stream.error is error:
-                    raise
-                raise stream.error from None
-            if isinstance(file, DirectFile):
-                file.finish()
+                raise (stream.error or error) from None
         finally:
             file.close()
 
@@ -166,16 +166,16 @@ class StepFiles:
 
 
 def write_items(
-    folder: str, plan: SavePlan, planner: SavePlanner, check: Callable[[], object] = lambda: None
-) -> tuple[list[WriteResult], dict[str, FileFacts]]:
-    """Write the items of a rank's plan. Return their places, and the facts of the files.
+    folder: str, plan: dcp.SavePlan, planner: dcp.SavePlanner, check: Callable[[], object] = lambda: None
+) -> WrittenItems:
+    """Write the items of a rank's plan.
 
     Raises:
         CheckpointError: if a file cannot be written.
     """
     files = StepFiles(folder, check)
     # The streams sync the files themselves. A second thread of the writer would hide the error of a full disk.
-    writer = FileSystemWriter(folder, sync_files=False, thread_count=1)
+    writer = dcp.FileSystemWriter(folder, sync_files=False, thread_count=1)
     writer.fs, writer.path = files, folder  # type: ignore[assignment]  # as torch's own FsspecWriter does
     try:
         with storage_errors(folder, "written"):
@@ -194,9 +194,9 @@ def write_items(
     return results, files.facts
 
 
-def reader_of(folder: str, metadata: Metadata) -> FileSystemReader:
-    """Return torch's reader of a folder."""
-    reader = FileSystemReader(folder)
+def read_items(folder: str, metadata: dcp.Metadata, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None:
+    """Read the items of a rank's plan."""
+    reader = dcp.FileSystemReader(folder)
     reader.fs, reader.path = StepFiles(folder), folder  # type: ignore[assignment]
     reader.set_up_storage_reader(metadata, is_coordinator=False)
-    return reader
+    reader.read_data(plan, planner).wait()

@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 from phalanx.errors import CheckpointError, PhalanxError
@@ -36,7 +36,9 @@ class FileFacts(NamedTuple):
     @classmethod
     def of(cls, data: bytes) -> FileFacts:
         """Return the facts of a file with this content."""
-        return cls(len(data), digest(data))
+        from xxhash import xxh3_128_hexdigest  # imported with the first save or load
+
+        return cls(len(data), xxh3_128_hexdigest(data))
 
 
 class Storage:
@@ -51,12 +53,18 @@ class Storage:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # slow to import: not for every driver
+        from fsspec import available_protocols  # type: ignore[import-untyped]  # slow to import: not for every driver
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
         text = os.fspath(path).removeprefix("file://")
         self.is_local = "://" not in text
+        lost = _LOST_SLASH.match(text)
+        if lost is not None and lost[1] in available_protocols():
+            url = text.replace(":/", "://", 1)
+            raise CheckpointError(
+                f"{text!r} is a URL that lost a slash, as in pathlib.Path; give it as text: {url!r}"
+            )
         if self.is_local:
-            _check_slashes(text)
             text = os.path.abspath(os.path.expanduser(text))
         try:
             found: tuple[Any, str] = url_to_fs(text)
@@ -89,12 +97,6 @@ class Storage:
         return {
             str(path)[len(self._at(folder)) + 1 :]: int(info["size"] or 0) for path, info in found.items()
         }
-
-    def exists(self, name: str) -> bool:
-        """Return whether a file exists."""
-        with storage_errors(self._at(name), "read"):
-            self._files.invalidate_cache()
-            return bool(self._files.isfile(self._at(name)))
 
     def make(self, folder: str) -> None:
         """Create a folder and its parents, if they do not exist."""
@@ -131,69 +133,39 @@ class Storage:
     def write(self, name: str, data: bytes) -> None:
         """Write a file at once: a reader sees all of it or none, also after a loss of power."""
         at = self._at(name)
-        part = f"{at}.{secrets.token_hex(4)}.part"
+        part = at if self._is_atomic else f"{at}.{secrets.token_hex(4)}.part"
         with storage_errors(at, "written"):
-            if self._is_atomic:
-                self._files.pipe_file(at, data)
-                return
             try:
-                if self.is_local:
-                    _write_local(part, at, data)
-                else:
+                if not self.is_local:
                     self._files.pipe_file(part, data)
+                else:
+                    with open(part, "wb") as file:
+                        file.write(data)
+                        file.flush()
+                        os.fsync(file.fileno())
+                if part != at:
                     self._files.mv(part, at)
             except OSError:
-                with contextlib.suppress(OSError):
-                    self._files.rm_file(part)
+                if part != at:
+                    with contextlib.suppress(OSError):
+                        self._files.rm_file(part)
                 raise
+        self.sync(name.rpartition("/")[0])
 
-    def sync_folders(self, folders: Iterable[str]) -> None:
-        """Return when the names in the folders survive a loss of power."""
-        for folder in folders if self.is_local else ():
-            _sync_folder(self._at(folder))
+    def sync(self, folder: str) -> None:
+        """Return when the names in a folder survive a loss of power."""
+        if self.is_local:
+            with contextlib.suppress(OSError):  # not every file system can sync a folder
+                number = os.open(self._at(folder), os.O_RDONLY)
+                try:
+                    os.fsync(number)
+                finally:
+                    os.close(number)
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and its content, if it exists."""
         with contextlib.suppress(FileNotFoundError), storage_errors(self._at(name), "removed"):
             self._files.rm(self._at(name), recursive=True)
-
-
-def digest(data: Any) -> str:
-    """Return the digest of a file with this content."""
-    from xxhash import xxh3_128_hexdigest  # imported with the first save or load
-
-    return xxh3_128_hexdigest(data)
-
-
-def _check_slashes(path: str) -> None:
-    lost = _LOST_SLASH.match(path)
-    if lost is None:
-        return
-    from fsspec import available_protocols  # slow to import: not for every driver
-
-    if lost[1] in available_protocols():
-        url = path.replace(":/", "://", 1)
-        raise CheckpointError(
-            f"{path!r} is a URL that lost a slash, as in pathlib.Path; give it as text: {url!r}"
-        )
-
-
-def _write_local(part: str, path: str, data: bytes) -> None:
-    with open(part, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    _sync_folder(os.path.dirname(path))
-
-
-def _sync_folder(path: str) -> None:
-    with contextlib.suppress(OSError):  # not every file system can sync a folder
-        number = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
 
 
 @contextlib.contextmanager
@@ -215,14 +187,10 @@ def storage_errors(path: str, verb: str) -> Generator[None]:
             f"{path} cannot be {verb}: its folder is gone; does something else clean up there?"
         ) from error
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be {verb}: {advice(error)}") from error
+        advice = _ADVICE.get(error.errno or 0, f"{type(error).__name__}: {error}")
+        raise CheckpointError(f"{path} cannot be {verb}: {advice}") from error
     except Exception as error:
         raise CheckpointError(
             f"{path} cannot be {verb}: {type(error).__name__}: {error}; see whether this process reaches the store, "
             "and has the rights that it needs there"
         ) from error
-
-
-def advice(error: OSError) -> str:
-    """Return the cause of an error of a file, and advice."""
-    return _ADVICE.get(error.errno or 0, f"{type(error).__name__}: {error}")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from phalanx.checkpoint.path_lock import holder_of
-from phalanx.checkpoint.steps import MANIFEST, FoundStep, listed, read_step
+from phalanx.checkpoint.steps import MANIFEST, Step, listed
 from phalanx.checkpoint.storage import Storage
 from phalanx.cli.common import AsJson, duration, rich_table
 from phalanx.display.byte_format import size
@@ -43,7 +43,7 @@ def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None
     Exit codes: 0 done; 1 a step is damaged; 2 nothing was saved there.
     """
     storage = Storage(path)
-    described = [describe(path, storage, found, check) for found in listed(path)]
+    described = [describe(step, check) for step in listed(path)]
     steps = [step for step in described if step is not None]
     if not steps:
         raise CheckpointError(
@@ -58,33 +58,36 @@ def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None
         raise typer.Exit(_DAMAGED)
 
 
-def describe(path: str, storage: Storage, found: FoundStep, check: bool) -> dict[str, Any] | None:
+def describe(step: Step, check: bool) -> dict[str, Any] | None:
     """Return a step as plain data; None if its writer removes it meanwhile."""
-    manifest, faults = found.manifest, found.faults
-    if check and found.whole:
+    faults = step.faults
+    if check and step.whole:
         try:
-            read_step(path, found.step).check()
+            step.check()
         except CheckpointCorrupted as error:
             faults = error.files
         except CheckpointError:
-            if not storage.exists(f"{found.folder}/{MANIFEST}"):
+            if step.storage.read(f"{step.name}/{MANIFEST}") is None:
                 return None
             raise
     sizes = (
-        storage.sizes(found.folder) if manifest is None else {n: f.size for n, f in manifest.files.items()}
+        [facts.size for facts in step.files.values()]
+        if step.serial
+        else step.storage.sizes(step.name).values()
     )
-    parts = {} if manifest is None else manifest.parts
     return {
-        "step": found.step,
-        "state": "damaged" if faults else "whole" if found.committed else "half-written",
+        "step": step.number,
+        "state": "damaged" if faults else "whole" if step.committed else "half-written",
         "faults": list(faults),
-        "why": found.why,
-        "at": None if manifest is None else manifest.at,
-        "seconds": None if manifest is None else manifest.seconds,
-        "bytes": sum(sizes.values()),
-        "files": 0 if manifest is None else len(manifest.files),
-        "parts": {name: str(p.get("text", "")) if isinstance(p, dict) else "" for name, p in parts.items()},
-        "folder": f"{storage.root}/{found.folder}",
+        "why": step.why,
+        "at": step.at if step.serial else None,
+        "seconds": step.seconds if step.serial else None,
+        "bytes": sum(sizes),
+        "files": len(step.files),
+        "parts": {
+            name: str(p.get("text", "")) if isinstance(p, dict) else "" for name, p in step.parts.items()
+        },
+        "folder": step.folder,
     }
 
 

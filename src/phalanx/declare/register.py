@@ -11,7 +11,6 @@ from typing import (
     Any,
     Literal,
     ParamSpec,
-    TypeAlias,
     TypedDict,
     TypeVar,
     cast,
@@ -35,15 +34,9 @@ from phalanx.declare.result_types import (
     AsyncMethod,
     AsyncStreaming,
     AsyncYielding,
-    Dropping,
-    DroppingLater,
     Giving,
-    GivingLater,
     GivingOne,
     Listing,
-    ListingLater,
-    Making,
-    MakingLater,
     Method,
     Registered,
     RegisteredAsync,
@@ -61,18 +54,10 @@ S = TypeVar("S")
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-V = TypeVar("V")
 MARK = "__phalanx_spec__"
 
-_All: TypeAlias = Literal[Execute.ALL]
-_Zero: TypeAlias = Literal[Execute.RANK_ZERO]
-_Waits: TypeAlias = Literal[True]
-_Later: TypeAlias = Literal[False]
-_First: TypeAlias = Literal["first"]
-_OneValue: TypeAlias = Literal["join", "first"]
 
-
-class _Options(TypedDict, total=False):
+class _AnyOptions(TypedDict, total=False):
     readonly: bool
     to_device: bool
     rerun_on_restart: bool
@@ -82,7 +67,16 @@ class _Options(TypedDict, total=False):
     pad_mask: str | None
 
 
-# For type checkers: by whether only rank 0 runs the method, then by collect= where it is given, else by the mode.
+class _Options(_AnyOptions, total=False):
+    execute_mode: Literal[Execute.ALL]
+    blocking: Literal[True]
+
+
+class _RankZeroOptions(_AnyOptions, total=False):
+    blocking: Literal[True]
+
+
+# For type checkers: by collect= where it is given, else by the mode. Calls of all others give Any.
 @overload
 def register(method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
 @overload
@@ -95,152 +89,37 @@ def register(method: Method[S, P, R], /) -> Registered[S, list[R], R, P, R]: ...
 def register(
     dispatch_mode: object = ...,
     *,
-    execute_mode: _Zero,
-    blocking: _Waits = ...,
-    collect: _First | None = ...,
-    **options: Unpack[_Options],
+    execute_mode: Literal[Execute.RANK_ZERO],
+    **options: Unpack[_RankZeroOptions],
 ) -> GivingOne: ...
 @overload
 def register(
-    dispatch_mode: object = ...,
-    *,
-    execute_mode: _Zero,
-    blocking: _Later,
-    collect: _First | None = ...,
-    **options: Unpack[_Options],
-) -> GivingLater: ...
-@overload
-def register(
-    dispatch_mode: object = ...,
-    execute_mode: _All = ...,
-    blocking: _Waits = ...,
-    *,
-    collect: Literal["none"],
-    **options: Unpack[_Options],
-) -> Dropping: ...
-@overload
-def register(
-    dispatch_mode: object = ...,
-    execute_mode: _All = ...,
-    *,
-    blocking: _Later,
-    collect: Literal["none"],
-    **options: Unpack[_Options],
-) -> DroppingLater: ...
-@overload
-def register(
-    dispatch_mode: object = ...,
-    execute_mode: _All = ...,
-    blocking: _Waits = ...,
-    *,
-    collect: Literal["list"],
-    **options: Unpack[_Options],
+    dispatch_mode: object = ..., *, collect: Literal["list"], **options: Unpack[_Options]
 ) -> Listing: ...
 @overload
 def register(
-    dispatch_mode: object = ...,
-    execute_mode: _All = ...,
-    *,
-    blocking: _Later,
-    collect: Literal["list"],
-    **options: Unpack[_Options],
-) -> ListingLater: ...
-@overload
-def register(
-    dispatch_mode: object = ...,
-    execute_mode: _All = ...,
-    blocking: _Waits = ...,
-    *,
-    collect: _First,
-    **options: Unpack[_Options],
+    dispatch_mode: object = ..., *, collect: Literal["first"], **options: Unpack[_Options]
 ) -> GivingOne: ...
 @overload
 def register(
-    dispatch_mode: object = ...,
-    execute_mode: _All = ...,
-    blocking: _Waits = ...,
-    *,
-    collect: Literal["join"],
-    **options: Unpack[_Options],
+    dispatch_mode: object = ..., *, collect: Literal["join"], **options: Unpack[_Options]
 ) -> Giving: ...
 @overload
-def register(
-    dispatch_mode: object = ...,
-    execute_mode: _All = ...,
-    *,
-    blocking: _Later,
-    collect: _OneValue,
-    **options: Unpack[_Options],
-) -> GivingLater: ...
-@overload
-def register(
-    dispatch_mode: object = ...,
-    execute_mode: _All = ...,
-    blocking: _Waits = ...,
-    *,
-    collect: Callable[..., V],
-    **options: Unpack[_Options],
-) -> Making[V]: ...
-@overload
-def register(
-    dispatch_mode: object = ...,
-    execute_mode: _All = ...,
-    *,
-    blocking: _Later,
-    collect: Callable[..., V],
-    **options: Unpack[_Options],
-) -> MakingLater[V]: ...
-@overload
-def register(
-    dispatch_mode: DispatchMode[Listed] = ...,
-    execute_mode: _All = ...,
-    blocking: _Waits = ...,
-    *,
-    collect: None = ...,
-    **options: Unpack[_Options],
-) -> Listing: ...
-@overload
-def register(
-    dispatch_mode: DispatchMode[Listed] = ...,
-    execute_mode: _All = ...,
-    *,
-    blocking: _Later,
-    collect: None = ...,
-    **options: Unpack[_Options],
-) -> ListingLater: ...
+def register(dispatch_mode: DispatchMode[Listed] = ..., **options: Unpack[_Options]) -> Listing: ...
 @overload
 def register(  # pyright: ignore[reportOverlappingOverload] one mode gives one value, and tells of it
-    dispatch_mode: RankZero[Single],
-    execute_mode: _All = ...,
-    blocking: _Waits = ...,
-    *,
-    collect: None = ...,
-    **options: Unpack[_Options],
+    dispatch_mode: RankZero[Single], **options: Unpack[_Options]
 ) -> GivingOne: ...
 @overload
-def register(
-    dispatch_mode: DispatchMode[Single],
-    execute_mode: _All = ...,
-    blocking: _Waits = ...,
-    *,
-    collect: None = ...,
-    **options: Unpack[_Options],
-) -> Giving: ...
-@overload
-def register(
-    dispatch_mode: DispatchMode[Single],
-    execute_mode: _All = ...,
-    *,
-    blocking: _Later,
-    collect: None = ...,
-    **options: Unpack[_Options],
-) -> GivingLater: ...
+def register(dispatch_mode: DispatchMode[Single], **options: Unpack[_Options]) -> Giving: ...
 @overload
 def register(
     dispatch_mode: Mode | Mapping[str, Callable[..., Any]] | Scheme = ...,
     execute_mode: Execute = ...,
     blocking: bool = ...,
-    **options: Unpack[_Options],
+    *,
+    collect: Collect | None = ...,
+    **options: Unpack[_AnyOptions],
 ) -> Callable[[F], F]: ...
 def register(
     dispatch_mode: Any = Dispatch.ONE_TO_ALL,

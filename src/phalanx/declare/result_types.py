@@ -27,12 +27,6 @@ class Returns(Generic[V, One]):
     exactly: Callable[[V, One], tuple[V, One]]
 
 
-class ReturnsFuture(Generic[V, One]):
-    """A bare call gives a ``CallFuture`` of that, since the method was registered with ``blocking=False``."""
-
-    exactly: Callable[[V, One], tuple[V, One]]
-
-
 class Yields(Generic[V, One, Item, Alone]):
     """A method that yields: what a bare call gives, of all ranks and of one, and each item of its stream, likewise."""
 
@@ -45,8 +39,6 @@ AsyncMethod: TypeAlias = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
 #: What it is once registered. (``object`` in place of Any: mypy takes an Any in an argument for doubt about overloads.)
 Registered: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], R]
 RegisteredAsync: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], Coroutine[object, None, R]]
-Submitted: TypeAlias = Callable[Concatenate[S | ReturnsFuture[V, One], P], R]
-SubmittedAsync: TypeAlias = Callable[Concatenate[S | ReturnsFuture[V, One], P], Coroutine[object, None, R]]
 #: Generators, before and after.
 Yielding: TypeAlias = Callable[Concatenate[S, P], Iterator[T]]
 AsyncYielding: TypeAlias = Callable[Concatenate[S, P], AsyncIterator[T]]
@@ -67,15 +59,6 @@ class Listing(Protocol):
     ) -> AsyncStreaming[S, list[list[T]], T, tuple[int, T], P]: ...
     @overload
     def __call__(self, method: Method[S, P, R], /) -> Registered[S, list[R], R, P, R]: ...
-
-
-class ListingLater(Protocol):
-    """Registers a method whose calls give the future of a list."""
-
-    @overload
-    def __call__(self, method: AsyncMethod[S, P, R], /) -> SubmittedAsync[S, list[R], R, P, R]: ...
-    @overload
-    def __call__(self, method: Method[S, P, R], /) -> Submitted[S, list[R], R, P, R]: ...
 
 
 class Giving(Protocol):
@@ -104,52 +87,3 @@ class GivingOne(Protocol):
     def __call__(self, method: AsyncYielding[S, P, T], /) -> AsyncStreaming[S, list[T], T, T, P]: ...
     @overload
     def __call__(self, method: Method[S, P, R], /) -> Registered[S, R, R, P, R]: ...
-
-
-class GivingLater(Protocol):
-    """Registers a method whose calls give the future of a value of its own type."""
-
-    @overload
-    def __call__(self, method: AsyncMethod[S, P, R], /) -> SubmittedAsync[S, R, R, P, R]: ...
-    @overload
-    def __call__(self, method: Method[S, P, R], /) -> Submitted[S, R, R, P, R]: ...
-
-
-class Dropping(Protocol):
-    """Registers a method whose outputs nobody wants."""
-
-    @overload
-    def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, None, None, P, R]: ...
-    @overload
-    def __call__(self, method: Method[S, P, R], /) -> Registered[S, None, None, P, R]: ...
-
-
-class DroppingLater(Protocol):
-    """Registers a method whose calls give a future of None."""
-
-    @overload
-    def __call__(self, method: AsyncMethod[S, P, R], /) -> SubmittedAsync[S, None, None, P, R]: ...
-    @overload
-    def __call__(self, method: Method[S, P, R], /) -> Submitted[S, None, None, P, R]: ...
-
-
-class Making(Protocol[V]):  # pyright: ignore[reportInvalidTypeVarUse] mypy knows it as invariant, as it is
-    """Registers a method whose outputs a function makes a ``V`` of."""
-
-    @overload
-    def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, V, R, P, R]: ...
-    @overload
-    def __call__(self, method: Yielding[S, P, T], /) -> Streaming[S, V, T, tuple[int, T], P]: ...
-    @overload
-    def __call__(self, method: AsyncYielding[S, P, T], /) -> AsyncStreaming[S, V, T, tuple[int, T], P]: ...
-    @overload
-    def __call__(self, method: Method[S, P, R], /) -> Registered[S, V, R, P, R]: ...
-
-
-class MakingLater(Protocol[V]):  # pyright: ignore[reportInvalidTypeVarUse]
-    """Registers a method whose outputs a function makes a future's ``V`` of."""
-
-    @overload
-    def __call__(self, method: AsyncMethod[S, P, R], /) -> SubmittedAsync[S, V, R, P, R]: ...
-    @overload
-    def __call__(self, method: Method[S, P, R], /) -> Submitted[S, V, R, P, R]: ...

@@ -64,11 +64,6 @@ class MethodSpec:
             return range(0)
         return range(len(needed), len(self.positional_names) + 1)
 
-    @property
-    def needs_nothing(self) -> bool:
-        """Whether it can be called without arguments."""
-        return self.pad_mask is None and 0 in self.positional_counts
-
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

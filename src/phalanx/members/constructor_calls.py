@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from phalanx.backends.backend_types import Endpoint, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
-from phalanx.calls.compose import encode_body
 from phalanx.calls.listeners import Listeners, everywhere
 from phalanx.calls.send import submit
 from phalanx.dispatch.plan import CallPlan, GatherPlan
@@ -15,7 +14,7 @@ from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.members.launch import Launched
 from phalanx.wire.call_page import SETUP_CALL
-from phalanx.wire.messages import ANY_EPOCH, HOST, OUTPUT, STORE_VARIABLE, Message, RankCall
+from phalanx.wire.messages import STORE_VARIABLE, Message, host_call
 from phalanx.worker.rejoining import Rejoin, rejoin
 
 #: What ranks must be told anew to find each other.
@@ -62,20 +61,12 @@ def given_up(call: Call, error: BaseException) -> None:
     call.tell_end(error)
 
 
-def joined(
-    core: Group, call: Call, launched: Launched, staying: Mapping[int, Endpoint], epoch: int
-) -> list[Ticket]:
-    """Have the ranks that stay rejoin while the others are made, as one ``call``; the tickets of all, by rank."""
+def joined(core: Group, launched: Launched, staying: Mapping[int, Endpoint], epoch: int) -> list[Ticket]:
+    """Have the ranks that stay rejoin while the others are made, as one call; the tickets of all, by rank."""
     environment = launched.setups[0].environment
-    told = Rejoin(epoch, {name: environment[name] for name in _MEETING})
-    body, refs = encode_body(core, ((rejoin, told), {}))
+    message = host_call(rejoin, Rejoin(epoch, {name: environment[name] for name in _MEETING}))
     tickets = {setup.rank: ticket for setup, ticket in zip(launched.setups, launched.tickets, strict=True)}
-    numbers = dict.fromkeys(tickets, SETUP_CALL)
-    for rank, endpoint in staying.items():
-        numbers[rank] = core.new_number()
-        data = RankCall(numbers[rank], ANY_EPOCH, "", HOST, True, OUTPUT, False, False, body).pack()
-        tickets[rank] = core.backend.submit(endpoint, "", HOST, data, refs)
-    call.numbers = [numbers[rank] for rank in sorted(numbers)]
+    tickets |= {rank: core.backend.submit(endpoint, message) for rank, endpoint in staying.items()}
     return [tickets[rank] for rank in sorted(tickets)]
 
 
@@ -106,5 +97,5 @@ def make_again(core: Group, trace: str = "", joining: range | None = None) -> No
             limit=core.options.start_timeout,
         )
         again = entry.messages(number, epoch.number, trace)
-        call.arrivals, _ = submit(core, epoch, entry.role, entry.method, entry.ranks, again)
+        call.arrivals, _ = submit(core, epoch, entry.ranks, again)
         call.result(None)

@@ -1,28 +1,22 @@
-"""Record of a detached group, kept by rank 0 for later drivers."""
+"""Record of a detached group, published for later drivers."""
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import cloudpickle
 
 from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Endpoint
-from phalanx.calls.run_on import run_on
-from phalanx.calls.timeouts import bounded
-from phalanx.errors import DeclarationError, GroupClosed
+from phalanx.errors import DeclarationError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.topology.slots import Slot
-from phalanx.wire.messages import HOST, ProcessInfo, host_call
-from phalanx.worker import handlers as questions
+from phalanx.wire.messages import ProcessInfo
 
 #: Of the record: raised where a driver could not read what another version has left.
-PROTOCOL = 2
+PROTOCOL = 3
 _HEADER = b"phalanx group, protocol %d\n"
 _HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 
@@ -31,7 +25,8 @@ _HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 class DetachedRecord:
     """Record of a detached group for later drivers; plain values only.
 
-    It is kept as a line of bytes, which every version reads, and the pickled record, which those of one protocol read.
+    It is published as a line of bytes, which every version reads, and the pickled record, which those of one protocol
+    read.
     """
 
     card: GroupCard
@@ -51,19 +46,19 @@ class DetachedRecord:
         """
         head = _HEADER_READ.match(kept)
         if head is None or int(head[1]) != PROTOCOL:
-            raise _other_version(name, head[1].decode() if head else "1")
+            raise DeclarationError(
+                f"group {name!r} was started by another version of phalanx (protocol "
+                f"{head[1].decode() if head else '1'}; here {PROTOCOL}); use the same version in both drivers"
+            )
         return pickle.loads(memoryview(kept)[head.end() :])
 
 
-def _other_version(name: str, theirs: str) -> DeclarationError:
-    return DeclarationError(
-        f"group {name!r} was started by another version of phalanx (protocol {theirs}; here {PROTOCOL}); "
-        "use the same version in both drivers"
-    )
+def _key(name: str) -> str:
+    return f"detached/{name}"
 
 
-def leave_record(core: Group) -> None:
-    """Store with rank 0 what ``px.attach`` needs."""
+def publish_record(core: Group) -> None:
+    """Publish what ``px.attach`` needs."""
     record = DetachedRecord(
         card=core.card,
         slots=tuple(endpoint.slot for endpoint in core.endpoints),
@@ -72,30 +67,19 @@ def leave_record(core: Group) -> None:
             key: core.backend.reservation_keys(held.reservation) for key, held in core.pool.holdings.items()
         },
     )
-    kept = run_on(
-        core, questions.keep_record, record.to_bytes(), ranks=(0,), title="keep_record", checked=False
-    )
-    kept.result(None)
+    core.backend.publish(_key(core.name), record.to_bytes())
 
 
-def recall_record(backend: Backend, name: str, handle: Any, timeout: float) -> DetachedRecord:
-    """Ask rank 0 for its record.
+def withdraw_record(core: Group) -> None:
+    """Take the record back: the group is closed."""
+    core.backend.publish(_key(core.name), None)
+
+
+def read_record(backend: Backend, name: str) -> DetachedRecord | None:
+    """Return the record of the detached group of that name, None if there is none.
 
     Raises:
         DeclarationError: another version of the library started the group.
-        GroupClosed: it does not answer in time, or is gone.
     """
-    endpoint = Endpoint(Slot(0, 0, ""), handle, None)  # pyright: ignore[reportArgumentType]
-    data = host_call(questions.recall_record, call=0, epoch=0)
-    ticket = backend.submit(endpoint, "", HOST, data, ())
-    with contextlib.suppress(GroupClosed):
-        done, _ = backend.wait([ticket.value], 1, bounded(timeout))
-        kept = backend.outcome(ticket.value) if done else None
-        if kept is not None and kept.failure is not None:  # its process has no such function
-            raise _other_version(name, "unknown")
-        if kept is not None and isinstance(kept.value, bytes):
-            return DetachedRecord.from_bytes(name, kept.value)
-    raise GroupClosed(
-        f"px.attach({name!r}): rank 0 of the group did not answer within {timeout:g} s; it is busy or gone",
-        group=name,
-    )
+    published = backend.published(_key(name))
+    return None if published is None else DetachedRecord.from_bytes(name, published)

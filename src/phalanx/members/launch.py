@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from phalanx.backends.actor_methods import facade_name
 from phalanx.backends.backend_types import (
     Endpoint,
     Facade,
@@ -155,9 +154,9 @@ def _reserve_extras(
 
 def _processes(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> Processes:
     methods = [
-        Facade(facade_name(role, method), role, method, spec.needs_nothing)
+        Facade(f"{role}__{method}" if role else method, role, method)
         for role, bound in roles.items()
-        for method, spec in bound.spec.methods.items()
+        for method in bound.spec.methods
     ]
     return Processes(
         class_name="_".join(bound.cls.__name__ for bound in roles.values()),

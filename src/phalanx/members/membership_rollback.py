@@ -29,8 +29,8 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
     asked = run_on(core, questions.meet, ranks=ranks, title="settle", checked=False)
     late = _late(asked, ranks, _ANSWER_S)
     for rank, sight in zip(late, backend.sights([endpoints[rank] for rank in late], False), strict=True):
-        for number in sight.running:
-            backend.cancel([endpoints[rank]], number)
+        for call in sight.running:
+            backend.cancel([endpoints[rank]], [call])
     late = _late(asked, ranks, _INTERRUPTED_S) if late else []
     if late:
         backend.sever([endpoints[rank] for rank in late])

@@ -19,7 +19,7 @@ from phalanx.group.lifecycle import State
 from phalanx.group.preemption_monitor import watchman
 from phalanx.group.roster import publish, withdraw
 from phalanx.members.constructor_calls import constructors, given_up, joined, make_again, sent_to
-from phalanx.members.detached import leave_record
+from phalanx.members.detached import publish_record, withdraw_record
 from phalanx.members.launch import Launched, Present, launch
 from phalanx.members.membership_rollback import settle
 from phalanx.members.start_progress import Starting
@@ -27,7 +27,6 @@ from phalanx.members.weight_resync import bring_to_replaced
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.monitor import monitor
 from phalanx.session.output import display
-from phalanx.wire.call_page import CLOSE_CALL
 from phalanx.wire.messages import Message, RankConfig
 from phalanx.worker import handlers as questions
 
@@ -45,7 +44,7 @@ def start(core: Group) -> None:
             _note_extras(core, launched.extras)
             epoch = core.enter(launched.endpoints)
             _attend(core, launched)
-            sent_to(call, epoch, launched.tickets, [Message(b"", ())] * epoch.size)
+            sent_to(call, epoch, launched.tickets, [Message("")] * epoch.size)
             shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
             core.constructed = call.result(None)
             make_again(core, call.trace)
@@ -63,7 +62,7 @@ def _ready(core: Group) -> None:
     core.started()
     publish(core)
     if core.options.detached:
-        leave_record(core)
+        publish_record(core)
 
 
 def _launched(
@@ -107,7 +106,7 @@ def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
         launched = _launched(core, call, ground, old.number + 1, present)
         epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
         _attend(core, launched)
-        sent_to(call, epoch, launched.tickets, [Message(b"", ())] * len(ranks))
+        sent_to(call, epoch, launched.tickets, [Message("")] * len(ranks))
         call.result(None)
         make_again(core, call.trace, ranks)
         yield
@@ -143,6 +142,8 @@ def close(core: Group, patience: float | None = None) -> None:
         patience: seconds for the workers' own ``close()``; None: what they need, less where one is at a call.
     """
     withdraw(core)
+    if core.options.detached:
+        withdraw_record(core)
     end(core, core.epoch, _patience(core) if patience is None else patience)
     core.pool.unclaim(core.tenant)
     core.finish_close()
@@ -177,7 +178,6 @@ def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[i
             title="close",
             checked=False,
             epoch=epoch,
-            number=CLOSE_CALL,
         )
         call.arrivals.wait(range(len(ranks)), len(ranks), patience)
 
@@ -254,8 +254,8 @@ def _rejoined(core: Group, left: Epoch, gone: Collection[int]) -> None:
         new = dict(zip(sorted(gone), launched.endpoints, strict=True))
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
         _attend(core, launched)
-        tickets = joined(core, call, launched, staying, epoch.number)
-        sent_to(call, epoch, tickets, [Message(b"", ())] * epoch.size)
+        tickets = joined(core, launched, staying, epoch.number)
+        sent_to(call, epoch, tickets, [Message("")] * epoch.size)
         call.result(None)
         make_again(core, call.trace)
     except BaseException as error:

@@ -13,10 +13,18 @@ from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import ReserveRequest
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.pools.leaked_slots import dropped_slots
 from phalanx.pools.pool_resize import check_free, reserve_more
-from phalanx.pools.slot_reservation import SlotReservation, Tenant, check_options, resource_of
-from phalanx.pools.slot_usage import book, books, explain_slots, unbook
+from phalanx.pools.slot_reservation import (
+    SlotReservation,
+    Tenant,
+    book,
+    books,
+    check_options,
+    dropped_slots,
+    explain_slots,
+    resource_of,
+    unbook,
+)
 from phalanx.session import session as cluster
 from phalanx.topology.placement import bundle_resources
 from phalanx.topology.slots import PoolShape, Slot, SlotFacts, SlotView, order_ranks

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
 
 from phalanx.backends.api import Backend, Placing
 from phalanx.backends.backend_types import Reservation
-from phalanx.errors import DeclarationError
+from phalanx.display.tables import Table
+from phalanx.errors import DeclarationError, PlacementError
+from phalanx.session.background import Background
 from phalanx.topology.accelerators import resource_names
 from phalanx.topology.placement import share
-from phalanx.topology.slots import Slot, SlotFacts
+from phalanx.topology.slots import Slot, SlotFacts, SlotView
 
 
 class Tenant(Protocol):
@@ -115,3 +121,97 @@ def accelerator_text(holding: SlotReservation, slot: Slot) -> str | None:
         return None
     ids = holding.accelerators.get(slot)
     return f"{holding.resource} {','.join(ids)}" if ids else f"{holding.resource} (not known yet)"
+
+
+LOOK_EVERY_S = 0.5
+_log = logging.getLogger("phalanx")
+
+
+class DroppedSlots:
+    """Gives reservations back whose holder was collected.
+
+    The collector comes at any time, in any thread, with any lock held: it only puts the reservation in a queue, and
+    a thread that is there as long as there are holders gives it back.
+    """
+
+    def __init__(self) -> None:
+        self._dropped: SimpleQueue[tuple[Backend, Reservation]] = SimpleQueue()
+        self._held: list[weakref.finalize[..., object]] = []
+        self._lock = threading.Lock()
+        self._background = Background(self._turn, first_after=LOOK_EVERY_S)
+
+    def give_back_without(
+        self, holder: object, backend: Backend, reservation: Reservation
+    ) -> weakref.finalize[..., object]:
+        """Give a reservation back once ``holder`` is collected; what to ``detach()`` where somebody else does."""
+        finalizer = weakref.finalize(holder, self._dropped.put, (backend, reservation))
+        finalizer.atexit = False  # the backend then frees everything
+        with self._lock:
+            self._held.append(finalizer)
+        self._background.begin()
+        return finalizer
+
+    def _turn(self) -> float | None:
+        with suppress(Empty):
+            while True:
+                backend, reservation = self._dropped.get_nowait()
+                _log.debug("a pool was dropped without close(): its slots are given back")
+                backend.release(reservation)
+        with self._lock:
+            self._held = [finalizer for finalizer in self._held if finalizer.alive]
+            return LOOK_EVERY_S if self._held or not self._dropped.empty() else None
+
+
+dropped_slots = DroppedSlots()
+
+
+books = threading.Lock()
+"""Held while somebody writes them: groups may be started by several threads."""
+
+
+def book(holdings: Mapping[str, SlotReservation], slots: Sequence[Slot], group: Tenant) -> None:
+    """Book one share of each of these slots for a group, unless it has one.
+
+    Raises:
+        PlacementError: one of them has no share left; nothing was booked.
+    """
+    with books:
+        slots = [slot for slot in slots if group not in holdings[slot.pool].groups.get(slot, ())]
+        for slot in slots:
+            holding = holdings[slot.pool]
+            on_it = holding.groups.get(slot, [])
+            if len(on_it) >= holding.max_colocate_count:
+                raise PlacementError(
+                    f"group {group.name!r} does not fit on {slot}: it holds {len(on_it)} of "
+                    f"max_colocate_count={holding.max_colocate_count} groups already "
+                    f"({', '.join(g.name for g in on_it)}); close one of them, or make the pool with a larger "
+                    "max_colocate_count"
+                )
+        for slot in slots:
+            holdings[slot.pool].groups.setdefault(slot, []).append(group)
+
+
+def unbook(holdings: Mapping[str, SlotReservation], slots: Sequence[Slot], group: Tenant) -> None:
+    """Take a group off these slots, as far as it is on them."""
+    with books:
+        for slot in slots:
+            on_it = holdings[slot.pool].groups.get(slot, [])
+            if group in on_it:
+                on_it.remove(group)
+
+
+def explain_slots(
+    pool: str, view: SlotView, holdings: Mapping[str, SlotReservation], nodes: Sequence[str]
+) -> Table:
+    """Which slot lies where, ``nodes`` by rank where they are known, and which groups are on it."""
+    rows: list[tuple[Any, ...]] = []
+    for rank, slot in enumerate(view.slots):
+        holding = holdings[slot.pool]
+        known = holding.facts.get(slot)
+        groups = [group.name for group in holding.groups.get(slot, ())]
+        node = nodes[rank][:8] if nodes else ""
+        where = (known.host if known else None, node or None, accelerator_text(holding, slot))
+        used = f"{len(groups)} of {holding.max_colocate_count}"
+        rows.append((rank, slot.pool, slot.block, view.local_ranks[rank], *where, used, groups))
+    columns = ("rank", "pool", "block", "local rank", "host", "node", "accelerator", "shares used", "groups")
+    return Table(f"pool {pool}: {view.world_size} slots", columns, tuple(rows))

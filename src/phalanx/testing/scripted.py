@@ -30,7 +30,7 @@ from phalanx.errors import InternalError, PlacementError
 from phalanx.session import session as cluster
 from phalanx.testing.clock import FakeClock
 from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import OUTPUT, RankCall
+from phalanx.wire.messages import OUTPUT, Message
 
 Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
 Script = Callable[[str, int], Event]
@@ -98,29 +98,15 @@ class ScriptedBackend(InlineBackend):
         plain, run = _plain(refs), super().setup
         return Ticket(self._scripted("setup", endpoint, lambda: run(endpoint, data, plain)))
 
-    def submit(
-        self,
-        endpoint: Endpoint,
-        role: str,
-        method: str,
-        data: bytes,
-        refs: Sequence[Ref],
-        returns: int = OUTPUT,
-    ) -> Ticket:
-        plain, run = _plain(refs), super().submit
-        number = RankCall.unpack(data).call if data else 0
-        call = self._scripted(
-            "call", endpoint, lambda: run(endpoint, role, method, data, plain, OUTPUT), number
-        )
-        return Ticket(call, None)
+    def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
+        inner, run = message._replace(refs=tuple(_plain(message.refs))), super().submit
+        return Ticket(self._scripted("call", endpoint, lambda: run(endpoint, inner, OUTPUT)))
 
-    def _scripted(
-        self, what: str, endpoint: Endpoint, run: Callable[[], Ticket], number: int = 0
-    ) -> TimedRef:
+    def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], Ticket]) -> TimedRef:
         event: Event = self._next(what) if endpoint.handle.alive else "fine"
         at = self.clock.now()
         if event == "raise":
-            inner = InlineRef(failure=capture(ScriptedFault(f"{what} {number}"), rank=-1))
+            inner = InlineRef(failure=capture(ScriptedFault(f"a {what} fails by script"), rank=-1))
         elif event == "die":
             self._take(endpoint, Lost("the script ended it", "signal SIGKILL"))
             inner = InlineRef(lost=endpoint.handle.lost)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from phalanx.errors import WeightsTorn as WeightsTorn
     from phalanx.errors import WeightsTransferError as WeightsTransferError
     from phalanx.errors import WeightsVerificationError as WeightsVerificationError
-    from phalanx.weights.fused import Fused as Fused
+    from phalanx.weights.local_layout import MegatronRank as MegatronRank
     from phalanx.weights.local_layout import ShardSpec as ShardSpec
-    from phalanx.weights.megatron_layout import MegatronRank as MegatronRank
+    from phalanx.weights.name_matching import Fused as Fused
     from phalanx.weights.versions import WeightsVersion as WeightsVersion
     from phalanx.weights.weight_sync import status as status
 
@@ -33,8 +33,8 @@ _HOMES = {
         ),
         "phalanx.errors",
     ),
-    "Fused": "phalanx.weights.fused",
-    "MegatronRank": "phalanx.weights.megatron_layout",
+    "Fused": "phalanx.weights.name_matching",
+    "MegatronRank": "phalanx.weights.local_layout",
     "ShardSpec": "phalanx.weights.local_layout",
     "WeightsVersion": "phalanx.weights.versions",
     "status": "phalanx.weights.weight_sync",

@@ -73,6 +73,34 @@ def without(box: Box, hole: Box) -> list[Box]:
     return rest
 
 
+def blocks(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Divide ``sizes`` into blocks of at most ``limit`` elements, as (start, sizes)."""
+    if math.prod(sizes) <= limit:
+        yield (0,) * len(sizes), sizes
+        return
+    inner = math.prod(sizes[1:])
+    if inner > limit:
+        for row in range(sizes[0]):
+            for start, block in blocks(sizes[1:], limit):
+                yield (row, *start), (1, *block)
+        return
+    step = limit // inner
+    for row in range(0, sizes[0], step):
+        yield (row, *(0,) * (len(sizes) - 1)), (min(step, sizes[0] - row), *sizes[1:])
+
+
+def find_overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
+    """Return two of the boxes of a tensor that overlap; None if all are disjoint."""
+    ordered = sorted(boxes)
+    for index, box in enumerate(ordered):
+        for other in ordered[index + 1 :]:
+            if box.offsets and other.offsets[0] >= box.offsets[0] + box.sizes[0]:
+                break
+            if meet(box, other):
+                return box, other
+    return None
+
+
 def chunk(runs: Sequence[Run], index: int, count: int) -> list[Run]:
     """Return chunk ``index`` of ``count`` of the indices in ``runs``, as ``torch.chunk`` divides them."""
     step = -(-sum(length for _, length in runs) // count)

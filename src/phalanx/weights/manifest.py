@@ -1,20 +1,19 @@
-"""Manifests: names, types, global shapes and boxes of the tensors that a rank holds.
+"""Manifests: names, types, global shapes and boxes of the tensors that a rank, or a group of ranks, holds.
 
-A manifest has no values. Tensors of equal layout are listed together and their names are templates, so that it
-pickles to a few kilobytes.
+A manifest has no values. Tensors of equal layout are listed together, so that a plan is made once for all of them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
+from typing import NamedTuple
 
-from phalanx.weights.boxes import LocalBox
+from phalanx.display.tables import Table
+from phalanx.errors import WeightsMismatch
+from phalanx.weights.boxes import LocalBox, find_overlap, meet, volume, whole
 
 FLOATS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes per element of the types between which values may be cast."""
@@ -28,57 +27,22 @@ DTYPE_BYTES: Mapping[str, int] = {
 }
 """Bytes per element, by the name of the type without ``torch.``."""
 
-# A complete component of a name. "007" is no number, since the template would print it as 7.
-_NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]*)(?![^.])")
-
-
-@dataclass(frozen=True)
-class Template:
-    """All names that have ``texts`` between their numbers.
-
-    If ``combined`` is True, ``numbers`` has the values of each position, and every combination is a name. Otherwise
-    it has a tuple of numbers per name.
-    """
-
-    texts: tuple[str, ...]
-    numbers: tuple[tuple[int, ...], ...]
-    combined: bool
-
-    @classmethod
-    def of(cls, texts: tuple[str, ...], numbers: set[tuple[int, ...]]) -> Template:
-        """Return the template of the names that ``texts`` and ``numbers`` make up."""
-        values = tuple(tuple(sorted(set(position))) for position in zip(*numbers, strict=True))
-        combinations = 1
-        for position in values:
-            combinations *= len(position)
-        if combinations == len(numbers):
-            return cls(texts, values, True)
-        return cls(texts, tuple(sorted(numbers)), False)
-
-    def __iter__(self) -> Iterator[str]:
-        form = "{}".join(text.replace("{", "{{").replace("}", "}}") for text in self.texts).format
-        for numbers in product(*self.numbers) if self.combined else self.numbers:
-            yield form(*numbers)
+_SHOWN_FAULTS = 30
 
 
 @dataclass(frozen=True)
 class Names:
-    """A set of names in a fixed order. Equal sets are equal values."""
+    """Names in a fixed order, compressed: a model of many experts has tens of thousands."""
 
-    templates: tuple[Template, ...]
+    packed: bytes
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Names:
-        """Return the set of ``names``."""
-        by_texts: dict[tuple[str, ...], set[tuple[int, ...]]] = defaultdict(set)
-        for name in names:
-            parts = _NUMBER.split(name)
-            by_texts[tuple(parts[::2])].add(tuple(int(number) for number in parts[1::2]))
-        return cls(tuple(Template.of(texts, by_texts[texts]) for texts in sorted(by_texts)))
+        """Return ``names`` in their order. They have no character 0."""
+        return cls(zlib.compress("\0".join(names).encode()))
 
     def __iter__(self) -> Iterator[str]:
-        for template in self.templates:
-            yield from template
+        return iter(zlib.decompress(self.packed).decode().split("\0"))
 
 
 @dataclass(frozen=True)
@@ -108,8 +72,8 @@ class Manifest:
         by_layout: dict[HeldTensor, list[str]] = defaultdict(list)
         for name, tensor in tensors.items():
             by_layout[tensor].append(name)
-        groups = ((tensor, Names.of(names)) for tensor, names in by_layout.items())
-        return cls(tuple(sorted(groups, key=repr)), tuple(sorted((ties or {}).items())))
+        groups = tuple((tensor, Names.of(names)) for tensor, names in by_layout.items())
+        return cls(groups, tuple(sorted((ties or {}).items())))
 
     def items(self) -> Iterator[tuple[str, HeldTensor]]:
         """Yield every name with its layout, without ties."""
@@ -117,7 +81,111 @@ class Manifest:
             for name in names:
                 yield name, tensor
 
-    @cached_property
-    def digest(self) -> str:
-        """A digest that is the same for equal manifests in every process."""
-        return hashlib.blake2b(repr((self.groups, self.ties)).encode(), digest_size=16).hexdigest()
+
+class LayoutFault(NamedTuple):
+    """A mismatch: the tensor, the wanted and the found layout, and the rank."""
+
+    name: str
+    wanted: str
+    found: str
+    rank: str
+
+
+def refuse(faults: Sequence[LayoutFault]) -> None:
+    """Raise all ``faults`` as a single error, if there are any.
+
+    Raises:
+        WeightsMismatch: ``rows`` has all faults, the message has the first of them as a table.
+    """
+    if not faults:
+        return
+    rows: tuple[LayoutFault, ...] = tuple(dict.fromkeys(faults))
+    notes = [f"... and {len(rows) - _SHOWN_FAULTS} more"] if len(rows) > _SHOWN_FAULTS else []
+    notes.append(
+        "Nothing was moved. Let both sides name the same tensors (rename=, fused=), with the same global shapes, "
+        "and boxes that together cover them."
+    )
+    title = f"{len(rows)} of the weights' tensors do not fit"
+    table = Table(title, ("name", "wanted", "found", "rank"), rows[:_SHOWN_FAULTS], tuple(notes))
+    error = WeightsMismatch(str(table))
+    error.rows = rows
+    raise error
+
+
+@dataclass(frozen=True, eq=False)
+class TensorLayout:
+    """The layout of a tensor on a group, which all tensors held alike share: they are compared by identity.
+
+    Attributes:
+        holders: (rank, boxes) of each rank that has a part.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    holders: tuple[tuple[int, tuple[LocalBox, ...]], ...]
+
+    def __str__(self) -> str:
+        """Return type and shape."""
+        return f"{self.dtype} {list(self.shape)}"
+
+
+class GroupManifest(NamedTuple):
+    """The tensors of a side of a sync: layouts by name, and the name of its storage for each tied name."""
+
+    layouts: dict[str, TensorLayout]
+    ties: dict[str, str]
+
+
+def merge_manifests(manifests: Sequence[Manifest], side: str, faults: list[LayoutFault]) -> GroupManifest:
+    """Read the manifests of the ranks 0..n-1 together. Contradictions within the side go to ``faults``.
+
+    Ranks that hold the same names in a layout list equal ``Names``. The cost therefore depends on the number of
+    distinct lists, not on names times ranks.
+    """
+    holders: dict[Names, list[tuple[int, HeldTensor]]] = defaultdict(list)
+    for rank, manifest in enumerate(manifests):
+        for tensor, names in manifest.groups:
+            holders[names].append((rank, tensor))
+    lists_of: dict[str, tuple[Names, ...]] = {}
+    for names in holders:
+        for name in names:
+            lists_of[name] = (*lists_of.get(name, ()), names)
+    merged: dict[tuple[Names, ...], TensorLayout] = {}
+    layouts: dict[str, TensorLayout] = {}
+    for name, lists in lists_of.items():
+        if lists not in merged:
+            held = sorted((pair for names in lists for pair in holders[names]), key=lambda pair: pair[0])
+            merged[lists] = _merge_layouts(name, held, side, faults)
+        layouts[name] = merged[lists]
+    return GroupManifest(layouts, {alias: name for manifest in manifests for alias, name in manifest.ties})
+
+
+def _merge_layouts(
+    name: str, held: list[tuple[int, HeldTensor]], side: str, faults: list[LayoutFault]
+) -> TensorLayout:
+    first_rank, first = held[0]
+    for rank, tensor in held:
+        where = f"{side} rank {rank}"
+        if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
+            wanted = f"{first.dtype} {list(first.shape)} as on rank {first_rank}"
+            faults.append(LayoutFault(name, wanted, f"{tensor.dtype} {list(tensor.shape)}", where))
+        fault = _box_fault(name, tensor, where)
+        if fault is not None:
+            faults.append(fault)
+    return TensorLayout(
+        first.dtype, first.shape, tuple((rank, tensor.boxes) for rank, tensor in held if tensor.boxes)
+    )
+
+
+def _box_fault(name: str, tensor: HeldTensor, where: str) -> LayoutFault | None:
+    """Return a fault if boxes of a rank are outside of the tensor or overlap."""
+    everything = whole(tensor.shape)
+    for box, _ in tensor.boxes:
+        inside = len(box.sizes) == len(tensor.shape) and meet(box, everything) == box
+        if not inside and volume(box):
+            return LayoutFault(name, f"boxes within {list(tensor.shape)}", str(box), where)
+    overlap = find_overlap([box for box, _ in tensor.boxes])
+    if overlap is None:
+        return None
+    found = f"{overlap[0]} and {overlap[1]}, an overlap"
+    return LayoutFault(name, "boxes that do not overlap", found, where)

@@ -1,204 +1,291 @@
-"""Name matching: which source tensor feeds which target tensor, by renames, fused names, ties and casts."""
+"""Name matching: which source tensor feeds which target tensor, by renames, fused names and ties.
+
+A fused tensor holds several named tensors along a dimension, in sequence or interleaved. It is divided into its parts
+for planning. A ``View`` maps rows of a part to rows of the fused tensor.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from phalanx.errors import DeclarationError
-from phalanx.weights.fused import Fused, View
-from phalanx.weights.manifest import FLOATS
-from phalanx.weights.shard_index import LayoutFault, ShardIndex, TensorLayout
+from phalanx.weights.boxes import Box, LocalBox
+from phalanx.weights.manifest import FLOATS, GroupManifest, LayoutFault, TensorLayout
 
 Rename = Mapping[str, str] | Callable[[str], str]
 """Source name to target name: exact names, patterns with ``*`` on both sides, or a function."""
 
 
+class View(NamedTuple):
+    """Position of a part in a fused tensor: (start in the fused tensor, start in the part, length) along ``dim``."""
+
+    dim: int
+    segments: tuple[tuple[int, int, int], ...]
+
+    @property
+    def length(self) -> int:
+        """Size of the part along ``dim``."""
+        return sum(length for _, _, length in self.segments)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A rule: the component ``name`` of a tensor's name stands for ``parts``, in sequence along ``dim``.
+
+    Args:
+        name: a component between dots, such as ``"qkv_proj"``.
+        parts: components that replace it in the names of the parts.
+        dim: dimension along which the parts are fused.
+        shares: relative sizes of the parts. None takes the sizes from the other side, which then must name the
+            parts.
+        groups: number of groups in the fused tensor. Each group has its share of every part (Megatron's
+            ``linear_qkv`` has a group per query group). 1 means part after part.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    dim: int = 0
+    shares: tuple[int, ...] | None = None
+    groups: int = 1
+
+    @classmethod
+    def megatron_qkv(cls, *, heads: int, query_groups: int, name: str = "linear_qkv") -> Fused:
+        """Return the rule of Megatron's ``linear_qkv``: queries, key and value of each query group.
+
+        Args:
+            heads: query heads of the complete model, ``num_attention_heads``.
+            query_groups: key and value heads of the complete model, ``num_query_groups``; equal to ``heads`` without
+                grouped queries.
+            name: name of the module.
+
+        Raises:
+            DeclarationError: if the groups do not divide the heads.
+        """
+        if query_groups < 1 or heads < 1 or heads % query_groups:
+            raise DeclarationError(
+                f"px.weights.Fused.megatron_qkv(heads={heads}, query_groups={query_groups}): the groups have to divide "
+                "the heads; pass num_attention_heads and num_query_groups of Megatron's configuration"
+            )
+        shares = (heads, query_groups, query_groups)
+        return cls(name, ("q_proj", "k_proj", "v_proj"), shares=shares, groups=query_groups)
+
+    @classmethod
+    def megatron_glu(cls, name: str = "linear_fc1") -> Fused:
+        """Return the rule of Megatron's ``linear_fc1`` of a gated MLP: gate, then up."""
+        return cls(name, ("gate_proj", "up_proj"), shares=(1, 1))
+
+    def names(self, fused: str) -> tuple[str, ...]:
+        """Return the names of the parts of the tensor ``fused``; none if the rule does not apply."""
+        if self.name not in fused:  # the quick answer for most names
+            return ()
+        components = fused.split(".")
+        if self.name not in components:
+            return ()
+        at = components.index(self.name)
+        return tuple(".".join((*components[:at], part, *components[at + 1 :])) for part in self.parts)
+
+    def views(self, rows: int, sizes: Sequence[int | None]) -> tuple[View, ...] | None:
+        """Return the views of the parts of a tensor of ``rows``; None if their sizes do not make it up.
+
+        Args:
+            sizes: sizes of the parts on the other side, which count if ``shares`` do not determine them.
+        """
+        return _views(self.dim, self.groups, rows, tuple(self.sizes(rows, sizes)))
+
+    def sizes(self, rows: int, sizes: Sequence[int | None]) -> Sequence[int | None]:
+        """Return the sizes of the parts of a tensor of ``rows``, as far as they are known."""
+        if self.shares is None or rows % sum(self.shares):
+            return sizes
+        return [rows // sum(self.shares) * share for share in self.shares]
+
+
+@lru_cache(1024)
+def _views(dim: int, groups: int, rows: int, sizes: tuple[int | None, ...]) -> tuple[View, ...] | None:
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes) or sum(known) != rows or any(size % groups for size in known):
+        return None
+    steps = [size // groups for size in known]
+    views: list[View] = []
+    for part, step in enumerate(steps):
+        before = sum(steps[:part])
+        starts = ((group * sum(steps) + before, group * step, step) for group in range(groups))
+        views.append(View(dim, tuple(starts)))
+    return tuple(views)
+
+
+BUILT_IN = (
+    Fused("qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    Fused("gate_up_proj", ("gate_proj", "up_proj"), shares=(1, 1)),
+)
+"""The rules of serving engines. They need no numbers of the model and therefore always apply."""
+
+
+def seen_through(view: View | None, boxes: Sequence[LocalBox]) -> tuple[LocalBox, ...]:
+    """Return boxes of a fused tensor as boxes of the part that ``view`` shows; unchanged without a view."""
+    if view is None:
+        return tuple(boxes)
+    dim = view.dim
+    seen: list[LocalBox] = []
+    for box, at in boxes:
+        begin, end = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
+        for start, inside, length in view.segments:
+            low, high = max(begin, start), min(end, start + length)
+            if high > low:
+                offsets = (*box.offsets[:dim], inside + low - start, *box.offsets[dim + 1 :])
+                sizes = (*box.sizes[:dim], high - low, *box.sizes[dim + 1 :])
+                place = (*at[:dim], at[dim] + low - begin, *at[dim + 1 :])
+                seen.append(LocalBox(Box(offsets, sizes), place))
+    return tuple(seen)
+
+
 class NameMapping(NamedTuple):
     """Tensors of a source layout that feed tensors of a target layout. None as a view is the complete tensor."""
 
-    source: int
-    target: int
-    source_view: View | None = None
-    target_view: View | None = None
+    source: TensorLayout
+    target: TensorLayout
+    source_view: View | None
+    target_view: View | None
 
 
-class _Part(NamedTuple):
-    """A tensor that exists only inside a fused tensor."""
-
-    fused: str
-    rule: Fused
-    place: int
-
-
-@dataclass
 class NameMatch:
-    """Pairs (source name, target name) by mapping, and findings for the report.
+    """Finds a source for every name of ``target``. Names without a source or of another shape go to ``faults``.
 
-    ``copies`` are (target name, its twin) that are tied at the source and have two storages at the target. The tensor
-    is sent once and copied there. ``surplus`` are source names that no target takes.
+    Attributes:
+        mappings: pairs (source name, target name) by mapping.
+        copies: (target name, its twin) that are tied at the source and have two storages at the target. The tensor
+            is sent once and copied there.
+        surplus: source names that no target takes.
     """
-
-    mappings: dict[NameMapping, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
-    copies: list[tuple[str, str]] = field(default_factory=list)
-    surplus: list[str] = field(default_factory=list)
-    ties: list[tuple[str, str]] = field(default_factory=list)
-
-
-class NameMatcher:
-    """Finds a source for every name of ``target``. Names without a source or of another shape go to ``faults``."""
 
     def __init__(
         self,
-        source: ShardIndex,
-        target: ShardIndex,
+        source: GroupManifest,
+        target: GroupManifest,
         rename: Rename | None,
         rules: tuple[Fused, ...],
         faults: list[LayoutFault],
     ) -> None:
-        self.source, self.target, self.rules, self.faults = source, target, rules, faults
-        self.match = NameMatch()
-        self.named = self._renamed(rename)
-        self.parts = dict(self._source_parts())
-        self.used: set[str] = set()
-        self.twins: dict[str, list[str]] = defaultdict(list)
-        for alias, name in target.ties.items():
-            self.twins[name].append(alias)
-
-    def run(self) -> NameMatch:
-        """Match all names of the target."""
-        first: dict[tuple[str, int], str] = {}
-        for name, layout in self.target.layouts.items():
-            origin = self._direct_source(name)
-            if origin is None:
-                self._match_fused(name, layout)
-            elif (twin := first.setdefault((origin, layout), name)) != name:
-                self.match.copies.append((twin, name))
-            else:
-                self._feed(origin, name, layout, None, None)
-        self._check_layouts()
-        self.match.surplus = [name for name in self.source.layouts if name not in self.used]
-        self.match.ties = sorted(self.target.ties.items())
-        return self.match
-
-    def _feed(
-        self, origin: str, name: str, layout: int, source_view: View | None, target_view: View | None
-    ) -> None:
-        self.used.add(origin)
-        mapping = NameMapping(self.source.layouts[origin], layout, source_view, target_view)
-        self.match.mappings[mapping].append((origin, name))
+        self._source, self._target, self._rules, self._faults = source, target, rules, faults
+        self.mappings: dict[NameMapping, list[tuple[str, str]]] = defaultdict(list)
+        self.copies: list[tuple[str, str]] = []
+        self._used: set[str] = set()
+        #: Source name of the storage of each name that the target may ask for.
+        self._named = self._renamed(rename)
+        #: Fused tensor and place in it of each name that exists only inside a fused source tensor.
+        self._parts = {
+            part: (name, rule, place)
+            for name in self._named
+            if name not in target.layouts
+            for rule in rules
+            for place, part in enumerate(rule.names(name))
+        }
+        self._match_all()
+        self.surplus = [name for name in source.layouts if name not in self._used]
 
     def _renamed(self, rename: Rename | None) -> dict[str, str]:
-        """Return the source name of the storage of each name that the target may ask for."""
         as_target = renamer(rename)
         renamed: dict[str, str] = {}
-        layouts = self.source.layouts
-        aliases = ((alias, name) for alias, name in self.source.ties.items() if alias not in layouts)
-        for alias, name in (*((name, name) for name in layouts), *aliases):
+        layouts = self._source.layouts
+        aliases = {alias: name for alias, name in self._source.ties.items() if alias not in layouts}
+        for alias, name in ({name: name for name in layouts} | aliases).items():
             new = as_target(alias)
             if new in renamed:
                 found = f"{renamed[new]} and {alias}, both renamed"
-                self.faults.append(LayoutFault(new, "one source", found, "source"))
+                self._faults.append(LayoutFault(new, "one source", found, "source"))
             renamed[new] = name
         return renamed
 
-    def _source_parts(self) -> Iterator[tuple[str, _Part]]:
-        for name in self.named:
-            if name in self.target.layouts:
-                continue
-            for rule in self.rules:
-                if rule.name in name and (parts := rule.names(name)):
-                    yield from ((part, _Part(name, rule, index)) for index, part in enumerate(parts))
-
-    def _direct_source(self, name: str) -> str | None:
-        """Return the source of ``name``, or of a name that has the same storage at the target."""
-        origin = self.named.get(name)
-        for twin in self.twins.get(name, ()):
-            other = self.named.get(twin)
-            if origin is not None and other is not None and origin != other:
-                wanted = f"one source: {twin} is the same storage at the target"
-                self.faults.append(LayoutFault(name, wanted, f"{origin} and {other}", "source"))
-            origin = origin or other
-        return origin
-
-    def _match_fused(self, name: str, layout: int) -> None:
-        part = self.parts.get(name)
-        if part is not None:
-            self._feed_part(name, layout, part, None)
-            return
-        for rule in self.rules:
-            names = rule.names(name) if rule.name in name else None
-            if names and all(other in self.named or other in self.parts for other in names):
-                self._split_target(name, layout, rule, names)
-                return
-        wanted = self.target.table[layout]
-        close = next((n for n in self.named if n.rpartition(".")[2] == name.rpartition(".")[2]), None)
-        found = "no such name at the source" + (f" (it has, for one, {close})" if close else "")
-        self.faults.append(LayoutFault(name, str(wanted), found, f"target {_ranks(wanted)}"))
-
-    def _split_target(self, name: str, layout: int, rule: Fused, names: Sequence[str]) -> None:
-        rows = self.target.table[layout].shape[rule.dim]
-        sizes = rule.sizes(rows) or tuple(self._length(other, rule.dim) for other in names)
-        views = rule.views(sizes) if sum(sizes) == rows else None
-        if views is None:
-            self._refuse_sizes(name, rule, rows, names, sizes, "target")
-            return
-        for other, view in zip(names, views, strict=True):
-            if other in self.named:
-                self._feed(self.named[other], name, layout, None, view)
+    def _match_all(self) -> None:
+        twins: dict[str, list[str]] = defaultdict(list)
+        for alias, name in self._target.ties.items():
+            twins[name].append(alias)
+        first: dict[tuple[str, TensorLayout], str] = {}
+        for name, layout in self._target.layouts.items():
+            wanted = self._direct_name(name, twins[name])
+            if wanted is None:
+                self._match_fused(name, layout)
+            elif (twin := first.setdefault((self._named[wanted], layout), name)) != name:
+                self.copies.append((twin, name))
             else:
-                self._feed_part(name, layout, self.parts[other], view)
+                self._feed(wanted, name, None)
 
-    def _feed_part(self, name: str, layout: int, part: _Part, view: View | None) -> None:
-        """Feed ``name``, or its part under ``view``, from a fused source tensor."""
-        source_view = self._view(part)
-        if source_view is not None:
-            self._feed(self.named[part.fused], name, layout, source_view, view)
+    def _direct_name(self, name: str, twins: Sequence[str]) -> str | None:
+        """Return ``name``, or a name that has the same storage at the target, if the source has it."""
+        known = [other for other in (name, *twins) if other in self._named]
+        origins = [self._named[other] for other in known]
+        for other, origin in zip(known, origins, strict=True):
+            if origin != origins[0]:
+                wanted = f"one source: {other} is the same storage at the target"
+                self._faults.append(LayoutFault(name, wanted, f"{origins[0]} and {origin}", "source"))
+        return known[0] if known else None
 
-    def _view(self, part: _Part) -> View | None:
-        names = part.rule.names(part.fused) or ()
-        rows = self.source.layout(self.named[part.fused]).shape[part.rule.dim]
-        sizes = part.rule.sizes(rows)
-        if sizes is None and all(name in self.target.layouts for name in names):
-            sizes = tuple(self.target.layout(name).shape[part.rule.dim] for name in names)
-        views = part.rule.views(sizes) if sizes is not None and sum(sizes) == rows else None
-        if views is None:
-            self.used.add(self.named[part.fused])
-            self._refuse_sizes(part.fused, part.rule, rows, names, sizes or (), "source")
-            return None
-        return views[part.place]
+    def _match_fused(self, name: str, layout: TensorLayout) -> None:
+        if name in self._parts:
+            self._feed(name, name, None)
+            return
+        for rule in self._rules:
+            names = rule.names(name)
+            if names and all(other in self._named or other in self._parts for other in names):
+                sizes = [self._length(other, rule.dim) for other in names]
+                for other, view in zip(names, self._views(name, rule, layout, sizes, "target"), strict=False):
+                    self._feed(other, name, view)
+                return
+        close = next((n for n in self._named if n.rpartition(".")[2] == name.rpartition(".")[2]), None)
+        found = "no such name at the source" + (f" (it has, for one, {close})" if close else "")
+        self._faults.append(LayoutFault(name, str(layout), found, f"target {_ranks(layout)}"))
 
-    def _length(self, part: str, dim: int) -> int:
-        if part in self.named:
-            return self.source.layout(self.named[part]).shape[dim]
-        view = self._view(self.parts[part])
-        return view.length if view else 0
+    def _feed(self, part: str, name: str, target_view: View | None) -> None:
+        """Feed ``name``, or its part under ``target_view``, from ``part`` of the source."""
+        is_fused = part not in self._named
+        origin = self._named[self._parts[part][0] if is_fused else part]
+        self._used.add(origin)
+        view = self._source_view(part) if is_fused else None
+        if is_fused and view is None:
+            return
+        source, target = self._source.layouts[origin], self._target.layouts[name]
+        shape, wanted = _shape_seen(source.shape, view), _shape_seen(target.shape, target_view)
+        if shape == wanted and (
+            source.dtype == target.dtype or {source.dtype, target.dtype} <= FLOATS.keys()
+        ):
+            self.mappings[NameMapping(source, target, view, target_view)].append((origin, name))
+            return
+        found = f"{source.dtype} {list(shape)}" + (f" as {origin}" if origin != name else "")
+        fault = LayoutFault(name, f"{target.dtype} {list(wanted)}", found, f"target {_ranks(target)}")
+        self._faults.append(fault)
 
-    def _refuse_sizes(
-        self, name: str, rule: Fused, rows: int, names: Sequence[str], sizes: Sequence[int], side: str
-    ) -> None:
-        known = " + ".join(str(size) for size in sizes) or "parts of unknown size"
+    def _source_view(self, part: str) -> View | None:
+        fused, rule, place = self._parts[part]
+        names, layouts = rule.names(fused), self._target.layouts
+        sizes = [layouts[name].shape[rule.dim] if name in layouts else None for name in names]
+        views = self._views(fused, rule, self._source.layouts[self._named[fused]], sizes, "source")
+        return views[place] if views else None
+
+    def _length(self, part: str, dim: int) -> int | None:
+        """Return the size of a part at the source; None if it is not known."""
+        if part in self._named:
+            return self._source.layouts[self._named[part]].shape[dim]
+        view = self._source_view(part)
+        return view.length if view else None
+
+    def _views(
+        self, name: str, rule: Fused, layout: TensorLayout, sizes: Sequence[int | None], side: str
+    ) -> tuple[View, ...]:
+        """Return the views of the parts of a fused tensor; none, and a fault, if the sizes do not fit."""
+        rows = layout.shape[rule.dim]
+        views = rule.views(rows, sizes)
+        if views is not None:
+            return views
+        known = rule.sizes(rows, sizes)
+        found = "parts of unknown size" if None in known else " + ".join(map(str, known))
         groups = f", in {rule.groups} groups" if rule.groups > 1 else ""
-        wanted = f"{rows} along dim {rule.dim} from {', '.join(names)}{groups}"
-        self.faults.append(LayoutFault(name, wanted, known, side))
-
-    def _check_layouts(self) -> None:
-        """Check once per mapping that types can be cast and shapes are equal."""
-        for mapping, pairs in list(self.match.mappings.items()):
-            source, target = self.source.table[mapping.source], self.target.table[mapping.target]
-            shape = _shape_seen(source.shape, mapping.source_view)
-            wanted = _shape_seen(target.shape, mapping.target_view)
-            castable = source.dtype == target.dtype or {source.dtype, target.dtype} <= FLOATS.keys()
-            if shape == wanted and castable:
-                continue
-            del self.match.mappings[mapping]
-            for origin, name in pairs:
-                found = f"{source.dtype} {list(shape)}" + (f" as {origin}" if origin != name else "")
-                where = f"target {_ranks(target)}"
-                self.faults.append(LayoutFault(name, f"{target.dtype} {list(wanted)}", found, where))
+        wanted = f"{rows} along dim {rule.dim} from {', '.join(rule.names(name))}{groups}"
+        self._faults.append(LayoutFault(name, wanted, found, side))
+        return ()
 
 
 def _shape_seen(shape: tuple[int, ...], view: View | None) -> tuple[int, ...]:

@@ -3,33 +3,34 @@
 It is created next to the default group with the first sync, over a store that a rank of the source serves already:
 no port is agreed on. All ranks work in rounds of the same order. In round ``n`` they exchange the buckets of
 number ``n``: first the buckets with several readers, each by a broadcast in a subgroup, then the others as a group of
-point-to-point operations. After an error or a timeout the group is aborted, and the next sync creates another one.
+point-to-point operations. The last round has the notes. After an error or a timeout the group is aborted, and the next
+sync creates another one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.bucket_packing import DeltaPacking, Packing, Read, Write
-from phalanx.weights.buckets import Bucket
-from phalanx.weights.transport import Deadline, Endpoint, Note, Received, lost
+from phalanx.weights.buckets import Bucket, SlotView
+from phalanx.weights.transport import Deadline, Endpoint, Note, Side, lost
 from phalanx.worker.collectives import collectives
 
 _POLL_S = 0.0005
-Member = tuple[str, int]
-"""Side and rank."""
+_Member = tuple[Side, int]
+_Subgroup = tuple[int, tuple[int, ...]]
 
 
-def _name(member: Member) -> str:
+def _name(member: _Member) -> str:
     return f"{member[0]} rank {member[1]}"
 
 
@@ -44,84 +45,71 @@ def _losing(peer: str) -> Generator[None]:
         ) from error
 
 
-class GroupSpec(NamedTuple):
-    """A process group to create.
+@dataclass(eq=False)
+class ProcessGroupEndpoint(Endpoint):
+    """The end of a rank of either side.
 
     Attributes:
-        store: address of the store, as "host:port".
+        me: side and rank.
+        store: address of the store over which the group is created, as "host:port".
         key: name of the group, never used twice.
         members: ranks of both sides that are in it. All of them must come.
         subgroups: (source, targets) of the buckets with several readers.
-        capacity: bytes of the largest packed bucket.
         device: device of the buckets on this rank.
     """
 
+    me: _Member
     store: str
     key: str
-    members: Sequence[Member]
-    subgroups: Sequence[tuple[int, tuple[int, ...]]]
-    capacity: int
+    members: Sequence[_Member]
+    subgroups: Sequence[_Subgroup]
     device: torch.device
 
-
-class ProcessGroupEndpoint(Endpoint):
-    """The end of a rank, ``me``, of either side."""
-
-    def __init__(self, spec: GroupSpec, me: Member, packing: Packing) -> None:
-        self._spec = spec
-        self._me = me
-        self._packing = packing
-        self._group: ProcessGroup | None = None
-        self._subgroups: dict[tuple[int, tuple[int, ...]], ProcessGroup] = {}
+    def __post_init__(self) -> None:
+        #: The group of all members under None, and the subgroups.
+        self._groups: dict[_Subgroup | None, ProcessGroup] = {}
         self._buffers: list[torch.Tensor] = []
-        self._sends_lengths = isinstance(packing, DeltaPacking)
-        self._store: Any = None
-        self._sync = 0
         self._is_closed = False
 
     def _create(self, deadline: Deadline) -> None:
         """Create the groups with the first sync, in which all members take part."""
-        self._sync += 1
         if self._is_closed:
             raise WeightsTransferError("this process group was closed; sync again")
-        if self._group is not None:
+        if self._groups:
             return
-        spec, peer = self._spec, "the other ranks of the sync"
-        host, _, port = spec.store.rpartition(":")
+        peer = "the other ranks of the sync"
+        host, _, port = self.store.rpartition(":")
         limit = timedelta(seconds=deadline.left(peer))
+        arrivals: PrefixStore | None = None
         try:
             # the sockets are noted, so that a cancelled call can close them
             with collectives.noting():
-                store: Store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
+                store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
                 store.set_timeout(limit)
-                self._store = PrefixStore(f"weights/{spec.key}/notes", store)
-                self._store.set(_name(self._me), "here")
-                self._group = self._make(store, "all", spec.members, limit)
-                for source, targets in spec.subgroups:
-                    members = [("source", source), *(("target", target) for target in targets)]
-                    if self._me in members:
+                arrivals = PrefixStore(f"weights/{self.key}/members", store)
+                arrivals.set(_name(self.me), "here")
+                self._groups[None] = self._make(store, "all", self.members, limit)
+                for source, targets in self.subgroups:
+                    members: list[_Member] = [("source", source), *(("target", target) for target in targets)]
+                    if self.me in members:
                         name = f"{source}>{'+'.join(map(str, targets))}"
-                        self._subgroups[source, targets] = self._make(store, name, members, limit)
+                        self._groups[source, targets] = self._make(store, name, members, limit)
         except (RuntimeError, ValueError) as error:  # torch's errors of stores and connections
-            absent = self._absent()
+            absent: list[str] = []
+            with contextlib.suppress(RuntimeError):
+                if arrivals is not None:
+                    absent = [name for name in map(_name, self.members) if not arrivals.check([name])]
             self.abort()
             raise lost(
                 absent[0] if absent else peer,
-                f"no process group of {len(spec.members)} ranks could be created over the store at {spec.store} "
+                f"no process group of {len(self.members)} ranks could be created over the store at {self.store} "
                 f"({error}); {', '.join(absent) or 'no rank'} did not come. Ranks of both groups must reach each "
                 "other's ports (GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
 
-    def _absent(self) -> list[str]:
-        """Return the members that have not reached the store."""
-        with contextlib.suppress(RuntimeError):
-            if self._store is not None:
-                return [_name(one) for one in self._spec.members if not self._store.check([_name(one)])]
-        return []
-
-    def _make(self, store: Store, name: str, members: Sequence[Member], limit: timedelta) -> ProcessGroup:
-        prefix = PrefixStore(f"weights/{self._spec.key}/{name}", store)
-        rank, size, device = members.index(self._me), len(members), self._spec.device
+    def _make(self, store: Store, name: str, members: Sequence[_Member], limit: timedelta) -> ProcessGroup:
+        prefix = PrefixStore(f"weights/{self.key}/{name}", store)
+        rank, size, device = members.index(self.me), len(members), self.device
         group = ProcessGroup(prefix, rank, size)
         backend: Any
         if device.type == "cuda":
@@ -138,111 +126,109 @@ class ProcessGroupEndpoint(Endpoint):
         group.allreduce([torch.zeros(1, device=device)]).wait()
         return group
 
-    def send(self, buckets: Sequence[Bucket], read: Read, note: Note, deadline: Deadline) -> int:
+    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
         self._create(deadline)
         sent = 0
-        for bucket in buckets:
+        for bucket in self.buckets:
             memory = self._buffer(0)
-            length = self._packing.pack(memory, bucket, read)
-            if self._sends_lengths:
-                self._exchange([(bucket, torch.tensor([length]))], deadline)
+            length = self.packing.pack(memory, bucket, read)
+            if self.packing.varies:
+                self._send_lengths([bucket], [length], deadline)
             self._exchange([(bucket, memory[:length])], deadline)
             sent += length
-        for reader in sorted({reader for bucket in buckets for reader in bucket.readers}):
-            message = note(reader)
-            with _losing(f"the rank with the store at {self._spec.store}"):
-                self._store.set(self._note_key(self._me[1], reader), message)
+        notes = {reader: note(reader) for bucket in self.buckets for reader in bucket.readers}
+        buckets = [Bucket(self.me[1], 0, len(notes[reader]), (reader,), ()) for reader in sorted(notes)]
+        self._send_lengths(buckets, [bucket.nbytes for bucket in buckets], deadline)
+        contents = [torch.frombuffer(bytearray(notes[reader]), dtype=torch.uint8) for reader in sorted(notes)]
+        on_device = [content.to(self.device) for content in contents]
+        self._exchange(list(zip(buckets, on_device, strict=True)), deadline)
         return sent
 
-    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, deadline: Deadline) -> Received:
+    def _send_lengths(self, buckets: Sequence[Bucket], lengths: Iterable[int], deadline: Deadline) -> None:
+        tensors = [torch.tensor([length], device=self.device) for length in lengths]
+        self._exchange(list(zip(buckets, tensors, strict=True)), deadline)
+
+    def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
         self._create(deadline)
         rounds: dict[int, list[Bucket]] = {}
-        for stream in buckets.values():
-            for bucket in stream:
-                rounds.setdefault(bucket.number, []).append(bucket)
-        written = 0
+        for bucket in self.buckets:
+            rounds.setdefault(bucket.number, []).append(bucket)
         for _, arriving in sorted(rounds.items()):
-            lengths = [torch.tensor([bucket.nbytes]) for bucket in arriving]
-            if self._sends_lengths:
-                self._exchange(list(zip(arriving, lengths, strict=True)), deadline)
-            parts = [self._buffer(place)[: int(length)] for place, length in enumerate(lengths)]
+            lengths = [bucket.nbytes for bucket in arriving]
+            if self.packing.varies:
+                lengths = self._receive_lengths(arriving, deadline)
+            parts = [self._buffer(place)[:length] for place, length in enumerate(lengths)]
             self._exchange(list(zip(arriving, parts, strict=True)), deadline)
             for bucket, memory in zip(arriving, parts, strict=True):
-                written += self._packing.unpack(memory, bucket.slots, write)
-        return Received(written, {source: self._receive_note(source, deadline) for source in buckets})
+                self.packing.unpack(memory, bucket.slots, write)
+        buckets = [Bucket(source, 0, 0, (self.me[1],), ()) for source in self.streams]
+        lengths = self._receive_lengths(buckets, deadline)
+        notes = [torch.empty(length, dtype=torch.uint8, device=self.device) for length in lengths]
+        self._exchange(list(zip(buckets, notes, strict=True)), deadline)
+        contents: list[Any] = [note.cpu().numpy() for note in notes]
+        return {source: bytes(content) for source, content in zip(self.streams, contents, strict=True)}
+
+    def _receive_lengths(self, buckets: Sequence[Bucket], deadline: Deadline) -> list[int]:
+        tensors = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in buckets]
+        self._exchange(list(zip(buckets, tensors, strict=True)), deadline)
+        return [int(length) for length in tensors]
 
     def _buffer(self, place: int) -> torch.Tensor:
         """Return memory that is kept from bucket to bucket."""
         while len(self._buffers) <= place:
-            spec = self._spec
-            self._buffers.append(torch.empty(spec.capacity, dtype=torch.uint8, device=spec.device))
+            self._buffers.append(torch.empty(self.capacity, dtype=torch.uint8, device=self.device))
         return self._buffers[place]
 
     def _exchange(self, items: Sequence[tuple[Bucket, torch.Tensor]], deadline: Deadline) -> None:
         """Send or receive the buckets of a round."""
-        single: list[tuple[Bucket, torch.Tensor]] = []
         for bucket, memory in items:
-            if len(bucket.readers) == 1:
-                single.append((bucket, memory))
-                continue
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = 0, 0
-            group, peer = self._subgroups[bucket.source, bucket.readers], self._peer(bucket)
-            with _losing(peer):
-                self._wait([group.broadcast([memory], options)], peer, deadline)
-        if not single or self._group is None:
+            if len(bucket.readers) > 1:
+                options = dist.BroadcastOptions()
+                options.rootRank, options.rootTensor = 0, 0
+                with _losing(self._peer(bucket)):
+                    work = self._groups[bucket.source, bucket.readers].broadcast([memory], options)
+                    self._wait(work, self._peer(bucket), deadline)
+        single = [item for item in items if len(item[0].readers) == 1]
+        if not single:
             return
-        peer = self._peer(single[0][0])
-        with _losing(peer):
-            self._wait(self._begin(self._group, single), peer, deadline)
+        with _losing(self._peer(single[0][0])):
+            works = self._begin(single)
+        for (bucket, _), work in zip(single, works, strict=False):
+            with _losing(self._peer(bucket)):
+                self._wait(work, self._peer(bucket), deadline)
 
-    def _begin(self, group: ProcessGroup, single: Sequence[tuple[Bucket, torch.Tensor]]) -> list[Any]:
+    def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]]) -> list[Any]:
         """Begin the operations of buckets with one reader: for NCCL a single one, in the group's communicator."""
-        coalesces, device = self._spec.device.type == "cuda", self._spec.device
+        group, device = self._groups[None], self.device
+        coalesces = device.type == "cuda"
         if coalesces:
             group._start_coalescing(device)
         works: list[Any] = []
         for bucket, memory in single:
-            if self._me[0] == "source":
-                place = self._spec.members.index(("target", bucket.readers[0]))
+            if self.me[0] == "source":
+                place = self.members.index(("target", bucket.readers[0]))
                 works.append(group.send([memory], place, 0))
             else:
-                place = self._spec.members.index(("source", bucket.source))
+                place = self.members.index(("source", bucket.source))
                 works.append(group.recv([memory], place, 0))
         return [group._end_coalescing(device)] if coalesces else works
 
     def _peer(self, bucket: Bucket) -> str:
-        is_source = self._me[0] == "source"
+        is_source = self.me[0] == "source"
         return f"target rank {bucket.readers[0]}" if is_source else f"source rank {bucket.source}"
 
-    def _wait(self, works: Sequence[Any], peer: str, deadline: Deadline) -> None:
-        for work in works:
-            if self._spec.device.type != "cuda":
-                work.wait(timedelta(seconds=deadline.left(peer)))
-                continue
-            while not work.is_completed():  # a wait for NCCL has no timeout, and would not be interrupted
-                deadline.left(peer)
-                time.sleep(_POLL_S)
-            work.wait()
-
-    def _note_key(self, source: int, target: int) -> str:
-        return f"{self._sync}/{source}>{target}"
-
-    def _receive_note(self, source: int, deadline: Deadline) -> bytes:
-        key, pause = self._note_key(source, self._me[1]), _POLL_S
-        with _losing(f"the rank with the store at {self._spec.store}"):
-            while not self._store.check([key]):  # a blocking read could not be interrupted
-                time.sleep(min(pause, deadline.left(f"source rank {source}")))
-                pause = min(2 * pause, 0.02)
-            note = self._store.get(key)
-            self._store.delete_key(key)
-        return note
+    def _wait(self, work: Any, peer: str, deadline: Deadline) -> None:
+        if self.device.type != "cuda":
+            work.wait(timedelta(seconds=deadline.left(peer)))
+            return
+        while not work.is_completed():  # a wait for NCCL has no timeout, and would not be interrupted
+            deadline.left(peer)
+            time.sleep(_POLL_S)
+        work.wait()
 
     def abort(self) -> None:
         for group in self._drop_groups():
-            with contextlib.suppress(
-                RuntimeError
-            ):  # gloo has nothing to abort; its sockets close with the group
+            with contextlib.suppress(RuntimeError):  # gloo's sockets close with the group
                 group.abort()
 
     def close(self) -> None:
@@ -251,7 +237,7 @@ class ProcessGroupEndpoint(Endpoint):
                 group.shutdown()
 
     def _drop_groups(self) -> list[ProcessGroup]:
-        groups = [*self._subgroups.values(), *([self._group] if self._group is not None else [])]
-        self._group, self._subgroups, self._buffers = None, {}, []
+        groups = [*self._groups.values()][::-1]
+        self._groups, self._buffers = {}, []
         self._is_closed = True
         return groups

@@ -11,16 +11,16 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 import torch
 
-from phalanx.weights.bucket_packing import Packing, Read, Write
-from phalanx.weights.buckets import Bucket
+from phalanx.weights.buckets import Bucket, SlotView
 from phalanx.weights.shared_memory import DeviceMemory, HostMemory
-from phalanx.weights.transport import Deadline, Endpoint, Note, Received, lost
+from phalanx.weights.transport import Deadline, Endpoint, Note, lost
 
 _SEGMENTS = 2
 """One segment is filled while the other is read."""
@@ -61,12 +61,7 @@ class PeerConnection:
         Raises:
             WeightsTransferError: if the peer ended, or sent nothing in time.
         """
-        try:
-            while not self._connection.poll(deadline.left(self.peer)):
-                pass  # the deadline raises
-            return self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise self._ended() from error
+        return self._receive(self._connection.recv, deadline)
 
     def send_descriptor(self, fd: int) -> None:
         """Send a file descriptor."""
@@ -77,13 +72,18 @@ class PeerConnection:
 
     def receive_descriptor(self, deadline: Deadline) -> int:
         """Wait for a file descriptor and return it."""
+        fds = self._receive(lambda: socket.recv_fds(self._socket, 1, 1)[1], deadline)
+        if not fds:
+            raise self._ended()
+        return fds[0]
+
+    def _receive(self, read: Callable[[], Any], deadline: Deadline) -> Any:
         try:
             while not self._connection.poll(deadline.left(self.peer)):
                 pass  # the deadline raises
-            _, (fd,), _, _ = socket.recv_fds(self._socket, 1, 1)
-        except (ValueError, OSError) as error:
+            return read()
+        except (EOFError, OSError) as error:
             raise self._ended() from error
-        return fd
 
     def _ended(self) -> Exception:
         return lost(
@@ -113,24 +113,21 @@ class RingAddress(NamedTuple):
     handle: bytes
 
 
+@dataclass(eq=False)
 class RingSender(Endpoint):
-    """The end of a source.
+    """The end of a source, with a ring on ``device``.
 
     The source listens on an address that the kernel chose, in the abstract namespace: there is no file to clean up.
     Only processes of the same user are accepted.
-
-    Args:
-        bucket_bytes: bytes of a segment: the largest packed bucket.
-        packing: packing of the buckets; the targets have the same.
-        device: device of the ring.
     """
 
-    def __init__(self, bucket_bytes: int, packing: Packing, device: torch.device) -> None:
-        self._packing = packing
-        self._nbytes = nbytes = -(-bucket_bytes // 64) * 64
-        on_host = device.type == "cpu"
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self._nbytes = nbytes = -(-self.capacity // 64) * 64
+        on_host = self.device.type == "cpu"
         total = nbytes * _SEGMENTS
-        self._memory = HostMemory.create(total) if on_host else DeviceMemory.create(total, device)
+        self._memory = HostMemory.create(total) if on_host else DeviceMemory.create(total, self.device)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("")
         self._listener.listen(1024)
@@ -138,16 +135,16 @@ class RingSender(Endpoint):
         self._readers: dict[int, PeerConnection] = {}
         self._sync = 0
 
-    def send(self, buckets: Sequence[Bucket], read: Read, note: Note, deadline: Deadline) -> int:
+    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
         self._sync += 1
-        readers = sorted({reader for bucket in buckets for reader in bucket.readers})
+        readers = sorted({reader for bucket in self.buckets for reader in bucket.readers})
         self._accept(set(readers), deadline)
         unread: dict[int, set[int]] = {}
         sent = 0
-        for bucket in buckets:
+        for bucket in self.buckets:
             self._wait_until_read(unread, bucket.number - _SEGMENTS, deadline)
             begin = bucket.number % _SEGMENTS * self._nbytes
-            length = self._packing.pack(self._memory.tensor[begin : begin + self._nbytes], bucket, read)
+            length = self.packing.pack(self._memory.tensor[begin : begin + self._nbytes], bucket, read)
             self._memory.synchronize()
             sent += length
             unread[bucket.number] = set(bucket.readers)
@@ -155,7 +152,7 @@ class RingSender(Endpoint):
                 self._readers[reader].send((self._sync, bucket.number, length), deadline)
         for reader in readers:
             self._readers[reader].send(note(reader), deadline)
-        self._wait_until_read(unread, max(unread, default=0), deadline)
+        self._wait_until_read(unread, max(unread), deadline)
         return sent
 
     def _accept(self, wanted: set[int], deadline: Deadline) -> None:
@@ -196,33 +193,21 @@ class RingSender(Endpoint):
         self._memory.close()
 
 
+@dataclass(eq=False)
 class RingReceiver(Endpoint):
-    """The end of a target.
+    """The end of the target ``rank``, whose tensors are on ``device``. Rings have ``addresses`` by source rank."""
 
-    Args:
-        rank: rank of the target.
-        addresses: addresses of the rings by source rank.
-        packing: packing of the buckets; the sources have the same.
-        device: device of the target's tensors.
-    """
+    rank: int
+    addresses: Mapping[int, RingAddress]
+    device: torch.device
 
-    def __init__(
-        self,
-        rank: int,
-        addresses: Mapping[int, RingAddress],
-        packing: Packing,
-        device: torch.device,
-    ) -> None:
-        self._rank = rank
-        self._addresses = dict(addresses)
-        self._packing = packing
-        self._device = device
+    def __post_init__(self) -> None:
         self._sources: dict[int, PeerConnection] = {}
         self._rings: dict[int, HostMemory | DeviceMemory] = {}
 
     def connect(self, deadline: Deadline) -> None:
-        for source, address in self._addresses.items():
-            peer = f"source rank {source}"
+        for source in self.streams:
+            peer, address = f"source rank {source}", self.addresses[source]
             connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 connecting.settimeout(deadline.left(peer))
@@ -235,41 +220,36 @@ class RingReceiver(Endpoint):
                     "container",
                 ) from error
             self._sources[source] = PeerConnection(connecting, peer)
-            self._sources[source].send(self._rank, deadline)
+            self._sources[source].send(self.rank, deadline)
             if address.handle:
                 self._rings[source] = DeviceMemory.open(
-                    address.handle, address.nbytes * _SEGMENTS, self._device
+                    address.handle, address.nbytes * _SEGMENTS, self.device
                 )
 
-    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, deadline: Deadline) -> Received:
+    def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
         expected = {
-            source: {bucket.number: bucket for bucket in stream} for source, stream in buckets.items()
+            source: {bucket.number: bucket for bucket in stream} for source, stream in self.streams.items()
         }
-        by_connection: dict[Any, int] = {self._sources[source]: source for source in buckets}
-        for source in buckets:
+        by_connection: dict[Any, int] = {connection: source for source, connection in self._sources.items()}
+        for source, connection in self._sources.items():
             if source not in self._rings:  # a source sends its descriptor when its first sync begins
-                fd = self._sources[source].receive_descriptor(deadline)
-                self._rings[source] = HostMemory(fd, self._addresses[source].nbytes * _SEGMENTS)
-        written = 0
+                fd = connection.receive_descriptor(deadline)
+                self._rings[source] = HostMemory(fd, self.addresses[source].nbytes * _SEGMENTS)
         while waiting := [source for source, numbers in expected.items() if numbers]:
             connections: Any = [self._sources[source] for source in waiting]
             for ready in wait(connections, deadline.left(f"source rank {waiting[0]}")):
-                written += self._take(by_connection[ready], expected, write, deadline)
-        return Received(written, {source: self._sources[source].receive(deadline) for source in buckets})
+                source = by_connection[ready]
+                self._take(source, expected[source], write, deadline)
+        return {source: connection.receive(deadline) for source, connection in self._sources.items()}
 
-    def _take(
-        self, source: int, expected: Mapping[int, dict[int, Bucket]], write: Write, deadline: Deadline
-    ) -> int:
+    def _take(self, source: int, expected: dict[int, Bucket], write: SlotView, deadline: Deadline) -> None:
         """Read a bucket that this source has ready."""
-        connection, nbytes = self._sources[source], self._addresses[source].nbytes
+        connection, ring = self._sources[source], self._rings[source]
         sync, number, length = connection.receive(deadline)
-        bucket = expected[source].pop(number)
-        begin = number % _SEGMENTS * nbytes
-        ring = self._rings[source]
-        written = self._packing.unpack(ring.tensor[begin : begin + length], bucket.slots, write)
+        begin = number % _SEGMENTS * self.addresses[source].nbytes
+        self.packing.unpack(ring.tensor[begin : begin + length], expected.pop(number).slots, write)
         ring.synchronize()
-        connection.send((self._rank, sync, number), deadline)
-        return written
+        connection.send((self.rank, sync, number), deadline)
 
     def close(self) -> None:
         sources, self._sources = self._sources, {}

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
+import math
 import mmap
 import os
 import secrets
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -69,11 +69,8 @@ class HostMemory:
             os.close(self.fd)
 
 
-class SharedLayout(NamedTuple):
-    """Size of the memory of shared tensors, and the position of its table of contents."""
-
-    nbytes: int
-    table: int
+Table = list[tuple[str, int, str, list[int]]]
+"""Name, position in bytes, type and shape of tensors in a memory."""
 
 
 class SharedTensors:
@@ -86,16 +83,14 @@ class SharedTensors:
     _alive: weakref.WeakSet[SharedTensors] = weakref.WeakSet()
 
     def __init__(self, like: Mapping[str, torch.Tensor]) -> None:
-        table: list[tuple[str, int, str, tuple[int, ...]]] = []
-        end = 0
+        self.table: Table = []
+        self.nbytes = 1  # memory is never empty
         for name, tensor in like.items():
-            table.append((name, end, name_of(tensor.dtype), tuple(tensor.shape)))
-            end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-        text = json.dumps(table).encode()
-        self.layout = SharedLayout(end + len(text), end)
-        self._memory = HostMemory.create(self.layout.nbytes)
-        self._memory.tensor[end:] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self.tensors = _views(self._memory.tensor, self.layout)
+            begin = -(-self.nbytes // _ALIGNMENT) * _ALIGNMENT
+            self.table.append((name, begin, name_of(tensor.dtype), list(tensor.shape)))
+            self.nbytes = begin + tensor.numel() * tensor.element_size()
+        self._memory = HostMemory.create(self.nbytes)
+        self.tensors = _views(self._memory.tensor, self.table)
         self._alive.add(self)
 
     @property
@@ -122,9 +117,9 @@ class SharedTensors:
 class OpenedTensors:
     """The tensors of another process's :class:`SharedTensors`, without a copy. Owns ``fd``."""
 
-    def __init__(self, layout: SharedLayout, fd: int) -> None:
-        self._memory = HostMemory(fd, layout.nbytes)
-        self.tensors = _views(self._memory.tensor, layout)
+    def __init__(self, fd: int, nbytes: int, table: Table) -> None:
+        self._memory = HostMemory(fd, nbytes)
+        self.tensors = _views(self._memory.tensor, table)
 
     def close(self) -> None:
         """Unmap the memory."""
@@ -132,14 +127,12 @@ class OpenedTensors:
         self._memory.close()
 
 
-def _views(memory: torch.Tensor, layout: SharedLayout) -> dict[str, torch.Tensor]:
+def _views(memory: torch.Tensor, table: Table) -> dict[str, torch.Tensor]:
     views: dict[str, torch.Tensor] = {}
-    for name, offset, dtype_name, shape in json.loads(bytes(memory[layout.table :].numpy())):
+    for name, begin, dtype_name, shape in table:
         dtype = dtype_named(dtype_name)
-        nbytes = dtype.itemsize
-        for size in shape:
-            nbytes *= size
-        views[name] = memory[offset : offset + nbytes].view(dtype).view(tuple(shape))
+        end = begin + math.prod(shape) * dtype.itemsize
+        views[name] = memory[begin:end].view(dtype).view(shape)
     return views
 
 

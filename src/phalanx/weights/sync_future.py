@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Ticket
+from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable
 from phalanx.calls.future import CallFuture
 from phalanx.errors import (
@@ -23,9 +24,9 @@ from phalanx.errors import (
     WorkerDiedError,
 )
 from phalanx.session.wait_threads import Pending
-from phalanx.weights.sync_pairs import PairCalls
+from phalanx.weights.sync_pairs import SyncPair
 from phalanx.weights.versions import Transfer, WeightsVersion
-from phalanx.weights.weight_requests import SyncResponse
+from phalanx.weights.weight_requests import Sent
 from phalanx.wire.value import Reduced
 
 _GRACE_S = 5.0
@@ -38,27 +39,27 @@ class SyncFuture(CallFuture[WeightsVersion]):
     """A running sync: ``result()`` returns its :class:`WeightsVersion`.
 
     Args:
-        parts: calls by pair.
+        parts: the pairs, each with its calls.
         number: the version.
         began: start of the sync on the monotonic clock.
         text: note for errors.
         on_end: called once with the version or the error, while ``lock`` is held.
     """
 
-    __slots__ = ("_all", "_began", "_lock", "_number", "_on_end", "_outcome", "_parts", "_text")
+    __slots__ = ("_began", "_lock", "_number", "_on_end", "_outcome", "_parts", "_text", "calls")
 
     def __init__(
         self,
-        parts: Sequence[PairCalls],
+        parts: Sequence[tuple[SyncPair, Sequence[Call]]],
         number: int,
         began: float,
         text: str,
         on_end: Callable[[WeightsVersion | BaseException], None],
         lock: threading.RLock,
     ) -> None:
-        super().__init__(parts[-1].calls[-1])
+        super().__init__(parts[-1][1][-1])
         self._parts = tuple(parts)
-        self._all = [call for part in parts for call in part.calls]
+        self.calls = [call for _, calls in parts for call in calls]
         self._number = number
         self._began = began
         self._text = text
@@ -97,7 +98,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
             self._wait_for_all(timeout)
             return self._version()
         except CallTimeout as error:
-            if not all(call.over for call in self._all):
+            if not all(call.over for call in self.calls):
                 raise
             return self._cause(error).with_traceback(None)
         except Exception as error:
@@ -106,31 +107,32 @@ class SyncFuture(CallFuture[WeightsVersion]):
     def _version(self) -> WeightsVersion:
         changed, steps, moved, wire_bytes = 0, list[int](), list[Transfer](), 0
         for pair, calls in self._parts:
-            marks: list[bytes] = []
+            marks: dict[int, bytes] = {}
+            seconds: dict[int, float] = {}
             for call in calls:
-                responses: list[SyncResponse] = call.result(None)
-                for rank, (sent, arrived) in zip(call.plan.ranks, responses, strict=True):
+                responses: list[tuple[Sent | None, float | None]] = call.result(None)
+                for rank, (sent, receiving) in zip(call.plan.ranks, responses, strict=True):
                     if sent is not None:
-                        marks.append(sent.changed)
+                        marks[rank] = sent.changed
                         wire_bytes += sent.nbytes
                         steps += [] if sent.step is None else [sent.step]
-                    for source, transport, nbytes in () if arrived is None else arrived.by_source:
-                        link = pair.source.ranks[source], pair.target.title, rank, transport, nbytes
-                        moved.append(Transfer(*link, arrived.seconds if arrived else 0.0))
+                    if receiving is not None:
+                        seconds[rank] = receiving
+            moved += pair.transfers(list(marks), seconds)
             # a tensor changed if some source has other values than the last time
-            changed = max(changed, sum(any(bits) for bits in zip(*marks, strict=True)))
-        nbytes, seconds = sum(one.nbytes for one in moved), time.monotonic() - self._began
+            changed = max(changed, sum(any(bits) for bits in zip(*marks.values(), strict=True)))
+        nbytes, total = sum(one.nbytes for one in moved), time.monotonic() - self._began
         step = max(steps, default=None)
-        return WeightsVersion(self._number, seconds, nbytes, changed, step, tuple(moved), wire_bytes)
+        return WeightsVersion(self._number, total, nbytes, changed, step, tuple(moved), wire_bytes)
 
     def _wait_for_all(self, timeout: float | None) -> None:
-        """Wait until all calls are over, or a call has failed, whichever it is.
+        """Wait until all calls are over, or a call that was not over fails.
 
         Raises:
             CallTimeout: if the time is over. Otherwise the error of the call that failed.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
-        while left := [call for call in self._all if not call.over]:
+        while left := [call for call in self.calls if not call.over]:
             for call in left:
                 seconds = max(0.0, min(_TURN_S if len(left) > 1 else math.inf, until - time.monotonic()))
                 try:
@@ -138,14 +140,12 @@ class SyncFuture(CallFuture[WeightsVersion]):
                 except CallTimeout:
                     if call.over or time.monotonic() >= until:
                         raise
-        for call in self._all:
-            call.result(None)
 
     def _cause(self, error: BaseException) -> BaseException:
         """Return the error from which the others followed."""
         errors = [error]
         grace = _GRACE_AFTER_DEATH_S if isinstance(error, WorkerDiedError) else _GRACE_S
-        for call in self._all:
+        for call in self.calls:
             try:
                 call.result(grace)
             except Exception as other:
@@ -171,24 +171,20 @@ class SyncFuture(CallFuture[WeightsVersion]):
 
     def cancel(self) -> bool:
         """End the sync on every rank; see ``CallFuture.cancel``. Weights that were being written are torn then."""
-        ended = [call.cancel() for call in self._all]  # every call, also after one that ended
+        ended = [call.cancel() for call in self.calls]  # every call, also after one that ended
         return any(ended)
 
     def cancelled(self) -> bool:
         """Return whether the sync was cancelled."""
-        return any(call.cancelled for call in self._all)
+        return any(call.cancelled for call in self.calls)
 
     def done(self) -> bool:
         """Return whether every rank has returned, raised or died, without waiting."""
-        return all(call.over or call.all_ended() for call in self._all)
+        return all(call.over or call.all_ended() for call in self.calls)
 
     def pending(self, deadline: float | None = None) -> Pending:
         """Return the references that a wait for the end is for."""
-        refs = [
-            call.arrivals.reference(position).value
-            for call in self._all
-            for position in range(len(call.plan.ranks))
-        ]
+        refs = [ref for call in self.calls for ref in call.arrivals.awaited()]
         return Pending(self.call.core.backend, refs, deadline)
 
     async def _wait(self) -> WeightsVersion:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from phalanx.errors import InternalError
-from phalanx.weights.buckets import Slot
 from phalanx.weights.plan import Plan
 
 Tensors = Mapping[str, torch.Tensor]
@@ -37,16 +36,6 @@ def cut(tensor: torch.Tensor, at: Sequence[int], sizes: Sequence[int]) -> torch.
         if size != part.shape[dim]:
             part = part.narrow(dim, start, size)
     return part
-
-
-def read_slot(tensors: Tensors, slot: Slot) -> torch.Tensor:
-    """Return the source's elements of ``slot`` as a view of the source's type. The copy into the bucket casts."""
-    return cut(tensors[slot.source_name], slot.source_at, slot.sizes)
-
-
-def write_slot(tensors: Tensors, slot: Slot) -> torch.Tensor:
-    """Return the view of the target's parameter into which ``slot`` is written."""
-    return cut(tensors[slot.target_name], slot.target_at, slot.sizes)
 
 
 def device_of(tensors: Tensors) -> torch.device:

@@ -1,4 +1,4 @@
-"""The interface of transports, and the choice of a transport by the locations of two ranks.
+"""The interface of transports, the choice of a transport by the locations of two ranks, and copies within a process.
 
 Both sides have the same buckets, so that only numbers of buckets are sent. A source reads its tensors through ``read``
 and a target writes its parameters through ``write``: both return views, so that each byte is copied once on each side.
@@ -6,16 +6,17 @@ and a target writes its parameters through ``write``: both return views, so that
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.buckets import Bucket
+from phalanx.weights.buckets import Bucket, Packing, SlotView
 from phalanx.weights.plan import Locality, Locations, Plan
-
-if TYPE_CHECKING:  # a driver chooses transports without torch
-    from phalanx.weights.bucket_packing import Read, Write
 
 COPY = "copy"
 STORAGE = "shared storage"
@@ -29,6 +30,7 @@ TRANSPORTS = ("auto", SHARED_MEMORY, CUDA_IPC, GLOO, NCCL)
 WITH_DELTAS = (SHARED_MEMORY, GLOO)
 """Transports whose buckets are in host memory and may have any length."""
 
+Side = Literal["source", "target"]
 Note = Callable[[int], bytes]
 """Returns the message of a source for a target rank. It is called once all buckets are packed."""
 
@@ -63,21 +65,40 @@ def lost(peer: str, message: str) -> WeightsTransferError:
     return error
 
 
-class Received(NamedTuple):
-    """Bytes written, and the note of each source that had buckets for this rank."""
-
-    nbytes: int
-    notes: dict[int, bytes]
-
-
+@dataclass(eq=False)
 class Endpoint:
     """The end of a transport on a source rank, which sends, or on a target rank, which receives.
 
     After an error an endpoint is closed, and the next sync connects new ones.
+
+    Attributes:
+        transport: name of the transport.
+        streams: buckets by source rank. A source has its own only, a target its slots of the buckets that it reads.
+        packing: packing of the buckets; the peers have the same.
+        address: address that targets connect to; None if they need none.
     """
 
-    #: Address that targets connect to; None if they need none.
-    address: Any = None
+    transport: str
+    streams: Mapping[int, Sequence[Bucket]]
+    packing: Packing
+    address: Any = field(default=None, init=False)
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """All buckets."""
+        return [bucket for stream in self.streams.values() for bucket in stream]
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the largest packed bucket."""
+        return max(map(self.packing.capacity, self.buckets))
+
+    def bytes_by_source(self) -> dict[int, int]:
+        """Return the bytes of all slots, by source rank."""
+        return {
+            source: sum(slot.nbytes for bucket in stream for slot in bucket.slots)
+            for source, stream in self.streams.items()
+        }
 
     def connect(self, deadline: Deadline) -> None:
         """Connect to the peers that are reachable before the first sync.
@@ -86,16 +107,16 @@ class Endpoint:
             WeightsTransferError: if this transport cannot reach a peer.
         """
 
-    def send(self, buckets: Sequence[Bucket], read: Read, note: Note, deadline: Deadline) -> int:
-        """Send ``buckets`` in order, then its note to each reader, and return the bytes sent.
+    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
+        """Send all buckets in order, then its note to each reader, and return the bytes sent.
 
         Raises:
             WeightsTransferError: if a reader died or did not respond in time.
         """
         raise NotImplementedError
 
-    def receive(self, buckets: Mapping[int, Sequence[Bucket]], write: Write, deadline: Deadline) -> Received:
-        """Receive from each source its buckets with this rank's slots, and its note.
+    def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
+        """Receive all buckets, and return the note of each source.
 
         Raises:
             WeightsTransferError: if a source died or did not respond in time. Bytes written before stay written.
@@ -110,12 +131,70 @@ class Endpoint:
         """Release connections and memory. May be called again."""
 
 
-def group_members(plan: Plan, localities: Sequence[Locality]) -> list[tuple[str, int]]:
+_Offer = tuple[SlotView, bytes, Callable[[], None]]
+_Offers = queue.SimpleQueue[_Offer | None]
+_offers: dict[tuple[str, int, int], _Offers] = {}
+"""Queues between roles of this process, by connection, source rank and target rank."""
+
+
+@dataclass(eq=False)
+class CopyEndpoint(Endpoint):
+    """The end of a role, ``side`` and ``rank``, that has its peers in this process.
+
+    A source only offers its tensors, since the same thread may receive afterwards. The target copies them, and then
+    calls ``check``, which raises if they were written to meanwhile.
+    """
+
+    connection: str
+    side: Side
+    rank: int
+    check: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        peers = {reader for bucket in self.buckets for reader in bucket.readers}
+        keys = [(self.connection, self.rank, peer) for peer in sorted(peers)]
+        if self.side == "target":
+            keys = [(self.connection, source, self.rank) for source in self.streams]
+        self._queues = {key: _offers.setdefault(key, queue.SimpleQueue()) for key in keys}
+
+    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
+        for (_, _, reader), offers in self._queues.items():
+            offers.put((read, note(reader), self.check))
+        return sum(bucket.nbytes for bucket in self.buckets)
+
+    def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
+        notes: dict[int, bytes] = {}
+        for (_, source, _), offers in self._queues.items():
+            read, notes[source], check = self._take(offers, f"source rank {source}", deadline)
+            with torch.no_grad():
+                for bucket in self.streams[source]:
+                    for slot in bucket.slots:
+                        write(slot).copy_(read(slot))
+            check()
+        return notes
+
+    def _take(self, offers: _Offers, peer: str, deadline: Deadline) -> _Offer:
+        while True:
+            try:
+                offer = offers.get(timeout=deadline.left(peer))
+            except queue.Empty:
+                continue  # the deadline raises
+            if offer is None:
+                raise lost(peer, f"{peer}, a role of this process, ended its part of the sync; sync again")
+            return offer
+
+    def close(self) -> None:
+        for key, offers in self._queues.items():
+            offers.put(None)  # wakes a target that waits
+            _offers.pop(key, None)
+
+
+def group_members(plan: Plan, localities: Sequence[Locality]) -> list[tuple[Side, int]]:
     """Return (side, rank) of the ranks that have something for each other over ``localities``, in a fixed order."""
     boxes = list(plan.boxes(localities))
     sources = sorted({box.source for box in boxes})
     targets = sorted({target for box in boxes for target in box.targets})
-    return [("source", rank) for rank in sources] + [("target", rank) for rank in targets]
+    return [*(("source", rank) for rank in sources), *(("target", rank) for rank in targets)]
 
 
 def transport_choices(

@@ -1,4 +1,4 @@
-"""Versions of weights: the state of a role's weights on a rank, a source's count, and the result of a sync. Pure.
+"""Versions of weights: the result of a sync, and the published and accepted weights of a rank with their versions.
 
 The state is on the rank, so that it applies to the calls of every driver. A registered method of a role is refused
 while its weights are torn or lost, unless the method has ``needs_weights=False``.
@@ -8,13 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
 from phalanx.display.byte_format import size
 from phalanx.errors import DeclarationError, InternalError, WeightsError
 
 Key = tuple[str, str]
 """Role and name of weights."""
+
+
+class Transfer(NamedTuple):
+    """Bytes from a source rank to a target rank of ``group``, its transport, and the seconds on that target."""
+
+    source: int
+    group: str
+    target: int
+    transport: str
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class WeightsVersion:
+    """A version of weights that arrived completely.
+
+    Attributes:
+        number: the version, counted by the source; it never decreases.
+        seconds: time from the first call to the last response.
+        nbytes: bytes of the tensors that arrived, summed over the target ranks.
+        wire_bytes: bytes that the source ranks sent. Fewer than ``nbytes`` if several targets read the same memory
+            or only changes were sent (``delta=True``).
+        changed: number of tensors that differ from the version before, according to samples.
+        step: the source's count of optimizer steps, if it has one.
+        moved: bytes by pair of ranks.
+    """
+
+    number: int
+    seconds: float
+    nbytes: int
+    changed: int
+    step: int | None = None
+    moved: tuple[Transfer, ...] = field(default=(), repr=False)
+    wire_bytes: int = 0
+
+    def __str__(self) -> str:
+        rate = f", {size(int(self.nbytes / self.seconds))}/s" if self.seconds > 0 else ""
+        volume = f"{size(self.nbytes)} in {self.seconds:.3g} s{rate}"
+        return f"version {self.number}: {volume}, {self.changed} tensors changed"
 
 
 @dataclass(frozen=True)
@@ -63,89 +104,136 @@ class Weights:
         return "none" if self.status == "none" else f"{self.status}({self.number})"
 
 
-def refusal_of(role: str, entries: Mapping[Key, Weights]) -> str | None:
-    """Return the reason why methods of ``role`` must not run; None if they may."""
-    for (owner, name), weights in sorted(entries.items(), key=lambda entry: entry[0]):
-        reason = weights.refusal() if owner == role else None
-        if reason is not None:
-            return f"weights {name!r} of role {role!r} cannot be used: {reason}. Sync them first"
-    return None
+class WeightRegistry:
+    """The weights of a rank. ``unusable`` has, by role, the reason why its methods must not run."""
+
+    def __init__(
+        self, declared: WeightsDeclared, had: Mapping[Key, int], published: Mapping[Key, int]
+    ) -> None:
+        self.declared = declared
+        self._weights = {key: Weights(had=number) for key, number in had.items()}
+        self._counts = dict(published)
+        self._published_to: dict[Key, tuple[str, ...]] = {}
+        #: Connection of the version that arrived last, and the state before it was complete.
+        self._arrivals: dict[Key, tuple[str, Weights]] = {}
+        self.unusable = declared.torn
+        #: This rank's parts of syncs, by side and connection.
+        self.parts: dict[tuple[str, str], Any] = {}
+        #: Digests of published tensors by (role, name), sync and version; they tell which tensors changed.
+        self.samples: dict[tuple[Key, str], dict[int, dict[str, bytes]]] = {}
+        for role in {role for role, _ in had}:
+            self._note_usable(role)
+
+    def published(self, key: Key) -> Published:
+        """Return the weights that a role publishes.
+
+        Raises:
+            DeclarationError: if it publishes none of that name.
+        """
+        declaration = self.declared.published.get(key)
+        if declaration is None:
+            raise DeclarationError(_unknown("published", "publish", key, self.declared.published))
+        return declaration
+
+    def accepted(self, key: Key) -> Accepted:
+        """Return the weights that a role accepts.
+
+        Raises:
+            DeclarationError: if it accepts none of that name.
+        """
+        declaration = self.declared.accepted.get(key)
+        if declaration is None:
+            raise DeclarationError(_unknown("accepted", "accept", key, self.declared.accepted))
+        return declaration
+
+    def weights(self, key: Key) -> Weights:
+        """Return the state of the weights of a role."""
+        return self._weights.get(key, Weights())
+
+    def newest(self, key: Key) -> int:
+        """Return the newest version that this rank knows, as source or target; 0 before the first."""
+        weights = self.weights(key)
+        return max(self._counts.get(key, 0), weights.number or 0, weights.had or 0)
+
+    def publish(self, key: Key, connection: str, number: int, step: int | None, wanted: int | None) -> None:
+        """Note that version ``number``, of optimizer step ``step``, is published over a connection.
+
+        A version goes to several groups of targets, once to each.
+
+        Raises:
+            WeightsError: if a later version was published before, or ``step`` is not ``wanted``.
+            DeclarationError: if a step is wanted and the source has no count.
+        """
+        before, others = self._counts.get(key, 0), self._published_to.get(key, ())
+        again = number == before and bool(others) and connection not in others
+        if number <= before and not again:
+            raise WeightsError(
+                f"weights {key[1]!r}: version {before} was published already, so this cannot be version {number}: "
+                "another driver or px.WeightSync syncs from this source too; sync again"
+            )
+        if wanted is not None and step is None:
+            raise DeclarationError(
+                f"sync(step={wanted}) needs a source that counts its steps: publish_weights(..., step=function)"
+            )
+        if wanted is not None and step != wanted:
+            raise WeightsError(
+                f"the source is at step {step}, but step {wanted} was asked for; nothing was moved: sync after that "
+                "step"
+            )
+        self._counts[key] = number
+        self._published_to[key] = (*others, connection) if again else (connection,)
+        self.declared.versions[key] = number
+
+    def begin(self, key: Key, number: int) -> None:
+        """Note that the first byte of a version may be written from now on."""
+        self.declared.coming[key] = number
+        self._put(key, self.weights(key).begin(number))
+        self._arrivals.pop(key, None)
+
+    def finish(self, key: Key, number: int, connection: str = "") -> None:
+        """Note that all of a version arrived over a connection and was verified."""
+        before = self.weights(key)
+        self._put(key, before.finish(number))
+        self._arrivals[key] = connection, before
+
+    def tear(self, key: Key, number: int) -> None:
+        """Note that the sync to a version failed on another rank: the role has no version, though it arrived here."""
+        if self.weights(key) == Weights("whole", number, number) and key in self._arrivals:
+            self._put(key, self._arrivals.pop(key)[1])
+
+    def arrived_over(self, key: Key, connection: str) -> int | None:
+        """Return the version that arrived over a connection and is complete; None if there is none."""
+        last, _ = self._arrivals.get(key, ("", None))
+        return self.weights(key).number if last == connection else None
+
+    def _put(self, key: Key, weights: Weights) -> None:
+        self._weights[key] = weights
+        if weights.status == "whole" and weights.number is not None:
+            self.declared.versions[key] = weights.number
+        else:
+            self.declared.versions.pop(key, None)
+        self._note_usable(key[0])
+
+    def _note_usable(self, role: str) -> None:
+        """Note the reason why methods of ``role`` must not run, if there is one."""
+        reasons = [
+            f"weights {name!r} of role {role!r} cannot be used: {reason}. Sync them first"
+            for (owner, name), weights in sorted(self._weights.items(), key=lambda entry: entry[0])
+            if owner == role and (reason := weights.refusal()) is not None
+        ]
+        if reasons:
+            self.unusable[role] = reasons[0]
+        else:
+            self.unusable.pop(role, None)
 
 
-def check_step(step: int | None, wanted: int | None) -> None:
-    """Reject weights of another optimizer step than ``wanted``.
-
-    Raises:
-        DeclarationError: if the source does not count its steps.
-        WeightsError: if it is at another step.
-    """
-    if wanted is None:
-        return
-    if step is None:
-        raise DeclarationError(
-            f"sync(step={wanted}) needs a source that counts its steps: publish_weights(..., step=function)"
-        )
-    if step != wanted:
-        raise WeightsError(
-            f"the source is at step {step}, but step {wanted} was asked for; nothing was moved: sync after that step"
-        )
-
-
-@dataclass(frozen=True)
-class UnchangedCounter:
-    """The number of consecutive syncs that changed nothing, as when a trainer does not train."""
-
-    syncs: int = 0
-
-    def after(self, changed: int) -> UnchangedCounter:
-        """Return the count after a sync that changed ``changed`` tensors."""
-        return UnchangedCounter(0 if changed else self.syncs + 1)
-
-    def warning(self, *, expect_change: bool) -> str | None:
-        """Return a warning, at the second sync or, with ``expect_change``, at the first; else None."""
-        if self.syncs == 0 or (self.syncs == 1 and not expect_change):
-            return None
-        times = "the sync" if self.syncs == 1 else f"{self.syncs} syncs in a row"
-        return (
-            f"{times} changed nothing: the source publishes the same weights again; check that it trains them"
-        )
-
-
-class Transfer(NamedTuple):
-    """Bytes from a source rank to a target rank of ``group``, its transport, and the seconds on that target."""
-
-    source: int
-    group: str
-    target: int
-    transport: str
-    nbytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class WeightsVersion:
-    """A version of weights that arrived completely.
-
-    Attributes:
-        number: the version, counted by the source; it never decreases.
-        seconds: time from the first call to the last response.
-        nbytes: bytes of the tensors that arrived, summed over the target ranks.
-        wire_bytes: bytes that the source ranks sent. Fewer than ``nbytes`` if several targets read the same memory
-            or only changes were sent (``delta=True``).
-        changed: number of tensors that differ from the version before, according to samples.
-        step: the source's count of optimizer steps, if it has one.
-        moved: bytes by pair of ranks.
-    """
-
-    number: int
-    seconds: float
-    nbytes: int
-    changed: int
-    step: int | None = None
-    moved: tuple[Transfer, ...] = field(default=(), repr=False)
-    wire_bytes: int = 0
-
-    def __str__(self) -> str:
-        rate = f", {size(int(self.nbytes / self.seconds))}/s" if self.seconds > 0 else ""
-        volume = f"{size(self.nbytes)} in {self.seconds:.3g} s{rate}"
-        return f"version {self.number}: {volume}, {self.changed} tensors changed"
+def _unknown(done: str, verb: str, key: Key, known: Mapping[Key, object]) -> str:
+    role, name = key
+    names = sorted(other for owner, other in known if owner == role)
+    elsewhere = sorted(owner for owner, other in known if other == name and owner != role)
+    text = f"role {role!r}" if role else "this worker"
+    hint = f" (role {elsewhere[0]!r} has them)" if elsewhere else ""
+    return (
+        f"{text} has not {done} weights {name!r}; it has: {names or 'none'}{hint}. Call self.{verb}_weights({name!r}, "
+        "...) in its constructor"
+    )

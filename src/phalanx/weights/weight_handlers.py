@@ -5,54 +5,50 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.plan import RankLocation
-from phalanx.weights.transport import CUDA_IPC
-from phalanx.weights.versions import Weights
+from phalanx.weights.transport import CUDA_IPC, Side
+from phalanx.weights.versions import Key, Weights
 from phalanx.weights.weight_requests import (
     Connected,
     ConnectRequest,
     Description,
     Sent,
-    Side,
     SyncRequest,
-    SyncResponse,
-    WeightsName,
 )
 from phalanx.wire.messages import STORE_VARIABLE
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, not the modules that they use on a rank
-    from phalanx.weights.weight_source import WeightSource
-    from phalanx.weights.weight_target import WeightTarget
+    from phalanx.weights.weight_ends import WeightSource, WeightTarget
     from phalanx.worker.worker_runtime import WorkerRuntime
 
 
-def tear(runtime: WorkerRuntime, weights: WeightsName, number: int) -> None:
+def tear(runtime: WorkerRuntime, key: Key, number: int) -> None:
     """Note that the sync to a version failed on another rank."""
-    runtime.weights.tear(weights.key, number)
+    runtime.weights.tear(key, number)
 
 
-def state(runtime: WorkerRuntime, weights: WeightsName) -> Weights:
+def state(runtime: WorkerRuntime, key: Key) -> Weights:
     """Return the state of accepted weights.
 
     Raises:
         DeclarationError: if the role accepts none of that name.
     """
-    runtime.weights.accepted(weights.key)
-    return runtime.weights.weights(weights.key)
+    runtime.weights.accepted(key)
+    return runtime.weights.weights(key)
 
 
-def describe(runtime: WorkerRuntime, weights: WeightsName) -> Description:
+def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     """Return the layout and the location of this rank's weights."""
     from phalanx.weights.shared_memory import device_id  # torch: only on ranks with weights
     from phalanx.weights.tensors import device_of  # torch, too
     from phalanx.weights.weight_routes import read_layout  # torch, too
 
-    registry, key = runtime.weights, weights.key
+    registry = runtime.weights
     share = on_host = False
-    if weights.side == "target":
+    if side == "target":
         accepted = registry.accepted(key)
         share = accepted.share
         on_host = accepted.load is not None and accepted.memory is None  # memory of this library
@@ -60,10 +56,9 @@ def describe(runtime: WorkerRuntime, weights: WeightsName) -> Description:
     else:
         layout = read_layout(registry.published(key))
     device = "" if layout is None or on_host else device_id(device_of(layout.tensors))
-    location = _location(runtime, device)
-    store = os.environ.get(STORE_VARIABLE, "")
     manifest = None if layout is None else layout.manifest
-    return Description(manifest, location, registry.newest(key), share, store)
+    store = os.environ.get(STORE_VARIABLE, "")
+    return Description(manifest, _location(runtime, device), registry.newest(key), share, store)
 
 
 def _location(runtime: WorkerRuntime, device: str) -> RankLocation:
@@ -80,11 +75,10 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> Connected:
 
     A rank that cannot use CUDA IPC refuses, and the driver chooses another transport.
     """
-    from phalanx.weights.weight_source import WeightSource  # torch: only on ranks with weights
-    from phalanx.weights.weight_target import WeightTarget  # torch, too
+    from phalanx.weights.weight_ends import WeightSource, WeightTarget  # torch: only on ranks with weights
 
     registry, rank = runtime.weights, request.ranks.index(runtime.context.rank)
-    side, connection = request.weights.side, request.connection
+    side, connection = request.side, request.connection
     try:
         if side == "source":
             source = registry.parts[side, connection] = WeightSource(registry, request, rank)
@@ -99,19 +93,18 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> Connected:
         return Connected(refusal=str(error))
 
 
-def disconnect(runtime: WorkerRuntime, *connections: str) -> None:
-    """Release what this rank has for some connections."""
+def disconnect(runtime: WorkerRuntime, connection: str) -> None:
+    """Release what this rank has for a connection."""
     for side in ("source", "target"):
-        for connection in connections:
-            part = runtime.weights.parts.pop((side, connection), None)
-            if part is not None:
-                part.close()
+        part = runtime.weights.parts.pop((side, connection), None)
+        if part is not None:
+            part.close()
 
 
 def sync(
     runtime: WorkerRuntime, request: SyncRequest, sides: Sequence[Side], *before: object
-) -> SyncResponse:
-    """Send and receive a version, as far as this rank is on ``sides`` of the sync.
+) -> tuple[Sent | None, float | None]:
+    """Send and receive a version, as far as this rank is on ``sides`` of the sync; return the seconds of receiving.
 
     ``before`` are results of earlier calls, for which an asynchronous rank had to wait. After an error the rank's
     endpoints are closed.
@@ -124,9 +117,9 @@ def sync(
         if source is not None and target is not None:
             return _sync_both(source, target, request)
         if source is not None:
-            return SyncResponse(source.send(request), None)
+            return source.send(request), None
         if target is not None:
-            return SyncResponse(None, target.receive(request))
+            return None, target.receive(request)
         raise WeightsTransferError(
             "this rank is not connected for this sync: an earlier sync failed, or another driver connected it; sync "
             f"again (version {request.number})"
@@ -136,34 +129,30 @@ def sync(
         raise
 
 
-def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest) -> SyncResponse:
+def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest) -> tuple[Sent, float]:
     """Send on a thread and receive on this thread: other ranks may wait for either."""
-    result: list[Sent | BaseException] = []
+    results: list[Sent | BaseException] = []
 
     def send() -> None:
         try:
-            result.append(source.send(request))
+            results.append(source.send(request))
         except BaseException as error:
-            result.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=send, name="phalanx-weights", daemon=True)
     thread.start()
     try:
         arrived = target.receive(request)
     except BaseException as error:
-        source.abort()
+        source.close(aborts=True)
         thread.join()
-        cause: Any = result[0]
-        is_consequence = isinstance(error, WeightsTransferError)
-        if (
-            is_consequence
-            and isinstance(cause, BaseException)
-            and not isinstance(cause, WeightsTransferError)
-        ):
-            raise cause from None
+        cause = results[0]
+        is_lost = isinstance(error, WeightsTransferError)
+        if is_lost and isinstance(cause, BaseException) and not isinstance(cause, WeightsTransferError):
+            raise cause from None  # the reason why the target lost its source
         raise
     thread.join()
-    sent = result[0]
+    sent = results[0]
     if isinstance(sent, BaseException):
         raise sent
-    return SyncResponse(sent, arrived)
+    return sent, arrived

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from phalanx.weights.digests import Verify
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.plan import Locality, Plan, RankLocation
+from phalanx.weights.transport import Side
 from phalanx.weights.versions import Key
 
-Side = Literal["source", "target"]
 
-
-@dataclass(frozen=True)
-class WeightsName:
-    """The weights that ``role`` publishes (as a source) or accepts (as a target) under ``name``."""
-
-    side: Side
-    role: str
-    name: str
-
-    @property
-    def key(self) -> Key:
-        """Role and name."""
-        return self.role, self.name
-
-
-@dataclass(frozen=True)
-class Description:
+class Description(NamedTuple):
     """The weights of a rank.
 
     Attributes:
@@ -42,9 +26,9 @@ class Description:
 
     manifest: Manifest | None
     location: RankLocation
-    number: int = 0
-    share: bool = False
-    store: str = ""
+    number: int
+    share: bool
+    store: str
 
 
 @dataclass(frozen=True)
@@ -53,26 +37,26 @@ class ConnectRequest:
 
     Attributes:
         connection: name of the connection between two group epochs; never used twice.
+        side, key: the weights.
         ranks: ranks of this side's group, in the plan's order.
-        complete: manifest of a target that takes all complete tensors of the source.
         bucket_bytes: maximum size of a bucket.
         transports: transport of each locality.
+        complete: manifest of a target that takes all complete tensors of the source.
         addresses: addresses of the sources' endpoints.
         store: address of the rendezvous store over which a process group is created.
-        timeout: seconds to connect.
         delta: True if only changes are sent, if the transport supports it.
     """
 
     connection: str
-    weights: WeightsName
+    side: Side
+    key: Key
     ranks: tuple[int, ...]
     plan: Plan
-    complete: Manifest | None
     bucket_bytes: int
     transports: Mapping[Locality, str]
+    complete: Manifest = field(default_factory=lambda: Manifest(()))
     addresses: Mapping[int, Any] = field(default_factory=dict[int, Any])
     store: str = ""
-    timeout: float = 60.0
     delta: bool = False
 
 
@@ -83,20 +67,13 @@ class Connected(NamedTuple):
     refusal: str = ""
 
 
-class LastVersion(NamedTuple):
-    """The last version that arrived completely through a driver's ``sync``; 0 before the first."""
-
-    sync: str
-    number: int = 0
-
-
-@dataclass(frozen=True)
-class SyncRequest:
+class SyncRequest(NamedTuple):
     """Send, or receive, version ``number`` over ``connection``.
 
     Attributes:
+        origin: name of the ``px.WeightSync``.
+        last: its last version that arrived completely, to which changed tensors are compared; 0 before the first.
         step: count of optimizer steps that the caller expects.
-        last: version to which changed tensors are compared.
         known: version that all targets received over this connection and still have; None: everything is sent.
     """
 
@@ -104,9 +81,10 @@ class SyncRequest:
     number: int
     verify: Verify
     timeout: float
-    last: LastVersion
-    step: int | None = None
-    known: int | None = None
+    origin: str
+    last: int
+    step: int | None
+    known: int | None
 
 
 class Sent(NamedTuple):
@@ -119,18 +97,3 @@ class Sent(NamedTuple):
     nbytes: int
     changed: bytes
     step: int | None
-
-
-class Arrived(NamedTuple):
-    """Response of a target: bytes, seconds, and (source rank, transport, bytes)."""
-
-    nbytes: int
-    seconds: float
-    by_source: tuple[tuple[int, str, int], ...]
-
-
-class SyncResponse(NamedTuple):
-    """Response of a rank as source and as target; None if the rank is not on that side."""
-
-    sent: Sent | None
-    arrived: Arrived | None

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from phalanx.declare.weight_declarations import Accepted, Published
 from phalanx.errors import WeightsMismatch, WeightsTransferError
-from phalanx.weights.bucket_packing import DeltaPacking, Packing
-from phalanx.weights.buckets import Bucket, buckets_from, buckets_to
-from phalanx.weights.local_layout import LocalLayout, local_of, named_tensors, read_tensors
-from phalanx.weights.megatron_layout import read_megatron
+from phalanx.weights.buckets import DeltaPacking, Packing, buckets_from, buckets_to
+from phalanx.weights.local_layout import LocalLayout, local_of, named_tensors, read_megatron, read_tensors
 from phalanx.weights.plan import Locality
-from phalanx.weights.process_copy import CopyEndpoint
-from phalanx.weights.process_group import GroupSpec, ProcessGroupEndpoint
+from phalanx.weights.process_group import ProcessGroupEndpoint
 from phalanx.weights.ring import RingReceiver, RingSender
 from phalanx.weights.tensors import Tensors
 from phalanx.weights.transport import (
@@ -25,10 +22,11 @@ from phalanx.weights.transport import (
     NCCL,
     STORAGE,
     WITH_DELTAS,
+    CopyEndpoint,
     Endpoint,
     group_members,
 )
-from phalanx.weights.weight_requests import ConnectRequest, Side
+from phalanx.weights.weight_requests import ConnectRequest
 
 _RING_BUCKET_BYTES = 16 << 20
 """Maximum bucket on a node. Larger copies are not faster, and the first write of the ring is slower than any copy."""
@@ -70,11 +68,7 @@ def current_tensors(declared: Published | Accepted, planned: Tensors) -> Tensors
         tensors = {name: local_of(named[name]).detach() for name in planned if name in named}
         if isinstance(declared, Accepted):
             added = sorted(named.keys() - planned.keys())
-    odd = added + [
-        name
-        for name, old in planned.items()
-        if name not in tensors or tensors[name].shape != old.shape or tensors[name].dtype != old.dtype
-    ]
+    odd = added + odd_tensors(tensors, planned)
     if odd:
         raise WeightsMismatch(
             f"{len(odd)} tensors are not what they were when this sync was planned: {', '.join(odd[:5])}; sync again, "
@@ -83,67 +77,74 @@ def current_tensors(declared: Published | Accepted, planned: Tensors) -> Tensors
     return tensors
 
 
-class Route(NamedTuple):
-    """The buckets of a rank over a transport, by source rank."""
+def odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
+    """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
+    return [
+        name
+        for name, wanted in like.items()
+        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
+    ]
 
-    transport: str
-    streams: Mapping[int, tuple[Bucket, ...]]
-    endpoint: Endpoint
-    packing: Packing
 
-
-def make_routes(
-    request: ConnectRequest,
-    side: Side,
-    rank: int,
-    device: torch.device,
-    check: Callable[[], None] = lambda: None,
-) -> list[Route]:
-    """Return the routes of a rank, in the order in which all ranks work.
+def make_endpoints(
+    request: ConnectRequest, rank: int, device: torch.device, check: Callable[[], None] = lambda: None
+) -> list[Endpoint]:
+    """Return the endpoints of a rank, in the order in which all ranks work.
 
     Args:
         device: device of the rank's tensors.
         check: raises if the tensors of a source were written to during a sync.
+
+    Raises:
+        WeightsTransferError: if a transport needs device tensors, and they are not on one device.
     """
     by_transport: dict[str, list[Locality]] = {}
     for locality in _ORDER:
         by_transport.setdefault(request.transports[locality], []).append(locality)
     by_transport.pop(STORAGE, None)
-    routes: list[Route] = []
-    for transport, localities in by_transport.items():
-        limit, by_readers = _bucket_bytes(request, transport, localities), transport in (GLOO, NCCL)
-        if side == "source":
-            stream = buckets_from(request.plan, rank, limit, localities, by_readers=by_readers)
-            streams = {rank: stream} if stream else {}
-        else:
-            streams = buckets_to(request.plan, rank, limit, localities, by_readers=by_readers)
-        if not streams:
-            continue
-        if transport in (CUDA_IPC, NCCL) and device.type != "cuda":
-            raise WeightsTransferError(
-                f"transport {transport!r} needs all tensors of {side} rank {rank} on one CUDA device"
-            )
-        packing = DeltaPacking() if request.delta and transport in WITH_DELTAS else Packing()
-        capacity = max(packing.capacity(bucket) for stream in streams.values() for bucket in stream)
-        if transport == COPY:
-            readers = {reader for bucket in streams.get(rank, ()) for reader in bucket.readers}
-            pairs = [(rank, reader) for reader in sorted(readers)]
-            if side == "target":
-                pairs = [(source, rank) for source in streams]
-            endpoint: Endpoint = CopyEndpoint(request.connection, pairs, check)
-        elif by_readers:
-            where = device if transport == NCCL else torch.device("cpu")
-            spec = _group_spec(request, localities, capacity, where)
-            endpoint = ProcessGroupEndpoint(spec, (side, rank), packing)
-        else:
-            where = device if transport == CUDA_IPC else torch.device("cpu")
-            if side == "source":
-                endpoint = RingSender(capacity, packing, where)
-            else:
-                addresses = {source: request.addresses[source] for source in streams}
-                endpoint = RingReceiver(rank, addresses, packing, where)
-        routes.append(Route(transport, streams, endpoint, packing))
-    return routes
+    endpoints = [
+        _endpoint(request, transport, localities, rank, device, check)
+        for transport, localities in by_transport.items()
+    ]
+    return [endpoint for endpoint in endpoints if endpoint is not None]
+
+
+def _endpoint(
+    request: ConnectRequest,
+    transport: str,
+    localities: list[Locality],
+    rank: int,
+    device: torch.device,
+    check: Callable[[], None],
+) -> Endpoint | None:
+    """Return the endpoint of a transport; None if nothing is sent over it."""
+    side, plan = request.side, request.plan
+    limit, by_readers = _bucket_bytes(request, transport, localities), transport in (GLOO, NCCL)
+    if side == "source":
+        stream = buckets_from(plan, rank, limit, localities, by_readers=by_readers)
+        streams = {rank: stream} if stream else {}
+    else:
+        streams = buckets_to(plan, rank, limit, localities, by_readers=by_readers)
+    if not streams:
+        return None
+    if transport == COPY:
+        return CopyEndpoint(transport, streams, Packing(), request.connection, side, rank, check)
+    if transport not in (CUDA_IPC, NCCL):
+        device = torch.device("cpu")
+    elif device.type != "cuda":
+        raise WeightsTransferError(
+            f"transport {transport!r} needs all tensors of {side} rank {rank} on one CUDA device"
+        )
+    packing = DeltaPacking() if request.delta and transport in WITH_DELTAS else Packing()
+    common = transport, streams, packing
+    if by_readers:
+        subgroups = {(box.source, box.targets) for box in plan.boxes(localities) if len(box.targets) > 1}
+        members = group_members(plan, localities)
+        key, store = request.connection, request.store
+        return ProcessGroupEndpoint(*common, (side, rank), store, key, members, sorted(subgroups), device)
+    if side == "source":
+        return RingSender(*common, device)
+    return RingReceiver(*common, rank, request.addresses, device)
 
 
 def _bucket_bytes(request: ConnectRequest, transport: str, localities: list[Locality]) -> int:
@@ -156,12 +157,3 @@ def _bucket_bytes(request: ConnectRequest, transport: str, localities: list[Loca
             sources.setdefault(target, set()).add(box.source)
     most = max((len(ranks) for ranks in sources.values()), default=1)
     return max(4096, request.bucket_bytes // most)
-
-
-def _group_spec(
-    request: ConnectRequest, localities: list[Locality], capacity: int, device: torch.device
-) -> GroupSpec:
-    boxes = request.plan.boxes(localities)
-    subgroups = sorted({(box.source, box.targets) for box in boxes if len(box.targets) > 1})
-    members = group_members(request.plan, localities)
-    return GroupSpec(request.store, request.connection, members, subgroups, capacity, device)

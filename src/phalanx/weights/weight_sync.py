@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from phalanx.calls.call import Call
@@ -25,23 +25,12 @@ from phalanx.group.roster import key_of
 from phalanx.members.recovery import ensure_ready
 from phalanx.weights import weight_handlers
 from phalanx.weights.digests import Verify
-from phalanx.weights.fused import Fused
-from phalanx.weights.name_matching import Rename, renamer
+from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.sync_future import SyncFuture
-from phalanx.weights.sync_pairs import (
-    PairCalls,
-    PairTable,
-    Ranks,
-    SyncOptions,
-    SyncPair,
-    SyncSide,
-    hold_order,
-    send_pair,
-    side_of,
-)
+from phalanx.weights.sync_pairs import PairTable, Ranks, SyncPair, SyncSide, hold_order, side_of
 from phalanx.weights.transport import TRANSPORTS
-from phalanx.weights.versions import Key, UnchangedCounter, Weights, WeightsVersion
-from phalanx.weights.weight_requests import LastVersion, SyncRequest, WeightsName
+from phalanx.weights.versions import Key, Weights, WeightsVersion
+from phalanx.weights.weight_requests import SyncRequest
 
 _TIMEOUT_S = 600.0
 
@@ -111,22 +100,25 @@ class WeightSync:
         self.name = name
         self._source = side_of(source, "source", source_name or name)
         self._targets = [side_of(ranks, "target", name) for ranks in targets]
-        options = SyncOptions(rename, tuple(fused), bucket_bytes, transport, delta)
         self._verify: Verify = _checked_verify(verify)
         self._expect_change = expect_change
         self._timeout = checked(timeout, "px.WeightSync") or _TIMEOUT_S
-        self._pairs = PairTable(self._source, self._targets, options)
+        self._pairs = PairTable(
+            self._source, self._targets, rename, tuple(fused), bucket_bytes, transport, delta
+        )
         weakref.finalize(self, PairTable.dropped.append, self._pairs).atexit = False
         self._lock = threading.RLock()
+        #: Version that all targets of a connection received over it last.
         self._known: dict[str, int] = {}
         self._running: SyncFuture | None = None
-        self._running_calls: Sequence[Call] = ()
         self._unused: int | None = None
         self._newest = 0
         self._sent_from: frozenset[tuple[int, float]] = frozenset()
-        self._unchanged = UnchangedCounter()
-        self._staleness = _StalenessUpdates(staleness)
-        self._last = LastVersion(secrets.token_hex(6))
+        self._origin = secrets.token_hex(6)
+        self._last_arrived = 0
+        self._unchanged_syncs = 0
+        self._staleness = staleness
+        self._trained_step: int | None = None
         self._closed = False
         for side in self._targets:
             side.core.syncs.add(self)
@@ -159,46 +151,56 @@ class WeightSync:
         step: int | None = None,
         expect_change: bool | None = None,
         verify: Verify | None = None,
-        targets: Sequence[SyncSide] | None = None,
-    ) -> CallFuture[WeightsVersion]:
+        resynced: Group | None = None,
+    ) -> SyncFuture:
+        """Send the calls of a sync. Only the targets of ``resynced`` take part, if it is given."""
         with self._lock:
             self._check_open()
             PairTable.close_dropped()
             if self._running is not None and self._running.done():
                 self._running.exception()  # if it failed, its connections are closed
                 self._running = None
+            targets = [side for side in self._targets if resynced in (None, side.core)]
             while True:
                 pairs = self._pairs.connected(targets)
                 with hold_order(pairs):
                     if all(pair.is_current for pair in pairs):
                         chosen = _checked_verify(verify or self._verify)
-                        return self._send(pairs, step, expect_change, chosen)
+                        number = self._next_number(pairs)
+                        request = SyncRequest(
+                            "", number, chosen, self._timeout, self._origin, self._last_arrived, step, None
+                        )
+                        expected = self._expect_change if expect_change is None else expect_change
+                        is_resync = resynced is not None
+                        on_end = functools.partial(self._note_outcome, number, pairs, expected, is_resync)
+                        return self._send(pairs, request, on_end)
 
     def _send(
-        self, pairs: Sequence[SyncPair], step: int | None, expect_change: bool | None, verify: Verify
+        self,
+        pairs: Sequence[SyncPair],
+        request: SyncRequest,
+        on_end: Callable[[WeightsVersion | BaseException], None],
     ) -> SyncFuture:
-        began = time.monotonic()
-        number = self._next_number(pairs)
+        began, number = time.monotonic(), request.number
         for pair in pairs:  # now: nobody may ask for the outcome before a restart
             pair.target.core.had_weights.setdefault(pair.target.key, number)
-        sent: list[PairCalls] = []
+        sent: list[tuple[SyncPair, Sequence[Call]]] = []
+        calls: list[Call] = []
         try:
             for pair in pairs:
                 known = self._known.get(pair.connection)
                 if known != pair.target.core.had_weights.get(pair.target.key):
                     known = None  # another sync came after it
-                request = SyncRequest(pair.connection, number, verify, self._timeout, self._last, step, known)
-                sent.append(send_pair(pair, request, self._running_calls if self._running else ()))
+                own = request._replace(connection=pair.connection, known=known)
+                sent.append((pair, pair.send(own, self._running.calls if self._running else ())))
+                calls += sent[-1][1]
         except BaseException:
-            for call in [call for part in sent for call in part.calls]:
+            for call in calls:
                 with contextlib.suppress(PhalanxError):  # the group was closed, and with it the call
                     call.cancel()
             raise
-        expected = self._expect_change if expect_change is None else expect_change
         text = f"in the sync of weights {self.name!r} from {self._source.title!r} to version {number}"
-        on_end = functools.partial(self._note_outcome, number, pairs, expected)
         self._running = SyncFuture(sent, number, began, text, on_end, self._lock)
-        self._running_calls = [call for part in sent for call in part.calls]
         return self._running
 
     def _next_number(self, pairs: Sequence[SyncPair]) -> int:
@@ -209,7 +211,8 @@ class WeightSync:
         published = self._source.core.published_weights
         last = published.get(self._source.key, 0)
         last = last - 1 if last == self._unused else last
-        newest = max(last, self._staleness.version, *(pair.newest for pair in pairs))
+        training = 0 if self._staleness is None else self._staleness.version  # loaded: of an earlier run
+        newest = max(last, training, *(pair.newest for pair in pairs))
         self._unused = None
         self._newest = published[self._source.key] = newest + 1
         self._sent_from = frozenset(key_of(one.facts) for one in self._source.core.endpoints)
@@ -220,13 +223,14 @@ class WeightSync:
         number: int,
         pairs: Sequence[SyncPair],
         expect_change: bool,
+        is_resync: bool,
         outcome: WeightsVersion | BaseException,
     ) -> None:
         """Note the end of a sync in the groups, and warn if the source does not seem to train."""
         targets = [pair.target for pair in pairs]
         if not isinstance(outcome, WeightsVersion):
             for target in targets:
-                target.notify(target.ranks, weight_handlers.tear, target.weights, number)
+                target.notify(target.ranks, weight_handlers.tear, target.key, number)
             if self._pairs.has(pairs):  # and not other pairs, connected since for a later sync
                 for target in targets:
                     target.core.note_weights(*target.key, f"failed({number})")
@@ -235,18 +239,43 @@ class WeightSync:
                 self._unused = number
             return
         self._known |= {pair.connection: number for pair in pairs}
-        self._staleness.note_sent(outcome)
+        if self._staleness is not None:
+            self._advance(self._staleness, outcome, is_resync=is_resync)
         self._source.core.note_weights(*self._source.key, f"published({number})")
-        self._last = LastVersion(self._last.sync, max(number, self._last.number))
-        self._unchanged = self._unchanged.after(outcome.changed)
+        self._last_arrived = max(number, self._last_arrived)
         for target in targets:
             had = target.core.had_weights
             had[target.key] = max(number, had.get(target.key, 0))
             target.core.note_weights(*target.key, f"whole({number})")
-        self._staleness.note_served(number)
-        warning = self._unchanged.warning(expect_change=expect_change)
-        if warning is not None:  # last, since a warning may be an error
-            text = f"weights {self.name!r}, version {number}: {warning}"
+        if self._staleness is not None:
+            self._staleness.serve(number)
+        if not is_resync:  # which tells nothing about the trainer
+            self._warn_if_unchanged(outcome, expect_change=expect_change)
+
+    def _advance(self, staleness: StalenessManager, version: WeightsVersion, *, is_resync: bool) -> None:
+        """Tell the staleness manager that a version was sent, from which the trainer continues.
+
+        New rows are of that version once the targets have it.
+        """
+        stats = staleness.stats
+        # The first version after a resume only restores weights: nothing was trained for it in this process.
+        is_repeated = stats.restored or (
+            is_resync if version.step is None else version.step == self._trained_step
+        )
+        trained = 0 if is_repeated else min(staleness.rows_per_version, stats.rows.ready)
+        self._trained_step = version.step
+        staleness.advance(version.number, trained=trained, serving=False)
+
+    def _warn_if_unchanged(self, version: WeightsVersion, *, expect_change: bool) -> None:
+        """Warn at the second sync in a row that changed nothing or, with ``expect_change``, at the first."""
+        self._unchanged_syncs = 0 if version.changed else self._unchanged_syncs + 1
+        if self._unchanged_syncs >= (1 if expect_change else 2):
+            count = self._unchanged_syncs
+            times = "the sync" if count == 1 else f"{count} syncs in a row"
+            text = (
+                f"weights {self.name!r}, version {version.number}: {times} changed nothing: the source publishes the "
+                "same weights again; check that it trains them"
+            )
             warnings.warn(text, RuntimeWarning, _user_stack_level())
 
     def newest(self, key: Key) -> int | None:
@@ -271,13 +300,10 @@ class WeightSync:
 
     def bring(self, to: Group) -> None:
         """Sync the source's weights to all ranks of a target group of which some are new."""
-        with self._lock, self._staleness.resync():
+        with self._lock:
             if self._running is not None:
                 self._running.exception()  # the loss of a rank has ended it, or will
-            before, self._unchanged = self._unchanged, UnchangedCounter()
-            targets = [side for side in self._targets if side.core is to]
-            self._begin(expect_change=False, targets=targets).result()
-            self._unchanged = before  # this sync tells nothing about the trainer
+            self._begin(expect_change=False, resynced=to).result()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -326,50 +352,6 @@ def _checked_verify(verify: Verify) -> Verify:
     return verify
 
 
-class _StalenessUpdates:
-    """Updates of the staleness manager of a sync, if it has one.
-
-    A version is in training once it was sent, since the trainer continues from it. New rows are of that version once
-    the targets have it.
-    """
-
-    def __init__(self, manager: StalenessManager | None) -> None:
-        self._manager = manager
-        self._step: int | None = None
-        self._is_resync = False
-
-    @property
-    def version(self) -> int:
-        """The version in training, which a loaded manager has from an earlier run."""
-        return 0 if self._manager is None else self._manager.version
-
-    def note_sent(self, version: WeightsVersion) -> None:
-        """Note that a version was sent."""
-        if self._manager is None:
-            return
-        stats = self._manager.stats
-        # The first version after a resume only restores weights: nothing was trained for it in this process.
-        is_repeated = stats.restored or (version.step is not None and version.step == self._step)
-        is_repeated = is_repeated or (self._is_resync and version.step is None)
-        trained = 0 if is_repeated else min(self._manager.rows_per_version, stats.rows.ready)
-        self._step = version.step
-        self._manager.advance(version.number, trained=trained, serving=False)
-
-    def note_served(self, number: int) -> None:
-        """Note that the targets generate with a version."""
-        if self._manager is not None:
-            self._manager.serve(number)
-
-    @contextlib.contextmanager
-    def resync(self) -> Generator[None]:
-        """Mark a sync for new ranks: nothing was trained for it, unless its step says so."""
-        self._is_resync = True
-        try:
-            yield
-        finally:
-            self._is_resync = False
-
-
 def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int, Weights]:
     """Return the state of the weights that a role accepts under ``name``, by rank.
 
@@ -391,8 +373,7 @@ def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int
     if not ranks:
         return {}
     title = f"px.weights.status({side.title!r}, {name!r})"
-    weights = WeightsName("target", group.role, name)
-    call = run_on(side.core, weight_handlers.state, weights, ranks=ranks, title=title, checked=False)
+    call = run_on(side.core, weight_handlers.state, side.key, ranks=ranks, title=title, checked=False)
     answers = call.answers(timeout)
     for rank, answer in answers.items():
         if isinstance(answer, DeclarationError):

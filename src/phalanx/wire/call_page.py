@@ -21,13 +21,8 @@ SIZE = 8192
 SLOTS = 64
 CANCELLED = 128
 
-#: Number of the call that makes a process a rank; the calls of a group have numbers far above it.
+#: In traces, the number of the call that makes a process a rank; the calls of a group have numbers far above it.
 SETUP_CALL = 1
-CLOSE_CALL = 2
-#: Number of every call of a handle that is used without a group.
-PLAIN_CALL = 3
-#: Calls without a message are counted from here on, by their sender and by the rank.
-BARE_CALLS = 1 << 62
 
 #: Requests: interrupt cancelled calls; shut down the connections of process groups; write the stacks of threads.
 INTERRUPT, SEVER, STACKS = b"i", b"s", b"d"
@@ -93,11 +88,10 @@ class CallPage:
 
 @dataclass(frozen=True)
 class Reading:
-    """Contents of a page: begin and method of the running calls by number, the cancelled calls, the status line, and
-    the thread that runs calls (0: unknown)."""
+    """Contents of a page: begin and method of the running calls by id, the status line, and the thread that runs calls
+    (0: unknown)."""
 
     running: dict[int, float]
-    cancelled: frozenset[int]
     methods: dict[int, str]
     told: str = ""
     thread: int = 0
@@ -106,10 +100,8 @@ class Reading:
 def read(page: bytes) -> Reading:
     """Read the bytes of a page."""
     slots = [slot for slot in _RUNNING.iter_unpack(page[_RUNNING_AT:_CANCELLED_AT]) if slot[0] != 0]
-    cancelled = _NUMBER.iter_unpack(page[_CANCELLED_AT:_TEXT_AT])
     return Reading(
         running={call: begun for call, begun, _ in slots},
-        cancelled=frozenset(number for (number,) in cancelled if number != 0),
         methods={call: _text(name) for call, _, name in slots},
         told=_text(page[_TEXT_AT : _TEXT_AT + _TEXT.size]),
         thread=_NUMBER.unpack_from(page, _THREAD_AT)[0],

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
@@ -21,26 +20,19 @@ import numpy as np
 
 from phalanx.errors import DispatchError, InternalError, PhalanxError
 from phalanx.wire import pack, unpack
-from phalanx.wire.lazy import is_tensor_type
-from phalanx.wire.tensor_walk import large_leaves, nbytes_of
-from phalanx.wire.unpack import Policy, current_arrival, decoding, received
+from phalanx.wire.lazy import is_tensor
+from phalanx.wire.tensor_walk import large_leaves as large_leaves
+from phalanx.wire.tensor_walk import nbytes_of as nbytes_of
+from phalanx.wire.unpack import Policy as Policy
+from phalanx.wire.unpack import current_arrival as current_arrival
+from phalanx.wire.unpack import decoding as decoding
+from phalanx.wire.unpack import received as received
 from phalanx.wire.value import Value
-
-__all__ = [
-    "PLAIN_HEAD",
-    "Encoded",
-    "Policy",
-    "current_arrival",
-    "decode",
-    "decoding",
-    "encode",
-    "large_leaves",
-    "nbytes_of",
-    "received",
-]
 
 PLAIN_HEAD = b"\x80"
 """First byte of an encoded value without buffers and tokens: pickle's first opcode."""
+_MARK = b"PHX2"
+"""First bytes of an encoded value with buffers or tokens; its pickle follows."""
 _PROTOCOL = 5
 _HEAD_OUT_OF_BAND = 64 << 10  # bytes; a longer head is handed on as a buffer instead of being copied
 
@@ -73,10 +65,10 @@ class Encoded:
         return head + sum([memoryview(buffer).nbytes for buffer in self.buffers]) if self.buffers else head
 
     def to_bytes(self) -> bytes:
-        """Return the value in one bytes object for `decode`: for small values, one copy."""
+        """Return the value in one bytes object for `decode`."""
         if not self.buffers and not self.tokens:
             return self.head
-        return _join(self)
+        return _MARK + (cloudpickle if self.tokens else pickle).dumps(self, _PROTOCOL)
 
     def __reduce_ex__(self, protocol: Value) -> tuple[Any, ...]:
         if protocol < _PROTOCOL:
@@ -175,7 +167,7 @@ class _Pickler(cloudpickle.Pickler):
             if token is not None:
                 return self._replace(token)
         reduced = None
-        if is_tensor_type(kind):
+        if is_tensor(obj):
             reduced = pack.reduce_tensor(self.sink, obj)
         elif kind is np.ndarray or kind is np.memmap:
             reduced = pack.reduce_array(self.sink, obj)
@@ -213,7 +205,12 @@ def decode(data: bytes | Encoded) -> Value:
         return _load(data)
     if data[:1] == PLAIN_HEAD:
         return pickle.loads(data)
-    return _load(_split(data))
+    if data[: len(_MARK)] != _MARK:
+        raise InternalError(
+            f"decode was given {type(data).__name__} that starts with {bytes(data[:8])!r}; expected an "
+            "Encoded, or bytes from Encoded.to_bytes()"
+        )
+    return pickle.loads(memoryview(data)[len(_MARK) :])
 
 
 def _decode_parts(head: Value, own: int, policy: str | None, tokens: Sequence[Any], *buffers: Value) -> Value:
@@ -236,49 +233,3 @@ def _load(encoded: Encoded) -> Value:
         return pickle.loads(encoded.head, buffers=foreign)
     finally:
         unpack.open_frame.reset(before)
-
-
-# All in one bytes object: _PREFIX (mark, policy, own buffers, buffers, length of tokens, length of head), the
-# lengths of the buffers as 64-bit numbers, tokens (a pickle), head, then each buffer at a multiple of _ALIGN.
-_MARK = b"PHX1"
-_PREFIX = struct.Struct("<4sBxxxIIQQ")
-_ALIGN = 16
-_POLICIES: tuple[Policy | None, ...] = (None, Policy.PRIVATE, Policy.READONLY, Policy.VIEW)
-
-
-def _join(encoded: Encoded) -> bytes:
-    buffers = encoded.buffers
-    tokens = cloudpickle.dumps(list(encoded.tokens), _PROTOCOL) if encoded.tokens else b""
-    prefix = _PREFIX.pack(
-        _MARK, _POLICIES.index(encoded.policy), encoded.own, len(buffers), len(tokens), len(encoded.head)
-    )
-    lengths = struct.pack(f"<{len(buffers)}Q", *[buffer.nbytes for buffer in buffers])
-    parts: list[Any] = [prefix, lengths, tokens, encoded.head]
-    size = len(prefix) + len(lengths) + len(tokens) + len(encoded.head)
-    for buffer in buffers:
-        gap = -size % _ALIGN
-        parts += (bytes(gap), buffer)
-        size += gap + buffer.nbytes
-    return b"".join(parts)
-
-
-def _split(data: bytes) -> Encoded:
-    if data[:4] != _MARK:
-        raise InternalError(
-            f"decode was given {type(data).__name__} that starts with {bytes(data[:8])!r}; expected an "
-            "Encoded, or bytes from Encoded.to_bytes()"
-        )
-    view = memoryview(data)
-    _, policy, own, count, tokens_size, head_size = _PREFIX.unpack_from(view)
-    lengths: Sequence[int] = struct.unpack_from(f"<{count}Q", view, _PREFIX.size)
-    at = _PREFIX.size + 8 * count
-    tokens: Sequence[Any] = pickle.loads(view[at : at + tokens_size]) if tokens_size else ()
-    at += tokens_size
-    head = view[at : at + head_size]
-    at += head_size
-    buffers: list[memoryview] = []
-    for length in lengths:
-        at += -at % _ALIGN
-        buffers.append(view[at : at + length])
-        at += length
-    return Encoded(head, buffers, own, tokens, _POLICIES[policy])  # pyright: ignore[reportArgumentType]

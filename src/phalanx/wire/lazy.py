@@ -27,12 +27,6 @@ def lazy(name: str) -> ModuleType:
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether ``value`` is a tensor. Does not import torch: before it there are no tensors."""
-    return is_tensor_type(type(value))
-
-
-def is_tensor_type(cls: type) -> bool:
-    """Return whether instances of ``cls`` are tensors."""
-    torch = sys.modules.get("torch")
     # While torch itself is being imported it has no Tensor yet.
-    tensor = getattr(torch, "Tensor", None)
-    return tensor is not None and issubclass(cls, tensor)
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and issubclass(type(value), tensor)

@@ -8,11 +8,11 @@ block of their size. If the system has no such pages, they are plain memory.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import mmap
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -180,33 +180,15 @@ def tensor_over(
     return torch.empty(0, dtype=dtype, device=block.device).set_(*place)
 
 
-class _Copiers:
-    """The threads that copy, started at their first use."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
-
-    def pool(self) -> ThreadPoolExecutor:
-        with self._lock:
-            if self._pool is None:
-                cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-                self._pool = ThreadPoolExecutor(
-                    min(_MOST_THREADS, cores or 1), thread_name_prefix="phalanx-copy"
-                )
-            return self._pool
-
-
-_copiers = _Copiers()
-
-
-def _renew_copiers() -> None:
-    global _copiers
-    _copiers = _Copiers()
+@functools.cache
+def _copiers() -> ThreadPoolExecutor:
+    """Return the threads that copy."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return ThreadPoolExecutor(min(_MOST_THREADS, cores or 1), thread_name_prefix="phalanx-copy")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_copiers)
+    os.register_at_fork(after_in_child=_copiers.cache_clear)
 
 
 def _run_all(jobs: Sequence[Callable[[], object]]) -> None:
@@ -214,7 +196,7 @@ def _run_all(jobs: Sequence[Callable[[], object]]) -> None:
     if len(jobs) == 1:
         jobs[0]()
         return
-    running = [_copiers.pool().submit(job) for job in jobs]
+    running = [_copiers().submit(job) for job in jobs]
     wait(running)
     for future in running:
         future.result()
@@ -247,8 +229,8 @@ def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:
 def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Join tensors along dim 0, in new memory that none of them shares, detached from any graph.
 
-    Large plain CPU tensors of one dtype and one row shape are copied straight into huge pages, in parallel. All else
-    (other devices or layouts, subclasses, dtypes to be promoted) goes to ``torch.cat``.
+    Large contiguous CPU tensors of one dtype and one row shape are copied straight into huge pages, in parallel. All
+    else (other devices or layouts, subclasses, dtypes to be promoted) goes to ``torch.cat``.
 
     Raises:
         ValueError: if there are no tensors.
@@ -257,23 +239,21 @@ def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if not tensors:
         raise ValueError("concat_rows: no tensors given; expected one at least, for dtype and row shape")
     pieces = [tensor.detach() for tensor in tensors]
-    plain = _have_equal_rows(pieces, torch.Tensor) and all(
-        piece.layout is torch.strided and piece.device.type == "cpu" for piece in pieces
-    )
+    plain = _have_equal_rows(pieces, torch.Tensor) and all(map(_is_plain, pieces))
     if not plain or sum(piece.nbytes for piece in pieces) < HUGE_FROM:
         return torch.cat(pieces)
     shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
     out = tensor_over(allocate(sum(piece.nbytes for piece in pieces)), pieces[0].dtype, shape)
     parts = out.split([piece.shape[0] for piece in pieces])
-    _run_all([job for dst, src in zip(parts, pieces, strict=True) for job in _tensor_jobs(dst, src)])
+    _run_all([job for part in zip(parts, pieces, strict=True) for job in _byte_jobs(*map(bytes_of, part))])
     return out
 
 
 def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Join arrays along their first axis, in new writable memory that none of them shares.
 
-    Large plain arrays of one dtype and one row shape are copied straight into huge pages, in parallel. All else goes
-    to ``numpy.concatenate``.
+    Large arrays in C order of one dtype and one row shape are copied straight into huge pages, in parallel. All else
+    goes to ``numpy.concatenate``.
 
     Raises:
         ValueError: if there are no arrays, or their row shapes differ (from ``numpy.concatenate``).
@@ -281,13 +261,15 @@ def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any
     if not arrays:
         raise ValueError("concat_arrays: no arrays given; expected one at least, for dtype and row shape")
     dtype, total = arrays[0].dtype, sum(array.nbytes for array in arrays)
-    if not _have_equal_rows(arrays, np.ndarray) or dtype.hasobject or total < PARALLEL_FROM:
+    plain = _have_equal_rows(arrays, np.ndarray) and all(array.flags.c_contiguous for array in arrays)
+    if not plain or dtype.hasobject or total < PARALLEL_FROM:
         return np.concatenate(arrays)
     shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
-    out = allocate(total).numpy().view(dtype).reshape(shape)
-    parts = np.split(out, list(itertools.accumulate(map(len, arrays)))[:-1])
-    _run_all([job for dst, src in zip(parts, arrays, strict=True) for job in _array_jobs(dst, src)])
-    return out
+    out = allocate(total).numpy()
+    parts = np.split(out, list(itertools.accumulate(array.nbytes for array in arrays))[:-1])
+    flat = [array.reshape(-1).view(np.uint8) for array in arrays]
+    _run_all([job for dst, src in zip(parts, flat, strict=True) for job in _byte_jobs(dst, src)])
+    return out.view(dtype).reshape(shape)
 
 
 def _have_equal_rows(pieces: Sequence[Any], kind: type) -> bool:
@@ -301,13 +283,7 @@ def _have_equal_rows(pieces: Sequence[Any], kind: type) -> bool:
     )
 
 
-def _tensor_jobs(dst: torch.Tensor, src: torch.Tensor) -> list[Callable[[], object]]:
-    if src.is_contiguous() and not src.is_conj() and not src.is_neg():
-        return _byte_jobs(bytes_of(dst), bytes_of(src))
-    return [lambda: dst.copy_(src)]
-
-
-def _array_jobs(dst: np.ndarray[Any, Any], src: np.ndarray[Any, Any]) -> list[Callable[[], object]]:
-    if src.flags.c_contiguous:
-        return _byte_jobs(dst.reshape(-1).view(np.uint8), src.reshape(-1).view(np.uint8))
-    return [lambda: np.copyto(dst, src)]
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether the bytes of a tensor are all that there is of it."""
+    on_cpu = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return on_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

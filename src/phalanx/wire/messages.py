@@ -1,22 +1,22 @@
 """Messages of a call between processes: plain tuples and frozen dataclasses, cheap to pickle.
 
-A call is sent as one ``bytes`` object (Ray passes those on unpickled) and, if values are stored or by reference, a
-list of the backend's references. Small tokens in the encoded arguments name references by their index in that list.
+A call is sent under a name, with one ``bytes`` object (Ray passes those on unpickled) and, if values are stored or by
+reference, a list of the backend's references. Small tokens in the encoded arguments name references by their index in
+that list. A call without arguments is sent under its name alone: every argument costs a process about a fifth of an
+empty call.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from phalanx.topology.mesh import Mesh
 from phalanx.topology.slots import SlotFacts
 from phalanx.wire.value import Value
-
-#: First bytes of every message, which tell it from an argument of a user's call.
-MAGIC = b"\x93phalanx\x01"
 
 #: Environment variable of a rank that names its epoch's rendezvous store: "host:port/epoch", or "inline".
 STORE_VARIABLE = "PHALANX_STORE"
@@ -34,10 +34,6 @@ ANY_EPOCH = -1
 
 #: The body of a message without arguments.
 NO_ARGUMENTS = pickle.dumps(((), {}), 5)
-
-#: Sent in place of a message for a call without arguments whose output is kept. Every argument costs a process about a
-#: fifth of an empty call, so such a call has none. Its number is the count of such calls that its rank was sent.
-BARE = b""
 
 
 def is_library_call(method: str) -> bool:
@@ -57,11 +53,6 @@ def full_name(role: str, method: str) -> str:
     return f"{role}.{method}" if role else method
 
 
-def is_message(args: Sequence[Any]) -> bool:
-    """Return whether positional arguments of an actor method are a packed message, not a user's own."""
-    return bool(args) and type(args[0]) is bytes and args[0].startswith(MAGIC)
-
-
 class RankCall(NamedTuple):
     """The call of one rank.
 
@@ -70,52 +61,58 @@ class RankCall(NamedTuple):
         keep: True if the output is sent back.
         returns: ``OUTPUT`` or ``DESCRIBED``.
         body: the encoded (args, kwargs); None: the last reference holds them.
+        number: the call in the order of its sender, for traces and debug mode; 0: neither is on.
         trace: id of the trace in which the rank notes the call; "": none.
     """
 
-    call: int
     epoch: int
     role: str
     method: str
-    keep: bool
-    returns: int
-    readonly: bool
-    to_device: bool
-    body: bytes | None
-    debug: bool = False
+    keep: bool = True
+    returns: int = OUTPUT
+    readonly: bool = False
+    to_device: bool = False
+    body: bytes | None = NO_ARGUMENTS
+    number: int = 0
     trace: str = ""
 
-    def pack(self) -> bytes:
-        return MAGIC + pickle.dumps(tuple(self), 5)
-
-    def packed_with(self, body: bytes | None, keep: bool) -> bytes:
-        """Pack with the body and ``keep`` of one rank; faster than a changed copy."""
-        call, epoch, role, method, _, returns, readonly, to_device, _, debug, trace = self
-        return MAGIC + pickle.dumps(
-            (call, epoch, role, method, keep, returns, readonly, to_device, body, debug, trace), 5
-        )
-
-    @staticmethod
-    def unpack(data: bytes) -> RankCall:
-        return RankCall(*pickle.loads(memoryview(data)[len(MAGIC) :]))
+    def pack(self, refs: tuple[Any, ...] = ()) -> Message:
+        """Return the message, with the backend's references that the body names."""
+        name = call_name(self.role, self.method, self.epoch)
+        if self.body == NO_ARGUMENTS and self.keep and self.returns == OUTPUT and not self.number:
+            return Message(name)
+        return Message(name, pickle.dumps(tuple(self), 5), refs)
 
 
-def packed_bare(number: int, role: str, method: str) -> bytes:
-    """Return the message that ``BARE`` stands for, for a process that cannot be called without one."""
-    return RankCall(number, ANY_EPOCH, role, method, True, OUTPUT, False, False, NO_ARGUMENTS).pack()
+@functools.lru_cache(maxsize=4096)
+def call_name(role: str, method: str, epoch: int) -> str:
+    """Return the name under which a call is sent, such as ``actor.update@3``."""
+    return f"{full_name(role, method)}@{epoch}"
 
 
-def host_call(function: Callable[..., Any], *args: Value, call: int, epoch: int) -> bytes:
-    """Return the message that runs ``function(runtime, *args)`` on a rank; the arguments pickle to a few bytes."""
-    body = pickle.dumps(((function, *args), {}), 5)
-    return RankCall(call, epoch, "", HOST, True, OUTPUT, False, False, body).pack()
+@functools.lru_cache(maxsize=4096)
+def call_of_name(name: str) -> RankCall:
+    """Return the call without arguments that is sent under a name."""
+    full, _, epoch = name.rpartition("@")
+    role, _, method = full.rpartition(".")
+    return RankCall(int(epoch), role, method)
 
 
 class Message(NamedTuple):
-    """One rank's call, ready to be submitted."""
+    """One rank's call, ready to be submitted: ``data`` is the pickled :class:`RankCall`; empty: ``name`` says all."""
 
-    data: bytes
+    name: str
+    data: bytes = b""
     refs: tuple[Any, ...] = ()
+
+    def unpack(self) -> RankCall:
+        """Return the call."""
+        return RankCall(*pickle.loads(self.data)) if self.data else call_of_name(self.name)
+
+
+def host_call(function: Callable[..., Any], *args: Value) -> Message:
+    """Return the message that runs ``function(runtime, *args)`` on a rank; the arguments pickle to a few bytes."""
+    return RankCall(ANY_EPOCH, "", HOST, body=pickle.dumps(((function, *args), {}), 5)).pack()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,32 +130,18 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Token: rows ``index`` of ``count`` even pieces of a result whose parts are stored on other ranks.
+class ResultOf:
+    """Token: the result of a call, whose parts are stored on its ranks; ``gather`` is the plan that joins them.
 
-    ``parts`` index the references to the source parts, ``infos`` those to the :class:`PartInfo` of each. ``gather``
-    is the plan that joins the parts.
-    """
-
-    parts: tuple[int, ...]
-    infos: tuple[int, ...]
-    index: int
-    count: int
-    pad_to_multiple: int | None
-    expected_rows: int | None
-    gather: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """Token: a complete result that has not arrived; ``gather`` is the plan that joins its parts.
-
-    ``rows``: index, count, padding and expected rows of one of its even pieces; None: all of it.
+    ``parts`` index the references to the parts. ``share``: index, count, padding and expected rows of one of its even
+    pieces; None: all of it. ``infos`` index the references to the :class:`PartInfo` of each part, by which a rank
+    fetches those alone that overlap its share.
     """
 
     parts: tuple[int, ...]
     gather: Any
-    rows: tuple[int, int, int | None, int | None] | None = None
+    share: tuple[int, int, int | None, int | None] | None = None
+    infos: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +258,8 @@ class RankConfig:
 
     def pack(self, body: bytes | None) -> bytes:
         """Pack with the encoded ``{role: (class, args, kwargs)}``; None: the last reference holds it."""
-        return MAGIC + pickle.dumps((self, body), 5)
+        return pickle.dumps((self, body), 5)
 
     @staticmethod
     def unpack(data: bytes) -> tuple[RankConfig, bytes | None]:
-        return pickle.loads(memoryview(data)[len(MAGIC) :])
+        return pickle.loads(data)

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-__all__ = ["Leaf", "large_leaves", "nbytes_of"]
-
-
 #: Property of a class of ours without tensors: the bytes of a value. Lists of such values are long, and are not walked
 #: one by one.
 TELLS = "__phalanx_nbytes__"

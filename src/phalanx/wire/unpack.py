@@ -6,7 +6,6 @@ Encoded streams name functions of this module: renaming one breaks the streams o
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -174,8 +173,11 @@ class Frame:
         if not self._private or device is not None or shared or view.nbytes >= HUGE_FROM:
             return tensor_over(self.block(place, device), dtype, shape, strides)
         # A small dense tensor: quicker than over a block of bytes.
-        strides = _contiguous(shape) if strides is None else strides
-        made = self._blocks[place] = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+        where: dict[str, Any] = {"dtype": dtype, "device": "cpu"}
+        made = (
+            torch.empty(shape, **where) if strides is None else torch.empty_strided(shape, strides, **where)
+        )
+        self._blocks[place] = made
         bytes_at(made, made.data_ptr(), view.nbytes)[:] = view
         return made
 
@@ -185,9 +187,7 @@ class Frame:
         if not self._private:
             return _aligned(view).data.toreadonly()
         if place in self._blocks or view.nbytes >= HUGE_FROM:  # a tensor has these bytes, or huge pages will
-            block = self.block(place)
-            is_bytes = block.dtype is torch.uint8 and block.dim() == 1
-            return (block if is_bytes else tensor_over(block, torch.uint8, (view.nbytes,))).numpy()
+            return tensor_over(self.block(place), torch.uint8, (view.nbytes,)).numpy()
         if place not in self._arrays:
             self._arrays[place] = bytearray(view)
         return self._arrays[place]
@@ -220,12 +220,6 @@ def _aligned(view: memoryview) -> np.ndarray[Any, Any]:
     block = allocate(given.nbytes).numpy()
     block[:] = given
     return block
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(shape) < 2:
-        return (1,) * len(shape)
-    return (*(math.prod(shape[dim + 1 :]) for dim in range(len(shape) - 1)), 1)
 
 
 def _window(view: memoryview) -> torch.Tensor:

@@ -21,7 +21,15 @@ from phalanx.dispatch.split import (
 )
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import PLAIN_HEAD, Policy, decode, decoding, encode, nbytes_of
-from phalanx.wire.messages import Assembled, BackendRef, PartInfo, Piece, RankCall, Reference, Stored, Whole
+from phalanx.wire.messages import (
+    Assembled,
+    BackendRef,
+    PartInfo,
+    RankCall,
+    Reference,
+    ResultOf,
+    Stored,
+)
 from phalanx.wire.unpack import current_arrival, received
 
 Fetch = Callable[[Sequence[Any]], list[Any]]
@@ -61,10 +69,10 @@ class Arguments:
                 return self._fetch([self._refs[index]])[0]
             case Reference(index):
                 return self._refs[index]
-            case Piece():
-                return self._piece(token)
-            case Whole():
-                return self._whole(token)
+            case ResultOf():
+                return (
+                    self._share(token, *token.share) if token.infos and token.share else self._result(token)
+                )
             case Assembled():
                 return self._assembled(token)
             case _:
@@ -89,29 +97,31 @@ class Arguments:
             part = decode(source) if isinstance(source, bytes) else self._fetch([self._refs[source]])[0]
         return part if whole else slice_rows(part, start, stop)  # a view: copied by the join
 
-    def _whole(self, whole: Whole) -> Any:
+    def _result(self, result: ResultOf) -> Any:
         """Return a result as its caller would get it, or one of its even pieces."""
-        with _decoding_parts(copied=whole.gather.how == "rows" or whole.rows is not None):
-            outputs = self._fetch([self._refs[i] for i in whole.parts])
-        result = gather(whole.gather, outputs)
-        return result if whole.rows is None else join_rows([piece_of(result, *whole.rows)])
+        with _decoding_parts(copied=result.gather.how == "rows" or result.share is not None):
+            outputs = self._fetch([self._refs[i] for i in result.parts])
+        value = gather(result.gather, outputs)
+        return value if result.share is None else join_rows([piece_of(value, *result.share)])
 
-    def _piece(self, piece: Piece) -> Any:
+    def _share(
+        self, result: ResultOf, index: int, count: int, pad_to_multiple: int | None, expected_rows: int | None
+    ) -> Any:
         """Return rows of a result whose parts are stored on other ranks. Only overlapping parts are fetched."""
-        infos: list[PartInfo] = self._fetch([self._refs[i] for i in piece.infos])
+        infos: list[PartInfo] = self._fetch([self._refs[i] for i in result.infos])
         if only_settings(infos):
-            return self._fetch([self._refs[piece.parts[0]]])[0]
-        share = share_of(piece.gather, infos, piece.index, piece.count, expected_rows=piece.expected_rows)
+            return self._fetch([self._refs[result.parts[0]]])[0]
+        share = share_of(result.gather, infos, index, count, expected_rows=expected_rows)
         readonly = current_arrival().policy is Policy.READONLY
         in_place = readonly and len(share.rows) == 1 and share.order is None
         with _decoding_parts(copied=not in_place):
-            parts = self._fetch([self._refs[piece.parts[place]] for place, _ in share.rows])
+            parts = self._fetch([self._refs[result.parts[place]] for place, _ in share.rows])
         taken = [_take(part, rows) for part, (_, rows) in zip(parts, share.rows, strict=True)]
         received.passed_over(sum(map(nbytes_of, parts)) - sum(map(nbytes_of, taken)))
         rows = taken[0] if in_place else join_rows(taken)
         if share.order is not None:
             rows = take_rows(rows, share.order)
-        return pad_rows(rows, piece.pad_to_multiple) if piece.pad_to_multiple else rows
+        return pad_rows(rows, pad_to_multiple) if pad_to_multiple else rows
 
 
 def _decoding_parts(*, copied: bool) -> AbstractContextManager[None]:

@@ -53,16 +53,6 @@ def leave(host: WorkerRuntime) -> None:
     host.leave()
 
 
-def keep_record(host: WorkerRuntime, record: bytes) -> None:
-    """Keep the data of a detached group for later drivers."""
-    host.record = record
-
-
-def recall_record(host: WorkerRuntime) -> bytes | None:
-    """Return the data of :func:`keep_record`."""
-    return host.record
-
-
 def arm_profile(host: WorkerRuntime, key: str, order: ProfileOrder) -> None:
     """Profile the next calls of this rank.
 

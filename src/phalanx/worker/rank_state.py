@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from phalanx.declare.context import WorkerContext
@@ -20,12 +21,13 @@ from phalanx.declare.state_declarations import StateDeclared, StateOf
 from phalanx.declare.stateful import stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.boxes import LocalBox, volume, whole
-from phalanx.weights.local_layout import dtensor_boxes, local_of, named_tensors
-from phalanx.weights.megatron_layout import read_megatron
+from phalanx.weights.local_layout import dtensor_boxes, local_of, named_tensors, read_megatron
 
 Path = tuple[str | int | tuple[str, int], ...]
 """Place of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
 
+GENERATORS = "rng"
+"""Outermost key of a rank's random generators."""
 _STATE: Path = ("optimizer", "state")
 _GROUPS: Path = ("optimizer", "groups")
 
@@ -107,6 +109,11 @@ class RankState:
         self._components = _components(worker, declared, device)
         self._planned: list[tuple[Component, dict[str, LocalTensor | None]]] = []
 
+    @property
+    def names(self) -> list[str]:
+        """Outermost keys of the components; "" for a complete worker."""
+        return [component.name for component in self._components]
+
     def leaves(self) -> dict[str, tuple[Path, Any]]:
         """Return each leaf with its path, by key.
 
@@ -143,7 +150,7 @@ class RankState:
             if component.name and parts is not None and component.name not in parts:
                 continue
             if component.name and component.name not in names:
-                advice = [name for name in names if name != "rng"]  # generators differ by rank
+                advice = [name for name in names if name != GENERATORS]
                 raise CheckpointMismatch(
                     f"{where} has no part {component.name!r}, which the worker has; it has {', '.join(names)}. "
                     f"Load those alone: parts={advice!r}"
@@ -231,7 +238,7 @@ def _components(worker: Any, declared: StateOf | None, device: Any) -> list[Comp
     elif declared.optimizer is not None:
         found.append(_Object("optimizer", stateful(declared.optimizer)))
     found += [_Object(name, stateful(part)) for name, part in declared.others.items()]
-    return [*found, _Object("rng", Generators(device))] if declared.rng else found
+    return [*found, _Object(GENERATORS, Generators(device))] if declared.rng else found
 
 
 # A component of a state has a name, and three methods:
@@ -283,6 +290,9 @@ class _Model:
     name = "model"
 
     def __init__(self, declared: StateOf) -> None:
+        for module in declared.model.modules() if isinstance(declared.model, torch.nn.Module) else ():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # a forward pass without gradients leaves the gathered parameters in place
         self._declared = declared
         self._copied: dict[str, torch.Tensor] = {}
 

@@ -20,8 +20,8 @@ from phalanx.declare.worker import REJOINING, Worker, make
 from phalanx.errors import ArgumentLost, DispatchError, FailureKind, StaleEpoch, WeightsTorn
 from phalanx.topology.slots import SlotFacts
 from phalanx.tracing.spans import Noted
-from phalanx.weights.weight_registry import WeightRegistry
-from phalanx.wire.call_page import BARE_CALLS, PLAIN_CALL, SETUP_CALL
+from phalanx.weights.versions import WeightRegistry
+from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.codec import decode, decoding
 from phalanx.wire.failure import UNKNOWN_RANK, RankFailure, capture
 from phalanx.wire.messages import (
@@ -29,6 +29,7 @@ from phalanx.wire.messages import (
     OUTPUT,
     RUN,
     BackendRef,
+    Message,
     ProcessInfo,
     RankCall,
     RankConfig,
@@ -39,7 +40,7 @@ from phalanx.wire.messages import (
 from phalanx.wire.unpack import received
 from phalanx.worker.async_runner import Loop, iterate_async
 from phalanx.worker.bootstrap import apply, context_of_rank, importing
-from phalanx.worker.call_values import PLAIN, Arguments, arguments_of, described, encoded, sent_bytes
+from phalanx.worker.call_values import Arguments, arguments_of, described, encoded, sent_bytes
 from phalanx.worker.control import Interrupted, control
 from phalanx.worker.exit_hooks import CLOSERS, Closers, report
 from phalanx.worker.profiling import Profiling
@@ -61,6 +62,10 @@ class Services(Protocol):
 
     def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
         """Return the place of this process, and its log files."""
+        ...
+
+    def call_id(self) -> int:
+        """Return the id of the call that runs here, by which its sender knows it too."""
         ...
 
     def folder(self) -> str:
@@ -101,8 +106,7 @@ class WorkerRuntime:
         place: the configuration of the rank; None before its setup.
         closers: its exit hooks.
         profiling: its running profile.
-        order: number and name of calls that ran in debug mode, in their order.
-        record: data of a detached group for later drivers.
+        order: number and name of calls that ran in debug mode or in a trace, in their order.
         journals: its trace files.
     """
 
@@ -115,7 +119,6 @@ class WorkerRuntime:
         self.closers = Closers(own_process=not services.in_driver)
         self.profiling: Profiling | None = None
         self.order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
-        self.record: bytes | None = None
         self.journals = Journals(own_process=not services.in_driver)
         self._loop = Loop()
         self._store_port = StorePort()
@@ -129,7 +132,6 @@ class WorkerRuntime:
         self._weights: WeightRegistry | None = None
         #: Reasons why methods of a role may not run: its weights are partly updated.
         self._unusable: Mapping[str, str] = {}
-        self._bare_calls = 0
 
     # The rank
 
@@ -158,7 +160,7 @@ class WorkerRuntime:
             self.journals.files = setup.files
             with (
                 self.journals.of(setup.trace, SETUP_CALL) as note,
-                self._scope.call(SETUP_CALL, "__init__"),
+                self._scope.call(self._services.call_id(), "__init__"),
             ):
                 with nullcontext() if self.in_driver else importing(), decoding(restore=arguments.restore):
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
@@ -255,18 +257,18 @@ class WorkerRuntime:
 
     # Calls
 
-    def run(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
+    def run(self, message: Message) -> Any:
         """Run one call to its end on this thread; an ``async def`` method on the rank's own loop.
 
         Raises:
             RankFailure: for every error of the call; always picklable.
         """
-        call = RankCall.unpack(data)
+        call, refs, call_id = message.unpack(), message.refs, self._services.call_id()
         self._check(call)
         try:
             with (
-                self.journals.of(call.trace, call.call, waits=bool(refs)) as note,
-                self._scope.call(call.call, full_name(call.role, call.method)),
+                self.journals.of(call.trace, call.number, waits=bool(refs)) as note,
+                self._scope.call(call_id, full_name(call.role, call.method)),
             ):
                 result = self._invoke(call, refs, note)
                 if isinstance(result, Awaitable):
@@ -280,12 +282,12 @@ class WorkerRuntime:
         except BaseException as error:
             raise self.failure(error, call.role, call.method) from None
 
-    async def run_async(self, data: bytes, refs: Sequence[Any] = ()) -> Any:
+    async def run_async(self, message: Message) -> Any:
         """Run one call on the running loop, as :meth:`run`: awaits of several calls interleave."""
-        call = RankCall.unpack(data)
+        call, refs, call_id = message.unpack(), message.refs, self._services.call_id()
         self._check(call)
         try:
-            with self._noting(call, refs) as note, self._scope.task_step(call.call):
+            with self._noting(call_id, call, refs) as note, self._scope.task_step(call_id):
                 result = self._invoke(call, refs, note)
                 if isinstance(result, Awaitable):
                     result = await result
@@ -298,31 +300,7 @@ class WorkerRuntime:
         except BaseException as error:
             raise self.failure(error, call.role, call.method) from None
 
-    def run_bare(self, role: str, method: str) -> Any:
-        """Run a call that came without a message: it has no arguments, and its output is kept.
-
-        Raises:
-            RankFailure: for every error of the call.
-        """
-        self._bare_calls += 1
-        if self._unusable and (torn := self._torn(role, method)) is not None:
-            raise self.failure(torn, role, method)
-        if self.journals.on:
-            self.journals.off()
-        try:
-            with self._scope.call(BARE_CALLS + self._bare_calls, full_name(role, method)):
-                function = getattr(self.instances.get(role, self.context.roles), method)
-                profiling = self.profiling
-                result = function() if profiling is None else profiling.run(role, method, function, (), {})
-                if type(result) in PLAIN:  # as in `encoded`; first, because it is the quickest check
-                    return result
-                return encoded(self.run_to_end(result))
-        except self._passes:
-            raise
-        except BaseException as error:
-            raise self.failure(error, role, method) from None
-
-    def stream(self, data: bytes, refs: Sequence[Any] = ()) -> Generator[Any]:
+    def stream(self, message: Message) -> Generator[Any]:
         """Run one call whose method yields, up to the next item at each request; the last is a ``StreamEnd``.
 
         Closing it before its end interrupts the call. An interrupted call gives its failure as the last item instead
@@ -331,14 +309,14 @@ class WorkerRuntime:
         Raises:
             RankFailure: for every other error of the call.
         """
-        call = RankCall.unpack(data)
+        call, refs, call_id = message.unpack(), message.refs, self._services.call_id()
         self._check(call)
         count = nbytes = 0
         try:
-            with self._noting(call, refs) as note:
-                with closing(self._items(call, refs, note)) as items:
+            with self._noting(call_id, call, refs) as note:
+                with closing(self._items(call_id, call, refs, note)) as items:
                     while True:
-                        with self._scope.step(call.call):
+                        with self._scope.step(call_id):
                             item = next(items, _OVER)
                             sent = None if item is _OVER else encoded(item)
                         if item is _OVER:
@@ -354,21 +332,21 @@ class WorkerRuntime:
             end = self._stream_failure(call, error)
         yield end
 
-    def _items(self, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Generator[Any]:
-        with self._scope.step(call.call):
+    def _items(self, call_id: int, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Generator[Any]:
+        with self._scope.step(call_id):
             source = _check_yields(self.run_to_end(self._invoke(call, refs, note)))
             return source if isinstance(source, GeneratorType) else self._loop.iterate(source)
 
-    async def stream_async(self, data: bytes, refs: Sequence[Any] = ()) -> AsyncGenerator[Any]:
+    async def stream_async(self, message: Message) -> AsyncGenerator[Any]:
         """Run one call whose method yields on the running loop, as :meth:`stream`."""
-        call = RankCall.unpack(data)
+        call, refs, call_id = message.unpack(), message.refs, self._services.call_id()
         self._check(call)
         count = nbytes = 0
         try:
-            with self._noting(call, refs) as note:
-                async with aclosing(await self._items_async(call, refs, note)) as items:
+            with self._noting(call_id, call, refs) as note:
+                async with aclosing(await self._items_async(call_id, call, refs, note)) as items:
                     while True:
-                        with self._scope.task_step(call.call):
+                        with self._scope.task_step(call_id):
                             item = await anext(items, _OVER)
                             sent = None if item is _OVER else encoded(item)
                         if item is _OVER:
@@ -385,9 +363,9 @@ class WorkerRuntime:
         yield end
 
     async def _items_async(
-        self, call: RankCall, refs: Sequence[Any], note: Noted | None
+        self, call_id: int, call: RankCall, refs: Sequence[Any], note: Noted | None
     ) -> AsyncGenerator[Any]:
-        with self._scope.task_step(call.call):
+        with self._scope.task_step(call_id):
             source = self._invoke(call, refs, note)
             source = _check_yields(await source if isinstance(source, Awaitable) else source)
             return iterate_async(source) if isinstance(source, GeneratorType) else source
@@ -437,7 +415,7 @@ class WorkerRuntime:
     def _noting_direct(self, role: str, method: str, traced: tuple[str, int, int]) -> Generator[Noted | None]:
         trace, number, nbytes = traced
         with (
-            self._scope.listed(PLAIN_CALL, full_name(role, method)),
+            self._scope.listed(self._services.call_id(), full_name(role, method)),
             self.journals.of(trace, number, waits=False) as note,
         ):
             if note is not None:
@@ -490,19 +468,19 @@ class WorkerRuntime:
         return WeightsTorn(f"{full_name(role, method)}: {reason}")
 
     @contextmanager
-    def _noting(self, call: RankCall, refs: Sequence[Any]) -> Generator[Noted | None]:
+    def _noting(self, call_id: int, call: RankCall, refs: Sequence[Any]) -> Generator[Noted | None]:
         """Note a call in its trace and on the call page."""
         with (
-            self.journals.of(call.trace, call.call, waits=bool(refs)) as note,
-            self._scope.listed(call.call, full_name(call.role, call.method)),
+            self.journals.of(call.trace, call.number, waits=bool(refs)) as note,
+            self._scope.listed(call_id, full_name(call.role, call.method)),
         ):
             yield note
 
     def _invoke(self, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Any:
         """Call the method of a call with its arguments. Return its result, which may be awaitable or yield."""
         library = is_library_call(call.method)
-        if call.debug and not library:
-            self.order.append((call.call, full_name(call.role, call.method)))
+        if call.number and not library:
+            self.order.append((call.number, full_name(call.role, call.method)))
         before = received.nbytes
         device = self.device if call.to_device else None
         args, kwargs = arguments_of(call, refs, self._services.fetch, device)

@@ -14,8 +14,7 @@ from phalanx.topology.mesh import Mesh
 from phalanx.weights.boxes import Box, LocalBox
 from phalanx.weights.local_layout import MeshCut, placed_boxes
 from phalanx.weights.manifest import HeldTensor, Manifest
-from phalanx.weights.plan import Locations, Plan, RankLocation
-from phalanx.weights.planner import make_plan
+from phalanx.weights.plan import Locations, Plan, RankLocation, make_plan
 from phalanx.weights.tensors import Tensors, copy_ties, cut, name_of
 
 AXES = ("pp", "dp", "fsdp", "ep", "tp")

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.weights.digests import Verify, _HostSampler, digest_boxes, tensor_digest
+from phalanx.weights.digests import Verify, _bytes, _sampled_elements, _xxhash, digest_boxes, tensor_digest
 from phalanx.weights.plan import Plan
-from phalanx.weights.tensors import name_of
 from tests.weights.planning.layouts import (
     Layout,
     blank,
@@ -45,9 +44,9 @@ def wrong(
     """Labels of the boxes whose digests differ between the sides."""
     labels: list[str] = []
     for source, held in enumerate(sent):
-        ours = digest_boxes(plan, held, "source", rank=source, verify=verify, version=version)
+        ours = digest_boxes(plan.of(source=source), held, "source", verify=verify, version=version)
         for target, got in enumerate(found):
-            theirs = digest_boxes(plan, got, "target", rank=target, verify=verify, version=version)
+            theirs = digest_boxes(plan.of(target=target), got, "target", verify=verify, version=version)
             pairs = zip(
                 [one for one in ours if target in one.targets],
                 [one for one in theirs if one.source == source],
@@ -66,21 +65,6 @@ def test_what_arrived_whole_compares_equal_between_all_layouts(
     assert wrong(*arrived(source, target, model([[6, 5]])), verify, version) == []
 
 
-@pytest.mark.parametrize("verify", LEVELS)
-def test_two_shards_that_were_swapped_are_found(verify: Verify) -> None:
-    plan, sent, found = arrived(TWO, TWO, model([[8, 4]]))
-
-    assert "layers.0.w0 [0:4, 0:4]" in wrong(plan, sent, found[::-1], verify)
-
-
-@pytest.mark.parametrize("verify", LEVELS)
-def test_a_row_in_another_place_is_found(verify: Verify) -> None:
-    plan, sent, found = arrived(TWO, ONE, model([[8, 4]]))
-    found[0]["layers.1.w0"].copy_(found[0]["layers.1.w0"].roll(1, 0))
-
-    assert [label.split()[0] for label in wrong(plan, sent, found, verify)] == ["layers.1.w0"] * 2
-
-
 @pytest.mark.parametrize("rows", [128, 1024])
 def test_one_stale_row_of_many_is_found_in_the_sample_of_one_of_the_next_versions(rows: int) -> None:
     plan, sent, found = arrived(ONE, TWO, model([[rows, 8]]))
@@ -88,13 +72,6 @@ def test_one_stale_row_of_many_is_found_in_the_sample_of_one_of_the_next_version
 
     # rows of a piece to rows of a sample
     assert any(wrong(plan, sent, found, "sampled", version) for version in range(rows // 2 // 64))
-
-
-def test_one_flipped_bit_is_found_in_full() -> None:
-    plan, sent, found = arrived(ONE, TWO, model([[64, 8]]))
-    found[0]["layers.2.w0"].view(torch.int32)[3, 3] ^= 1
-
-    assert [label.split()[0] for label in wrong(plan, sent, found, "full")] == ["layers.2.w0"]
 
 
 @pytest.mark.parametrize("verify", LEVELS)
@@ -133,24 +110,12 @@ def test_samples_of_successive_versions_reach_every_element() -> None:
     assert any(tensor_digest(tensor, version=version) != before[version] for version in range(2048))
 
 
-def test_nothing_is_digested_when_verification_is_off() -> None:
-    plan, sent, _ = arrived(ONE, ONE, model([[4]]))
-
-    assert digest_boxes(plan, sent[0], "source", rank=0, verify="off") == []
-
-
 @pytest.mark.parametrize("version", [0, 1, 7])
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
 )
-def test_the_quick_way_of_sampling_gives_the_digest_of_the_slow_one(dtype: torch.dtype, version: int) -> None:
-    tensor = torch.randint(0, 2, (6, 5000)).to(dtype)
-    part = tensor[1:5, 30:4999]
+def test_a_sample_of_numpy_is_a_sample_of_torch(dtype: torch.dtype, version: int) -> None:
+    part = torch.randint(0, 2, (6, 5000)).to(dtype)[1:5, 30:4999]
+    index = _sampled_elements(part.shape, dtype.itemsize, version)
 
-    quick = _HostSampler({"w": tensor}).digest("w", (1, 30), (4, 4969), name_of(dtype), version)
-
-    assert quick == tensor_digest(part, dtype, version=version)
-
-
-def test_the_quick_way_leaves_casts_to_the_slow_one() -> None:
-    assert _HostSampler({"w": torch.zeros(4)}).digest("w", (0,), (4,), "bfloat16", 0) is None
+    assert tensor_digest(part, version=version) == _xxhash([_bytes(part[index], dtype)])

@@ -21,9 +21,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.errors import DeclarationError
 from phalanx.weights.boxes import volume
-from phalanx.weights.local_layout import LocalLayout, ShardSpec, read_tensors
-from phalanx.weights.manifest import HeldTensor, Manifest
-from phalanx.weights.megatron_layout import MegatronRank, read_megatron
+from phalanx.weights.local_layout import LocalLayout, MegatronRank, ShardSpec, read_megatron, read_tensors
+from phalanx.weights.manifest import HeldTensor
 from phalanx.weights.tensors import cut
 from tests.weights.planning.layouts import plan_of, run_in_process
 
@@ -134,23 +133,21 @@ def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
     assert held(reading, "w").boxes == () and held(reading, "w").shape == (4,)
 
 
-def test_partial_sums_are_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("local", "placement", "why"),
+    [
+        (torch.ones(4), Partial(), r"w is placed as .*redistribute it first"),
+        (torch.ones(3), Shard(0), r"w: its placements .*local shape \[3\]"),
+    ],
+)
+def test_placements_that_cannot_be_read_are_refused_by_name(
+    local: torch.Tensor, placement: Placement, why: str
+) -> None:
     with as_rank(0, 2):
-        mesh = init_device_mesh("cpu", (2,))
-        tensor = DTensor.from_local(torch.ones(4), mesh, [Partial()], run_check=False)
+        mesh, options = init_device_mesh("cpu", (2,)), {"shape": torch.Size([4]), "stride": (1,)}
+        tensor = DTensor.from_local(local, mesh, [placement], run_check=False, **options)
 
-        with pytest.raises(DeclarationError, match=r"head\.w is placed as .*redistribute it first"):
-            read_tensors({"head.w": tensor})
-
-
-def test_placements_that_contradict_the_local_tensor_are_refused_by_name() -> None:
-    with as_rank(0, 2):
-        mesh = init_device_mesh("cpu", (2,))
-        tensor = DTensor.from_local(
-            torch.ones(3), mesh, [Shard(0)], run_check=False, shape=torch.Size([4]), stride=(1,)
-        )
-
-        with pytest.raises(DeclarationError, match=r"w: its placements .*local shape \[3\]"):
+        with pytest.raises(DeclarationError, match=why):
             read_tensors({"w": tensor})
 
 
@@ -165,48 +162,34 @@ def test_a_large_strided_parameter_is_read_without_listing_its_rows() -> None:
         assert [str(p.box) for p in held(read_tensors({"w": tensor}), "w").boxes] == ["[0:38016, 0:8]"]
 
 
-def test_plain_tensors_are_whole() -> None:
-    reading = read_tensors({"w": torch.zeros(2, 3), "s": torch.tensor(1.0)})
+def test_plain_tensors_are_whole_and_names_of_one_storage_a_tie() -> None:
+    table, scalar = torch.zeros(2, 3), torch.tensor(1.0)
 
-    assert [str(patch.box) for patch in held(reading, "w").boxes] == ["[0:2, 0:3]"]
-    assert len(held(reading, "s").boxes) == 1
+    reading = read_tensors({"embed": table, "head": table, "s": scalar})
 
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(4, 2)
-        self.head = nn.Linear(2, 4, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("scale", torch.ones(1))
-        self.register_buffer("table", torch.ones(1), persistent=False)
+    assert [str(patch.box) for patch in held(reading, "embed").boxes] == ["[0:2, 0:3]"]
+    assert len(held(reading, "s").boxes) == 1 and reading.manifest.ties == (("head", "embed"),)
 
 
-def test_names_of_one_storage_are_a_tie() -> None:
-    manifest = read_tensors(Tied()).manifest
-
-    assert manifest.ties == (("head.weight", "embed.weight"),)
-
-
-def test_buffers_count_where_they_are_part_of_the_state() -> None:
-    assert sorted(name for name, _ in read_tensors(Tied()).manifest.items()) == ["embed.weight", "scale"]
-
-
-def test_local_tensors_are_the_parameters_memory() -> None:
-    model = nn.Linear(2, 2)
-
-    assert read_tensors(model).tensors["weight"].data_ptr() == model.weight.data_ptr()
-
-
-@pytest.mark.parametrize("wrong", [[1], {"w": [1.0]}])
-def test_what_is_no_model_is_refused(wrong: Any) -> None:
-    with pytest.raises(DeclarationError, match=r"an nn\.Module or a mapping|tensors, but"):
-        read_tensors(wrong)
-
-
-def test_a_type_that_cannot_be_sent_is_refused_by_name() -> None:
-    with pytest.raises(DeclarationError, match="w has type complex128"):
-        read_tensors({"w": torch.zeros(1, dtype=torch.complex128)})
+@pytest.mark.parametrize(
+    ("model", "boxes", "why"),
+    [
+        ([1], {}, r"an nn\.Module or a mapping"),
+        ({"w": [1.0]}, {}, "are no tensors"),
+        ({"w": torch.zeros(1, dtype=torch.complex128)}, {}, "w has type complex128"),
+        ({"w": torch.zeros(3)}, {"v": ShardSpec((3,), ())}, "names tensors that do not exist: v"),
+        ({"w": torch.zeros(3, 2)}, {"w": ShardSpec((8, 2), ())}, "w: the stated boxes"),
+        ({"w": torch.zeros(3, 2)}, {"w": ShardSpec((8, 2), (((0, 0), (2, 2)),))}, "w: the stated boxes"),
+        (
+            {"w": torch.zeros(3, 2)},
+            {"w": ShardSpec((8, 2), (((0, 0), (1, 2)), ((4, 0), (2, 1))))},
+            "w: the stated boxes",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(model: Any, boxes: dict[str, ShardSpec], why: str) -> None:
+    with pytest.raises(DeclarationError, match=why):
+        read_tensors(model, boxes)
 
 
 def test_stated_boxes_lie_one_after_another_in_the_local_tensor() -> None:
@@ -215,20 +198,6 @@ def test_stated_boxes_lie_one_after_another_in_the_local_tensor() -> None:
     reading = read_tensors({"w": golden(8, 2)[[0, 4, 5]]}, {"w": stated})
 
     assert holds_its_boxes(reading, "w", golden(8, 2))
-
-
-@pytest.mark.parametrize(
-    "boxes",
-    [(((0, 0), (2, 2)),), (((0, 0), (1, 2)), ((4, 0), (2, 1))), ()],
-)
-def test_stated_boxes_that_do_not_make_up_the_local_tensor_are_refused(boxes: Any) -> None:
-    with pytest.raises(DeclarationError, match="w: the stated boxes"):
-        read_tensors({"w": torch.zeros(3, 2)}, {"w": ShardSpec((8, 2), boxes)})
-
-
-def test_boxes_of_an_unknown_name_are_refused() -> None:
-    with pytest.raises(DeclarationError, match="boxes= names tensors that do not exist: v"):
-        read_tensors({"w": torch.zeros(3)}, {"v": ShardSpec((3,), ())})
 
 
 def tagged(tensor: torch.Tensor, dim: int | None = None, stride: int = 1) -> torch.Tensor:
@@ -315,12 +284,11 @@ def test_boxes_are_what_megatrons_layers_hold() -> None:
         assert all(holds_its_boxes(reading, name, tensor) for name, tensor in full.items())
 
 
-def test_layers_and_experts_are_counted_over_all_stages() -> None:
+def test_layers_and_experts_are_counted_over_all_stages_and_other_state_is_left_out() -> None:
     rank = MegatronRank(first_layer=2, first_expert=4)
+    named = {"layers.1.local_experts.3.w": torch.zeros(2), "fc._extra_state": torch.zeros(1)}
 
-    reading = read_megatron({"decoder.layers.1.mlp.experts.local_experts.3.w": torch.zeros(2)}, rank)
-
-    assert list(reading.tensors) == ["decoder.layers.3.mlp.experts.local_experts.7.w"]
+    assert list(read_megatron(named, rank).tensors) == ["layers.3.local_experts.7.w"]
 
 
 def test_experts_have_a_parallelism_of_their_own() -> None:
@@ -392,9 +360,3 @@ def test_padding_of_the_vocabulary_is_not_held() -> None:
 def test_tags_that_do_not_fit_the_shape_are_refused_by_name() -> None:
     with pytest.raises(DeclarationError, match="fc1 has local shape"):
         read_megatron({"fc1": tagged(torch.zeros(3), 0, 2)}, TP2[0])
-
-
-def test_state_that_is_no_weight_is_left_out() -> None:
-    reading = read_megatron({"w": torch.zeros(1), "fc._extra_state": torch.zeros(1)}, MegatronRank())
-
-    assert isinstance(reading.manifest, Manifest) and list(reading.tensors) == ["w"]

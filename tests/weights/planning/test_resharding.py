@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.weights.boxes import volume
-from phalanx.weights.buckets import buckets_from, buckets_to
+from phalanx.weights.buckets import buckets_from, buckets_to, read_slot, write_slot
 from phalanx.weights.local_layout import read_tensors
 from phalanx.weights.plan import Locality, Locations, Plan, RankLocation
-from phalanx.weights.tensors import WriteWatch, read_slot, write_slot
+from phalanx.weights.tensors import WriteWatch
 from tests.weights.planning.layouts import (
     Layout,
     blank,
@@ -122,38 +122,6 @@ def test_slots_of_a_bucket_lie_apart_and_within_it(
 
 @slow_to_draw
 @given(layouts, layouts, shapes)
-def test_the_plan_of_a_rank_is_its_part_of_the_whole(
-    source: Layout, target: Layout, sizes: list[list[int]]
-) -> None:
-    plan = planned(source, target, model(sizes))
-
-    parts = [plan.of(source=rank) for rank in range(source.ranks)]
-
-    assert sum(part.nbytes for part in parts) == plan.nbytes
-
-
-@slow_to_draw
-@given(layouts, layouts, shapes)
-def test_manifests_give_the_same_plan_again(source: Layout, target: Layout, sizes: list[list[int]]) -> None:
-    named = model(sizes)
-
-    assert planned(source, target, named) == planned(source, target, named)
-
-
-def test_masters_of_32_bits_are_cast_on_the_way() -> None:
-    layout = Layout((1, 1, 2, 1, 1))
-    named = {"layers.0.w": torch.linspace(0, 1, 12).view(4, 3)}
-    as_bf16 = {name: one.bfloat16() for name, one in named.items()}
-    arrived = blank(locals_of(layout, as_bf16))
-
-    plan = plan_of(manifests(layout, named), manifests(layout, as_bf16))
-    run_in_process(plan, locals_of(layout, named), arrived)
-
-    assert same(arrived, locals_of(layout, as_bf16)) and plan.nbytes == 24
-
-
-@slow_to_draw
-@given(layouts, layouts, shapes)
 def test_what_movers_carry_over_each_hop_is_all_there_is(
     source: Layout, target: Layout, sizes: list[list[int]]
 ) -> None:
@@ -164,16 +132,6 @@ def test_what_movers_carry_over_each_hop_is_all_there_is(
         return sum(slot.nbytes for stream in streams for bucket in stream for slot in bucket.slots)
 
     assert sum(carried([hop]) for hop in Locality) == carried(None)
-
-
-def test_a_tensor_that_is_written_while_it_is_sent_is_named() -> None:
-    tensors = {"a": torch.zeros(2), "b": torch.zeros(2)}
-    watch = WriteWatch(tensors)
-    assert watch.written() == []
-
-    tensors["b"].add_(1)
-
-    assert watch.written() == ["b"]
 
 
 def test_an_optimizer_step_on_a_published_parameter_is_seen() -> None:

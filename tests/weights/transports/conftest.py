@@ -55,13 +55,3 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
         yield made
     finally:
         made.close()
-
-
-@pytest.fixture
-def ring_sides() -> Iterator[Sides]:
-    made = Sides(SHARED_MEMORY)
-    try:
-        made.connect()
-        yield made
-    finally:
-        made.close()

@@ -5,19 +5,18 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
-import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.distributed import TCPStore
 
-from phalanx.weights.buckets import Slot
+from phalanx.weights.buckets import Slot, read_slot, write_slot
 from phalanx.weights.plan import Locality
-from phalanx.weights.tensors import read_slot, write_slot
-from phalanx.weights.transport import COPY, Deadline
-from phalanx.weights.weight_requests import ConnectRequest, Side, WeightsName
-from phalanx.weights.weight_routes import make_routes
+from phalanx.weights.transport import COPY, Deadline, Side
+from phalanx.weights.weight_requests import ConnectRequest
+from phalanx.weights.weight_routes import make_endpoints
 from tests.weights.planning.layouts import Layout, blank, locals_of, manifests, model, one_node, plan_of
 
 SOURCE, TARGET = Layout((1, 1, 2, 1, 1)), Layout((1, 1, 1, 1, 2), tp_dim=1)
@@ -39,9 +38,16 @@ def request(transport: str, connection: str, store: str = "", addresses: Any = N
     places = one_node(SOURCE.ranks, TARGET.ranks)
     plan = plan_of(manifests(SOURCE, named), manifests(TARGET, named), places)
     transports = {Locality.PROCESS: COPY, Locality.NODE: transport, Locality.REMOTE: transport}
-    name = WeightsName("source", "", "policy")
     return ConnectRequest(
-        connection, name, (0, 1), plan, None, BUCKET_BYTES, transports, addresses or {}, store
+        connection,
+        "source",
+        ("", "policy"),
+        (0, 1),
+        plan,
+        BUCKET_BYTES,
+        transports,
+        addresses=addresses or {},
+        store=store,
     )
 
 
@@ -104,16 +110,16 @@ def serve_store(state: dict[str, Any]) -> str:
 def connect(state: dict[str, Any], request: ConnectRequest, side: Side, rank: int) -> Any:
     """Make the end of a rank, and return its address."""
     close(state)
-    (state["route"],) = make_routes(request, side, rank, torch.device("cpu"))
-    state["route"].endpoint.connect(Deadline(30))
-    return state["route"].endpoint.address
+    (state["end"],) = make_endpoints(replace(request, side=side), rank, torch.device("cpu"))
+    state["end"].connect(Deadline(30))
+    return state["end"].address
 
 
 def send(state: dict[str, Any], rank: int, version: int, timeout: float, die_at: int | None = None) -> int:
     """Send a version; ``die_at`` is the slot at which this process is killed."""
-    tensors, route = locals_of(SOURCE, weights(version))[rank], state["route"]
+    tensors = locals_of(SOURCE, weights(version))[rank]
     read = _dying(lambda slot: read_slot(tensors, slot), die_at)
-    return route.endpoint.send(route.streams[rank], read, lambda target: b"note", Deadline(timeout))
+    return state["end"].send(read, lambda target: b"note", Deadline(timeout))
 
 
 def receive(
@@ -124,9 +130,9 @@ def receive(
     how: int = signal.SIGKILL,
 ) -> dict[str, torch.Tensor]:
     """Receive a version and return what arrived."""
-    tensors, route = blank(locals_of(TARGET, weights(0)))[rank], state["route"]
+    tensors = blank(locals_of(TARGET, weights(0)))[rank]
     write = _dying(lambda slot: write_slot(tensors, slot), die_at, how)
-    notes = route.endpoint.receive(route.streams, write, Deadline(timeout)).notes
+    notes = state["end"].receive(write, Deadline(timeout))
     assert set(notes.values()) == {b"note"}
     return {name: one.numpy() for name, one in tensors.items()}  # type: ignore[misc]
 
@@ -147,32 +153,5 @@ def _dying(
 
 
 def close(state: dict[str, Any]) -> None:
-    if (route := state.pop("route", None)) is not None:
-        route.endpoint.close()
-
-
-def open_fds(state: dict[str, Any]) -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def at_once(state: dict[str, Any], *work: tuple[str, Callable[..., Any], tuple[Any, ...]]) -> list[Any]:
-    """Do several things in threads, each with its own end: (which end, function, arguments)."""
-    found: list[Any] = [None] * len(work)
-
-    def one(index: int, key: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        try:
-            found[index] = function(state[key], *args)
-        except Exception as error:
-            found[index] = error
-
-    threads = [threading.Thread(target=one, args=(index, *task)) for index, task in enumerate(work)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
-def nested(state: dict[str, Any], key: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Do something in a state of its own within this process."""
-    return function(state.setdefault(key, {}), *args)
+    if (end := state.pop("end", None)) is not None:
+        end.close()

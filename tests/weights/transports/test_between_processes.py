@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import time
 from typing import Any
 
 import numpy as np
@@ -114,61 +112,3 @@ def test_a_slow_reader_is_waited_for(sides: Sides) -> None:
     sides.targets[1].begin(peers.receive, 1, 30.0)
 
     assert all(has(peer.result(), rank, 1) for rank, peer in enumerate(sides.targets))
-
-
-def test_nothing_is_left_of_a_ring_whose_processes_were_killed(ring_sides: Sides) -> None:
-    before = set(os.listdir("/dev/shm"))
-    assert sync(ring_sides, 1)
-    ring_sides.close()
-
-    assert set(os.listdir("/dev/shm")) <= before
-
-
-def test_file_descriptors_do_not_grow_over_many_syncs(ring_sides: Sides) -> None:
-    assert sync(ring_sides, 0)
-    before = [peer.do(peers.open_fds) for peer in ring_sides.all]
-    assert all(sync(ring_sides, version) for version in range(1, 51))
-
-    assert [peer.do(peers.open_fds) for peer in ring_sides.all] == before
-
-
-def test_file_descriptors_do_not_grow_over_changes_of_epoch(ring_sides: Sides) -> None:
-    assert sync(ring_sides, 0)
-    before = [peer.do(peers.open_fds) for peer in ring_sides.all]
-    for version in range(10):
-        ring_sides.connect()
-        assert sync(ring_sides, version)
-
-    assert [peer.do(peers.open_fds) for peer in ring_sides.all] == before
-
-
-def test_two_syncs_at_once_in_crossed_order_do_not_wait_for_each_other(ring_sides: Sides) -> None:
-    for key in ("one", "other"):
-        order = peers.request("shared memory", key)
-        addresses = {
-            rank: peer.do(peers.nested, key, peers.connect, order, "source", rank)
-            for rank, peer in enumerate(ring_sides.sources)
-        }
-        order = peers.request("shared memory", key, addresses=addresses)
-        for rank, peer in enumerate(ring_sides.targets):
-            peer.do(peers.nested, key, peers.connect, order, "target", rank)
-    for rank, peer in enumerate(ring_sides.sources):
-        keys = ("one", "other") if rank == 0 else ("other", "one")
-        peer.begin(peers.at_once, *[(key, peers.send, (rank, 1, 20.0)) for key in keys])
-    for rank, peer in enumerate(ring_sides.targets):
-        peer.begin(peers.at_once, *[(key, peers.receive, (rank, 20.0)) for key in ("other", "one")])
-
-    found = [peer.result() for peer in ring_sides.targets]
-
-    assert all(has(one, rank, 1) for rank, both in enumerate(found) for one in both)
-
-
-def test_a_death_is_known_sooner_than_two_seconds(ring_sides: Sides) -> None:
-    ring_sides.targets[0].begin(peers.receive, 0, 60.0)
-    ring_sides.sources[0].begin(peers.send, 0, 1, 60.0, 1)
-    ring_sides.targets[1].begin(peers.receive, 1, 60.0)
-    ring_sides.sources[0].process.join()
-    began = time.monotonic()
-    ring_sides.sources[1].kill()
-
-    assert fails(ring_sides.targets[0], 5.0).peer is not None and time.monotonic() - began < 2.0

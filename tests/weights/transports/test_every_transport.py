@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.bucket_packing import DeltaPacking
+from phalanx.weights.buckets import read_slot, write_slot
 from phalanx.weights.plan import Locality, Locations, RankLocation
-from phalanx.weights.tensors import Tensors, read_slot, write_slot
+from phalanx.weights.tensors import Tensors
 from phalanx.weights.transport import (
     COPY,
     CUDA_IPC,
@@ -24,10 +24,11 @@ from phalanx.weights.transport import (
     NCCL,
     SHARED_MEMORY,
     Deadline,
+    Endpoint,
     transport_choices,
 )
-from phalanx.weights.weight_requests import ConnectRequest, WeightsName
-from phalanx.weights.weight_routes import Route, make_routes
+from phalanx.weights.weight_requests import ConnectRequest
+from phalanx.weights.weight_routes import make_endpoints
 from tests.weights.planning.layouts import (
     Layout,
     apart,
@@ -63,25 +64,20 @@ PLACES = {COPY: one_process, SHARED_MEMORY: one_node, GLOO: apart}
 
 
 def synced(
-    routes: list[list[Route]], tensors: Sequence[Tensors], side: str, version: int
+    ends: list[list[Endpoint]], tensors: Sequence[Tensors], side: str, version: int
 ) -> list[tuple[Callable[[int], None], int]]:
     """The work of each rank of a side, for a thread each."""
 
     def work(rank: int) -> None:
-        for route in routes[rank]:
-            if isinstance(route.packing, DeltaPacking):
-                route.packing.begin(version - 1 or None)
-            deadline = Deadline(30)
+        for end in ends[rank]:
+            end.packing.begin(version - 1 or None)
             if side == "source":
-                route.endpoint.send(
-                    route.streams[rank], lambda slot: read_slot(tensors[rank], slot), lambda _: b"", deadline
-                )
+                end.send(lambda slot: read_slot(tensors[rank], slot), lambda _: b"note", Deadline(30))
             else:
-                route.endpoint.receive(route.streams, lambda slot: write_slot(tensors[rank], slot), deadline)
-            if isinstance(route.packing, DeltaPacking):
-                route.packing.end(version)
+                end.receive(lambda slot: write_slot(tensors[rank], slot), Deadline(30))
+            end.packing.end(version)
 
-    return [(work, rank) for rank in range(len(routes))]
+    return [(work, rank) for rank in range(len(ends))]
 
 
 @pytest.mark.parametrize("transport", [COPY, SHARED_MEMORY, GLOO])
@@ -96,23 +92,23 @@ def test_every_target_rank_has_its_part_of_every_version(
     (transports,) = transport_choices(plan, places, "auto", is_shared=False)
     request = ConnectRequest(
         f"test {next(_names)}",
-        WeightsName("source", "", "w"),
+        "source",
+        ("", "w"),
         (),
         plan,
-        None,
         4096,
         transports,
         store=f"127.0.0.1:{store.port}",
         delta=delta,
     )
-    senders = [make_routes(request, "source", rank, CPU) for rank in range(source.ranks)]
-    addresses = {rank: route.endpoint.address for rank, routes in enumerate(senders) for route in routes}
-    request = replace(request, addresses=addresses)
-    receivers = [make_routes(request, "target", rank, CPU) for rank in range(target.ranks)]
+    senders = [make_endpoints(request, rank, CPU) for rank in range(source.ranks)]
+    addresses = {rank: end.address for rank, ends in enumerate(senders) for end in ends}
+    request = replace(request, side="target", addresses=addresses)
+    receivers = [make_endpoints(request, rank, CPU) for rank in range(target.ranks)]
     arrived = blank(locals_of(target, named))
     with ThreadPoolExecutor(source.ranks + target.ranks) as threads:
-        for route in itertools.chain(*receivers):
-            route.endpoint.connect(Deadline(30))
+        for end in itertools.chain(*receivers):
+            end.connect(Deadline(30))
         for version in (1, 2):
             named = {name: one + version for name, one in named.items()}
             sent = locals_of(source, named)
@@ -126,10 +122,10 @@ def test_every_target_rank_has_its_part_of_every_version(
             assert all(
                 torch.equal(a[name], b[name]) for a, b in zip(arrived, wanted, strict=True) for name in b
             )
-    for route in itertools.chain(*senders, *receivers):
-        assert route.transport == transport
-        route.endpoint.close()
-        route.endpoint.close()
+    for end in itertools.chain(*senders, *receivers):
+        assert end.transport == transport
+        end.close()
+        end.close()
 
 
 def choices(
@@ -176,40 +172,34 @@ def test_cuda_ipc_can_be_chosen_without_a_fallback() -> None:
     assert [near for near, _ in choices(("",), ("",), CUDA_IPC)] == [CUDA_IPC]
 
 
+def single(near: str, places: Locations, store: str = "") -> ConnectRequest:
+    """A request of one source rank with one target rank."""
+    layout, named = Layout((1, 1, 1, 1, 1)), model([[4]])
+    plan = plan_of(manifests(layout, named), manifests(layout, named), places)
+    transports = {Locality.PROCESS: COPY, Locality.NODE: near, Locality.REMOTE: GLOO}
+    return ConnectRequest("c", "source", ("", "w"), (0,), plan, 4096, transports, store=store)
+
+
 @pytest.mark.parametrize("transport", [CUDA_IPC, NCCL])
 def test_a_device_transport_of_host_tensors_is_refused_by_name(transport: str) -> None:
-    layout, named = Layout((1, 1, 1, 1, 1)), model([[4]])
-    plan = plan_of(manifests(layout, named), manifests(layout, named), one_node(1, 1))
-    transports = {Locality.PROCESS: COPY, Locality.NODE: transport, Locality.REMOTE: transport}
-    request = ConnectRequest("c", WeightsName("source", "", "w"), (0,), plan, None, 4096, transports)
-
     with pytest.raises(
         WeightsTransferError, match=f"transport '{transport}' needs all tensors of source rank 0"
     ):
-        make_routes(request, "source", 0, CPU)
+        make_endpoints(single(transport, one_node(1, 1)), 0, CPU)
 
 
 def test_a_ring_that_is_closed_cannot_be_reached_and_names_its_source() -> None:
-    layout, named = Layout((1, 1, 1, 1, 1)), model([[4]])
-    plan = plan_of(manifests(layout, named), manifests(layout, named), one_node(1, 1))
-    transports = {Locality.PROCESS: COPY, Locality.NODE: SHARED_MEMORY, Locality.REMOTE: GLOO}
-    request = ConnectRequest("c", WeightsName("source", "", "w"), (0,), plan, None, 4096, transports)
-    (sender,) = make_routes(request, "source", 0, CPU)
-    sender.endpoint.close()
-    request = replace(request, addresses={0: sender.endpoint.address})
-    (receiver,) = make_routes(request, "target", 0, CPU)
+    request = single(SHARED_MEMORY, one_node(1, 1))
+    (sender,) = make_endpoints(request, 0, CPU)
+    sender.close()
+    (receiver,) = make_endpoints(replace(request, side="target", addresses={0: sender.address}), 0, CPU)
 
     with pytest.raises(WeightsTransferError, match="source rank 0 cannot be reached on this node"):
-        receiver.endpoint.connect(Deadline(5))
+        receiver.connect(Deadline(5))
 
 
 def test_a_process_group_that_cannot_be_created_says_how_to_choose_the_network() -> None:
-    layout, named = Layout((1, 1, 1, 1, 1)), model([[4]])
-    plan = plan_of(manifests(layout, named), manifests(layout, named), apart(1, 1))
-    transports = {Locality.PROCESS: COPY, Locality.NODE: SHARED_MEMORY, Locality.REMOTE: GLOO}
-    name = WeightsName("source", "", "w")
-    request = ConnectRequest("c", name, (0,), plan, None, 4096, transports, store="127.0.0.1:9")
-    (route,) = make_routes(request, "source", 0, CPU)
+    (end,) = make_endpoints(single(SHARED_MEMORY, apart(1, 1), "127.0.0.1:9"), 0, CPU)
 
     with pytest.raises(WeightsTransferError, match="GLOO_SOCKET_IFNAME"):
-        route.endpoint.send(route.streams[0], lambda slot: torch.zeros(4), lambda _: b"", Deadline(2))
+        end.send(lambda slot: torch.zeros(4), lambda _: b"note", Deadline(2))

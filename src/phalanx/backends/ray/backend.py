@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+from ray import ObjectRef
 from ray import exceptions as rayx
 from ray.experimental import get_local_object_locations
 
@@ -40,17 +41,71 @@ from phalanx.backends.ray.ray_errors import (
     outcome_of,
     with_post_mortem,
 )
-from phalanx.backends.ray.sending import stream, submit
-from phalanx.backends.ray.service_actor import start_service, stop_service
-from phalanx.backends.ray.start import NAMESPACE, started
+from phalanx.backends.ray.start import NAMESPACE, start_service, started, stop_service
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity
 from phalanx.topology.slots import Slot
+from phalanx.wire.messages import OUTPUT, Message
 from phalanx.wire.value import Value
 
 _KILLED_WITHIN_S = 5.0
 _AGENT_WITHIN_S = 10.0
 _SIGHT_WITHIN_S = 0.9
+
+
+def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
+    """Send one call to a rank; see ``Calling.submit``."""
+    handle, name = endpoint.handle, _task_name(endpoint, message)
+    if not message.data:
+        return Ticket(private.call(handle, "_px_named_call", name=name))
+    sent = private.call(handle, "_px_call", *_arguments(message), name=name, returns=returns)
+    if returns == OUTPUT:
+        return Ticket(sent)
+    info, value = sent
+    return Ticket(value, info)
+
+
+def _arguments(message: Message) -> tuple[Any, ...]:
+    """Return what a rank is sent beside the name of the task, which is all there is of most calls."""
+    if message.refs:
+        return message.data, list(message.refs)
+    return (message.data,) if message.data else ()
+
+
+def _task_name(endpoint: Endpoint, message: Message) -> str:
+    """Return the name of the call after that of the class, as dashboards show it."""
+    return f"{private.class_name(endpoint.handle)}.{message.name}"
+
+
+class RayStream:
+    """One rank's items. Ray stops the producer at so many that were not taken.
+
+    Dropping Ray's generator stops nobody; it even lets the producer run on. So a stream that is left is cancelled, and
+    then read to its end.
+    """
+
+    def __init__(self, generator: private.ObjectRefGenerator) -> None:
+        self.coming = generator
+        self.ended: ObjectRef = generator.completed()
+
+    def take(self) -> Ref | None:
+        return next(self.coming, None) if self.coming.next_ready() else None
+
+    def leave(self) -> None:
+        """Nothing to do: whoever left it takes what is there, and thereby lets the rank go on to its end."""
+
+
+def stream(endpoint: Endpoint, message: Message, buffer: int | None) -> RayStream:
+    """Send a call of a method that yields."""
+    items = private.call(
+        endpoint.handle,
+        "_px_stream",
+        *_arguments(message),
+        name=_task_name(endpoint, message),
+        returns="streaming",
+        buffer=buffer,
+    )
+    return RayStream(items)
 
 
 class RayBackend:
@@ -128,6 +183,8 @@ class RayBackend:
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
 
     stream = staticmethod(stream)
+
+    call_id = staticmethod(private.call_id)
 
     def put(self, value: Value) -> Ref:
         return private.put(value)
@@ -230,10 +287,9 @@ class RayBackend:
             for node, answer in zip(nodes, answers, strict=True)
         ]
 
-    def cancel(self, endpoints: Sequence[Endpoint], call: int) -> list[bool]:
-        return [
-            bool(answer) for answer in self._agents.ask(endpoints, "cancel", call, timeout=_SIGHT_WITHIN_S)
-        ]
+    def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
+        calls = {endpoint.facts.pid: call for endpoint, call in zip(endpoints, ids, strict=True)}
+        return list(map(bool, self._agents.ask(endpoints, "cancel", calls, timeout=_SIGHT_WITHIN_S)))
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
         self._agents.ask(endpoints, "sever", timeout=_SIGHT_WITHIN_S)

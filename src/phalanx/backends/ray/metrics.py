@@ -11,6 +11,8 @@ import contextlib
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from phalanx.backends.ray.cluster import Connection
 from phalanx.config import settings
@@ -80,3 +82,24 @@ def _work(connection: Connection) -> None:
         with contextlib.suppress(Exception):  # monitoring never ends what it looks at
             exporter = exporter or Exporter(meters, metrics)
             exporter.flush()
+
+
+_gauges: dict[str, Any] = {}
+
+
+def show(what: str, rank: str, values: Mapping[str, float]) -> None:
+    """Set ``phalanx_WHAT_NAME`` to each value, for ``rank``; nothing where ``PHALANX_METRICS=0``."""
+    if not settings().metrics:
+        return
+    with contextlib.suppress(Exception):  # monitoring never ends what it looks at
+        for name, value in values.items():
+            _gauge(f"phalanx_{what}_{name}").set(value, tags={"rank": rank})
+
+
+def _gauge(name: str) -> Any:
+    found = _gauges.get(name)
+    if found is None:
+        from ray.util import metrics  # takes a tenth of a second, which only who measures something spends
+
+        found = _gauges[name] = metrics.Gauge(name, "Of a rank, as it told it last.", tag_keys=("rank",))
+    return found

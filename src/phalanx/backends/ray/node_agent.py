@@ -110,7 +110,7 @@ class NodeAgent:
         process = target.same()
         if process is None or target.dies():
             return ProcessStatus(reachable=False, note="its process is gone", gone=target.side is not None)
-        seen = side_channel.Reading({}, frozenset(), {})
+        seen = side_channel.Reading({}, {})
         with contextlib.suppress(OSError):
             seen = side_channel.read(target.page())
         now = time.monotonic()
@@ -123,8 +123,10 @@ class NodeAgent:
             told=seen.told,
         )
 
-    def cancel(self, targets: Sequence[ProcessHandle], call: int) -> list[bool]:
+    def cancel(self, targets: Sequence[ProcessHandle], calls: Mapping[int, int]) -> list[bool]:
         """Tell ranks that a call is cancelled: those that have not begun it drop it, others are interrupted.
+
+        ``calls`` are the ids of the call, by the pids of the ranks.
 
         Returns for each rank whether it drops it. A rank writes that it has begun before it looks for cancelled
         calls, and here it is the other way round: one of the two always sees the other.
@@ -135,6 +137,7 @@ class NodeAgent:
             if target.side is not None and target.same() is not None:
                 with contextlib.suppress(OSError):
                     fd = target.open(target.side.page, os.O_RDWR)
+                    call = calls[target.pid]
                     try:
                         side_channel.cancel(fd, call)
                         began = call in side_channel.read(os.pread(fd, side_channel.SIZE, 0)).running

@@ -42,7 +42,8 @@ try:
         ActorClass: "_remote",
         internal_kv: "_internal_kv_get _internal_kv_put _internal_kv_del",
         raylet: "AuthenticationTokenLoader Config GcsClient GcsClientOptions CoreWorker",
-        raylet.CoreWorker: "get_local_actor_state serialize_object_ref deserialize_and_register_object_ref",
+        raylet.CoreWorker: "get_local_actor_state get_current_task_id get_current_task_name "
+        "serialize_object_ref deserialize_and_register_object_ref",
         services: "find_gcs_addresses find_bootstrap_address",
         state: "state total_resources_per_node available_resources_per_node",
         utils: "parse_runtime_env_for_task_or_actor read_ray_address",
@@ -130,6 +131,24 @@ def call(
         generator_backpressure_num_objects=buffer,
         enable_task_events=True,
     )
+
+
+def current_call_id() -> int:
+    """Return the id of the actor task that this code runs in, as of :func:`call_id`."""
+    return int.from_bytes(_core().get_current_task_id().binary()[:8], "little")
+
+
+def task_name() -> str:
+    """Return the name of the actor task that this code runs in."""
+    return _core().get_current_task_name()
+
+
+def call_id(ref: Any) -> int:
+    """Return the id of the actor task that gives this object.
+
+    An object's id begins with that of its task, of which the actor has the last 16 bytes.
+    """
+    return int.from_bytes(ref.binary()[:8], "little")
 
 
 def class_name(handle: Any) -> str:

@@ -1,28 +1,33 @@
-"""Starting actors: all at once where they are few, else a part of them after the other."""
+"""Starting actors: all at once where they are few, else in waves."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from ray import exceptions as rayx
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from phalanx.backends import waves
 from phalanx.backends.backend_types import SpawnRequest
 from phalanx.backends.ray import placement_groups as placement
 from phalanx.backends.ray import private
 from phalanx.backends.ray.worker_actor import actor_class
 
 NAMESPACE = "phalanx"
+WAVE = 256
+"""Processes that are asked for at once."""
 
 
 def started(
     request: SpawnRequest, handles: dict[int, Any], prepare: Callable[[], None] | None = None
 ) -> list[Any]:
-    """Ask for the processes, no more than so many at once, into ``handles``; what each reported.
+    """Start the processes in waves, into ``handles``; return what each reported.
 
-    ``prepare`` is called as soon as the first ones were asked for.
+    A wave begins when the one before it is there: the controller of the cluster has a short queue then, and no process
+    waits in it for longer than it takes to start. ``prepare`` is called as soon as the first wave was asked for.
 
     Raises:
         GetTimeoutError: they did not all report in time.
@@ -30,36 +35,16 @@ def started(
     """
     create = _creating(request)
     deadline = time.monotonic() + request.timeout
-    count = len(request.slots)
-    order = range(count) if count <= waves.AT_ONCE else waves.order_of_start(_places(request))
-    reports: dict[int, Any] = {}
-    pending: list[Any] = []
-    at = 0
-    while at < count:
-        wanted = waves.refill(len(pending), count - at, waves.AT_ONCE)
-        begun = [order[at + index] for index in range(wanted)]
-        for index in begun:
+    reports: list[Any] = []
+    for first in range(0, len(request.slots), WAVE):
+        wave = range(first, min(first + WAVE, len(request.slots)))
+        for index in wave:
             handles[index] = create(index)
-        if at == 0 and prepare is not None:
+        if first == 0 and prepare is not None:
             prepare()
-        for index in begun:
-            reports[index] = private.call(handles[index], "_px_report")
-            pending.append(reports[index])
-        at += wanted
-        if at < count:
-            pending = _after_some(pending, deadline)
-    left = max(0.0, deadline - time.monotonic())
-    return private.get([reports[index] for index in range(count)], timeout=left)
-
-
-def _after_some(pending: list[Any], deadline: float) -> list[Any]:
-    """Wait for a part of the processes that are on their way; the others."""
-    left = max(0.0, deadline - time.monotonic())
-    there, others = private.wait(pending, num_returns=-(-len(pending) // 4), timeout=left, fetch_local=False)
-    private.get(there, timeout=left)  # raises at once where one did not start
-    if not there:
-        raise rayx.GetTimeoutError
-    return others
+        asked = [private.call(handles[index], "_px_report") for index in wave]
+        reports += private.get(asked, timeout=max(0.0, deadline - time.monotonic()))
+    return reports
 
 
 def _creating(request: SpawnRequest) -> Callable[[int], Any]:
@@ -91,10 +76,33 @@ def _creating(request: SpawnRequest) -> Callable[[int], Any]:
     return create
 
 
-def _places(request: SpawnRequest) -> Sequence[Hashable]:
-    """The block of each slot, which lies on one node."""
-    return [(slot.pool, slot.block) for slot in request.slots]
-
-
 def _named(name: str, namespace: str | None) -> dict[str, str]:
     return {"name": name, "namespace": NAMESPACE if namespace is None else namespace}
+
+
+_STARTS_WITHIN_S = 60.0
+
+
+class ServiceActor:
+    """Calls ``start`` with the address of the node, and stays alive for the threads that it started."""
+
+    def __init__(self, start: Callable[[str], Any]) -> None:
+        self._result = start(ray.util.get_node_ip_address())
+
+    def result(self) -> Any:
+        """Return the result of ``start``."""
+        return self._result
+
+
+def start_service(start: Callable[[str], Any]) -> tuple[Any, Any]:
+    """Return the actor and the result of ``start``. Ray ends the actor with the process that calls this."""
+    where = NodeAffinitySchedulingStrategy(private.runtime_context().get_node_id(), soft=False)
+    actor = private.create_actor(ServiceActor, start, num_cpus=0, max_restarts=0, scheduling_strategy=where)
+    return actor, private.call(actor, "result").future().result(_STARTS_WITHIN_S)
+
+
+def stop_service(service: Any) -> None:
+    """Kill the actor of a service. Idempotent, also after the cluster was left."""
+    if private.is_connected():
+        with contextlib.suppress(RayError, ValueError):
+            private.kill(service)

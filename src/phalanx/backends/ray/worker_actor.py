@@ -15,16 +15,15 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from phalanx.backends.actor_methods import NOT_TRACED, TRACED, bare_name
-from phalanx.backends.backend_types import Facade, HostFactory
-from phalanx.backends.ray import gauges, private
+from phalanx.backends.backend_types import NOT_TRACED, TRACED, Facade, HostFactory
+from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray.ray_errors import log_once
 from phalanx.backends.ray.ray_values import portable
 from phalanx.errors import ArgumentLost
 from phalanx.topology.environment import THREADS
 from phalanx.topology.slots import SlotFacts
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ProcessInfo, is_message
+from phalanx.wire.messages import Message, ProcessInfo
 from phalanx.wire.value import Value
 
 
@@ -58,6 +57,9 @@ class RayServices:
         )
         return slot, _log_paths(context.get_worker_id())
 
+    def call_id(self) -> int:
+        return private.current_call_id()
+
     def folder(self) -> str:
         logs = private.log_folder()
         return os.path.join(logs, "phalanx") if logs else ""
@@ -67,7 +69,7 @@ class RayServices:
 
     def measure(self, what: str, rank: str, values: Mapping[str, float]) -> None:
         """Show values of this rank in Ray's metrics, as ``phalanx_WHAT_NAME``; see ``WorkerContext.measure``."""
-        gauges.show(what, rank, values)
+        metrics.show(what, rank, values)
 
     def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
         try:
@@ -115,8 +117,18 @@ def _of_worker(shell: Any, name: str) -> Any:
     return getattr(worker, name)
 
 
+def _message(data: bytes = b"", refs: Sequence[Any] = ()) -> Message:
+    """Return the message of this task: a task without data is told by its name, behind that of the class."""
+    return Message("", data, tuple(refs)) if data else Message(private.task_name().partition(".")[2])
+
+
 class WorkerActor:
-    """Every actor of a group: makes the host, reports, becomes a rank, and passes calls on."""
+    """Every actor of a group: makes the host, reports, becomes a rank, and passes calls on.
+
+    What most calls are sent to is of the class and has no parameters: Ray gives each method of an instance a hidden
+    parameter for its own tracing, binds parameters on either side of a call, and passes through one more function. That
+    is a tenth of what an empty call costs the driver and a rank.
+    """
 
     _px_host: Any  # of the class too: there is one actor in a process
 
@@ -133,10 +145,14 @@ class WorkerActor:
         return self._host.setup(data, refs)
 
     def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
-        return self._host.run(data, refs)
+        return self._host.run(_message(data, refs))
 
-    def _px_stream(self, data: bytes, refs: Sequence[Any] = ()) -> Generator[Value]:
-        yield from self._host.stream(data, refs)
+    @classmethod
+    def _px_named_call(cls) -> Value:
+        return cls._px_host.run(_message())
+
+    def _px_stream(self, data: bytes = b"", refs: Sequence[Any] = ()) -> Generator[Value]:
+        yield from self._host.stream(_message(data, refs))
 
 
 class Turns:
@@ -201,29 +217,29 @@ class AsyncWorkerActor:
 
     async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         await self._turns.come(refs)
-        return await self._host.run_async(data, refs)
+        return await self._host.run_async(_message(data, refs))
 
-    async def _px_stream(self, data: bytes, refs: Sequence[Any] = ()) -> AsyncGenerator[Value]:
+    async def _px_named_call(self) -> Value:
+        await self._turns.come(())
+        return await self._host.run_async(_message())
+
+    async def _px_stream(self, data: bytes = b"", refs: Sequence[Any] = ()) -> AsyncGenerator[Value]:
         await self._turns.come(refs)
-        async with contextlib.aclosing(self._host.stream_async(data, refs)) as items:
+        async with contextlib.aclosing(self._host.stream_async(_message(data, refs))) as items:
             async for item in items:
                 yield item
 
 
 def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..., Any]:
-    name, role, method, _ = facade
+    """Return the method of an actor that is called without a group."""
+    name, role, method = facade
 
     async def forward_async(self: AsyncWorkerActor, *args: Value, **kwargs: Value) -> Value:
-        if is_message(args):
-            await self._turns.come(args[1] if len(args) > 1 else ())
-            return await self._host.run_async(*args)
         traced = kwargs.pop(TRACED, NOT_TRACED)
         await self._turns.come(self._services.upstream(args, kwargs))
         return await self._host.run_direct_async(role, method, args, kwargs, traced, portable)
 
     def forward(self: WorkerActor, *args: Value, **kwargs: Value) -> Value:
-        if is_message(args):
-            return self._host.run(*args)
         traced = kwargs.pop(TRACED, NOT_TRACED)
         return self._host.run_direct(role, method, args, kwargs, traced, portable)
 
@@ -233,26 +249,9 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
     return chosen
 
 
-def _bare(facade: Facade) -> Value:
-    """The same without parameters, of the class: Ray then neither binds nor sends any.
-
-    It gives each method of an instance a hidden parameter for its own tracing, and so binds on either side of every
-    call, and passes through one more function; methods of the class it leaves as they are. That is a tenth of what an
-    empty call costs the driver and a rank.
-    """
-    _, role, method, _ = facade
-
-    def call(cls: type[WorkerActor]) -> Value:
-        return cls._px_host.run_bare(role, method)
-
-    return classmethod(call)
-
-
 @functools.lru_cache(maxsize=256)
 def actor_class(class_name: str, methods: tuple[Facade, ...], asynchronous: bool) -> Value:
     """The Ray actor class for a user's class; cached, so that a second group exports nothing anew."""
     base = AsyncWorkerActor if asynchronous else WorkerActor
     facades = {facade.name: _forward(facade, class_name, asynchronous) for facade in methods}
-    if not asynchronous:
-        facades |= {bare_name(facade.name): _bare(facade) for facade in methods if facade.bare}
     return ray.remote(type(class_name, (base,), facades))

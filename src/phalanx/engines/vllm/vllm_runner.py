@@ -28,7 +28,7 @@ from phalanx.engines.vllm.vllm_sampling import (
     sampled_tokens,
     token_prompt,
 )
-from phalanx.engines.vllm.vllm_weights import EXTENSION, SharedWeights
+from phalanx.engines.vllm.vllm_weights import EXTENSION, location_of
 from phalanx.engines.vocabulary import Vocabulary, end_tokens
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
 from phalanx.worker.control import MARK_VARIABLE
@@ -83,7 +83,6 @@ class VllmRunner(ModelRunner):
         next_version: Callable[[], int],
     ) -> None:
         self._next_version = next_version
-        self._weights = SharedWeights()
         self._answers: set[int] = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._lock = threading.Lock()
@@ -233,7 +232,7 @@ class VllmRunner(ModelRunner):
             WeightsError: if vLLM failed; it cannot be used any more.
         """
         self._check()
-        location, number = self._weights.place(dict(pairs)), self._next_version()
+        location, number = location_of(dict(pairs)), self._next_version()
         try:
             self.wait(self._load(location, number))
         except BaseException as error:
@@ -308,7 +307,6 @@ class VllmRunner(ModelRunner):
                 self.wait(self._shut_down(), _END_S)
             finally:
                 self._end_loop()
-                self._weights.close()
 
     async def _shut_down(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

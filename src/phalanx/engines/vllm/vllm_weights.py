@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from phalanx.engines.vllm.vllm_imports import find
-from phalanx.errors import WeightsError
-from phalanx.weights.shared_memory import OpenedTensors, SharedLayout, SharedTensors
+from phalanx.errors import InternalError, WeightsError
+from phalanx.weights.shared_memory import OpenedTensors, SharedTensors
 
 EXTENSION = f"{__name__}.WorkerExtension"
 _RELOAD = "vllm.model_executor.model_loader.reload"
@@ -40,28 +40,16 @@ def expected_weights(folder: str, dtype: torch.dtype, *, trust_remote_code: bool
     return {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
 
 
-class SharedWeights:
-    """Tensors in memory that processes of this node and user can open, by the location of :meth:`place`."""
+def location_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the location of tensors that a sync received, for :meth:`WorkerExtension.phalanx_load`.
 
-    def __init__(self) -> None:
-        self._own: SharedTensors | None = None
-
-    def place(self, tensors: Mapping[str, torch.Tensor]) -> str:
-        """Return the location of the tensors. They are copied unless a sync received them in shared memory."""
-        shared = SharedTensors.holding(tensors)
-        if shared is None:
-            self.close()
-            self._own = shared = SharedTensors(tensors)
-            with torch.no_grad():
-                for name, tensor in tensors.items():
-                    shared.tensors[name].copy_(tensor)
-        return json.dumps([f"/proc/{os.getpid()}/fd/{shared.fd}", *shared.layout])
-
-    def close(self) -> None:
-        """Release the memory."""
-        own, self._own = self._own, None
-        if own is not None:
-            own.close()
+    Raises:
+        InternalError: if they are not in memory that other processes of this node and user can open.
+    """
+    shared = SharedTensors.holding(tensors)
+    if shared is None:
+        raise InternalError("weights for vLLM are not in shared memory")
+    return json.dumps([f"/proc/{os.getpid()}/fd/{shared.fd}", shared.nbytes, shared.table])
 
 
 class WorkerExtension:
@@ -71,13 +59,13 @@ class WorkerExtension:
     model_runner: Any
 
     def phalanx_load(self, location: str) -> None:
-        """Load all weights from :class:`SharedWeights`, layer by layer, into the memory of the old weights.
+        """Load all weights from a location, layer by layer, into the memory of the old weights.
 
         Raises:
             WeightsError: if a parameter of the model got no weights.
         """
-        path, *layout = json.loads(location)
-        shared = OpenedTensors(SharedLayout(*layout), os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        path, nbytes, table = json.loads(location)
+        shared = OpenedTensors(os.open(path, os.O_RDWR | os.O_CLOEXEC), nbytes, table)
         model = self.model_runner.get_model()
         # It warns of layers without weights in every sync; missing weights are an error below.
         logging.getLogger(f"{_RELOAD}.layerwise").setLevel(logging.ERROR)

@@ -42,7 +42,6 @@ from phalanx.pools.pool import ResourcePool, SlotReservation
 from phalanx.session import session as connection
 from phalanx.session.monitor import monitor
 from phalanx.topology.slots import Slot, SlotView
-from phalanx.wire.call_page import PLAIN_CALL
 from phalanx.wire.messages import RankConfig
 
 _numbers = itertools.count(-1, -1)  # the library's own groups count upwards
@@ -124,7 +123,6 @@ class TrackedCalls:
         call = new_call(
             core, epoch, CallRequest(plan, MethodSpec(method), "", began=began), method, core.new_number()
         )
-        call.numbers = [PLAIN_CALL] * ranks  # as the ranks know it
         call.tell(call.heard.planned)
         if stored:
             call.tell(call.heard.stored, stored)

@@ -1,4 +1,4 @@
-"""The keys of a saved state: which leaf each is, and which ranks had it."""
+"""The state of a role as it was saved: which leaf each key of the files is, and which ranks had it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import pickle
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint import Metadata, TensorStorageMetadata
@@ -15,7 +15,7 @@ from phalanx.checkpoint.planners import rank_key
 from phalanx.checkpoint.step_files import METADATA
 from phalanx.checkpoint.storage import FileFacts, Storage
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointMismatch
-from phalanx.worker.rank_state import Path, SavedLeaf, key_of
+from phalanx.worker.rank_state import GENERATORS, Path, SavedLeaf, key_of
 
 CATALOGUE = "catalogue.json"
 """File of format 1 with the paths of the leaves and the ranks that had them."""
@@ -29,6 +29,11 @@ class StoredKey(NamedTuple):
     leaf: str
     path: Path
     ranks: frozenset[int] | None = None
+
+    @property
+    def part(self) -> str:
+        """Outermost key of the state; "" for a value that is the complete state."""
+        return str(self.path[0]) if self.path else ""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class StoredState:
 
     def names(self) -> list[str]:
         """Return the outermost keys of the state."""
-        return sorted({str(one.path[0]) for one in self.keys.values() if one.path})
+        return sorted({one.part for one in self.keys.values()} - {""})
 
     def select(self, parts: Sequence[str] | None) -> StoredState:
         """Return the state with these outermost keys only; None: all.
@@ -64,26 +69,47 @@ class StoredState:
             raise CheckpointMismatch(
                 f"{self.where} has no part {unknown[0]!r}; it has {', '.join(self.names())}"
             )
-        kept = {name: one for name, one in self.keys.items() if one.path and str(one.path[0]) in parts}
-        return StoredState(self.metadata, kept, self.world_size, self.where)
+        return replace(self, keys={name: one for name, one in self.keys.items() if one.part in parts})
 
-    def keys_for(self, rank: int, world_size: int) -> dict[str, str]:
-        """Return the key in the files of each leaf of a rank.
+    def for_ranks(self, world_size: int, *, generators: bool) -> StoredState:
+        """Return the state for a number of ranks.
+
+        Args:
+            generators: the ranks have random generators. On another number of ranks, each takes those of its own
+                number, and those of ranks that do not exist are left out.
 
         Raises:
-            CheckpointMismatch: if leaves differed by rank, and the world size differs.
+            CheckpointMismatch: if other leaves differed by rank, and the world size differs.
         """
-        other = world_size != self.world_size
-        differing = sorted({one.leaf for one in self.keys.values() if one.ranks is not None}) if other else []
+        if world_size == self.world_size:
+            return self
+        free = {name for name, one in self.keys.items() if generators and one.part == GENERATORS}
+        differing = {
+            one.leaf: one.part
+            for name, one in self.keys.items()
+            if one.ranks is not None and name not in free
+        }
         if differing:
-            parts = {str(one.path[0]) for one in self.keys.values() if one.path and one.leaf in differing}
-            rest = [name for name in self.names() if name not in (*parts, "rng")]
+            rest = [name for name in self.names() if name not in (*differing.values(), GENERATORS)]
             advice = f"load the parts without them (parts={rest!r}), or " if rest else ""
             raise CheckpointMismatch(
                 f"{len(differing)} values differed by rank on the {self.world_size} ranks that saved, and nothing "
-                f"says what they are on {world_size}: {', '.join(differing[:8])}; {advice}declare how tensors are "
-                "sharded (DTensor, px.register_state(boxes=...)), or load on as many ranks"
+                f"says what they are on {world_size}: {', '.join(sorted(differing)[:8])}; {advice}declare how tensors "
+                "are sharded (DTensor, px.register_state(boxes=...)), or load on as many ranks"
             )
+        here = frozenset(range(world_size))
+        return replace(
+            self, keys={name: one for name, one in self.keys.items() if one.ranks is None or one.ranks & here}
+        )
+
+    def has_generators(self, rank: int) -> bool:
+        """Return whether no random generator of this rank is missing."""
+        return {one.leaf for one in self.keys.values() if one.part == GENERATORS} <= self.keys_for(
+            rank
+        ).keys()
+
+    def keys_for(self, rank: int) -> dict[str, str]:
+        """Return the key in the files of each leaf of a rank."""
         return {one.leaf: name for name, one in self.keys.items() if one.ranks is None or rank in one.ranks}
 
     def leaf(self, name: str) -> SavedLeaf:
@@ -107,10 +133,9 @@ def read_stored(folder: str, files: Mapping[str, FileFacts], world_size: int) ->
         CheckpointError: if this rank does not see the folder.
         CheckpointCorrupted: if the metadata are damaged.
     """
-    storage = Storage(folder)
-    metadata: Metadata = pickle.loads(_verified(storage, METADATA, files))
+    metadata: Metadata = pickle.loads(_verified(folder, METADATA, files))
     if CATALOGUE in files:
-        keys = _keys_of_format_1(json.loads(_verified(storage, CATALOGUE, files)))
+        keys = _keys_of_format_1(json.loads(_verified(folder, CATALOGUE, files)))
     else:
         stored = metadata.state_dict_metadata
         keys = {
@@ -119,9 +144,9 @@ def read_stored(folder: str, files: Mapping[str, FileFacts], world_size: int) ->
     return StoredState(metadata, keys, world_size, folder)
 
 
-def _verified(storage: Storage, name: str, files: Mapping[str, FileFacts]) -> bytes:
-    data = storage.read(name)
-    path = f"{storage.root}/{name}"
+def _verified(folder: str, name: str, files: Mapping[str, FileFacts]) -> bytes:
+    data = Storage(folder).read(name)
+    path = f"{folder}/{name}"
     if data is None:
         raise CheckpointError(
             f"{path} cannot be seen from this rank's node, though the driver sees it; choose a path that the driver "

@@ -1,0 +1,340 @@
+"""A rank's part of syncs: the ends that send its published weights, and receive its accepted weights."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from phalanx.declare.weight_declarations import Accepted, Load
+from phalanx.errors import DeclarationError, WeightsError, WeightsVerificationError
+from phalanx.tracing.spans import span as px_span
+from phalanx.weights.buckets import Slot, read_slot, write_slot
+from phalanx.weights.digests import DIGEST_BYTES, BoxDigest, digest_boxes, tensor_digest
+from phalanx.weights.local_layout import LocalLayout, named_tensors
+from phalanx.weights.manifest import Manifest
+from phalanx.weights.shared_memory import SharedTensors
+from phalanx.weights.tensors import Tensors, WriteWatch, copy_ties, device_of, dtype_named
+from phalanx.weights.transport import STORAGE, Deadline, Endpoint
+from phalanx.weights.versions import WeightRegistry
+from phalanx.weights.weight_requests import ConnectRequest, Sent, SyncRequest
+from phalanx.weights.weight_routes import current_tensors, make_endpoints, model_of, odd_tensors, read_layout
+
+_CONNECT_S = 60.0
+_NUMBER_BYTES = 8
+_SYNCS = 16
+"""Number of ``px.WeightSync`` objects whose samples a rank keeps. For an older one, all tensors count as changed."""
+_SMALL = 1 << 16
+"""Number of elements of a tensor up to which all of them are compared to detect a change."""
+
+
+def close_endpoints(endpoints: Sequence[Endpoint], *, aborts: bool) -> None:
+    """Close all endpoints, also after an error of one."""
+    for endpoint in endpoints:
+        with contextlib.suppress(OSError):
+            if aborts:
+                endpoint.abort()
+            else:
+                endpoint.close()
+
+
+class WeightSource:
+    """Sends versions over the endpoints of a connection. After an error it is closed."""
+
+    def __init__(self, registry: WeightRegistry, request: ConnectRequest, rank: int) -> None:
+        self._registry = registry
+        self._key = request.key
+        self._connection = request.connection
+        self._rank = rank
+        self.layout = read_layout(registry.published(self._key))
+        self._plan = request.plan.of(source=rank)
+        self._names = sorted({pair.source for batch in request.plan.batches for pair in batch.pairs})
+        self._own_names = {pair.source for batch in self._plan.batches for pair in batch.pairs}
+        device = device_of(self.layout.tensors)
+        self._watch = WriteWatch({})
+        self._number = 0
+        self._endpoints = make_endpoints(request, rank, device, self._check_unwritten)
+
+    @property
+    def address(self) -> object:
+        """Address to which targets of the node connect; None if they need none."""
+        addresses = (endpoint.address for endpoint in self._endpoints)
+        return next((address for address in addresses if address is not None), None)
+
+    def send(self, sync: SyncRequest) -> Sent:
+        """Send a version to all targets.
+
+        Raises:
+            WeightsError: if the weights are of another step or were written to, or a target was lost.
+        """
+        try:
+            return self._send(sync)
+        except BaseException:
+            self.close(aborts=True)
+            raise
+
+    def _send(self, sync: SyncRequest) -> Sent:
+        published = self._registry.published(self._key)
+        for endpoint in self._endpoints:
+            endpoint.packing.begin(sync.known)
+        step = None if published.step is None else int(published.step())
+        tensors = current_tensors(published, self.layout.tensors)
+        self._registry.publish(self._key, self._connection, sync.number, step, sync.step)
+        self._watch, self._number = WriteWatch(tensors), sync.number
+        deadline, nbytes = Deadline(sync.timeout), 0
+        digests: list[BoxDigest] | None = None
+
+        def note(target: int) -> bytes:
+            """Return the version and the digest of each box for a target, in the plan's order."""
+            nonlocal digests
+            if digests is None:
+                self._check_unwritten()
+                digests = digest_boxes(self._plan, tensors, "source", verify=sync.verify, version=sync.number)
+            own = (digest.digest for digest in digests if target in digest.targets)
+            return sync.number.to_bytes(_NUMBER_BYTES, "little") + b"".join(own)
+
+        for endpoint in self._endpoints:
+            nbytes += endpoint.send(lambda slot: read_slot(tensors, slot), note, deadline)
+        self._check_unwritten()
+        for endpoint in self._endpoints:
+            endpoint.packing.end(sync.number)
+        changed = self._changes(tensors, sync)  # while the targets load
+        self._check_unwritten()
+        return Sent(nbytes, changed, step)
+
+    def _check_unwritten(self) -> None:
+        """Raise WeightsError if the tensors were written to since the sync began."""
+        written = self._watch.written()
+        if written:
+            raise WeightsError(
+                f"{len(written)} tensors were written to while version {self._number} was read from them: "
+                f"{', '.join(written[:5])}. Let nothing train, load or optimize these weights during a sync"
+            )
+
+    def _changes(self, tensors: Tensors, sync: SyncRequest) -> bytes:
+        """Return a byte for each name of the plan: whether this rank's values differ from the last version.
+
+        The last version is that of the same ``px.WeightSync``: another one from this source has its own.
+        """
+        samples = self._registry.samples
+        versions = samples.pop((self._key, sync.origin), {})
+        before = versions.get(sync.last, {})
+        now = {name: _sample(tensors[name]) for name in self._own_names} | versions.get(sync.number, {})
+        samples[self._key, sync.origin] = {sync.last: before, sync.number: now}
+        while len(samples) > _SYNCS:
+            samples.pop(next(iter(samples)))
+        changed = {name for name in self._own_names if before.get(name) != now[name]}
+        return bytes(name in changed for name in self._names)
+
+    def close(self, *, aborts: bool = False) -> None:
+        """Release connections and memory. May be called again.
+
+        Args:
+            aborts: True ends a transfer that is waiting, on any thread.
+        """
+        self._watch = WriteWatch({})
+        close_endpoints(self._endpoints, aborts=aborts)
+
+
+def _sample(tensor: torch.Tensor) -> bytes:
+    """Return a digest of a tensor or, if it is large, of the same of its elements each time."""
+    return tensor_digest(tensor, verify="full" if tensor.numel() <= _SMALL else "sampled")
+
+
+class WeightTarget:
+    """Receives versions over the endpoints of a connection. After an error it is closed.
+
+    Args:
+        registry: weights of the rank.
+        request: the connection.
+        rank: rank of the target in the plan.
+        source: layout of the source role of this rank, if it has one.
+    """
+
+    def __init__(
+        self, registry: WeightRegistry, request: ConnectRequest, rank: int, source: LocalLayout | None
+    ) -> None:
+        self._registry = registry
+        self._key = request.key
+        self._connection = request.connection
+        self._rank = rank
+        self._plan = request.plan.of(target=rank)
+        accepted = registry.accepted(self._key)
+        self._layout, self._shared = _target_layout(accepted, request.complete)
+        if source is not None and STORAGE in request.transports.values():
+            share_storage(source, accepted, self._layout.manifest)
+        self._torn_by: int | None = None
+        self._endpoints = make_endpoints(request, rank, device_of(self._layout.tensors))
+        try:
+            for endpoint in self._endpoints:
+                endpoint.connect(Deadline(_CONNECT_S))
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self, sync: SyncRequest) -> float:
+        """Receive a version into the role's parameters, or pass it to the function that loads it; return the seconds.
+
+        Raises:
+            WeightsTransferError: if a source was lost.
+            WeightsVerificationError: if the tensors differ from the source's.
+        """
+        began = time.perf_counter()
+        try:
+            accepted = self._registry.accepted(self._key)
+            for endpoint in self._endpoints:
+                endpoint.packing.begin(self._registry.arrived_over(self._key, self._connection))
+            tensors: Tensors = self._layout.tensors
+            if accepted.load is None:
+                tensors = current_tensors(accepted, tensors)
+            self._receive(sync, tensors, writes_model=accepted.load is None)
+            self._begin(sync)
+            if accepted.load is not None:
+                load_all(accepted.load, tensors)
+            self._registry.finish(self._key, sync.number, self._connection)
+            for endpoint in self._endpoints:
+                endpoint.packing.end(sync.number)
+        except BaseException:
+            self.close(aborts=True)
+            raise
+        return time.perf_counter() - began
+
+    def _begin(self, sync: SyncRequest) -> None:
+        """Note that the role's weights may be partly updated from now on."""
+        if self._torn_by != sync.number:
+            self._registry.begin(self._key, sync.number)
+            self._torn_by = sync.number
+
+    def _receive(self, sync: SyncRequest, tensors: Tensors, *, writes_model: bool) -> None:
+        def write(slot: Slot) -> torch.Tensor:
+            if writes_model:
+                self._begin(sync)
+            return write_slot(tensors, slot)
+
+        deadline, notes = Deadline(sync.timeout), dict[int, bytes]()
+        for endpoint in self._endpoints:
+            counts = endpoint.bytes_by_source().items()
+            sources = {f"bytes from rank {source}": nbytes for source, nbytes in counts}
+            attributes = {"weights version": sync.number, "transport": endpoint.transport, **sources}
+            with px_span(f"weights {self._key[1]!r}", **attributes):
+                notes |= endpoint.receive(write, deadline)
+        self._verify(sync, tensors, notes)
+        copy_ties(self._plan, tensors)
+
+    def _verify(self, sync: SyncRequest, tensors: Tensors, notes: Mapping[int, bytes]) -> None:
+        """Compare the tensors with the digests of each source.
+
+        Raises:
+            WeightsVerificationError: if some differ; the message names them.
+        """
+        arrived = digest_boxes(self._plan, tensors, "target", verify=sync.verify, version=sync.number)
+        for source, note in notes.items():
+            number, sent = int.from_bytes(note[:_NUMBER_BYTES], "little"), note[_NUMBER_BYTES:]
+            if number != sync.number:
+                problem = f"sent version {number}, expected version {sync.number}"
+                raise _differs(source, f"source rank {source} {problem}; sync again")
+            own = [digest for digest in arrived if digest.source == source]
+            parts = [sent[at : at + DIGEST_BYTES] for at in range(0, len(sent), DIGEST_BYTES)]
+            wrong = sorted(
+                digest.label for digest, part in zip(own, parts, strict=True) if digest.digest != part
+            )
+            if wrong:
+                labels = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
+                raise _differs(
+                    source,
+                    f"{len(wrong)} of {len(own)} pieces from source rank {source} are not on target rank {self._rank} "
+                    f"what was sent: {labels}. These tensors were written to during the sync, on either side, or were "
+                    "damaged on the way: let nothing write to weights while they are synced",
+                )
+
+    def close(self, *, aborts: bool = False) -> None:
+        """Release connections and memory. May be called again.
+
+        Args:
+            aborts: True ends a transfer that is waiting, on any thread.
+        """
+        close_endpoints(self._endpoints, aborts=aborts)
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()
+
+
+def _differs(source: int, message: str) -> WeightsVerificationError:
+    error = WeightsVerificationError(message)
+    error.peer = f"source rank {source}"
+    return error
+
+
+def share_storage(source: LocalLayout, accepted: Accepted, manifest: Manifest) -> None:
+    """Make the accepted tensors views of the source's storage: a sync then only marks the version.
+
+    Args:
+        source: layout of the source role of this process.
+        accepted: the weights whose tensors are changed.
+        manifest: their manifest.
+
+    Raises:
+        DeclarationError: if layouts, types or names differ, so that a copy is needed.
+    """
+    ours, theirs = dict(source.manifest.items()), dict(manifest.items())
+    odd = sorted(name for name, tensor in theirs.items() if ours.get(name) != tensor)
+    if odd:
+        raise DeclarationError(
+            f"share=True needs the source's layout and types, but {', '.join(odd[:5])} differ: accept the weights "
+            "without share=True, which copies"
+        )
+    ties, target = dict(manifest.ties), named_tensors(model_of(accepted))
+    for name in (*theirs, *ties):
+        target[name].data = source.tensors[ties.get(name, name)].detach()
+
+
+def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout, SharedTensors | None]:
+    """Return the tensors to write: the role's own, or, if they are loaded, tensors kept from sync to sync."""
+    if accepted.load is None:
+        return read_layout(accepted), None
+    if accepted.model is not None:
+        manifest, like = read_layout(accepted)
+    else:
+        manifest = complete
+        like = {
+            name: torch.empty(tensor.shape, dtype=dtype_named(tensor.dtype), device="meta")
+            for name, tensor in complete.items()
+        }
+    ties = dict(manifest.ties)
+    wanted = {name: tensor for name, tensor in like.items() if name not in ties}
+    shared = None
+    if accepted.memory is None:
+        shared = SharedTensors(wanted)  # processes of an engine may open it
+        tensors = shared.tensors
+    else:
+        tensors = dict(accepted.memory(wanted))
+        odd = sorted(odd_tensors(tensors, wanted))
+        if odd:
+            raise DeclarationError(
+                f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(odd[:5])}"
+            )
+    names = dict.fromkeys((*like, *ties))
+    return LocalLayout(manifest, {name: tensors[ties.get(name, name)] for name in names}), shared
+
+
+def load_all(load: Load, tensors: Tensors) -> None:
+    """Pass all tensors to the function that loads them.
+
+    Raises:
+        WeightsError: if it left some.
+    """
+    left = dict(tensors)
+
+    def pairs() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors.items():
+            del left[name]
+            yield name, tensor
+
+    load(pairs())
+    if left:
+        raise WeightsError(
+            f"{getattr(load, '__qualname__', load)} took {len(tensors) - len(left)} of {len(tensors)} tensors and "
+            f"left {', '.join(sorted(left)[:5])}; load= must iterate over all tensors before it returns"
+        )
