@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli import doctor_command as doctor
-from phalanx.cli.doctor_command import facts, findings
-from phalanx.cli.machine import Cluster, Machine, gather
+from phalanx.cli.doctor_command import Cluster, Machine, facts, findings, gather
 from phalanx.cli.main import app
 
 GIB = 2**30

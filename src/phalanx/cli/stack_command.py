@@ -14,7 +14,7 @@ from phalanx.display.registry_records import RankRecord
 
 
 def stack(group: GroupName, rank: Ranks = None, address: Address = None, as_json: AsJson = False) -> None:
-    """Where each rank of a group stands now, also while it is inside native code or a collective.
+    """Stack of each rank of a group now, also while it is inside native code or a collective.
 
     Ranks that stand at the same place are shown together.
 

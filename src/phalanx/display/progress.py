@@ -56,7 +56,7 @@ def progress(
 
 
 def terminal() -> Console | None:
-    """Return the console for progress; None if nobody would see it."""
+    """Return the console for progress; None outside a terminal and a notebook."""
     if not settings().progress:
         return None
     from rich.console import Console  # only where something is shown

@@ -116,21 +116,15 @@ def full_store(fraction: float = 0.9, *, backend: str | None = None) -> Generato
 @contextlib.contextmanager
 def taken_ports(count: int = 32, *, seed: int = 0) -> Generator[tuple[int, ...]]:
     """Listen on ``count`` ports of this host, near each other, as another program might; gives the ports."""
-    choice = random.Random(seed)
-    sockets: list[socket.socket] = []
-    try:
-        while len(sockets) < count:
-            one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            try:
-                one.bind(("0.0.0.0", choice.randrange(20000, 60000)))
-                one.listen(1)
-                sockets.append(one)
-            except OSError:
-                one.close()
-        yield tuple(one.getsockname()[1] for one in sockets)
-    finally:
-        for one in sockets:
-            one.close()
+    choice, ports = random.Random(seed), list[int]()
+    with contextlib.ExitStack() as stack:
+        while len(ports) < count:
+            listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            with contextlib.suppress(OSError):
+                listener.bind(("0.0.0.0", choice.randrange(20000, 60000)))
+                listener.listen(1)
+                ports.append(listener.getsockname()[1])
+        yield tuple(ports)
 
 
 @dataclass(frozen=True)
@@ -143,7 +137,7 @@ class Fault:
     seconds: float = 0.0
 
     def inject(self, group: GroupView, method: str) -> None:
-        """Do it, now. ``method`` is what the next call calls."""
+        """Inject it now. ``method`` is the method of the next call."""
         if self.kind == "kill":
             kill(group, self.rank)
         elif self.kind == "stop":
@@ -157,7 +151,7 @@ class Fault:
 def schedule(
     seed: int, *, ranks: int, calls: int, faults: int = 1, kinds: Sequence[FaultKind] = KINDS
 ) -> tuple[Fault, ...]:
-    """Faults that ``seed`` alone decides, in the order of the calls that they precede."""
+    """Return faults that ``seed`` alone decides, in the order of the calls that they precede."""
     choice = random.Random(seed)
     chosen = [
         Fault(

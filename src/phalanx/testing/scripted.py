@@ -157,7 +157,7 @@ class ScriptedBackend(InlineBackend):
         """Let time pass until then, or until the time limit."""
         limit = _FOREVER if timeout is None else self.clock.now() + timeout
         if min(until, limit) == _FOREVER:
-            raise InternalError("somebody waits without a limit for a rank that never ends")
+            raise InternalError("a caller waits without a limit for a rank that never ends")
         self.clock.advance_to(min(until, limit))
 
 

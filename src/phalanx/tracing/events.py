@@ -32,7 +32,7 @@ class TrackKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Where a rank ran, and from when to when it was there."""
+    """The process of a rank: its place, and the time in which it was there."""
 
     key: TrackKey
     host: str = ""
@@ -167,7 +167,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How far a host's clock is ahead of the driver's, and the uncertainty of that, in ns."""
+    """A host's clock: the time by which it is ahead of the driver's, and its uncertainty, in ns."""
 
     host: str
     offset: int
