@@ -159,13 +159,6 @@ def write_boxes(
     return written
 
 
-def save_config(model: Any, folder: str) -> None:
-    """Write the configuration of a model of transformers."""
-    save: Any = getattr(getattr(model, "config", None), "save_pretrained", None)
-    if callable(save):
-        save(folder)
-
-
 def read_model(folder: str, prefix: Path) -> StoredState:
     """Read the headers of a folder; ``prefix`` is the place of the model in the state.
 

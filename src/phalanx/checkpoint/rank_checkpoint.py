@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint import SavePlan
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from phalanx.checkpoint.model_folder import Place, read_boxes, read_model, save_config, write_boxes
+from phalanx.checkpoint.model_folder import Place, read_boxes, read_model, write_boxes
 from phalanx.checkpoint.planners import LoadPlanner, SavePlanner
 from phalanx.checkpoint.step_files import WrittenItems, read_items, write_items
 from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
@@ -182,14 +182,17 @@ def report(host: WorkerRuntime, notes: str, stop: bool) -> Any:
 
 
 def write_model(
-    host: WorkerRuntime, plan: SavePlan, save: str, role: str, places: Mapping[str, Place], folder: str
+    host: WorkerRuntime, plan: SavePlan, folder: str, role: str, places: Mapping[str, Place]
 ) -> int:
     """Write this rank's boxes of a model into safetensors files that exist, and the configuration. Return the bytes."""
-    planner: SavePlanner = RankCheckpoint.of(host).recall(save)[role]
+    planner: SavePlanner = RankCheckpoint.of(host).recall(folder)[role]
     if planner.rank == 0:
         worker = host.instances[role]
         declared = StateDeclared.of(host.context).roles.get(role)
-        save_config(getattr(worker, "model", None) if declared is None else declared.model, folder)
+        model = getattr(worker, "model", None) if declared is None else declared.model
+        save: Any = getattr(getattr(model, "config", None), "save_pretrained", None)
+        if callable(save):  # a model of transformers
+            save(folder)
     with span("write", role=role_title(role), nbytes=0):
         return write_boxes(folder, plan, planner, places)
 

@@ -220,7 +220,7 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
         with storage_errors(path, "written"):
             files.make(Path(folder))
         written = call_ranks(
-            group, f"{title}: write", handlers.write_model, plans, folder, role, files.places, folder
+            group, f"{title}: write", handlers.write_model, plans, folder, role, files.places
         )
         with storage_errors(path, "written"):
             if os.path.isdir(path):

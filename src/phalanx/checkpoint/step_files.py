@@ -11,7 +11,7 @@ import io
 import mmap
 import os
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -145,12 +145,8 @@ class StepFiles:
             with self._storage.open(name, mode) as file:
                 yield file
             return
-        file = (
-            DirectFile(f"{self._storage.root}/{name}")
-            if self._storage.is_local
-            else self._storage.open(name, mode)
-        )
-        try:
+        path = f"{self._storage.root}/{name}"
+        with closing(DirectFile(path) if self._storage.is_local else self._storage.open(name, mode)) as file:
             stream = OutputStream(file.write, self._check)
             try:
                 yield stream
@@ -158,8 +154,6 @@ class StepFiles:
                 file.flush()
             except BaseException as error:
                 raise (stream.error or error) from None
-        finally:
-            file.close()
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
         return f"{os.fspath(path)}/{suffix}"
