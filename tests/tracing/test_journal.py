@@ -106,6 +106,15 @@ def test_a_trace_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPa
     assert path.stat().st_size < 300
 
 
+def test_a_forked_process_writes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = SpanWriter(str(path))
+    writer.leave(writer.enter("here", {}), None)
+    monkeypatch.setattr("phalanx.tracing.spans.os.getpid", lambda: 0)
+    writer.leave(writer.enter("forked", {}), None)
+
+    assert [one.name for one in reading(path).spans] == ["here"]
+
+
 def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ class SpanWriter:
 
     def __init__(self, path: str | None = None) -> None:
         self._left = _LIMIT
+        self._pid = os.getpid()
         self._numbers = itertools.count(1)
         self._file: Any = None
         try:
@@ -154,8 +155,8 @@ class SpanWriter:
 
     def put(self, text: str) -> None:
         """Add lines that are JSON already."""
-        if self._file is None or self._left < 0:
-            return
+        if self._file is None or self._left < 0 or self._pid != os.getpid():
+            return  # a forked process would number its spans as this one does
         line = text.encode() + b"\n"
         self._left -= len(line)
         try:
