@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.calls.listeners import STEPS, CallInfo, CallListener, Listeners
+from phalanx.calls.listeners import STEPS, CallInfo, CallListener, Listeners, everywhere
 from tests.calls.fake_ranks import call_on, group_of
 
 
@@ -38,16 +38,6 @@ def test_a_listener_is_told_only_of_steps_that_it_overrides() -> None:
     assert [step for step in STEPS if getattr(listeners.heard, step)] == ["ended"]
 
 
-def test_a_listener_of_everything_hears_of_the_calls_of_one_group_too() -> None:
-    outer = Listeners()
-    inner = Listeners(outer)
-    outer.add(ends := Ends())
-
-    call_on(group_of(1), 1, listeners=inner).result(None)
-
-    assert ends.count == 1
-
-
 class Asked(CallListener):
     """Notes the numbers of calls that somebody waits for."""
 
@@ -67,10 +57,11 @@ class Echo(px.Worker):
 def test_calls_that_are_waited_for_together_are_each_heard_to_be_asked_for() -> None:
     with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
         group: Any = px.WorkerGroup(pool, Echo)
-        group.core.listeners.add(asked := Asked())
+        everywhere.add(asked := Asked())
         futures = [group.give.submit(1), group.give.submit(2)]
 
         px.gather(*futures)
+        everywhere.remove(asked)
 
     assert asked.numbers == [future.call.number for future in futures]
 
@@ -102,12 +93,3 @@ def test_a_listener_that_raises_is_removed_and_reported_once_and_the_call_goes_o
         "Ends raised RuntimeError: out of ink, and hears of no further calls"
     ]
     assert bad not in listeners.all
-
-
-def test_a_listener_of_everything_that_raises_is_removed_by_whichever_group_it_failed_for() -> None:
-    outer = Listeners()
-    outer.add(bad := Ends(RuntimeError("out of ink")))
-
-    call_on(group_of(1), 1, listeners=Listeners(outer)).result(None)
-
-    assert bad not in outer.all

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import phalanx as px
 from phalanx.calls.listeners import everywhere
-from phalanx.tracing.events import Call, Part, Trace
+from phalanx.tracing.events import Part, Trace, TracedCall
 from phalanx.tracing.files import load
 from phalanx.tracing.spans import process
 
@@ -64,7 +64,7 @@ def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
     made.close()
 
 
-def calls_of(trace: Trace, method: str) -> list[Call]:
+def calls_of(trace: Trace, method: str) -> list[TracedCall]:
     return [call for call in trace.calls if call.method == method]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.tracing.events import Call, Part, Span, Trace, Track, TrackKey
+from phalanx.tracing.events import Part, Span, Trace, TracedCall, Track, TrackKey
 
 ZERO = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -27,7 +27,7 @@ def track(rank: int, host: str = "a", accelerator: str = "") -> Track:
 
 
 #: generate: rank 1 is the slow one. update gets its result by reference. fail raises on rank 0.
-GENERATE = Call(
+GENERATE = TracedCall(
     1,
     "policy",
     0,
@@ -44,7 +44,7 @@ GENERATE = Call(
         part(1, 2.5, 3, 4, 6, 26, 28, 30, message_bytes=100, argument_bytes=50, result_bytes=60),
     ),
 )
-UPDATE = Call(
+UPDATE = TracedCall(
     2,
     "policy",
     0,
@@ -61,7 +61,7 @@ UPDATE = Call(
         part(1, 3.8, 3.9, 29, 30, 55, 56, 60, message_bytes=10),
     ),
 )
-FAIL = Call(
+FAIL = TracedCall(
     3,
     "policy",
     0,

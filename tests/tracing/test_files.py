@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track, TrackKey
+from phalanx.tracing.events import Clock, Part, Span, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.events import Counter as Counted
 from phalanx.tracing.files import entries, from_entries, load, write
 from tests.tracing.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
@@ -24,7 +24,7 @@ maybe = st.none() | whole
 parts = st.builds(Part, st.integers(0, 99), *[maybe] * 7, *[st.integers(0, 10**9)] * 3, st.none() | st.text())
 keys = st.builds(TrackKey, st.text(max_size=5), st.integers(0, 3), st.integers(0, 99))
 calls = st.builds(
-    Call,
+    TracedCall,
     id=whole,
     group=st.text(max_size=5),
     epoch=st.integers(0, 3),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.tracing.events import Call, Clock, Part, Span, Trace, Track
+from phalanx.tracing.events import Clock, Part, Span, Trace, TracedCall, Track
 from phalanx.tracing.recorder import OpenCall, TracedEpoch, TraceRecorder, estimate_clock, merge
 from phalanx.tracing.spans import SpanLog
 from tests.tracing.made_up import MS, at, key
@@ -23,7 +23,9 @@ def epoch_on(host: str, group: str = "policy", **more: object) -> TracedEpoch:
 
 def recorded(epoch: TracedEpoch, number: int, ms: float = 0) -> OpenCall:
     part = Part(0, encoded=at(ms + 1), sent=at(ms + 2), fetched=at(ms + 20), message_bytes=10)
-    return OpenCall(Call(number, "policy", 0, "", "update", at(ms), parts=(part,)), 1000 + number, epoch)
+    return OpenCall(
+        TracedCall(number, "policy", 0, "", "update", at(ms), parts=(part,)), 1000 + number, epoch
+    )
 
 
 def merged(*epochs: TracedEpoch) -> Trace:

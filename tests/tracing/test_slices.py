@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.tracing.events import Call, Part, Span, Trace
+from phalanx.tracing.events import Part, Span, Trace, TracedCall
 from phalanx.tracing.slices import Slice, driver_slices, place, rank_slices
 from tests.tracing.made_up import FAIL, GENERATE, MS, TRACE, at, key, part
 
@@ -77,8 +77,8 @@ def test_a_call_that_was_never_taken_up_leaves_no_mark_on_its_rank() -> None:
 
 
 def test_waiting_for_a_result_by_reference_is_a_phase_of_its_own() -> None:
-    source = Call(1, "a", 0, "", "make", at(0), parts=(part(0, 0, 0, 0, 0, 50, 50),))
-    user = Call(2, "b", 0, "", "use", at(0), sources=(1,), parts=(part(0, 0, 0, 10, 60, 80, 80),))
+    source = TracedCall(1, "a", 0, "", "make", at(0), parts=(part(0, 0, 0, 0, 0, 50, 50),))
+    user = TracedCall(2, "b", 0, "", "use", at(0), sources=(1,), parts=(part(0, 0, 0, 10, 60, 80, 80),))
     found = rank_slices(Trace(at(0), at(100), calls=(source, user)))[key(0, "b")]
 
     assert named(found) == [("use", 10, 80), ("await results", 10, 50), ("arguments", 50, 60)]

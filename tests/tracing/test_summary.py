@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from phalanx.tracing.events import STARTING, Call, Clock, Trace
+from phalanx.tracing.events import STARTING, Clock, Trace, TracedCall
 from phalanx.tracing.html import to_html
 from phalanx.tracing.summary import idle_shares, summarize
 from tests.tracing.made_up import MS, TRACE, UPDATE, at, key, part, track
@@ -29,14 +29,17 @@ def test_a_row_has_times_from_plan_to_value_and_bytes_each_way() -> None:
 
 
 def test_percentiles_are_those_of_the_nearest_call() -> None:
-    calls = tuple(Call(i, "g", 0, "", "step", at(0), ended=at(i + 1)) for i in range(100))
+    calls = tuple(TracedCall(i, "g", 0, "", "step", at(0), ended=at(i + 1)) for i in range(100))
     found = row(Trace(at(0), at(200), calls=calls), "g.step")
 
     assert (found["calls"], found["p50 ms"], found["p95 ms"]) == (100, 50, 95)
 
 
 def test_a_call_that_never_ended_has_no_times() -> None:
-    assert row(Trace(at(0), at(9), calls=(Call(1, "g", 0, "", "step", at(0)),)), "g.step")["p50 ms"] is None
+    assert (
+        row(Trace(at(0), at(9), calls=(TracedCall(1, "g", 0, "", "step", at(0)),)), "g.step")["p50 ms"]
+        is None
+    )
 
 
 def test_a_rank_is_idle_while_it_is_at_no_call() -> None:
@@ -44,8 +47,8 @@ def test_a_rank_is_idle_while_it_is_at_no_call() -> None:
 
 
 def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
-    source = Call(1, "policy", 0, "", "make", at(0), parts=(part(0, 0, 0, 0, 0, 50, 50),))
-    user = Call(2, "judge", 0, "", "use", at(0), sources=(1,), parts=(part(0, 0, 0, 10, 60, 80, 80),))
+    source = TracedCall(1, "policy", 0, "", "make", at(0), parts=(part(0, 0, 0, 0, 0, 50, 50),))
+    user = TracedCall(2, "judge", 0, "", "use", at(0), sources=(1,), parts=(part(0, 0, 0, 10, 60, 80, 80),))
     judge = replace(track(0, accelerator="1"), key=key(0, "judge"))
     trace = Trace(at(0), at(100), calls=(source, user), tracks=(track(0, accelerator="0"), judge))
 
@@ -54,7 +57,7 @@ def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
 
 def test_time_in_which_calls_overlap_counts_once() -> None:
     calls = tuple(
-        Call(n, "policy", 0, "", "ask", at(0), parts=(part(0, 0, 0, start, start, end, end),))
+        TracedCall(n, "policy", 0, "", "ask", at(0), parts=(part(0, 0, 0, start, start, end, end),))
         for n, (start, end) in enumerate([(0, 40), (10, 20), (30, 60), (150, 160)])
     )
 
@@ -62,8 +65,8 @@ def test_time_in_which_calls_overlap_counts_once() -> None:
 
 
 def test_the_start_of_a_group_is_neither_work_nor_idleness() -> None:
-    start = Call(9, "policy", 0, "", STARTING, at(0), parts=(part(0, 0, 0, 0, 1, 50, 50, 50),))
-    work = Call(10, "policy", 0, "", "step", at(50), parts=(part(0, 50, 50, 50, 50, 75, 75, 75),))
+    start = TracedCall(9, "policy", 0, "", STARTING, at(0), parts=(part(0, 0, 0, 0, 1, 50, 50, 50),))
+    work = TracedCall(10, "policy", 0, "", "step", at(50), parts=(part(0, 50, 50, 50, 50, 75, 75, 75),))
     alone = replace(TRACE, calls=(start, work), tracks=(track(0, accelerator="0"),))
 
     assert idle_shares(alone) == {key(0): 50}

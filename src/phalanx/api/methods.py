@@ -103,7 +103,7 @@ class BoundMethod(Generic[P, B, V]):
         core, role = self._selection.core, self._selection.role
         if core.needs_care:
             ensure_ready(core)
-        began = planning_began(core)
+        began = planning_began()
         empty = self._fixed and not args and not kwargs
         plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
         spec, options, handle = self._spec, self._options, self._handle

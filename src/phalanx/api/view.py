@@ -270,7 +270,7 @@ class GroupView:
     def _begin(self) -> int:
         """Have the group ready for a call. Return when planning of it began."""
         ensure_ready(self.core)
-        return planning_began(self.core)
+        return planning_began()
 
     def __repr__(self) -> str:
         part = self._selection.part

@@ -1,15 +1,14 @@
 """Listeners of the steps of a call, such as a trace; counts, metrics and calls to repeat are noted by the call itself.
 
-A listener is a subclass of :class:`CallListener` that overrides the steps it wants to hear of. Added to
-:data:`everywhere` it hears of the calls of all groups of this process, added to a group's own ``Listeners`` of that
-group's. The list is asked once per call, when it is planned; a step that nobody overrides costs one truth test.
+A listener is a subclass of :class:`CallListener` that overrides the steps it wants to hear of, and is added to
+:data:`everywhere`. The list is asked once per call, when it is planned; a step that nobody overrides costs one truth
+test.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -104,45 +103,27 @@ class Heard:
 
 
 class Listeners:
-    """A list of listeners; ``outer`` are those who hear of more than this list is for.
+    """A list of listeners; ``heard`` are those who hear of a call that is planned now, by step."""
 
-    ``heard`` are those who hear of a call that is planned now, by step.
-    """
-
-    def __init__(self, outer: Listeners | None = None) -> None:
-        self._outer = outer
-        self._inner: weakref.WeakSet[Listeners] = weakref.WeakSet()
-        self._own: tuple[CallListener, ...] = ()
-        if outer is not None:
-            with _lock:
-                outer._inner.add(self)
-        self.heard = Heard(self.all)
-
-    @property
-    def all(self) -> tuple[CallListener, ...]:
-        """The listeners of this list, after those of the outer one."""
-        return (*(self._outer.all if self._outer is not None else ()), *self._own)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.all: tuple[CallListener, ...] = ()
+        self.heard = Heard()
 
     def add(self, listener: CallListener) -> None:
         """Let it hear of the calls that are planned from now on."""
-        with _lock:
-            if listener not in self._own:
-                self._own = (*self._own, listener)
-                self._changed()
+        with self._lock:
+            self._set((*self.all, listener))
 
     def remove(self, listener: CallListener) -> bool:
         """Let it hear of no further calls; whether it was there."""
-        with _lock:
-            there = listener in self._own
-            if there:
-                self._own = tuple(one for one in self._own if one is not listener)
-                self._changed()
-        return there or (self._outer is not None and self._outer.remove(listener))
+        with self._lock:
+            there = listener in self.all
+            self._set(tuple(one for one in self.all if one is not listener))
+            return there
 
-    def _changed(self) -> None:
-        self.heard = Heard(self.all)
-        for inner in list(self._inner):
-            inner._changed()
+    def _set(self, listeners: tuple[CallListener, ...]) -> None:
+        self.all, self.heard = listeners, Heard(listeners)
 
     def drop(self, hook: Callable[..., None], error: Exception) -> None:
         """Remove the listener that raised, and report it; once."""
@@ -156,8 +137,6 @@ class Listeners:
                 exc_info=error,
             )
 
-
-_lock = threading.RLock()
 
 #: Those who hear of the calls of all groups of this process.
 everywhere = Listeners()

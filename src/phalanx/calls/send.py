@@ -15,6 +15,7 @@ from phalanx.calls.compose import messages
 from phalanx.calls.divergence_check import Executed, check_order, check_replicated
 from phalanx.calls.health_check import look_after
 from phalanx.calls.in_flight import add_chosen, add_stream
+from phalanx.calls.listeners import everywhere
 from phalanx.calls.request import CallRequest
 from phalanx.calls.resent_calls import ResentResults
 from phalanx.calls.streams import PendingStream, Streaming
@@ -66,9 +67,9 @@ def send(core: Group, request: CallRequest) -> Call:
     return call
 
 
-def planning_began(core: Group) -> int:
+def planning_began() -> int:
     """Return the time at which planning of a call begins, in ns since 1970; 0 if no listener needs it."""
-    return time.time_ns() if core.listeners.heard.planned else 0
+    return time.time_ns() if everywhere.heard.planned else 0
 
 
 def new_call(core: Group, epoch: Epoch, request: CallRequest, method: str, number: int) -> Call:
@@ -85,7 +86,7 @@ def new_call(core: Group, epoch: Epoch, request: CallRequest, method: str, numbe
         request.role,
         method,
         number,
-        core.listeners,
+        everywhere,
         limit=limit,
         stall_after=stall,
         collector=request.collector,

@@ -20,7 +20,7 @@ from phalanx.config import settings
 from phalanx.errors import DeclarationError
 from phalanx.group.group import Group
 from phalanx.session.session import at_shutdown
-from phalanx.tracing.events import STARTING, Call, Part, Trace, Track, TrackKey
+from phalanx.tracing.events import STARTING, Part, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.otel import export
 from phalanx.tracing.recorder import OpenCall, TracedEpoch, TraceRecorder
@@ -179,7 +179,7 @@ class CallTracer(CallListener):
             method = f"run {getattr(function, '__name__', type(function).__name__)}"
         number, began = next(self.recorder.ids), call.began or now
         parts = [Part(rank) for rank in call.plan.ranks]
-        event = Call(
+        event = TracedCall(
             number, epoch.group, epoch.epoch, call.role, STARTING if starts else method, began, parts=parts
         )
         if not starts:

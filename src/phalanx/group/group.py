@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Endpoint, Reservation
 from phalanx.calls.counts import Counts, process
-from phalanx.calls.listeners import Listeners, everywhere
 from phalanx.calls.restart_reruns import RerunLog
 from phalanx.calls.store_quota import Room
 from phalanx.config import settings
@@ -105,7 +104,6 @@ class Group:
         self.max_in_flight = settings().max_in_flight
         self.reruns = RerunLog()
         self.counts = Counts(process)
-        self.listeners = Listeners(everywhere)
         self.room = Room(backend)
         self.inline_bytes = settings().inline_bytes
         self.debug = settings().debug

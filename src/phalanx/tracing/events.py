@@ -74,7 +74,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Call:
+class TracedCall:
     """One call of a group.
 
     ``asked`` is when a thread began to wait for its value, ``ended`` when it had the value or the error. ``sources``
@@ -184,7 +184,7 @@ class Trace:
     pid: int = 0
     title: str = ""
     tracks: tuple[Track, ...] = ()
-    calls: tuple[Call, ...] = ()
+    calls: tuple[TracedCall, ...] = ()
     spans: tuple[Span, ...] = ()
     counters: tuple[Counter, ...] = ()
     clocks: tuple[Clock, ...] = ()

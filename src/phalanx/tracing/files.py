@@ -16,7 +16,7 @@ from typing import Any
 
 from phalanx.errors import DeclarationError
 from phalanx.tracing import chrome, html
-from phalanx.tracing.events import PART_TIMES, Call, Clock, Counter, Part, Span, Trace, Track, TrackKey
+from phalanx.tracing.events import PART_TIMES, Clock, Counter, Part, Span, Trace, TracedCall, Track, TrackKey
 
 SUFFIXES = (".json", ".jsonl", ".html")
 _PERFETTO = (".pftrace", ".perfetto-trace")
@@ -167,7 +167,7 @@ def _trace(head: dict[str, Any], events: Iterable[dict[str, Any]]) -> Trace:
                 named = [dict(zip(_PART_FIELDS, part, strict=False)) for part in values["parts"]]
                 parts = tuple(Part(**_shifted(part, began)) for part in named)
                 values |= {"sources": tuple(values["sources"]), "parts": parts}
-                read["call"].append(Call(**_shifted(values, began) | {"began": began}))
+                read["call"].append(TracedCall(**_shifted(values, began) | {"began": began}))
             case "span":
                 values["track"] = None if values["track"] is None else TrackKey(*values["track"])
                 read["span"].append(Span(**_shifted(values, zero)))

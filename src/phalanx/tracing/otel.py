@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from phalanx.errors import DeclarationError
-from phalanx.tracing.events import Call, Part, Trace, Track, TrackKey
+from phalanx.tracing.events import Part, Trace, TracedCall, Track, TrackKey
 
 _OF_CALL = ("group", "epoch", "role", "method", "message_bytes", "stored_bytes", "result_bytes")
 _OF_PART = ("rank", "argument_bytes", "result_bytes", "items")
@@ -75,7 +75,7 @@ def export(trace: Trace, provider: Any = None) -> int:
     return count
 
 
-def _attributes(event: Call | Part, names: Sequence[str]) -> dict[str, Any]:
+def _attributes(event: TracedCall | Part, names: Sequence[str]) -> dict[str, Any]:
     values = {f"phalanx.{name}": getattr(event, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 

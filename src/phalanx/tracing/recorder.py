@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from phalanx.tracing.events import Call, Clock, Counter, Part, Span, Trace, Track, TrackKey
+from phalanx.tracing.events import Clock, Counter, Part, Span, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.spans import SpanLog, SpanWriter, describe, read_log
 
 #: Parts of calls that a trace keeps; of more, the oldest calls are dropped.
@@ -69,7 +69,7 @@ class TracedEpoch:
 class OpenCall:
     """A call that is recorded; its times are filled in as it proceeds. ``number`` is its number on the ranks."""
 
-    def __init__(self, call: Call, number: int, of: TracedEpoch) -> None:
+    def __init__(self, call: TracedCall, number: int, of: TracedEpoch) -> None:
         self.call = call
         self.number = number
         self.of = of
@@ -167,7 +167,7 @@ def merge(epochs: Sequence[TracedEpoch], calls: Sequence[OpenCall], own: SpanLog
     offsets: dict[TrackKey | None, int] = {
         key: clocks[track.host].offset for key, track in tracks.items() if track.host in clocks
     }
-    merged: list[Call] = []
+    merged: list[TracedCall] = []
     for call in calls:
         for part in parts[call.call.id]:
             _correct(part, offsets.get(call.call.key(part), 0))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from phalanx.tracing.events import STARTING, Call, Part, Span, Trace, TrackKey
+from phalanx.tracing.events import STARTING, Part, Span, Trace, TracedCall, TrackKey
 
 #: The phase in which a rank waits for a result that it gets by reference.
 AWAITING = "await results"
@@ -94,7 +94,7 @@ def rank_slices(trace: Trace) -> dict[TrackKey, list[Slice]]:
     return {key: place(of_rank) for key, of_rank in families.items()}
 
 
-def _driver_family(call: Call, until: int) -> list[Slice]:
+def _driver_family(call: TracedCall, until: int) -> list[Slice]:
     """Return a call as the driver saw it, and its phases: plan, send, wait, fetch, join."""
     is_open = call.ended is None and call.returned is None
     end = call.ended if call.ended is not None else until if is_open else call.last_seen
@@ -111,7 +111,9 @@ def _driver_family(call: Call, until: int) -> list[Slice]:
     return _family(root, marks)
 
 
-def _rank_family(call: Call, index: int, received: int, calls: Mapping[int, Call], until: int) -> list[Slice]:
+def _rank_family(
+    call: TracedCall, index: int, received: int, calls: Mapping[int, TracedCall], until: int
+) -> list[Slice]:
     """Return a rank's part of a call, and its phases: waiting for results of other calls, arguments, return."""
     part = call.parts[index]
     known = [time for time in (part.returned, part.finished, part.started) if time is not None]
@@ -142,7 +144,9 @@ def _span_slice(span: Span, until: int) -> Slice:
     return Slice(span.name, span.began, end, "span", span.call, span.ended is None, span.error, attributes)
 
 
-def sources_of(call: Call, index: int, calls: Mapping[int, Call]) -> Iterator[tuple[Call, Part]]:
+def sources_of(
+    call: TracedCall, index: int, calls: Mapping[int, TracedCall]
+) -> Iterator[tuple[TracedCall, Part]]:
     """Return the part of each source call that the part at ``index`` is drawn to come from.
 
     It is the part at the same place if both calls have as many ranks; else the part that returned last.
@@ -154,7 +158,7 @@ def sources_of(call: Call, index: int, calls: Mapping[int, Call]) -> Iterator[tu
             yield source, source.parts[index] if len(source.parts) == len(call.parts) else last
 
 
-def _results_arrival(call: Call, index: int, calls: Mapping[int, Call]) -> int | None:
+def _results_arrival(call: TracedCall, index: int, calls: Mapping[int, TracedCall]) -> int | None:
     """Return when the results that a part gets by reference were there; None if it did not wait for them."""
     part = call.parts[index]
     times = [source.returned for _, source in sources_of(call, index, calls) if source.returned is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.display.tables import Table
-from phalanx.tracing.events import STARTING, Call, Trace, TrackKey
+from phalanx.tracing.events import STARTING, Trace, TracedCall, TrackKey
 from phalanx.tracing.slices import AWAITING, rank_slices
 
 _MS = 1e6
@@ -36,7 +36,7 @@ def summarize(trace: Trace) -> Summary:
     where = f"{len(trace.groups)} groups on {len(trace.tracks)} ranks"
     title = f"{trace.title or 'trace'}: {(trace.ended - trace.began) / 1e9:.3g} s, {count} calls of {where}"
     idle = idle_shares(trace)
-    methods: dict[str, list[Call]] = {}
+    methods: dict[str, list[TracedCall]] = {}
     for call in trace.calls:
         methods.setdefault(f"{call.group}.{call.name}", []).append(call)
     rows = [_row(name, calls, idle) for name, calls in methods.items()]
@@ -77,7 +77,7 @@ def idle_shares(trace: Trace) -> dict[TrackKey, float]:
     return shares
 
 
-def _row(name: str, calls: Sequence[Call], idle: dict[TrackKey, float]) -> tuple[Any, ...]:
+def _row(name: str, calls: Sequence[TracedCall], idle: dict[TrackKey, float]) -> tuple[Any, ...]:
     ends = [(call.began, call.ended if call.ended is not None else call.returned) for call in calls]
     times = sorted((end - began) / _MS for began, end in ends if end is not None)
     epoch = (calls[0].group, max(call.epoch for call in calls))

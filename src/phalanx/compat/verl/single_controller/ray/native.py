@@ -117,7 +117,7 @@ class TrackedCalls:
         """
         core = self._core
         ensure_ready(core)
-        began = planning_began(core)
+        began = planning_began()
         epoch = core.check()
         plan = CallPlan(range(ranks), (), {}, GatherPlan("list", range(ranks)))
         call = new_call(
