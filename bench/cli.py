@@ -164,7 +164,9 @@ def _cpu_info() -> list[str]:
 
 def _print(console: Console, rows: list[Row], run: Run) -> None:
     console.print("median (lowest; quartiles) and ratios of medians: above 1x phalanx is faster")
-    for scenario in dict.fromkeys(row.case.scenario for row in rows):  # with those alone who were measured in it
+    for scenario in dict.fromkeys(
+        row.case.scenario for row in rows
+    ):  # with those alone who were measured in it
         of_scenario = [table.cells(row) for row in rows if row.case.scenario == scenario]
         columns, lines = table.measured(table.headings(), of_scenario)
         console.print(table.rich_table(scenario.replace("_", " "), columns, lines))
