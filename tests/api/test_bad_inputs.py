@@ -1,0 +1,204 @@
+"""Every public input that is refused, with the type of its error: a table that shrinks only with its feature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+
+
+class Worker(px.Worker):
+    def __init__(self, start: float = 0.0) -> None:
+        self.start = start
+
+    @px.register
+    def add(self, x: int) -> int:
+        return x
+
+    @px.register(px.Dispatch.ALL_TO_ALL)
+    def dealt(self, x: int) -> int:
+        return x
+
+    @px.register(px.Dispatch.ROWS)
+    def rows(self, x: Any, y: Any = None) -> Any:
+        return x
+
+    @px.register(px.Dispatch.mesh("model"))
+    def meshed(self, x: Any) -> Any:
+        return x
+
+    @px.register
+    def items(self, n: int) -> Iterator[int]:
+        yield from range(n)
+
+
+REFUSED = {
+    px.DeclarationError: """
+        px.ResourcePool([])
+        px.ResourcePool([0])
+        px.ResourcePool([-1])
+        px.ResourcePool("4")
+        px.ResourcePool([2], use_gpu="maybe")
+        px.ResourcePool([2], max_colocate_count=0)
+        px.ResourcePool([2], accelerators_per_slot=0)
+        px.ResourcePool([2], backend="dask")
+        pool[9]
+        pool[3:3]
+        pool.split(3)
+        pool.split(0)
+        pool.grow([0])
+        px.WorkerGroup(4, W)
+        px.WorkerGroup(pool, 3)
+        px.WorkerGroup(pool[0:1], W.bind(stop=1))
+        W.bind(1, 2)
+        px.WorkerGroup(pool[0:1], W, mesh=px.Mesh(dp=3))
+        px.WorkerGroup(pool[0:1], W, mesh="dp")
+        px.WorkerGroup(pool[0:1], W, num_cpus=-1)
+        px.WorkerGroup(pool[0:1], W, start_timeout=0)
+        px.WorkerGroup(pool[0:1], W, call_timeout=-1)
+        px.WorkerGroup(pool[0:1], W, max_concurrency=0)
+        px.WorkerGroup(pool[0:1], W, visible_devices="all")
+        px.WorkerGroup(pool[0:1], W, on_failure=3)
+        px.WorkerGroup(pool[0:1], W, on_notice=3)
+        px.WorkerGroup(pool[0:1], W, detached=True)
+        px.WorkerGroup(pool[0:1], W, show_ranks="some")
+        px.WorkerGroup(pool[0:1], W, env={"A": 1})
+        px.Mesh(dp=0)
+        px.Mesh()
+        px.Mesh(dp=-1, tp=-1)
+        px.colocate({})
+        px.colocate({"close": W})
+        px.colocate({"a b": W})
+        px.register(collect="sum")(lambda self: 1)
+        px.register("ROWS")
+        px.register(execute_mode="ALL")
+        px.register(pad_to_multiple=0)
+        px.register(pad_mask="m")
+        px.register(property(len))
+        px.register({"dispatch_fn": len})
+        px.Dispatch.mesh(group_size=0)
+        px.data.register_dispatch_mode("1", len, len)
+        px.data.register_dispatch_mode("ROWS", len, len)
+        group.method(3)
+        group.profile(tool="perf")
+        px.explain(3)
+        px.resize(group, 0)
+        px.resize(view, 2)
+        px.resize(group, 1)
+        px.replace_ranks(view)
+        px.replace_ranks(group, 9)
+        px.replace_ranks(group, 0, state="old")
+        px.snapshot(view)
+        px.snapshot(group, group)
+        px.save(3, folder)
+        px.save(group, folder, keep=0)
+        px.checkpoint.CheckpointManager(folder, groups={"g": 3})
+        px.WeightSync(3, group, "policy")
+        px.WeightSync(group, closed, "policy", transport="rdma")
+        px.weights.publish(W(), "", torch.nn.Linear(1, 1))
+        px.weights.accept(W(), "policy")
+        px.weights.current_version("policy")
+        S(max_tokens=0)
+        S(temperature=-1)
+        S(top_p=0)
+        S(n=0)
+        px.engines.sticky(group, "k", margin=-1)
+        px.init(backend="dask")
+        px.init(show_ranks="some")
+        px.trace("trace")
+        px.Channel(-1)
+        px.Channel(by="rows")
+        px.StalenessManager(-1, 4)
+    """,
+    px.DispatchError: """
+        px.data.register_row_type(3, count=len, slice=len, concat=len)
+        px.data.split_rows([1], 0)
+        px.data.join_rows([])
+        px.data.count_rows({"a": [1], "b": [1, 2]})
+        group.add()
+        group.add(1, 2)
+        group.add(y=1)
+        group.dealt(1)
+        group.dealt([1])
+        group.rows([1], [1, 2])
+        group.rows(torch.ones(2), y={"a": torch.ones(3)})
+        group.meshed([1])
+        group.add.options(timeout=0)
+        group.add.options(timeout="1")
+        group.add.stream(1, by="rows")
+        group.items.stream(2, buffer=0)
+        group.run(3)
+        group[5]
+        group[2:2]
+        group["a"]
+        group.rank(9)
+        group.profile(ranks=[9])
+        group.profile(calls=0)
+        future.result(timeout=-1)
+        future.result(timeout="1")
+        px.gather(3)
+    """,
+    AttributeError: """
+        px.Dispatch.NONE
+        group.nothing
+        group.call("nothing")
+        group.execute_all_sync("nothing")
+    """,
+    px.PlacementError: """
+        px.ResourcePool([99], use_gpu=True)
+        px.attach("nothing")
+    """,
+    px.checkpoint.CheckpointError: """
+        px.restore(group)
+        px.load(group, folder)
+    """,
+    px.GroupClosed: """
+        closed.add(1)
+    """,
+    px.errors.ChannelError: """
+        px.Channel.find("nothing")
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What the inputs of the table are called with."""
+    pool = px.ResourcePool([4], use_gpu=False, backend="inline")
+    group: Any = px.WorkerGroup(pool[0:2], Worker, name="group")
+    closed = px.WorkerGroup(pool[2:3], Worker, name="closed")
+    closed.close()
+    folder = str(tmp_path_factory.mktemp("bad") / "nothing-there")
+    yield {
+        "px": px,
+        "torch": torch,
+        "W": Worker,
+        "pool": pool,
+        "group": group,
+        "view": group[0:1],
+        "closed": closed,
+        "future": group.add.submit(1),
+        "folder": folder,
+        "S": px.engines.SamplingParams,
+    }
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [(line.strip(), error) for error, table in REFUSED.items() for line in table.strip().splitlines()],
+)
+def test_a_bad_input_is_refused_with_its_own_error(
+    names: dict[str, Any], call: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PHALANX_BACKEND", "inline")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as raised:
+        eval(call, dict(names))
+    assert type(raised.value) is error
+    assert str(raised.value)
