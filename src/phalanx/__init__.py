@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.facade import lazy_names
+from phalanx.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from phalanx import channels as channels
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
     from phalanx.errors import RemoteCallError as RemoteCallError
     from phalanx.errors import WorkerDiedError as WorkerDiedError
     from phalanx.errors import WorkerInitError as WorkerInitError
-    from phalanx.group.notices import PreemptionNotice as PreemptionNotice
     from phalanx.group.policy import ReplacePolicy as ReplacePolicy
     from phalanx.group.policy import RestartPolicy as RestartPolicy
+    from phalanx.group.preemption_notices import PreemptionNotice as PreemptionNotice
     from phalanx.pools.pool import ResourcePool as ResourcePool
     from phalanx.session.session import init as init
     from phalanx.session.session import shutdown as shutdown
@@ -81,7 +81,7 @@ _HOMES = {
     "Mesh": "phalanx.topology.mesh",
     "PhalanxError": "phalanx.errors",
     "PlacementError": "phalanx.errors",
-    "PreemptionNotice": "phalanx.group.notices",
+    "PreemptionNotice": "phalanx.group.preemption_notices",
     "RemoteCallError": "phalanx.errors",
     "ReplacePolicy": "phalanx.group.policy",
     "ResourcePool": "phalanx.pools.pool",

@@ -8,8 +8,8 @@ import pytest
 
 import phalanx as px
 from phalanx.backends.backend_types import DrainingNode
-from phalanx.group.notices import NoticeQueue, PreemptionNotice, Seat
 from phalanx.group.preemption_monitor import watchman
+from phalanx.group.preemption_notices import NoticeQueue, PreemptionNotice, Seat
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedBackend, scripted
 

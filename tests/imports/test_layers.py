@@ -35,7 +35,7 @@ WEIGHTS_ON_RANKS = (
 # of a
 # module. Packages that share a row are separated as their state is merged.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("phalanx.errors", "phalanx.facade"),
+    ("phalanx.errors", "phalanx.lazy_names"),
     ("phalanx.config",),
     ("phalanx.topology",),
     ("phalanx.wire",),

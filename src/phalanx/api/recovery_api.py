@@ -9,8 +9,8 @@ from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.errors import DeclarationError
 from phalanx.group.group import Group
-from phalanx.group.notices import PreemptionNotice
 from phalanx.group.preemption_monitor import look_once
+from phalanx.group.preemption_notices import PreemptionNotice
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.rank_replacement import lost_ranks, replace_lost_ranks
 from phalanx.members.recovery import go_back

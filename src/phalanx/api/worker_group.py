@@ -18,9 +18,9 @@ from phalanx.errors import DeclarationError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.group.live_groups import open_groups
-from phalanx.group.notices import PreemptionNotice
 from phalanx.group.options import GroupOptions, checked_options
 from phalanx.group.policy import ReplacePolicy, RestartPolicy
+from phalanx.group.preemption_notices import PreemptionNotice
 from phalanx.group.registry_publisher import publisher
 from phalanx.members import processes
 from phalanx.members.meshes import known_meshes

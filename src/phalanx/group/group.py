@@ -22,8 +22,8 @@ from phalanx.declare.bind import BoundClass
 from phalanx.errors import CallError, InternalError, PhalanxError
 from phalanx.group.epoch import Epoch, GroupCard
 from phalanx.group.lifecycle import Event, Lifecycle, State
-from phalanx.group.notices import NoticeQueue
 from phalanx.group.options import GroupOptions
+from phalanx.group.preemption_notices import NoticeQueue
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.pools.pool import ResourcePool
 from phalanx.pools.slot_reservation import Tenant

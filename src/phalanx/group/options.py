@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from phalanx.config import Shown, settings, shown_ranks
 from phalanx.errors import DeclarationError
-from phalanx.group.notices import PreemptionNotice
 from phalanx.group.policy import ReplacePolicy, RestartPolicy
+from phalanx.group.preemption_notices import PreemptionNotice
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.value import Value
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import DrainingNode
 from phalanx.group.group import Group
-from phalanx.group.notices import Seat
+from phalanx.group.preemption_notices import Seat
 from phalanx.session.background import Background
 
 LOOK_EVERY_S = 0.5

@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import Bucket, SlotView
-from phalanx.weights.transport import Deadline, Endpoint, Note, Side, lost
+from phalanx.weights.transport_interface import Deadline, Endpoint, Note, Side, lost
 from phalanx.worker.collectives import collectives
 
 _POLL_S = 0.0005

@@ -20,7 +20,7 @@ import torch
 
 from phalanx.weights.buckets import Bucket, SlotView
 from phalanx.weights.shared_memory import DeviceMemory, HostMemory
-from phalanx.weights.transport import Deadline, Endpoint, Note, lost
+from phalanx.weights.transport_interface import Deadline, Endpoint, Note, lost
 
 _SEGMENTS = 2
 """One segment is filled while the other is read."""

@@ -23,7 +23,7 @@ from phalanx.weights.boxes import LocalBox, whole
 from phalanx.weights.manifest import HeldTensor, Manifest
 from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.plan import Locality, Locations, Plan, bytes_by_link, explain_plan, make_plan
-from phalanx.weights.transport import SHARED_MEMORY, STORAGE, WITH_DELTAS, Side, transport_choices
+from phalanx.weights.transport_interface import SHARED_MEMORY, STORAGE, WITH_DELTAS, Side, transport_choices
 from phalanx.weights.versions import Key, Transfer
 from phalanx.weights.weight_requests import Connected, ConnectRequest, Description, SyncRequest
 

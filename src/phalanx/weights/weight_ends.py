@@ -17,7 +17,7 @@ from phalanx.weights.local_layout import LocalLayout, named_tensors
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.shared_memory import SharedTensors
 from phalanx.weights.tensors import Tensors, WriteWatch, copy_ties, device_of, dtype_named
-from phalanx.weights.transport import STORAGE, Deadline, Endpoint
+from phalanx.weights.transport_interface import STORAGE, Deadline, Endpoint
 from phalanx.weights.versions import WeightRegistry
 from phalanx.weights.weight_requests import ConnectRequest, Sent, SyncRequest
 from phalanx.weights.weight_routes import current_tensors, make_endpoints, model_of, odd_tensors, read_layout

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.plan import RankLocation
-from phalanx.weights.transport import CUDA_IPC, Side
+from phalanx.weights.transport_interface import CUDA_IPC, Side
 from phalanx.weights.versions import Key, Weights
 from phalanx.weights.weight_requests import (
     Connected,

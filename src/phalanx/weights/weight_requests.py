@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from phalanx.weights.digests import Verify
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.plan import Locality, Plan, RankLocation
-from phalanx.weights.transport import Side
+from phalanx.weights.transport_interface import Side
 from phalanx.weights.versions import Key
 
 

@@ -15,7 +15,7 @@ from phalanx.weights.plan import Locality
 from phalanx.weights.process_group import ProcessGroupEndpoint
 from phalanx.weights.ring import RingReceiver, RingSender
 from phalanx.weights.tensors import Tensors
-from phalanx.weights.transport import (
+from phalanx.weights.transport_interface import (
     COPY,
     CUDA_IPC,
     GLOO,

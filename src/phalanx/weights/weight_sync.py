@@ -28,7 +28,7 @@ from phalanx.weights.digests import Verify
 from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.sync_future import SyncFuture
 from phalanx.weights.sync_pairs import PairTable, Ranks, SyncPair, SyncSide, hold_order, side_of
-from phalanx.weights.transport import TRANSPORTS
+from phalanx.weights.transport_interface import TRANSPORTS
 from phalanx.weights.versions import Key, Weights, WeightsVersion
 from phalanx.weights.weight_requests import SyncRequest
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from phalanx.weights.transport import GLOO, SHARED_MEMORY
+from phalanx.weights.transport_interface import GLOO, SHARED_MEMORY
 from tests.weights.transports import peers
 from tests.weights.transports.peers import SOURCE, TARGET, Peer
 

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from phalanx.weights.buckets import Slot, read_slot, write_slot
 from phalanx.weights.plan import Locality
-from phalanx.weights.transport import COPY, Deadline, Side
+from phalanx.weights.transport_interface import COPY, Deadline, Side
 from phalanx.weights.weight_requests import ConnectRequest
 from phalanx.weights.weight_routes import make_endpoints
 from tests.weights.planning.layouts import Layout, blank, locals_of, manifests, model, one_node, plan_of

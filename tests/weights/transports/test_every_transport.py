@@ -17,7 +17,7 @@ from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import read_slot, write_slot
 from phalanx.weights.plan import Locality, Locations, RankLocation
 from phalanx.weights.tensors import Tensors
-from phalanx.weights.transport import (
+from phalanx.weights.transport_interface import (
     COPY,
     CUDA_IPC,
     GLOO,
