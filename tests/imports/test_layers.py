@@ -18,7 +18,7 @@ WEIGHT_PLANNING = (
     "name_matching",
     "plan",
     "tensors",
-    "transport",
+    "transport_interface",
     "versions",
 )
 WEIGHTS_ON_RANKS = (

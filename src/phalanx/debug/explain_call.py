@@ -94,6 +94,7 @@ class CallExplanation:
     arguments: tuple[ArgumentInfo, ...]
     ranks: tuple[RankInfo, ...]
     collected: str
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data, with every rank."""
@@ -111,7 +112,7 @@ class CallExplanation:
         }
         known = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
         rest = [f"and {more} more ranks; .to_dict() has all of them."] if more > 0 else []
-        notes = (*rest, f"Result: {self.collected}.")
+        notes = (*rest, f"Result: {self.collected}.", *self.notes)
         names = ("argument", "value", "given to ranks", "travels", "size")
         rows = tuple((a.name, a.value, a.given, a.travels, size(a.nbytes)) for a in self.arguments)
         count = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
@@ -158,6 +159,7 @@ def explain_call(
     mode, mesh = spec.mode, None
     if isinstance(mode, MeshMode) and plan.gather.how != "value":
         mesh = selection.mesh(mode.mesh)
+    replicated = "The method is declared replicated: debug mode compares the outputs of all ranks"
     return CallExplanation(
         call=f"{selection.name}.{spec.name}",
         mode=repr(mode) if isinstance(mode, DispatchMode) else f"custom mode {mode.name}",
@@ -165,7 +167,19 @@ def explain_call(
         arguments=tuple(_arguments(selection.core, spec, plan, args, kwargs)),
         ranks=tuple(_ranks(selection.core, spec, plan, mesh)),
         collected=_collected(plan, spec, mesh),
+        notes=(*([replicated] if spec.replicated else []), *([_streams(plan)] if spec.streams else [])),
     )
+
+
+def _streams(plan: CallPlan) -> str:
+    """Describe the output of a method that yields."""
+    ranks = [plan.ranks[position] for position in range(len(plan.ranks)) if plan.keeps(position)]
+    if not ranks:
+        return "The method yields, and no item leaves its rank"
+    items = "items" if plan.gather.how == "value" else "(rank, item)"
+    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    one_by_one = f".stream(...) gives {items} of {of} as they are made"
+    return f"The method yields: an output is the list of a rank's items; {one_by_one}"
 
 
 def _ranks(core: Group, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankInfo]:
