@@ -1,4 +1,4 @@
-"""Groups that travel: what another process needs to call a group, and how it is put together there."""
+"""Serialization of group handles: the data that another process needs to call a group, and the rebuilding there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``px.WorkerGroup``: workers started on a pool, called as one."""
+"""``px.WorkerGroup``: workers started on a pool and called together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _numbers = itertools.count(1)
 
 
 class WorkerGroup(GroupView):
-    """One worker per slot of a pool: ``WorkerGroup(pool, Accumulator.bind(start=1.0))``.
+    """A group with a worker per slot of a pool: ``WorkerGroup(pool, Accumulator.bind(start=1.0))``.
 
     Registered methods of the class are attributes of the group. With ``px.colocate({...})`` in place of a class,
     its roles are: ``group.actor.update(batch)``.
@@ -42,7 +42,7 @@ class WorkerGroup(GroupView):
         mesh: ``px.Mesh(...)`` over the ranks (named "default"), or a dict of several by name.
         name: for tables, errors and ``px.attach``; default from the class.
         env: variables for every rank, set before any of the user's modules are imported.
-        runtime_env: Ray's, for what must be there before the process starts (slower: no process is reused).
+        runtime_env: Ray's, for files and packages needed before the process starts (slower: no process is reused).
         num_cpus: cores reserved per rank on the slot's node, beside the slot.
         memory: bytes of memory reserved in the same way.
         resources: other resources of Ray reserved in the same way, by name.
@@ -57,14 +57,15 @@ class WorkerGroup(GroupView):
             ``px.preemption_notices(group)`` gives them too.
         visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
         detached: the group outlives this driver; needs ``name`` and a detached pool.
-        show_ranks: whose output this driver shows: "all", "merged" (all, with what several print at once as one
-            line), "none", a rank or a list of ranks; default as given to ``px.init``, else rank 0. Every rank's
-            output is in its own file, whatever is shown.
+        show_ranks: ranks whose output this driver shows: "all", "merged" (all, with a line that several ranks print at
+            once shown once), "none", a rank or a list of ranks; default as given to ``px.init``, else rank 0. Every
+            rank's output is in its own file in any case.
 
     Raises:
         DeclarationError: the class or an option is declared wrongly.
         PlacementError: no share of a slot is left, or processes and extra resources cannot be had.
-        WorkerInitError: a constructor raised; also an instance of what it raised. Nothing of the group is left.
+        WorkerInitError: a constructor raised; also an instance of the raised exception. The group is removed
+        completely.
         CallTimeout: not all constructors returned within ``start_timeout``.
     """
 
@@ -190,7 +191,7 @@ class WorkerGroup(GroupView):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The role names of a colocated group; empty for a group of one class."""
+        """The role names of a colocated group; empty for a group of a single class."""
         return tuple(role for role in self._roles if role)
 
     @property
@@ -200,7 +201,7 @@ class WorkerGroup(GroupView):
 
     @property
     def closed(self) -> bool:
-        """Whether the group takes no calls because it was closed."""
+        """True if the group takes no calls because it was closed."""
         return self.core.closed
 
     @property

@@ -9,12 +9,12 @@ class Counts:
     """Numbers since the start of a group, or of the process.
 
     Attributes:
-        calls: that were sent.
+        calls: number of calls that were sent.
         failed: of these, those with an error.
         sent_bytes: of messages to all ranks together.
         stored_bytes: of values that were stored beside them, once for any number of ranks; also of constructors.
-        arrived: counts bytes that arrived in this process as results. What a future hands from rank to rank is not
-            counted.
+        arrived: counts bytes that arrived in this process as results. Values passed by reference from rank to rank are
+            not counted.
     """
 
     def __init__(self, whole: Counts | None = None) -> None:

@@ -50,7 +50,7 @@ def seen_gone(group: Group) -> list[int]:
 
 
 def _lost(group: Group, epoch: Epoch, dead: Sequence[int]) -> None:
-    """Break the group: some ranks died while nobody called them."""
+    """Break the group because some ranks died between calls."""
     everyone = epoch.everyone[: len(epoch.endpoints)]
     plan = CallPlan(everyone, (), {}, GatherPlan("none", ()))
     none = CallState(group, epoch, plan, "", "(between calls)", 0, Listeners(), acts=False)

@@ -1,7 +1,7 @@
-"""The calls of a group that nobody has seen the end of.
+"""The in-flight calls of a group.
 
-A call whose future nobody keeps is forgotten with it; but one that was to go to *any* rank counts until it has ended,
-so that calls whose futures are not kept go to all ranks in turn.
+A call is forgotten if its future is dropped. However, a call to *any* rank counts until it has ended, so that such
+calls go to all ranks in turn even if their futures are dropped.
 """
 
 from __future__ import annotations

@@ -66,14 +66,14 @@ class ByRank:
 
 
 class OfOne(ByRank):
-    """The items of the one rank that streams."""
+    """The items of a single rank."""
 
     def item(self, rank: int, value: Any) -> Given:
         return Given(value)
 
 
 def form_of(gather: GatherPlan) -> Form:
-    """How the items of a call come: without the rank where there is but one."""
+    """Return the form of a call's items: without the rank if a single rank was called."""
     return OfOne() if gather.how == "value" else ByRank()
 
 
@@ -94,8 +94,8 @@ class ByRow:
 class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     """The items of a call whose method yields: an iterator, async iterator and context manager.
 
-    Items of one rank come in order, those of several as they are made. Leaving it before its end, by ``with``,
-    ``close()`` or by letting go of it, cancels the call; one that ``CallFuture.stream`` gave leaves the call alone.
+    Items of a rank come in order, and items of several ranks as they are made. Leaving the stream before its end, by
+    ``with``, ``close()`` or by dropping it, cancels the call, except for a stream of ``CallFuture.stream``.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ def leave(call: Call) -> None:
 
 
 def leave_soon(call: Call) -> None:
-    """The same for one that nobody holds any more; does not wait where that takes time."""
+    """Cancel the call of a stream that was garbage-collected; in the background if that takes time."""
     if call.core.backend.immediate:
         leave(call)
         return

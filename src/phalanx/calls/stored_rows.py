@@ -13,7 +13,7 @@ from phalanx.wire.value import Value
 
 
 class StoredPart(NamedTuple):
-    """Rows ``start`` to ``stop`` of a stored value, or of one that is here as bytes; all of it if ``whole``."""
+    """Rows ``start`` to ``stop`` of a stored value, or of a value that is here as bytes; all rows if ``whole``."""
 
     source: Ref | bytes
     start: int
@@ -22,7 +22,7 @@ class StoredPart(NamedTuple):
 
 
 class StoredParts(ABC):
-    """A value in parts; planned as a future is. ``joined``: its rows are those of the parts, else it is their list."""
+    """A value in parts; planned like a future. If ``joined``, its rows are those of the parts, else its items."""
 
     __phalanx_future__: ClassVar[bool] = True
     kinds: ClassVar[set[type]] = set()
@@ -61,10 +61,10 @@ def rows_between(parts: Sequence[StoredPart], start: int, stop: int) -> list[Sto
 
 
 def piece_between(value: StoredParts, index: int, count: int, expected_rows: int | None) -> list[StoredPart]:
-    """The parts of one of its even pieces.
+    """Return the parts of shard ``index`` of ``count`` even shards.
 
     Raises:
-        DispatchError: it has other rows than the arguments beside it.
+        DispatchError: its number of rows differs from that of the other arguments.
     """
     if not value.joined:
         total = len(value.parts)
