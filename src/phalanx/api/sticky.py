@@ -87,18 +87,18 @@ class Sticky:
 def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> Sticky:
     """Return the group for one conversation: ``px.engines.sticky(group, key).generate(prompt)`` goes to a fixed rank.
 
-        It is the rank to which the key went before; at first, the least busy rank. The key moves to the least busy rank if
-        its own rank has over ``margin`` more calls in flight, or if the process of its own rank died or was replaced. Of a
-        method with a mesh mode, a rank stands for its dp coordinate.
+    It is the rank to which the key went before; at first, the least busy rank. The key moves to the least busy rank if
+    its own rank has over ``margin`` more calls in flight, or if the process of its own rank died or was replaced. Of a
+    method with a mesh mode, a rank stands for its dp coordinate.
 
-        Args:
-            group: whose ranks serve, each by itself.
-            group: a group whose ranks serve independently.
-            margin: calls under way that the caches of a conversation are worth waiting for.
-    margin: number of additional in-flight calls that the caches of a conversation are worth waiting for.
-        Raises:
-            DeclarationError: ``margin`` is negative.
-            WorkerDiedError: every rank was lost; raised when the method is looked up.
+    Args:
+        group: a group whose ranks serve independently.
+        key: names the conversation; anything hashable.
+        margin: number of additional in-flight calls that the caches of a conversation are worth waiting for.
+
+    Raises:
+        DeclarationError: ``margin`` is negative.
+        WorkerDiedError: every rank was lost; raised when the method is looked up.
     """
     if margin < 0:
         raise DeclarationError(f"px.engines.sticky(margin={margin!r}): expected 0 or more calls")

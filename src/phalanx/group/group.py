@@ -48,12 +48,12 @@ class Resync(Protocol):
         ...
 
     def bring(self, to: Group) -> None:
-        """Bring the source's present weights to all ranks that there are of a target, those that join it too.
+        """Sync the source's present weights to all ranks of a target, joining ranks included.
 
         Other targets of the sync keep the version that they have.
 
         Raises:
-            PhalanxError: they did not get there.
+            PhalanxError: the weights were not transferred.
         """
         ...
 
@@ -166,12 +166,12 @@ class Group:
 
     @property
     def is_view(self) -> bool:
-        """Whether it is a view of a group that another process owns, and publishes the roster of."""
+        """True if it is a view of a group that another process owns, and publishes the roster of."""
         return bool(self.roster_key) and not self.owner
 
     @property
     def needs_care(self) -> bool:
-        """Whether something may have to be done before a call is planned, by ``members.recovery.ensure_ready``."""
+        """True if ``members.recovery.ensure_ready`` may have to act before a call is planned."""
         return (
             self.lifecycle.state is State.BROKEN
             or self.notices.urgent
@@ -181,7 +181,7 @@ class Group:
 
     @property
     def closed(self) -> bool:
-        """Whether the group takes no calls because it was closed, here or by its owner."""
+        """True if the group takes no calls because it was closed, here or by its owner."""
         return self.lifecycle.state in (State.CLOSING, State.CLOSED)
 
     @property
@@ -196,13 +196,13 @@ class Group:
 
     @property
     def has_pool(self) -> bool:
-        """Whether this process made the group, on a pool of its own."""
+        """True if this process made the group, on a pool of its own."""
         return self._made_on is not None
 
     def make_on(
         self, pool: ResourcePool, tenant: Tenant, roles: Mapping[str, BoundClass], options: GroupOptions
     ) -> None:
-        """Note what its ranks are made of, and where they run."""
+        """Store the classes and options of the ranks, and the pool that they run on."""
         self._made_on = pool, tenant
         self.roles, self.options = roles, options
 
@@ -302,10 +302,10 @@ class Group:
         self._tell()
 
     def begin_restart(self, size: int | None = None, gone: Collection[int] | None = None) -> Epoch:
-        """Leave the present epoch, and return it; until :meth:`enter` the next one has no processes.
+        """Leave the present epoch, and return it; until :meth:`enter` the next epoch has no processes.
 
-        ``size`` is the number of ranks that it will have, where that is another. ``gone`` are those that get other
-        processes, where not all do: calls of the others go on.
+        ``size`` is the number of ranks of the next epoch, if it changes. ``gone`` are the ranks that get new processes,
+        if not all do: calls of the other ranks continue.
 
         Raises:
             GroupClosed: the group is closed.
@@ -325,7 +325,7 @@ class Group:
     def broken(self, cause: PhalanxError, epoch: Epoch | None = None) -> None:
         """Note that the group takes no more calls, and why.
 
-        What an earlier epoch still reports does nothing, unless it is about a rank that this one has kept.
+        Reports of an earlier epoch have no effect, unless they are about a rank that the present epoch has kept.
         """
         with self._lock:
             number = self.lifecycle.epoch if epoch is None else epoch.number
@@ -353,7 +353,7 @@ class Group:
             self._tell()
 
     def note_weights(self, role: str, name: str, text: str) -> None:
-        """Note what came of a sync of a role's weights, for those who look at the group from beside it."""
+        """Note the result of a sync of a role's weights, for status displays."""
         with self._lock:
             self.weights = {**self.weights, (f"{role}.{name}" if role else name): text}
         if self.on_change is not None:

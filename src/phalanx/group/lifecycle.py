@@ -7,9 +7,8 @@
     ready, broken ---follow--> ready, of a view elsewhere, once the owner has given the group other ranks
     close leads from every state to closing, closed from there to closed.
 
-Everything that changes the state of a group is an event given to `Lifecycle.handle`, and everything that an
-event may do is a line of `TRANSITIONS`. `Group` hands it the events that calls, restarts and closes make, one at a
-time.
+Everything that changes the state of a group is an event passed to `Lifecycle.handle`, and every effect of an event is a
+line of `TRANSITIONS`. `Group` passes the events of calls, restarts and closes, one at a time.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Event(Enum):
 
 @dataclass(frozen=True)
 class Transition:
-    """One event and what it did. `epoch` is the one in force afterwards; `stale` events did nothing."""
+    """An event and its effect. `epoch` is the number in force afterwards; `stale` events had no effect."""
 
     before: State
     event: Event
@@ -112,7 +111,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
 
 
 class Lifecycle:
-    """State, epoch and cause of one group. Changed by `handle` alone.
+    """State, epoch and cause of a group. Changed by `handle` alone.
 
     `cause` is the first failure of the epoch that broke: set while broken, kept through restarting and
     closing, gone once the group is ready again.
@@ -131,7 +130,7 @@ class Lifecycle:
 
     @property
     def epoch(self) -> int:
-        """Counts the rosters that the group has had: one more with each restart, and each change of its members."""
+        """Number of the present roster: it grows by 1 with each restart, and each change of the members."""
         return self._epoch
 
     @property
@@ -140,16 +139,16 @@ class Lifecycle:
 
     @property
     def story(self) -> tuple[Transition, ...]:
-        """The last events and what they did, oldest first."""
+        """The last events and their effects, oldest first."""
         return tuple(self._story)
 
     def handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> Transition:
-        """Take one event, and return what it did. What an older epoch still reports is noted and does nothing.
+        """Handle an event, and return the transition. Events of an older epoch are recorded and have no effect.
 
         Args:
             event: what happened.
-            epoch: the epoch that it is about, or that is followed; None: the present one.
-            cause: of a break.
+            epoch: the epoch that it is about, or that is followed; None: the present epoch.
+            cause: the failure, of a break.
 
         Raises:
             InternalError: the event cannot happen in this state; nothing has changed.

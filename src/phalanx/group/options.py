@@ -42,7 +42,7 @@ class GroupOptions:
         return {name: float(amount) for name, amount in found.items() if amount}
 
     def with_ray_options(self, given: Mapping[str, Any]) -> GroupOptions:
-        """These options, filled up with what ``@ray.remote(...)`` said on the class; the group's own win."""
+        """Return these options, completed by those of ``@ray.remote(...)`` on the class; options of the group win."""
         changes = {name: value for name, value in given.items() if getattr(self, name) in (None, {}, ())}
         return replace(self, **changes)
 

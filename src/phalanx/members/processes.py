@@ -94,9 +94,9 @@ def _note_extras(core: Group, extras: Reservation | None) -> None:
 
 @contextlib.contextmanager
 def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
-    """Start ranks behind those that there are; the time in which they are there and get no calls yet.
+    """Start ranks behind the existing ranks, for a context in which they get no calls yet.
 
-    They are ended, and the group is as it was, where that time ends with an error.
+    If the context ends with an error, they are ended, and the group is as it was.
     """
     old = core.epoch
     call = constructors(core, ranks)
@@ -139,7 +139,7 @@ def close(core: Group, patience: float | None = None) -> None:
 
     Args:
         core: the group.
-        patience: seconds for the workers' own ``close()``; None: what they need, less where one is at a call.
+        patience: seconds for the workers' own ``close()``; None: as long as they need, less if one is in a call.
     """
     withdraw(core)
     if core.options.detached:
@@ -167,7 +167,7 @@ def _patience(core: Group) -> float:
 
 
 def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[int] | None = None) -> None:
-    """Ask ranks, or all, to close their instances; one that is busy or gone is not waited for beyond patience."""
+    """Ask ranks, or all, to close their instances; busy or dead ranks are waited for up to the grace period."""
     among = range(len(epoch.endpoints)) if among is None else among
     ranks = [rank for rank in among if core.backend.alive(epoch.endpoints[rank])]
     if ranks:
@@ -183,7 +183,7 @@ def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[i
 
 
 def restart(core: Group, size: int | None = None) -> None:
-    """End what is left of the group and start it anew, on the first ``size`` slots; see ``WorkerGroup.restart``."""
+    """End the remaining processes and start the group again, on the first ``size`` slots; see ``restart()``."""
     with core.changing:
         was_ready = core.lifecycle.state is State.READY
         left = core.begin_restart(size)

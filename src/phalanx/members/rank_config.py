@@ -29,7 +29,7 @@ def setups_of(
     options: GroupOptions,
     server: int,
 ) -> list[RankConfig]:
-    """By rank; ``server`` is the one whose process serves torch's store: one that is new, and has a port for it."""
+    """Return the configs by rank; ``server`` is the rank that serves torch's store: a new rank with a port for it."""
     world = _RankSettings(pool, endpoints, options, server, epoch)
     folder = _labels.new(name, epoch)
     setups: list[RankConfig] = []
@@ -86,7 +86,7 @@ class _RankSettings:
         self._given = {**(options.runtime_env or {}).get("env_vars", {}), **options.env}
 
     def devices(self, endpoint: Endpoint) -> tuple[tuple[str, ...], Accelerator | None]:
-        """The accelerators that are its own, and of which kind those of its pool are."""
+        """Return the accelerators of a rank, and the kind of accelerator of its pool."""
         holding = self._pool.holdings[endpoint.slot.pool]
         kind = in_use(holding.resource, {}) if holding.resource else None
         return holding.accelerators.get(endpoint.slot, endpoint.facts.slot.accelerator_ids), kind
@@ -123,7 +123,7 @@ def _threads(environment: Mapping[str, str]) -> int | None:
 
 
 def _hidden(seen: tuple[str, ...]) -> Accelerator | None:
-    """The accelerator to hide from a rank without one: CUDA, whose mask torch reads before anything else."""
+    """Return the accelerator to hide from a rank without any: CUDA, whose mask torch reads before anything else."""
     return None if seen else in_use("GPU", {})
 
 

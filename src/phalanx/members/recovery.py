@@ -182,9 +182,9 @@ def go_back(cores: Sequence[Group]) -> None:
 
 
 def _has_gone_back(core: Group) -> bool:
-    """Bring a group back, recovered first where it is broken and has a policy. Return False if that has yet to be done.
+    """Reset a group to its snapshot, recovered first if it is broken and has a policy. Return False to retry.
 
-    A loss that another group has told of may not be known of this one when it is asked.
+    A loss that another group has reported may not be known to this group yet.
     """
     ensure_ready(core)
     core.check()

@@ -1,7 +1,7 @@
-"""Ranks that join a group, and ranks that leave it, while the others work on.
+"""Ranks that join a group, and ranks that leave it, while the other ranks continue to work.
 
-Their class works each rank by itself. Those that join are behind the ranks that calls go to until they have what they
-need; those that leave are there until they have finished.
+The ranks of their class work independently. Joining ranks are behind the ranks that calls go to until they are ready;
+leaving ranks stay until they have finished.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _late(core: Group, epoch: Epoch, limit: float | None) -> list[int]:
 
 
 def _at_calls(core: Group, epoch: Epoch, tail: range, seconds: float | None) -> list[int]:
-    """Those that have not answered within a while, or work on nevertheless."""
+    """Return the leaving ranks that are still running calls after ``seconds``."""
     asked: Call | None = core.leaving
     if asked is not None:
         _, late = asked.arrivals.wait(range(len(tail)), len(tail), seconds)

@@ -1,4 +1,4 @@
-"""Weights for ranks that are new, before they get calls: by the syncs that brought the group what it has."""
+"""Resync weights to new ranks before they receive calls, by the syncs that the group got its weights from."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _log = logging.getLogger("phalanx")
 
 
 def mend_sources(core: Group) -> None:
-    """Have the groups that a group has its weights from mended as their policies say.
+    """Recover the broken source groups of a group's weights, as their policies say.
 
-    Not while members of the group change: whoever holds several groups takes them in another order.
+    Must not run while members of the group change, since locks of several groups are taken in another order there.
     """
     for one in _all_brought(core):
         one.mend_source()
@@ -75,7 +75,7 @@ def _all_brought(core: Group) -> set[Resync]:
 
 
 def _brought(core: Group) -> dict[tuple[str, str], Sequence[Resync]]:
-    """By role and name of the weights that the group has: what brought them."""
+    """Return the syncs that the group's weights came from, by role and name of the weights."""
     by = list(core.syncs)
     found: dict[tuple[str, str], Sequence[Resync]] = {}
     for key, number in core.had_weights.items():
