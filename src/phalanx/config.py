@@ -71,7 +71,7 @@ def settings() -> Settings:
 
 
 def threads_by_choice() -> str | None:
-    """How many threads somebody chose for what runs in this process (``OMP_NUM_THREADS``)."""
+    """Return the thread count that the user chose for this process (``OMP_NUM_THREADS``)."""
     return os.environ.get("OMP_NUM_THREADS") or None
 
 

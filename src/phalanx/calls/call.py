@@ -183,7 +183,7 @@ class Call(CallState):
         return value
 
     def conclude_with(self, outputs: Sequence[Any]) -> None:
-        """End the call with outputs that were fetched together with those of other calls."""
+        """End the call with outputs that were fetched in a batch with other calls."""
         with self._waiting:
             if self.over:
                 return

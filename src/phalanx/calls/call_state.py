@@ -97,7 +97,7 @@ class Results:
         return self._backend.fetch(self._values, timeout)
 
     def fetched_with_others(self) -> Sequence[Ref] | None:
-        """Return the references that can be fetched together with those of other calls; None if they cannot."""
+        """Return the references that can be fetched in a batch with other calls; None if they cannot."""
         return self._values
 
     def awaited(self) -> Sequence[Ref]:

@@ -10,7 +10,7 @@ class Counts:
 
     Attributes:
         calls: number of calls that were sent.
-        failed: of these, those with an error.
+        failed: number of these calls that raised an error.
         sent_bytes: of messages to all ranks together.
         stored_bytes: of values that were stored beside them, once for any number of ranks; also of constructors.
         arrived: counts bytes that arrived in this process as results. Values passed by reference from rank to rank are
@@ -40,6 +40,6 @@ def statistics() -> dict[str, int]:
     """Counts of this process over all of its groups and ``px.put``, since it was started.
 
     ``calls`` and ``failed`` calls; ``sent_bytes`` in messages to ranks, ``stored_bytes`` in the object store,
-    ``fetched_bytes`` of results that this process read. ``group.statistics()`` has the same for one group.
+    ``fetched_bytes`` of results that this process read. ``group.statistics()`` has the same for a single group.
     """
     return process.as_dict()

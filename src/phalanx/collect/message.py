@@ -1,4 +1,4 @@
-"""The text of a failed call: who failed and how, what it said last, and who went down with it. Pure."""
+"""The text of a failed call: the ranks that failed and how, their last lines, and the victims. Pure."""
 
 from __future__ import annotations
 

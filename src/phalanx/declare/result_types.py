@@ -21,14 +21,14 @@ Alone = TypeVar("Alone")
 
 
 class Returns(Generic[V, One]):
-    """A bare call waits: it gives ``V``, or ``One`` where it goes to one rank, as in ``group[0]`` and ``group.any``."""
+    """A bare call waits: it returns ``V``, or ``One`` if it goes to a single rank (``group[0]``, ``group.any``)."""
 
     #: Says that both are invariant, so that a checker finds exactly these.
     exactly: Callable[[V, One], tuple[V, One]]
 
 
 class Yields(Generic[V, One, Item, Alone]):
-    """A method that yields: what a bare call gives, of all ranks and of one, and each item of its stream, likewise."""
+    """A method that yields: results of a bare call to all ranks and to a single rank, and the items of both streams."""
 
     exactly: Callable[[V, One, Item, Alone], tuple[V, One, Item, Alone]]
 
@@ -77,7 +77,7 @@ class Giving(Protocol):
 
 
 class GivingOne(Protocol):
-    """Registers a method whose calls give what one rank gives."""
+    """Registers a method whose calls return the value of a single rank."""
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...

@@ -16,7 +16,7 @@ from phalanx.errors import DeclarationError
 
 @dataclass(frozen=True)
 class StateOf:
-    """The parts of one role; see :func:`register_state`."""
+    """The state components of a role; see :func:`register_state`."""
 
     model: Any = None
     optimizer: Any = None
@@ -28,13 +28,13 @@ class StateOf:
 
 @dataclass
 class StateDeclared:
-    """Declarations of the roles of one rank."""
+    """Declarations of the roles of a rank."""
 
     roles: dict[str, StateOf] = field(default_factory=dict[str, StateOf])
 
     @classmethod
     def of(cls, context: WorkerContext) -> StateDeclared:
-        """Those of the rank that ``context`` describes."""
+        """Return the declarations of the rank that ``context`` describes."""
         found = context.shared.get("state")
         if not isinstance(found, cls):
             found = context.shared["state"] = cls()
@@ -51,9 +51,9 @@ def register_state(
     megatron: Any = None,
     **others: Any,
 ) -> None:
-    """Say what the state of a worker is, so that ``px.save`` can write it and ``px.load`` bring it back.
+    """Declare the state of a worker, so that ``px.save`` can write it and ``px.load`` restore it.
 
-    A worker that does not say so is asked for ``state_dict()``, and given ``load_state_dict(state)``.
+    Without a declaration, a worker's ``state_dict()`` and ``load_state_dict(state)`` are called.
 
     Args:
         worker: the object of the role; ``self`` where a class is no ``px.Worker``.

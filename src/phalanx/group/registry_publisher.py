@@ -116,7 +116,7 @@ class Publisher:
         return done.wait(timeout)
 
     def finish(self, backend: Backend | None = None) -> None:
-        """Withdraw the published records, of one backend or of all; detached groups excepted."""
+        """Withdraw the published records of ``backend``, or all; detached groups excepted."""
         if not self.flush():
             return
         with self._lock:

@@ -33,7 +33,7 @@ def mesh_of(core: Group, name: str = "default") -> Mesh:
 
 
 def known_meshes(core: Group) -> dict[str, Mesh]:
-    """Return the declared meshes, and those that the ranks of this epoch reported already; calls no rank."""
+    """Return the declared meshes, and meshes that the ranks of this epoch reported already; calls no rank."""
     return {**core.epoch.meshes, **{name: mesh_of(core, name) for name in core.card.meshes}}
 
 

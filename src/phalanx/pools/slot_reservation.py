@@ -143,7 +143,7 @@ class DroppedSlots:
     def give_back_without(
         self, holder: object, backend: Backend, reservation: Reservation
     ) -> weakref.finalize[..., object]:
-        """Release a reservation once ``holder`` is collected; return the finalizer, to detach it on explicit release."""
+        """Release a reservation once ``holder`` is collected; return the finalizer, to detach on explicit release."""
         finalizer = weakref.finalize(holder, self._dropped.put, (backend, reservation))
         finalizer.atexit = False  # the backend then frees everything
         with self._lock:
