@@ -46,8 +46,8 @@ def snapshot(group: WorkerGroup, /, *groups: WorkerGroup) -> Snapshot | tuple[Sn
     Raises:
         DeclarationError: an argument is no such group.
         CheckpointError: a worker has no state; see ``px.save``.
-        GroupClosed, GroupBroken: a group takes no calls. Its policy, if it has one, does not recover it here, since it
-            would go back to the previous snapshot.
+        GroupClosed, GroupBroken: a group takes no calls. Its policy, if any, does not recover it here, since it would
+            go back to the previous snapshot.
     """
     taken = take_together(_cores_of((group, *groups), "px.snapshot"))
     return tuple(taken) if groups else taken[0]

@@ -42,8 +42,8 @@ def resize(
         timeout: seconds for the leaving ranks to finish; None: no limit.
 
     Raises:
-        DeclarationError: ranks that work together and no ``via``; a group of another process, or a detached one; a mesh
-            that cannot be of that size, such as a mesh whose slowest axis is not dp.
+        DeclarationError: ranks that work together and no ``via``; a group of another process, or a detached group; a
+            mesh that cannot be of that size, such as a mesh whose slowest axis is not dp.
         PlacementError: the pool has fewer slots, or the processes cannot be had; the group is as it was.
         CallTimeout: ranks that leave are still at calls; they get no more, and the next ``px.resize`` ends them.
         As the constructors of ranks that join: the group is as it was.

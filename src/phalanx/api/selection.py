@@ -35,7 +35,7 @@ def _result(future: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Ranks of a group that calls go to, as one role of it.
+    """Ranks of a group that calls go to, in a single role.
 
     ``fixed`` are the ranks if the selection is a part of the group; None is the whole group, whatever ranks it has.
     ``which`` says which of ``ranks`` a call goes to: "all" of them; the "one" that there is, whose output is the value;
@@ -70,7 +70,7 @@ class Selection:
 
     @property
     def part(self) -> tuple[int, ...] | None:
-        """The ranks if they differ from those of the whole group in order, else None."""
+        """The ranks if they are not the whole group in order, else None."""
         return None if self.fixed is None or self.fixed == self.core.epoch.everyone else self.fixed
 
     @property
@@ -135,7 +135,7 @@ class Selection:
         return f"{text}Call {' or '.join(f'group.{role}.call({name!r}, ...)' for role in having)}"
 
     def unknown(self, name: str) -> str:
-        """Return why the group has no attribute of that name, and what to do."""
+        """Return why the group has no attribute of that name, and how to call the method instead."""
         methods = sorted(self.methods)
         near = difflib.get_close_matches(name, methods, n=3)
         text = f"{self.name} has no registered method {name!r}"

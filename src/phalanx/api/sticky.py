@@ -85,7 +85,7 @@ class Sticky:
 
 
 def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> Sticky:
-    """Return the group for one conversation: ``px.engines.sticky(group, key).generate(prompt)`` goes to a fixed rank.
+    """Return the group for a conversation: ``px.engines.sticky(group, key).generate(prompt)`` goes to a fixed rank.
 
     It is the rank to which the key went before; at first, the least busy rank. The key moves to the least busy rank if
     its own rank has over ``margin`` more calls in flight, or if the process of its own rank died or was replaced. Of a

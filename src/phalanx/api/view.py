@@ -196,10 +196,10 @@ class GroupView:
         with_stack: bool = False,
         with_flops: bool = False,
     ) -> Profile:
-        """Profile the next calls on some ranks: one trace for each rank, copied to this machine.
+        """Profile the next calls on some ranks: a trace for each rank, copied to this machine.
 
-        Calls are those that users make through the group, blocking or submitted, ``group.run`` included. The trace
-        has a range named after the method around each.
+        Only calls of users through the group count, blocking or submitted, ``group.run`` included. The trace has a
+        range named after the method around each.
 
         Example::
 
@@ -209,8 +209,8 @@ class GroupView:
             print(profile.paths)
 
         Args:
-            ranks: of the group; the first one if not given.
-            calls: how many of the next calls. The profiler starts with the first and stops after the last.
+            ranks: of the group; default the first rank.
+            calls: number of calls to profile. The profiler starts with the first and stops after the last.
             methods: only calls of these methods, by name ("update", "actor.update") or as ``Cls.update``; default any.
             folder: for the traces; created if it does not exist. Default a new folder among the temporary files.
             tool: "torch": torch.profiler; "nsys": Nsight Systems, for a group started with

@@ -22,7 +22,7 @@ class StoredPart(NamedTuple):
 
 
 class StoredParts(ABC):
-    """A value in parts; planned like a future. If ``joined``, its rows are those of the parts, else its items."""
+    """A value in parts; planned like a future. If ``joined``, it has the rows of the parts, else the parts as items."""
 
     __phalanx_future__: ClassVar[bool] = True
     kinds: ClassVar[set[type]] = set()

@@ -16,7 +16,7 @@ class MethodSpec:
 
     ``pad_to_multiple`` is the number that each piece's row count is padded up to a multiple of;
     ``pad_mask`` names a keyword argument in which the worker receives a bool tensor, True for real rows.
-    ``title`` is shown in place of the name, if the method is one of the library's own.
+    ``title`` is shown in place of the name, if the method belongs to the library.
     ``streams`` says that it is a generator, whose items a caller can stream.
     """
 

@@ -74,8 +74,8 @@ def publish(
     Args:
         worker: the object of the role; ``self`` where a class is no ``px.Worker``.
         name: the target's name of these weights too, unless the sync says otherwise.
-        model: an ``nn.Module``, a mapping of names to tensors, or a function that gives one of these when a sync
-            begins. Tensors are plain (whole, the same on all ranks), ``DTensor``, or Megatron's.
+        model: an ``nn.Module``, a mapping of names to tensors, or a function that returns either when a sync begins.
+            Tensors are plain (whole, the same on all ranks), ``DTensor``, or Megatron's.
         step: returns the count of optimizer steps of the weights, sent with each version.
         boxes: ``px.weights.ShardSpec`` of tensors whose layout is to be told, by name.
         megatron: ``px.weights.MegatronRank`` where these are a Megatron module's parameters.
@@ -114,8 +114,8 @@ def accept(
             it.
         load: gets an iterable of (name, tensor), of all tensors, in place of writing into ``model``. It must consume
             the iterable before it returns.
-        share: for roles of one process: the parameters use the storage of the source's, so that nothing is copied. The
-            source then trains the same weights that the target generates with.
+        share: for roles in the same process: the parameters use the storage of the source's, so that nothing is copied.
+            The source then trains the same weights that the target generates with.
         boxes, megatron: as for :func:`publish_weights`.
         memory: with ``load`` and ``model``: makes the tensors that weights are kept in between their arrival and
             ``load``, from templates by name; for example views of memory that other processes see.

@@ -146,7 +146,7 @@ class Worker:
         Args:
             name: its name in the dispatch mode.
             mesh: a torch ``DeviceMesh`` with named dims, a ``px.Mesh`` over the group's ranks, this rank's coordinates
-                as a dict such as ``{"dp": 0, "tp": 1}``, or a function that returns one of these when the group first
+                as a dict such as ``{"dp": 0, "tp": 1}``, or a function that returns any of these when the group first
                 needs the mesh (None as long as there is none).
         """
         self._context.registered[name] = mesh if callable(mesh) else coordinates_of(mesh, self.rank)

@@ -38,7 +38,7 @@ torch: Any = lazy("torch")
 
 
 class PerShard(Sequence[T_co]):
-    """Leaves of a result that have no rows and are not equal in all pieces: one value per piece, in order.
+    """Leaves of a result that have no rows and are not equal in all pieces: a value per piece, in order.
 
     For example, a method with ``ROWS`` or a mesh returned a different number from each rank. It is a sequence and never
     rows: if it is passed in a batch to a method that splits rows, it is refused, since the intended value is unknown.
@@ -71,7 +71,7 @@ class PerShard(Sequence[T_co]):
 
 
 def one_or_by_piece(values: Sequence[Any]) -> Any:
-    """Return the setting of all pieces: the first value if all are equal or there is only one; else a PerShard."""
+    """Return the setting of all pieces: the first value if all are equal or it is the only value; else a PerShard."""
     if len(values) == 1:
         return values[0]
     first = plain_key(values[0])

@@ -359,7 +359,7 @@ def plan_one(
     kwargs: dict[str, Any],
     ranks: Sequence[int],
 ) -> CallPlan:
-    """Plan a call to a single rank, or to all ranks of one dp coordinate (a set of :func:`rank_sets`).
+    """Plan a call to a single rank, or to all ranks of a dp coordinate (a set of :func:`rank_sets`).
 
     The arguments are passed unchanged. The value is the output of the single rank, or of the collector.
 

@@ -47,10 +47,10 @@ def is_future(value: object) -> bool:
 
 
 def node_of(value: Any) -> Node | None:
-    """``value`` taken apart one level, or None where it is a leaf.
+    """Return ``value`` taken apart by a level, or None if it is a leaf.
 
-    Types registered with ``register_row_type`` are leaves. Of the subclasses of tuple, only named tuples and
-    struct sequences are structures: how any other is built is not known.
+    Types registered with ``register_row_type`` are leaves. Of the subclasses of tuple, only named tuples and struct
+    sequences are structures: the constructors of other subclasses are not known.
     """
     cls = type(value)
     if isinstance(value, Replicate) or is_future(value) or ops_for(value) is not None:

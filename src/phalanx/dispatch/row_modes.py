@@ -240,7 +240,7 @@ def _inside(value: Any, key: str) -> Any:
 
 
 def _columns(value: Any) -> Sequence[Any]:
-    """Return the column names of a value with rows: those of a TensorDict or an Arrow table."""
+    """Return the column names of a value with rows, a TensorDict or an Arrow table."""
     if is_tensor(value) or isinstance(value, list | np.ndarray):
         return ()
     names = getattr(value, "column_names", None)

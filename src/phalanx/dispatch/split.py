@@ -1,4 +1,4 @@
-"""Cutting rows into pieces: sizes, padding, and the pieces of one value.
+"""Cutting rows into pieces: sizes, padding, and the pieces of a value.
 
 The words: a *leaf* is a value that is not taken apart (``structure``); it has rows (``shardable``) or is a setting
 (``settings``). A *piece* is the part of a value for a rank, or for all ranks of a dp coordinate; a *cut* says which

@@ -23,7 +23,7 @@ def seats_of(group: Group) -> list[Seat]:
 
 
 def look_once(group: Group) -> None:
-    """Record the draining nodes for one group; queries the cluster, which takes some milliseconds."""
+    """Record the draining nodes for a group; queries the cluster, which takes some milliseconds."""
     if group.backend.connected():
         known = [*group.backend.going_nodes(), *group.backend.ended_nodes()]
         group.notices.see(known, seats_of(group))

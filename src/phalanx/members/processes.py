@@ -139,7 +139,7 @@ def close(core: Group, patience: float | None = None) -> None:
 
     Args:
         core: the group.
-        patience: seconds for the workers' own ``close()``; None: as long as they need, less if one is in a call.
+        patience: seconds for the workers' own ``close()``; None: as long as they need, less if a worker is in a call.
     """
     withdraw(core)
     if core.options.detached:

@@ -34,7 +34,7 @@ _numbers = itertools.count(1)
 
 
 class ResourcePool:
-    """Slots for ranks: ``ResourcePool([8, 8])`` is two blocks of 8, each on one node.
+    """Slots for ranks: ``ResourcePool([8, 8])`` is two blocks of 8, each on a single node.
 
     Args:
         process_on_nodes: size of each block. A block stays on one node; blocks may share a node. All are reserved
@@ -44,7 +44,7 @@ class ResourcePool:
         max_colocate_count: number of groups that may share each slot; a process's share of an accelerator is 1 / that
             number.
         accelerator_type: only nodes with this type, such as "A100" (Ray's names).
-        accelerators_per_slot: whole accelerators of one slot, for an engine that runs several in one process.
+        accelerators_per_slot: whole accelerators of a slot, for an engine that runs several in the same process.
         detached: the slots outlive this driver; see ``px.attach``.
         timeout: seconds to wait if the cluster is busy; a pool that can never be placed fails at once.
         backend: "ray" or "inline"; default the backend of ``px.init``, else ``PHALANX_BACKEND``, else "ray".

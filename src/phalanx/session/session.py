@@ -35,7 +35,7 @@ _log = logging.getLogger("phalanx")
 
 
 class _Connections:
-    """State of this process's connections. There is a single instance, since a process has one Ray connection."""
+    """State of this process's connections. There is a single instance, since a process has a single Ray connection."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
