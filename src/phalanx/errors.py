@@ -145,7 +145,7 @@ class RankReport:
         return self.kind in ("died", "stale") or self.cut_off or self.type_name in _LOSSES
 
     def where(self) -> str:
-        """The rank in words: `rank 2 (host h, pid 123, GPU 5)`."""
+        """Return the rank as text: `rank 2 (host h, pid 123, GPU 5)`."""
         facts = [
             f"host {self.host}" if self.host else "",
             f"pid {self.pid}" if self.pid is not None else "",
@@ -207,7 +207,7 @@ class DispatchError(PhalanxError):
 
 
 class ArgumentLost(DispatchError):
-    """An argument of a call, such as another call's result, is gone with the process that held it."""
+    """An argument of a call, such as another call's result, was lost with the process that held it."""
 
     @property
     def lost(self) -> bool:
@@ -216,7 +216,7 @@ class ArgumentLost(DispatchError):
 
 
 class PlacementError(PhalanxError):
-    """The cluster does not have, or did not give in time, the slots that were asked for."""
+    """The cluster does not have the requested slots, or did not provide them in time."""
 
 
 class InternalError(PhalanxError):
@@ -281,7 +281,7 @@ class StaleEpoch(GroupError):
 
     @property
     def lost(self) -> bool:
-        """True: its processes are gone."""
+        """True: its processes died."""
         return True
 
 
@@ -408,7 +408,7 @@ class WeightsTransferError(WeightsError):
 
     @property
     def lost(self) -> bool:
-        """True: a peer is gone, or stands."""
+        """True: a peer died, or stalls."""
         return True
 
 
@@ -438,7 +438,7 @@ class ChannelEmpty(ChannelError, TimeoutError):
 
 
 class ChannelClosed(ChannelError):
-    """The channel was finished and is empty, was closed, or its owner is gone; or this producer was closed."""
+    """The channel was finished and is empty, was closed, or its owner died; or this producer was closed."""
 
 
 class ItemsLost(ChannelError):
@@ -483,7 +483,7 @@ class CheckpointMismatch(CheckpointError):
     """The saved state does not fit the groups that load it: other groups, names, shapes, or another number of ranks."""
 
 
-# What a rank raises of these tells of another process, by the name that its report has.
+# Errors raised by a rank that report the loss of another process, by the type name in its report.
 _LOSSES = frozenset(
     f"{one.__module__}.{one.__qualname__}"
     for one in (ArgumentLost, ItemsLost, StaleEpoch, WeightsTransferError)

@@ -32,7 +32,7 @@ M = TypeVar("M", bound="BoundMethod[..., Any, Any]")
 #: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
 _FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
 
-#: What the stream of a method that yields takes beside the method's own arguments.
+#: Options of the stream of a method that yields, in addition to the method's own arguments.
 STREAM_OPTIONS = ("by", "buffer")
 
 
@@ -56,7 +56,7 @@ class BoundMethod(Generic[P, B, V]):
     ) -> None:
         self._selection = selection
         self._spec = spec
-        self._handle = handle  # of these ranks: what custom functions get as their group
+        self._handle = handle  # of these ranks: passed to custom functions as the group
         self._options = options or CallOptions()
         self._fixed = spec.mode in _FIXED and selection.which != "any"
         #: The plan of a call without arguments, where it is always the same.
@@ -133,7 +133,7 @@ class BoundMethod(Generic[P, B, V]):
         return self._empty[1]
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
-        """Send the call; give ``(rank, output)`` of each rank as it finishes."""
+        """Send the call; return an iterator over ``(rank, output)`` of each rank as it finishes."""
         self._check_stream_options(kwargs)
         return cast(Stream, self.submit(*args, **kwargs).stream())
 
@@ -215,11 +215,11 @@ BUFFER = 8
 class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
     """A method that yields.
 
-    Called bare, it waits for the last item of every rank and gives the lists of items, collected as declared.
+    A bare call waits for the last item of every rank and returns the lists of items, collected as declared.
     """
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[B]:
-        """Send the call and return at once with its future, whose ``stream()`` gives the items as they come.
+        """Send the call and return at once with its future, whose ``stream()`` returns the items as they come.
 
         The ranks wait for no reader: their items are kept until the future is let go of.
         """
@@ -285,7 +285,7 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
         arrivals = call.arrivals
         if not isinstance(arrivals, PendingStream):
             raise InternalError(f"{where}: sent, but not as a stream")
-        # Nobody gets a value of it: who reads it has what there is.
+        # The call has no value: its outputs are read as a stream.
         call.plan = replace(call.plan, gather=GatherPlan("none", ()))
         return ItemStream(call, arrivals, forms[0], owner=True)
 

@@ -144,7 +144,7 @@ def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
             print(notice.ranks, notice.node, notice.deadline, notice.reason)
     """
     core = group.core
-    if core.backend.immediate or not core.owner:  # nobody watches for it
+    if core.backend.immediate or not core.owner:  # the preemption monitor does not watch these
         look_once(core)
     return core.notices.take()
 

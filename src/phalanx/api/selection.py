@@ -190,7 +190,7 @@ class Selection:
         return CallPlan(self.ranks, given, same, GatherPlan("list", range(len(self.ranks))))
 
     def _check_there(self, method: str) -> None:
-        """See to it that the group has these ranks still.
+        """Check that the group still has these ranks.
 
         Raises:
             StaleEpoch: it was resized, and has fewer.

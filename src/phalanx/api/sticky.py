@@ -68,7 +68,7 @@ class Sticky:
         group = self._group
         spec = group.methods.get(name)
         if spec is None:
-            return getattr(group, name)  # which says what there is
+            return getattr(group, name)  # raises an error that lists the existing methods
         processes = group.core.epoch.endpoints
         loads = group._selection.loads(spec)  # pyright: ignore[reportPrivateUsage]
         if not loads:

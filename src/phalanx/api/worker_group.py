@@ -43,18 +43,18 @@ class WorkerGroup(GroupView):
         name: for tables, errors and ``px.attach``; default from the class.
         env: variables for every rank, set before any of the user's modules are imported.
         runtime_env: Ray's, for files and packages needed before the process starts (slower: no process is reused).
-        num_cpus: cores reserved per rank on the slot's node, beside the slot.
+        num_cpus: cores reserved per rank on the slot's node, in addition to the slot.
         memory: bytes of memory reserved in the same way.
         resources: other resources of Ray reserved in the same way, by name.
         start_timeout: seconds within which all constructors must have returned.
         call_timeout: deadline of each call in seconds, unless ``.options(timeout=...)`` says otherwise.
-        stall_report_after: seconds after which a call that has not ended is reported, with stacks, and goes on.
-        on_failure: ``px.RestartPolicy(...)`` makes a broken group restart by itself when it is next called,
+        stall_report_after: seconds after which a call that has not ended is reported, with stacks, and continues.
+        on_failure: ``px.RestartPolicy(...)`` makes a broken group restart automatically when it is next called,
             ``px.ReplacePolicy(...)`` gives only the lost ranks new processes.
         max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
         on_notice: called with each ``px.PreemptionNotice`` that ranks of the group will lose their node, on a
             thread of the library's: it may set flags or submit calls, and must not wait.
-            ``px.preemption_notices(group)`` gives them too.
+            ``px.preemption_notices(group)`` returns them too.
         visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
         detached: the group outlives this driver; needs ``name`` and a detached pool.
         show_ranks: ranks whose output this driver shows: "all", "merged" (all, with a line that several ranks print at
@@ -169,7 +169,7 @@ class WorkerGroup(GroupView):
         )
 
     def restart(self) -> None:
-        """Start the group anew on its slots: new processes, the same handles, the next epoch.
+        """Restart the group on its slots: new processes, the same handles, the next epoch.
 
         Each worker is constructed as it was, then the calls of methods registered with ``rerun_on_restart=True``
         are made
@@ -284,7 +284,7 @@ class WorkerGroup(GroupView):
     def close(self) -> None:
         """End the group: each worker's own ``close()``, then the processes. Idempotent.
 
-        Slots stay with the pool. Calls under way end with ``GroupClosed``.
+        Slots stay with the pool. Calls in flight end with ``GroupClosed``.
         """
         if self.core.begin_close():
             processes.close(self.core)

@@ -49,10 +49,10 @@ class Call(CallState):
         return self.arrivals if isinstance(self.arrivals, PendingStream) else None
 
     def result(self, timeout: float | None) -> Value:
-        """Wait, give its value or raise its error; both stay.
+        """Wait, then return its value or raise its error; both are kept.
 
         Raises:
-            CallTimeout: so many seconds are over, and the call is not; or its own deadline ended it.
+            CallTimeout: ``timeout`` seconds are over, and the call is not; or its own deadline ended it.
         """
         if not self.over:
             self._conclude(timeout)
@@ -125,7 +125,7 @@ class Call(CallState):
             failure = error.with_traceback(None)
         self.tell_end(failure)
         if failure is not None:
-            raise raisable(failure)  # the group may keep the error, but not the frames of whoever streams
+            raise raisable(failure)  # the group may keep the error, but not the reader's frames
 
     def follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
         """Yield from ``attempt(until)``; where that fails, find out how the call ends and act on it."""
@@ -141,7 +141,7 @@ class Call(CallState):
                 is_late = True
             except FetchFailed:
                 pass
-            # Not while that one is handled: an error of this would keep it, and so these frames, as its context.
+            # Outside the except block: otherwise the new error would keep the old, and so its frames, as its context.
             ending = late(self, limit) if is_late else failed(self)
             self.act(ending)
             if ending.error is not None:
@@ -235,7 +235,7 @@ class Call(CallState):
         mine = Cancelling(threading.Event())
         if not self._move(mine, UNDER_WAY):
             status = self.status
-            if isinstance(status, Cancelling):  # somebody else does
+            if isinstance(status, Cancelling):  # another thread cancels it
                 status.over.wait(CANCELLED_WITHIN_S)
             return self.cancelled
         try:

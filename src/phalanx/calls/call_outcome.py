@@ -56,7 +56,7 @@ def decide(seen: CallObservation) -> CallOutcome:
     if seen.why == "failed":
         return _failed(seen)
     if not seen.pending:
-        return CallOutcome(over=False)  # all have ended while somebody looked
+        return CallOutcome(over=False)  # all ranks have ended since the observation
     error = combine(seen.group, seen.method, with_victims(seen.reports), timeout=seen.waited, init=seen.init)
     if seen.why == "impatient":
         return CallOutcome(error, over=not isinstance(error, CallTimeout))

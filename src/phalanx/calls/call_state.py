@@ -225,7 +225,7 @@ class CallState:
         self.was_sent = False
         self.status: Status = UNDER_WAY
         self._lock = threading.Lock()  # of the status
-        self._waiting = threading.Lock()  # of whoever fetches the value
+        self._waiting = threading.Lock()  # held by the thread that fetches the value
 
     @property
     def group(self) -> str:
@@ -251,12 +251,12 @@ class CallState:
                 self.listeners.drop(hook, error)
 
     def tell_asked(self) -> None:
-        """Tell its listeners that somebody waits for it."""
+        """Notify the listeners that a caller waits for the call."""
         if self.heard.asked:
             self.tell(self.heard.asked)
 
     def note_sent(self, nbytes: int) -> None:
-        """Note that all its messages are on their way, of so many bytes in all."""
+        """Note that all messages of the call were sent, of ``nbytes`` in all."""
         self.was_sent = True
         if self.acts:
             for counts in (self.core.counts, process):

@@ -36,7 +36,7 @@ _Body = tuple[Encoded, tuple[Ref, ...]]
 
 
 def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
-    """Store a value for the ranks of a group, beside the messages of a call."""
+    """Store a value for the ranks of a group, separate from the messages of a call."""
     nbytes = encoded.nbytes
     ref = core.backend.put(encoded)
     for counts in (core.counts, process):

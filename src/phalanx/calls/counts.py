@@ -12,7 +12,7 @@ class Counts:
         calls: number of calls that were sent.
         failed: number of these calls that raised an error.
         sent_bytes: of messages to all ranks together.
-        stored_bytes: of values that were stored beside them, once for any number of ranks; also of constructors.
+        stored_bytes: of values that were stored separately, once for any number of ranks; also of constructors.
         arrived: counts bytes that arrived in this process as results. Values passed by reference from rank to rank are
             not counted.
     """

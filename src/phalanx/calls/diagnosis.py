@@ -21,7 +21,7 @@ from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.failure import report_of
 
 CANCELLED_WITHIN_S = 10.0
-"""How long one who meets a call that somebody else cancels waits for how that went."""
+"""Seconds that a caller waits for the result of a cancellation by another thread."""
 _SEVERED_WITHIN_S = 0.5
 _IN_ORDER = 32
 
@@ -58,7 +58,7 @@ class Diagnosis:
         lost = [] if self.owner else self._lost_of(reports)  # here it would be closed
         by_owner = bool(lost) and all(one.intended for one in lost)
         if pending and not self.owner and (by_owner or any(report.kind == "stale" for report in reports)):
-            self._freed(pending)  # for what the owner has them do next; it alone may stop them
+            self._freed(pending)  # for the owner's next calls; only the owner may stop the ranks
             pending = []
         # Ranks of another process's group may be cut off only where that will learn that it is broken.
         if self._spares and pending and (self.owner or lost):
@@ -124,7 +124,7 @@ class Diagnosis:
         return [position for position, drop in zip(busy, drops, strict=True) if drop]
 
     def interrupt(self) -> None:
-        """Have the ranks that are still at a call that streams end it: they would go on, or wait for a reader."""
+        """End a streaming call on the ranks that still run it: they would continue, or wait for a reader."""
         everyone = range(len(self.ranks))
         self._cancel(self.arrivals.wait(everyone, len(everyone), 0)[1])
         self.arrivals.leave()
@@ -152,7 +152,7 @@ class Diagnosis:
         self._cancel(busy)
         self.arrivals.leave()
         cut = pending = self._still_at_it(busy, _SEVERED_WITHIN_S)
-        if not self.owner:  # what else they are at may be what the owner mends the group by
+        if not self.owner:  # other calls of these ranks may be the owner's recovery of the group
             cut = pending = self._at_it_now(pending)
         if cut:  # in a collective, which nothing else ends
             self.backend.sever([self.endpoints[position] for position in cut])
@@ -237,7 +237,7 @@ class Diagnosis:
         return self._dead(position, lost)
 
     def dead(self, position: int) -> RankReport:
-        """The report of a rank that is gone, though no call of it has told so."""
+        """Return the report of a dead rank, though no call of it has reported the loss."""
         lost = self.backend.post_mortem(self.endpoints[position], None)
         return replace(self._dead(position, lost), at=self.backend.now())
 

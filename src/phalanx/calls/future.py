@@ -47,7 +47,7 @@ class Awaited(Generic[T]):
     __slots__ = ()
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for it, and give it."""
+        """Wait for the result and return it."""
         raise NotImplementedError
 
     def pending(self, deadline: float | None = None) -> Pending | None:
@@ -176,7 +176,7 @@ class CallFuture(Awaited[T]):
         return [call.arrivals.reference(position) for position in range(len(call.plan.ranks))]
 
     def refuse_stream(self) -> None:
-        """See to it that it may be an argument.
+        """Check that the future may be an argument.
 
         Raises:
             DispatchError: its call streams.
@@ -281,7 +281,7 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
 
 
 def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
-    """Return the references of all outputs; None where each call is to be waited for by itself."""
+    """Return the references of all outputs; None if each call must be waited for separately."""
     if len(calls) < 2:
         return None
     core, decodes = calls[0].core, calls[0].decodes
@@ -295,7 +295,7 @@ def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
 
 
 def _tell_first(calls: Sequence[Call], limit: float | None) -> None:
-    """Raise the error of a call that failed, or was not over in time; the others go on."""
+    """Raise the error of a call that failed, or was not over in time; the other calls continue."""
     backend = calls[0].core.backend
     for call in calls:
         if call.has_failed():

@@ -107,7 +107,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._owner = owner
         self._reader = Reader(arrivals, call.core.backend)
         self._limit = None if timeout is None else call.core.backend.now() + timeout
-        self._lock = threading.Lock()  # of whoever takes an item
+        self._lock = threading.Lock()  # held by the thread that takes an item
         self._asked = False
         self._over = False
         self._failure: BaseException | None = None
@@ -141,7 +141,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             await self._elsewhere(self._wait)
             found = self._guarded(self._poll)
         if found is _FAILED:
-            found = await self._elsewhere(self._next)  # which finds out what the failure is
+            found = await self._elsewhere(self._next)  # finds the cause of the failure
         if found is _NOTHING:
             raise StopAsyncIteration
         return found
@@ -160,7 +160,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             except Exception as error:
                 self._end(error.with_traceback(None))
         if self._failure is not None:
-            raise raisable(self._failure)  # the group may keep the error, but not the frames of whoever reads
+            raise raisable(self._failure)  # the group may keep the error, but not the reader's frames
         return _NOTHING
 
     def _end(self, failure: BaseException | None) -> None:
@@ -178,7 +178,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             self._asked = True
             call.tell_asked()
         if self._limit is None and call.deadline is None and self._is_current:
-            with contextlib.suppress(FetchFailed):  # what that means is found out below
+            with contextlib.suppress(FetchFailed):  # the failure is diagnosed below
                 while found is _NOT_YET:
                     found = self._take(None)
         while found is _NOT_YET:
@@ -264,7 +264,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             await asyncio.wrap_future(waiters.submit(self.close))
 
     def __del__(self) -> None:
-        # What failed in its constructor has none of these.
+        # not set if the constructor failed
         if sys.is_finalizing() or getattr(self, "_over", True):
             return
         if self._owner:

@@ -26,7 +26,7 @@ class CallInfo(Protocol):
     not be sent ends too.
     """
 
-    core: Any  # the Group, whose module imports this one
+    core: Any  # the Group, whose module imports this module
     epoch: Epoch
     role: str
     method: str
@@ -51,7 +51,7 @@ class CallListener:
         """The result of another call is among its arguments."""
 
     def stored(self, call: CallInfo, nbytes: int) -> None:
-        """A value of so many bytes was stored for it."""
+        """A value of ``nbytes`` was stored for the call."""
 
     def composed(self, call: CallInfo, message: Message) -> None:
         """The message of the next rank is made."""
@@ -60,7 +60,7 @@ class CallListener:
         """The message of a rank was handed over."""
 
     def sent(self, call: CallInfo, nbytes: int) -> None:
-        """All its messages are on their way, of so many bytes in all."""
+        """All messages of the call were sent, of ``nbytes`` in all."""
 
     def asked(self, call: CallInfo) -> None:
         """Somebody waits for its end."""
@@ -79,7 +79,7 @@ STEPS = ("planned", "passed", "stored", "composed", "posted", "sent", "asked", "
 
 
 class Heard:
-    """Some listeners, by the steps that they hear of."""
+    """The hooks of some listeners, by step."""
 
     __slots__ = STEPS
 
@@ -110,12 +110,12 @@ class Listeners:
         self.heard = Heard()
 
     def add(self, listener: CallListener) -> None:
-        """Let it hear of the calls that are planned from now on."""
+        """Add a listener for the calls that are planned from now on."""
         with self._lock:
             self._set((*self.all, listener))
 
     def remove(self, listener: CallListener) -> bool:
-        """Let it hear of no further calls; whether it was there."""
+        """Remove a listener from further calls; return whether it was there."""
         with self._lock:
             there = listener in self.all
             self._set(tuple(one for one in self.all if one is not listener))
@@ -137,5 +137,5 @@ class Listeners:
             )
 
 
-#: Those who hear of the calls of all groups of this process.
+#: Listeners of the calls of all groups of this process.
 everywhere = Listeners()

@@ -72,7 +72,7 @@ class RerunLog:
         entry = Repeat(call.role, call.method, tuple(call.plan.ranks), tuple(sent), weakref.ref(call))
         with self._lock:
             over = [e for e in self.entries if e.key == entry.key and (e.succeeded or e.call() is None)]
-            for older in over[:-1]:  # nobody will learn how they ended, and the last of them stands for all
+            for older in over[:-1]:  # their ends will not be known; the last of them is kept
                 self.entries.remove(older)
             self.entries.append(entry)
 

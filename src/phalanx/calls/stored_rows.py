@@ -1,4 +1,4 @@
-"""Values that lie in parts where others stored them: an argument of a call by reference, nothing of it here."""
+"""Values that other processes stored in parts: arguments of a call by reference, without fetching them here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StoredParts(ABC):
     @property
     @abstractmethod
     def parts(self) -> Sequence[StoredPart]:
-        """Where they lie, in order."""
+        """The stored parts, in order."""
 
     @property
     @abstractmethod

@@ -64,7 +64,7 @@ class PendingStream(Results):
             backend, [part if isinstance(part, Ticket) else Ticket(part.ended) for part in parts]
         )
         self._parts = {p: _Part(part) for p, part in enumerate(parts) if not isinstance(part, Ticket)}
-        self._lock = threading.RLock()  # a rank's stream is for one thread at a time
+        self._lock = threading.RLock()  # a rank's stream must be used by one thread at a time
         self._left = False
         self.is_faulty = False
         self.streaming = streaming
@@ -166,7 +166,7 @@ class PendingStream(Results):
         self._backend.disregard([*values, *(ref for ref in last if ref is not None)])
 
     def run_to_end(self) -> None:
-        """Take all items now, where ranks go on only when their items are taken."""
+        """Take all items now, if ranks continue only when their items are taken."""
         with self._lock:
             for part in self._parts.values():
                 while part.pull():
@@ -243,7 +243,7 @@ class Reader:
         self._ready: deque[int] = deque()
         # Several items may be there: all are asked for at once, as often as that is so.
         self._is_behind = True
-        # A rank that nobody holds back is not let go on by having its items taken: small ones are fetched together.
+        # Taking items does not let a rank without a buffer limit continue, so small items are fetched together.
         self._may_fetch_ahead = arrivals.streaming.buffer is None and not backend.immediate
         self._ahead: dict[int, deque[Value]] = {position: deque() for position in self._places}
         self._are_small = False

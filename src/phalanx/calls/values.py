@@ -46,7 +46,7 @@ class StoredValue(Generic[T]):
         """The value, in private memory of the caller.
 
         Raises:
-            PhalanxError: it is gone with the node or cluster that stored it, or cannot be unpickled.
+            PhalanxError: it was lost with the node or cluster that stored it, or cannot be unpickled.
         """
         try:
             with decoding(meter=process.arrived):

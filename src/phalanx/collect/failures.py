@@ -26,7 +26,7 @@ from phalanx.errors import (
 )
 from phalanx.wire.failure import RankFailure, rebuild
 
-# What gloo, NCCL, HCCL and the c10d store say on the ranks that were left waiting. Sources: gloo
+# Messages of gloo, NCCL, HCCL and the c10d store on the ranks that were left waiting. Sources: gloo
 # transport/tcp/{pair,unbound_buffer}.cc, NCCL's ncclGetErrorString and ncclGetLastError, torch
 # ProcessGroupNCCL.cpp, TCPStore.cpp.
 _CONNECTION_IS_GONE = re.compile(
@@ -41,12 +41,12 @@ _PEER_IS_GONE = re.compile(
     r"|watchdog caught collective|application timeout caused pair closure|store.*(?:timed? ?out|closed)",
     re.IGNORECASE,
 )
-# Types in which torch.distributed raises them; nobody else puts such words into a bare RuntimeError.
+# Types in which torch.distributed raises them; other code does not raise a bare RuntimeError with such words.
 _OF_A_COLLECTIVE = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 _COLLECTIVE_FRAME = re.compile(
     r"torch[/\\]distributed[/\\]|ProcessGroup|third_party[/\\]gloo|c10d", re.IGNORECASE
 )
-# What a rank raises that lost the other end of a sync of weights.
+# Raised by a rank that lost its peer in a sync of weights.
 _SYNC_PEER_IS_GONE = f"{WeightsTransferError.__module__}.{WeightsTransferError.__qualname__}"
 # A frame of a process that waits for its peers, as faulthandler and traceback write it.
 _WAITS_FOR_PEERS = re.compile(

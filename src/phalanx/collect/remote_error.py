@@ -110,7 +110,7 @@ def _dual_type(base: type[Exception], plain: type[RemoteCallError]) -> type[Remo
 
 def _dual(cls: type[RemoteCallError], parts: Parts, error: RemoteCallError) -> RemoteCallError:
     dual = assemble(cls, parts)
-    if parts.whole is not None:  # an error of phalanx, with what it says beside its text
+    if parts.whole is not None:  # an error of phalanx, with its fields next to its text
         dual.__dict__.update(parts.whole.__dict__)
     dual.__dict__.update(error.__dict__)
     if isinstance(dual, SyntaxError):

@@ -86,7 +86,7 @@ def _check_arguments(cls: type[Any], args: tuple[Any, ...], kwargs: Mapping[str,
         raise DeclarationError(f"{cls.__name__}({given}): {error}; expected {cls.__name__}{taken}") from None
 
 
-#: What a role, or a group of one class, is made of.
+#: Classes that a role, or a group of a single class, is made of.
 WorkerClass: TypeAlias = type[Any] | RemoteClass | BoundClass
 
 

@@ -95,8 +95,8 @@ _present: ContextVar[WorkerContext | None] = ContextVar("phalanx_present_worker"
 
 def note_context(worker: object, context: WorkerContext) -> None:
     """Remember who a worker is whose class has no place for it."""
-    key, others = id(worker), _others  # held by what forgets it, which also runs while the interpreter ends
-    with contextlib.suppress(TypeError):  # what cannot be referred to weakly is not remembered
+    key, others = id(worker), _others  # held by the callback, which also runs while the interpreter ends
+    with contextlib.suppress(TypeError):  # objects without weak references are not remembered
         others[key] = weakref.ref(worker, lambda _: others.pop(key, None)), context
 
 

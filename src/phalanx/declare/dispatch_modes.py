@@ -20,11 +20,11 @@ COLLECTS = ("join", "list", "first", "none")
 
 
 class Listed:
-    """For type checkers: calls give a list with elements of the method's own type."""
+    """For type checkers: calls return a list with elements of the method's own type."""
 
 
 class Single:
-    """For type checkers: calls give a value of the method's own type."""
+    """For type checkers: calls return a value of the method's own type."""
 
 
 K = TypeVar("K")

@@ -211,7 +211,7 @@ def _check_padding(where: str, multiple: Any, mask: str | None) -> None:
         )
 
 
-#: What decorators of the standard library make of a function, other than functions.
+#: Types of objects, other than functions, that decorators of the standard library return.
 _NO_METHODS = (
     staticmethod,
     classmethod,

@@ -36,7 +36,7 @@ class Yields(Generic[V, One, Item, Alone]):
 #: A method that a caller waits for as for a function, and the coroutine function of which the worker runs each call.
 Method: TypeAlias = Callable[Concatenate[S, P], R]
 AsyncMethod: TypeAlias = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
-#: What it is once registered. (``object`` in place of Any: mypy takes an Any in an argument for doubt about overloads.)
+#: Its type once registered. (``object`` in place of Any: mypy takes an Any in an argument for doubt about overloads.)
 Registered: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], R]
 RegisteredAsync: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], Coroutine[object, None, R]]
 #: Generators, before and after.
@@ -47,7 +47,7 @@ AsyncStreaming: TypeAlias = Callable[Concatenate[S | Yields[V, list[T], Item, T]
 
 
 class Listing(Protocol):
-    """Registers a method whose calls give a list."""
+    """Registers a method whose calls return a list."""
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
@@ -62,7 +62,7 @@ class Listing(Protocol):
 
 
 class Giving(Protocol):
-    """Registers a method whose calls give a value of its own type."""
+    """Registers a method whose calls return a value of its own type."""
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...

@@ -1,4 +1,4 @@
-"""Declarations of a worker's state: the parts that ``px.save`` writes and ``px.load`` brings back.
+"""Declarations of a worker's state: the parts that ``px.save`` writes and ``px.load`` restores.
 
 Saying so costs nothing: the parts are looked at when something is saved or loaded.
 """
@@ -62,7 +62,7 @@ def register_state(
             it can be loaded where they are sharded otherwise, before its first step too.
         rng: save the states of the random generators of torch (with the current accelerator's), numpy and
             ``random``, each rank's own.
-        boxes: ``px.weights.ShardSpec`` of tensors of the model whose layout is to be told, by name.
+        boxes: ``px.weights.ShardSpec`` of tensors of the model with a declared layout, by name.
         megatron: ``px.weights.MegatronRank`` where the model is a Megatron module.
         others: further parts by name: whatever has ``state_dict()`` and ``load_state_dict(state)``; a random generator
             of torch, numpy or ``random``; a dict of such things and of plain values, which are put back into it.

@@ -30,7 +30,7 @@ class Stateful(Protocol):
 
 
 def ways_of(value: Any) -> Ways | None:
-    """How an object gives and takes its state; None for a value that is its own."""
+    """Return how to get and set the state of an object; None for a value that is its own state."""
     for get, put in _PAIRS:
         if callable(getattr(value, get, None)) and callable(getattr(value, put, None)):
             return Ways(getattr(value, get), getattr(value, put))

@@ -77,7 +77,7 @@ def publish(
         model: an ``nn.Module``, a mapping of names to tensors, or a function that returns either when a sync begins.
             Tensors are plain (whole, the same on all ranks), ``DTensor``, or Megatron's.
         step: returns the count of optimizer steps of the weights, sent with each version.
-        boxes: ``px.weights.ShardSpec`` of tensors whose layout is to be told, by name.
+        boxes: ``px.weights.ShardSpec`` of tensors with a declared layout, by name.
         megatron: ``px.weights.MegatronRank`` where these are a Megatron module's parameters.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``px.Worker``: the optional base class that tells a worker who it is."""
+"""``px.Worker``: the optional base class of workers, with the facts about their rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-#: What the ranks of a process share under it while they rejoin: what :meth:`Worker.rejoin` does by itself.
+#: Key of the function that the ranks of a process share while they rejoin: :meth:`Worker.rejoin` calls it.
 REJOIN = "rejoin"
 REJOINING = "rejoining"
 
@@ -193,7 +193,7 @@ def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: Work
     try:
         if not hasattr(cls, "_context") or type(cls).__call__ is not type.__call__:
             made: Any = cls(*args, **kwargs)
-        else:  # what type.__call__ does, with the context in between
+        else:  # like type.__call__, with the context in between
             made = cls.__new__(cls, *args, **kwargs)
             if isinstance(made, cls):
                 made.__dict__["_phalanx_context"] = context
@@ -205,6 +205,6 @@ def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: Work
     else:
         note_context(made, context)
     check: Callable[[], None] | None = getattr(made, "__phalanx_made__", None)
-    if check is not None:  # what every class of a kind has to see to in its constructor
+    if check is not None:  # checks that constructors of every subclass must pass
         check()
     return made

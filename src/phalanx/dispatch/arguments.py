@@ -32,7 +32,7 @@ class CallInput:
     kwargs: dict[str, Any]
     ranks: Sequence[int]
     materialize: Callable[[Any], Any] | None = None
-    handle: Target | None = None  # what custom functions get as their group
+    handle: Target | None = None  # passed to custom functions as the group
 
     @property
     def mode(self) -> Mode:

@@ -26,13 +26,13 @@ from phalanx.wire.lazy import is_tensor, lazy
 T_co = TypeVar("T_co", covariant=True)
 
 Key = tuple[Any, ...]
-"""Says what a plain value is: equal for equal values, in any process."""
+"""Comparison key of a plain value: equal for equal values, in any process."""
 
 Settings = tuple[tuple[str, bytes], ...]
 """Path and digest of each leaf without rows; the digest is empty where the leaf is no plain value."""
 
 UNCLEAR = b"-"
-"""In place of the digest of what is refused where rows are split, from however few pieces."""
+"""Digest of values that are refused if rows are split, even from a single piece."""
 
 torch: Any = lazy("torch")
 
@@ -96,7 +96,7 @@ def differing(pieces: Sequence[Settings]) -> list[str]:
 
 def _agree(digests: Sequence[bytes | None]) -> bool:
     first = digests[0]
-    plain = bool(first) or len(digests) == 1  # one piece alone gives its value, whatever that is
+    plain = bool(first) or len(digests) == 1  # a single piece returns its value, whatever it is
     return first != UNCLEAR and plain and all(each == first for each in digests)
 
 

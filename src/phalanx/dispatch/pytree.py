@@ -72,7 +72,7 @@ class Build:
 
     def __init__(self, node: Node, parts: Sequence[tuple[int, Callable[[Iterator[Any]], Any]]]) -> None:
         self._node = node
-        self._parts = parts  # of each child: how many leaves it has, and what builds it
+        self._parts = parts  # of each child: its number of leaves, and its builder
 
     def __call__(self, values: Iterator[Any]) -> Any:
         return self._node.rebuild([build(values) for _, build in self._parts])
@@ -217,7 +217,7 @@ def _new(kind: Any, source: Any) -> Any:
 
 
 def _rebuild_dataclass(source: Any, names: tuple[str, ...], values: Sequence[Any]) -> Any:
-    # Not through __init__: it may refuse what comes by piece.
+    # Not through __init__, which may refuse the pieces.
     fields = dict(zip(names, values, strict=True))
     if isinstance(source, dict):  # transformers' ModelOutput is a dict and a dataclass at once
         renewed = _refilled(source, {key: fields.get(key, held) for key, held in source.items()})

@@ -73,7 +73,7 @@ def plan_rows(call: CallInput, recipients: Recipients, whole: int | str | None =
         call = call.settled_call()
     taken = _TakenApart.of(call, whole)
     if taken.rows is None and call.spec.pad_to_multiple is not None and taken.futures:
-        call = call.settled_call()  # what padding added can only be undone where the rows are counted
+        call = call.settled_call()  # padding can only be undone if the rows are counted here
         taken = _TakenApart.of(call, whole)
     if taken.rows is None:
         return _plan_without_rows(call, recipients, taken)

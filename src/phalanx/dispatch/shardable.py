@@ -255,13 +255,13 @@ _BY_NAME: dict[str, RowOps] = {
 
 @dataclass(frozen=True)
 class Replicate:
-    """A value that every rank gets whole, although it has rows; the worker sees the value itself."""
+    """A value that every rank gets complete, although it has rows; the worker sees the value itself."""
 
     value: Any
 
 
 def replicate(value: Any) -> Any:
-    """Exempt ``value`` from being split or dealt: every called rank gets it whole, and it is sent once.
+    """Exempt ``value`` from being split or dealt: every called rank gets all of it, and it is sent once.
 
     It may be an argument, or stand inside a tuple, dict or dataclass. The worker's method receives ``value``.
     """

@@ -55,9 +55,9 @@ class Epoch:
         self.joining = joining
         self.everyone = tuple(range(size))
         self.endpoints = tuple(endpoints)
-        self.stay = stay  # of one without endpoints: by rank, who will be among them
+        self.stay = stay  # of an epoch without endpoints: processes that will stay, by rank
         self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in endpoints)  # by rank
-        self.meshes: dict[str, Mesh] = {}  # those that its ranks told of
+        self.meshes: dict[str, Mesh] = {}  # reported by its ranks
         self.stopped: set[int] = set()  # ranks that were stopped on purpose
 
     def has_kept(self, ranks: Sequence[int], since: Epoch) -> bool:
@@ -82,5 +82,5 @@ class Epoch:
         return tuple(range(len(self.endpoints))) if self.joining else self.everyone
 
     def dead(self, backend: Backend) -> list[int]:
-        """The ranks that calls go to and that are known to be gone; cheap."""
+        """Return the called ranks that are known to be dead; cheap."""
         return backend.dead_of(self.endpoints[: self.size])

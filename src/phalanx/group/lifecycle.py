@@ -48,7 +48,7 @@ class Event(Enum):
     STARTED = "started"
     """All ranks of an epoch have been constructed (after a restart: and their calls made again)."""
     BREAK = "break"
-    """The ranks of an epoch cannot work together any more: one is lost, or was stopped."""
+    """The ranks of an epoch cannot work together any more: a rank was lost, or was stopped."""
     RESTART = "restart"
     """Ranks get new processes, all or some; a new epoch begins."""
     MEMBERS = "members"
@@ -56,7 +56,7 @@ class Event(Enum):
     FOLLOW = "follow"
     """A view learned of an epoch that the group's owner, in another process, has begun."""
     CLOSE = "close"
-    """Somebody wants the group gone."""
+    """The group is to be closed."""
     CLOSED = "closed"
     """Nothing of the group is left."""
 
@@ -78,7 +78,7 @@ class Transition:
         return f"{self.before.value} --{what}--> {self.after.value} (epoch {self.epoch}{ignored})"
 
 
-#: The state after each event; a pair that is not here is a bug of whoever sent the event.
+#: The state after each event; a pair that is not here is a bug of the sender of the event.
 TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
     {
         (State.STARTING, Event.STARTED): State.READY,
@@ -123,9 +123,9 @@ class Lifecycle:
         self._epoch = epoch
         self._cause: PhalanxError | None = None
         self._story: deque[Transition] = deque(maxlen=_STORY_LENGTH)
-        #: What else whoever calls a broken group should know, such as why it was not restarted.
+        #: Further information for callers of a broken group, such as why it was not restarted.
         self.remark = ""
-        #: Why it is closed and what to do, where that was not somebody's close().
+        #: Why it is closed and what to do, if it was not closed by a call of close().
         self.closed_because = ""
 
     @property
@@ -193,7 +193,7 @@ class Lifecycle:
     def _cause_after(self, event: Event, after: State, cause: PhalanxError | None) -> PhalanxError | None:
         if after is State.READY:
             return None
-        # Broken by a failed restart: that failure, not the one before it. Otherwise the first one stays.
+        # Broken by a failed restart: keep that failure, not the earlier failure. Otherwise the first failure stays.
         is_first = self._cause is None or self.state is State.RESTARTING
         return cause if event is Event.BREAK and after is State.BROKEN and is_first else self._cause
 
@@ -209,7 +209,7 @@ class Lifecycle:
         )
 
     def stale_error(self, epoch: int, method: str) -> StaleEpoch:
-        """Return the error of a call whose ranks are other processes by now, or gone."""
+        """Return the error of a call whose ranks were replaced or died."""
         return StaleEpoch(
             f"group {self._group!r} was restarted, or has other ranks by now: this call of {method} belongs to epoch "
             f"{epoch}, the group is in epoch {self._epoch}; make the call again",

@@ -1,4 +1,4 @@
-"""The groups of this process that somebody holds."""
+"""The live groups of this process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LiveGroups:
     def close_left(self, backend: Backend | None) -> None:
         """Close, in this process, the open groups of a backend: they have other owners, or outlive the backend."""
         for group in self._open(backend) if backend is not None else ():
-            group.on_change = None  # whoever they belong to publishes what becomes of them
+            group.on_change = None  # their owner publishes their state
             group.begin_close()
             group.finish_close()
 

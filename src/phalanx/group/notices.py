@@ -49,7 +49,7 @@ class NoticeQueue:
         self._told: dict[str, tuple[float | None, frozenset[int]]] = {}
         self._untold: list[PreemptionNotice] = []
         self._uncalled: list[PreemptionNotice] = []
-        #: Whether there is a notice of which whoever moves ranks away has not thought yet.
+        #: True if the code that moves ranks has not handled a notice yet.
         self.urgent = False
 
     def see(self, going: Sequence[DrainingNode], seats: Sequence[Seat]) -> None:

@@ -1,4 +1,4 @@
-"""``px.RestartPolicy``, ``px.ReplacePolicy``: when a broken group is to come back by itself, and how. Pure."""
+"""``px.RestartPolicy``, ``px.ReplacePolicy``: when a broken group is recovered automatically, and how. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches for nodes that will be taken away, and tells groups that have ranks there."""
+"""Watches for nodes that will be drained, and notifies groups that have ranks there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PreemptionMonitor:
         self._background.begin()
 
     def turn(self) -> float | None:
-        """Ask the cluster once, and tell the groups."""
+        """Query the cluster once, and notify the groups."""
         with self._lock:
             groups = [group for group in self._groups if not group.closed]
             self._groups = weakref.WeakSet(groups)

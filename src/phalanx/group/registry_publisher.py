@@ -133,7 +133,7 @@ class Publisher:
                     work()
                 except Exception:  # whatever it is: it is the commands that then see less, not the run
                     _log.debug("publishing failed", exc_info=True)
-                del work  # else it would keep its group until the next one
+                del work  # otherwise it would keep its group alive until the next item
         return None
 
     def _publish(self, group: Group) -> None:

@@ -17,7 +17,7 @@ from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.messages import STORE_VARIABLE, Message, host_call
 from phalanx.worker.rejoining import Rejoin, rejoin
 
-#: What ranks must be told anew to find each other.
+#: Variables by which ranks find each other, sent again to ranks that rejoin.
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
 
 
@@ -45,7 +45,7 @@ def constructors(core: Group, ranks: range | None = None) -> Call:
 
 
 def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message] = ()) -> None:
-    """Note that the processes of an epoch are there, and have been told who they are."""
+    """Note that the processes of an epoch exist, and have received their rank configs."""
     call.epoch = epoch
     call.arrivals = Results(call.core.backend, tickets)
     for message in messages:

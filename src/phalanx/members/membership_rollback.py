@@ -22,7 +22,7 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
     """
     backend, endpoints = core.backend, core.endpoints
     if core.closed or backend.immediate or not backend.connected():
-        return  # whoever closed it ends them all
+        return  # close() ends them all
     ranks = [rank for rank, one in enumerate(endpoints) if one in staying and backend.alive(one)]
     if not ranks:
         return

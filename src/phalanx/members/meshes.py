@@ -11,7 +11,7 @@ from phalanx.group.resize_plan import fitted
 from phalanx.topology.mesh import Mesh
 from phalanx.worker import handlers as questions
 
-#: Of one rank: the coordinates by axis in each mesh that its worker registered, by name.
+#: Of a rank: the coordinates by axis in each mesh that its worker registered, by name.
 Places = Mapping[str, Mapping[str, int]]
 
 

@@ -82,7 +82,7 @@ class _RankSettings:
         self._store = f"{self._address}:{self._port}/{epoch}"
         self._on_node = _devices_by_node(pool, endpoints)
         self._slots_on = _slots_by_node(pool, endpoints)
-        # What Ray sets before the process starts is the group's too: it wins over what we would choose.
+        # Variables that Ray sets before the process starts belong to the group too: they override our defaults.
         self._given = {**(options.runtime_env or {}).get("env_vars", {}), **options.env}
 
     def devices(self, endpoint: Endpoint) -> tuple[tuple[str, ...], Accelerator | None]:
@@ -135,7 +135,7 @@ def _slots_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> Counter
         block[endpoint.facts.slot.node_id] += 1
     found: Counter[str] = Counter()
     for (name, block), ranks in by_block.items():
-        spread = len(ranks) > 1  # a placement group of somebody else's
+        spread = len(ranks) > 1  # a placement group that is not ours
         found.update(ranks if spread else dict.fromkeys(ranks, pool.holdings[name].blocks[block]))
     return found
 

@@ -47,7 +47,7 @@ def _recover(core: Group) -> None:
     with core.changing:
         if core.is_changed_here:
             return
-        with core.as_it_is():  # what moves and recovers it makes calls itself
+        with core.as_it_is():  # moving and recovering makes calls itself
             if core.notices.urgent:
                 _move_away(core, policy)
             while core.lifecycle.state is State.BROKEN and _has_recovered(core, policy):
@@ -112,7 +112,7 @@ def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
         return
     core.notices.urgent = False
     ranks = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
-    # Whoever recovers a broken group starts no ranks on such nodes.
+    # The recovery of a broken group starts no ranks on such nodes.
     if not isinstance(policy, ReplacePolicy) or not ranks or core.lifecycle.state is not State.READY:
         return
     if not policy.allows_preemption(core.preemptions):
@@ -173,7 +173,7 @@ def go_back(cores: Sequence[Group]) -> None:
         for core in in_one_order(cores):
             held.enter_context(core.changing)
         for core in cores:
-            if core.card.asynchronous:  # others come to a restore once they have ended what is before it
+            if core.card.asynchronous:  # other ranks start a restore only after the calls before it
                 for call in calls_of(core):
                     with contextlib.suppress(PhalanxError):  # it belongs to processes that are gone
                         call.cancel()

@@ -1,4 +1,4 @@
-"""The states of ranks copied into the memory of other ranks, and brought back from there."""
+"""The states of ranks: copied into the memory of other ranks, and restored from there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def take_together(cores: Sequence[Group]) -> list[Snapshot]:
     Raises:
         GroupBroken: a group is broken.
     """
-    with contextlib.ExitStack() as held:  # neither two at once, nor one beside a change of members
+    with contextlib.ExitStack() as held:  # no two snapshots at once, and none during a change of members
         for core in in_one_order(cores):
             held.enter_context(core.as_it_is())
         for core in cores:

@@ -22,7 +22,7 @@ _STACKS_EVERY_S = 5.0
 
 
 class Starting:
-    """The time in which a group starts; ``with Starting(...)`` shows it where somebody looks."""
+    """Context in which a group starts; shows the progress in a terminal or notebook."""
 
     def __init__(self, backend: Backend, group: str, world_size: int, console: Console | None = None) -> None:
         self._backend = backend

@@ -37,7 +37,7 @@ def bring_to_replaced(core: Group, new: Collection[int]) -> None:
     Where that cannot be, the group works on without: the new ranks refuse methods that need weights.
 
     Raises:
-        PhalanxError: the group lost a rank meanwhile.
+        PhalanxError: the group lost a rank during the sync.
     """
     made: dict[Resync, str] = {}
     for (role, name), found in _brought(core).items():
@@ -59,7 +59,7 @@ def bring_to_replaced(core: Group, new: Collection[int]) -> None:
 
 
 def _tried(core: Group, one: Resync) -> str:
-    """Bring weights; why they did not get there, in words."""
+    """Sync weights; return the reason of a failure as text."""
     try:
         with core.preparing():
             one.bring(core)
@@ -80,6 +80,6 @@ def _brought(core: Group) -> dict[tuple[str, str], Sequence[Resync]]:
     found: dict[tuple[str, str], Sequence[Resync]] = {}
     for key, number in core.had_weights.items():
         sent = {one: newest for one in by if (newest := one.newest(key)) is not None}
-        # One made since may take the place of the one that brought them.
+        # A newer sync may replace the sync that sent them.
         found[key] = [one for one in sent if sent[one] >= number] or [one for one in sent if not sent[one]]
     return found

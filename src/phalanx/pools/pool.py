@@ -264,7 +264,7 @@ class ResourcePool:
                         del known[slot]
 
     def explain(self) -> Table:
-        """Which slot lies where and which groups are on it."""
+        """Return a table of the slots with their nodes and groups."""
         reservations = {name: holding.reservation for name, holding in self._holdings.items()}
         nodes = () if self.closed else self.backend_api.nodes_of(self.slots, reservations)
         return explain_slots(self.name, self._view, self._holdings, nodes)

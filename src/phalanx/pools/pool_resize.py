@@ -1,4 +1,4 @@
-"""Slots that a pool gets later, and gives back."""
+"""Slots that a pool reserves later, and releases."""
 
 from __future__ import annotations
 

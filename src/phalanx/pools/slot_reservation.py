@@ -166,7 +166,7 @@ dropped_slots = DroppedSlots()
 
 
 books = threading.Lock()
-"""Held while somebody writes them: groups may be started by several threads."""
+"""Held during changes of the bookings: several threads may start groups."""
 
 
 def book(holdings: Mapping[str, SlotReservation], slots: Sequence[Slot], group: Tenant) -> None:
@@ -203,7 +203,7 @@ def unbook(holdings: Mapping[str, SlotReservation], slots: Sequence[Slot], group
 def explain_slots(
     pool: str, view: SlotView, holdings: Mapping[str, SlotReservation], nodes: Sequence[str]
 ) -> Table:
-    """Which slot lies where, ``nodes`` by rank where they are known, and which groups are on it."""
+    """Return a table of the slots with their nodes (``nodes`` by rank, if known) and groups."""
     rows: list[tuple[Any, ...]] = []
     for rank, slot in enumerate(view.slots):
         holding = holdings[slot.pool]

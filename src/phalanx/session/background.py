@@ -76,7 +76,7 @@ class BackgroundThread:
 
 
 BACKGROUND = BackgroundThread("phalanx-background")
-"""Takes what may wait for the cluster or for a user's function: nothing that others wait for without a limit."""
+"""Runs work that may wait for the cluster or for a user's function; no other work may depend on it without a limit."""
 MONITOR = BackgroundThread("phalanx-monitor")
 """Takes deadlines, losses and waits for many futures: no function of a user may hold that up."""
 

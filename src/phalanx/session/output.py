@@ -47,7 +47,7 @@ class RankOutput:
     def look(self) -> bool:
         """Show new output; return False once the process has ended and all of its output is shown."""
         with self._lock:
-            alive = self._alive()  # asked first: what it wrote before it went is there now
+            alive = self._alive()  # before reading: all output of a dead process is there now
             self._show(self._lines.feed(data) for data in self._new())
             if not alive:
                 self._show([self._lines.finish()])
@@ -72,7 +72,7 @@ class RankOutput:
         while path:
             try:
                 data = self._backend.read(self._place, path, self._offset, _CHUNK)
-            except Exception:  # not there yet, or its node is gone: a look at logs harms nobody
+            except Exception:  # not there yet, or its node was lost: failing to read logs is harmless
                 data = b""
             found.append(data)
             self._offset += len(data)

@@ -25,10 +25,10 @@ LetGo = Callable[[Backend | None], None]
 class LetGoStep(IntEnum):
     """Steps of letting a backend go, in order."""
 
-    NOTE = 0  # on what is open, why it will be closed
-    PART = 1  # what joins groups: none of them is to wait for another
-    CLOSE = 2  # what this process owns
-    FORGET = 3  # what belongs to others
+    NOTE = 0  # record in open objects why they will be closed
+    PART = 1  # close objects that join groups, so that none waits for another
+    CLOSE = 2  # close objects that this process owns
+    FORGET = 3  # forget objects of other owners
 
 
 _log = logging.getLogger("phalanx")
@@ -183,7 +183,7 @@ def _own_accelerators() -> dict[str, float]:
 def at_letting_go(step: LetGoStep, callback: LetGo) -> None:
     """Have a function called when a backend is let go of: with that backend, or with None for all of them.
 
-    The cluster may be gone already (``connected()`` is False): there is nothing to be freed then, only to be noted.
+    The cluster may be lost already (``connected()`` is False): then nothing is freed, only noted.
     """
     _state.letting_go.append((step, callback))
 

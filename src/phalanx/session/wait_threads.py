@@ -17,7 +17,7 @@ from phalanx.session.background import MONITOR, Background
 R = TypeVar("R")
 
 _MOST = 32
-_SPARE = 8  # more, for what has ended while that many wait
+_SPARE = 8  # additional threads, for finished waits while all others are busy
 _IDLE_S = 5.0
 _LOOK_EVERY_S = 0.02
 _ENDED_IN_PART_S = 0.5
@@ -62,7 +62,7 @@ class WaitThreads:
         self._lock = threading.Lock()
         self._work: SimpleQueue[_Wait] = SimpleQueue()
         self._threads = 0
-        self._idle = 0  # threads that wait for work, less those that are to get what is in the queue
+        self._idle = 0  # threads that wait for work, minus the number of waits in the queue
         self._done = 0
         self._done_before = 0
         self._others: list[_Wait] = []
@@ -95,7 +95,7 @@ class WaitThreads:
     def _run(self, wait: _Wait | None) -> None:
         while wait is not None:
             wait.do()
-            del wait  # else it would keep its call until the next one
+            del wait  # otherwise it would keep its call until the next wait
             wait = self._next()
 
     def _next(self) -> _Wait | None:
@@ -181,4 +181,4 @@ def _ended(waits: Sequence[Pending]) -> set[int]:
 
 
 waiters = WaitThreads()
-"""Those of this process."""
+"""The wait threads of this process."""

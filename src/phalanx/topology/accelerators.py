@@ -89,7 +89,7 @@ def resource_names() -> tuple[str, ...]:
 
 
 def in_use(resource: str, env: Mapping[str, str]) -> Accelerator:
-    """The kind behind ``resource`` on a node, told by the mask variables in ``env``.
+    """Return the kind behind ``resource`` on a node, recognized by the mask variables in ``env``.
 
     Several vendors share the resource ``GPU``; without any of their variables it is the first, CUDA.
 

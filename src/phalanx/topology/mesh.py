@@ -119,7 +119,7 @@ class Mesh:
         if axis is None:
             return self.world_size
         size = dict(self.sizes).get(axis, 1)
-        return self.world_size if size == _REST else size  # world_size then says what to do
+        return self.world_size if size == _REST else size  # world_size then raises with advice
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Axis name -> coordinate of ``rank``. Raises DispatchError for a rank outside the mesh."""
@@ -338,7 +338,7 @@ def _check_tiling(axes: Mapping[str, int], table: Sequence[Coordinates]) -> None
         if not fits
     ]
     too_long = [name for name, size in axes.items() if size > len(table)]
-    if too_long:  # not walked for empty places: one wild coordinate could make billions of them
+    if too_long:  # not searched for empty places: a wrong coordinate could make billions of them
         conflicts += [_too_long(axes, table, name) for name in too_long]
     else:
         nobody = (at for at in _row_major(axes.values()) if at not in holders)
