@@ -46,8 +46,8 @@ def resize(
             mesh that cannot be of that size, such as a mesh whose slowest axis is not dp.
         PlacementError: the pool has fewer slots, or the processes cannot be had; the group is as it was.
         CallTimeout: ranks that leave are still at calls; they get no more, and the next ``px.resize`` ends them.
-        As the constructors of ranks that join: the group is as it was.
-        As ``px.save``, ``restart()`` and ``px.load``, with ``via``.
+        Errors of the constructors of new ranks: the group is as it was.
+        Errors of ``px.save``, ``restart()`` and ``px.load``, with ``via``.
     """
     if not isinstance(group, WorkerGroup):
         raise DeclarationError(

@@ -64,8 +64,7 @@ class WorkerGroup(GroupView):
     Raises:
         DeclarationError: the class or an option is declared wrongly.
         PlacementError: no share of a slot is left, or processes and extra resources cannot be had.
-        WorkerInitError: a constructor raised; also an instance of the raised exception. The group is removed
-        completely.
+        WorkerInitError: a constructor raised; also an instance of the raised exception. The group is removed.
         CallTimeout: not all constructors returned within ``start_timeout``.
     """
 

@@ -123,7 +123,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
         Raises:
             StopIteration: all ranks have ended, or the stream was left.
-            The same as ``CallFuture.result``, as soon as a rank fails; then the call is over.
+            Errors of ``CallFuture.result``, as soon as a rank fails; then the call is over.
         """
         with self._lock:
             found = self._guarded(self._next)

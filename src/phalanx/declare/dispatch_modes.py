@@ -190,8 +190,7 @@ class Dispatch(metaclass=_DispatchNames):
         Args:
             name: of the mesh.
             pp_as_dp: count pp as part of dp: each pp stage gets rows of its own.
-            balance: even out over dp the sum of this column, or of this function of the arguments, which returns a
-            value per row.
+            balance: even out over dp the sum of this column, or of this function of the arguments (a value per row).
             group_size: keep that many consecutive rows together.
             leader_only: send the rows to the first rank of each dp coordinate, and ``None`` to its peers.
 

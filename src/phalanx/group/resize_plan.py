@@ -44,8 +44,7 @@ def block_of(group: str, meshes: Mapping[str, Mesh]) -> int:
     """Return the number of ranks that join and leave together: a dp coordinate, whose ranks meet in collectives.
 
     Raises:
-        DeclarationError: the ranks of a coordinate are not consecutive, so that none can join or leave behind the
-        others.
+        DeclarationError: the ranks of a coordinate are not consecutive, so that none can join or leave last.
     """
     block = 1
     for name, mesh in meshes.items():

@@ -14,8 +14,7 @@ class Snapshot:
 
     Attributes:
         number: counts the snapshots of the group, from 1.
-        holders: by rank, the rank whose process has a second copy of its state; the rank itself if there is no other
-        rank.
+        holders: by rank, the rank whose process has a second copy of its state; itself if there is no other rank.
         nbytes: bytes of the state of all ranks, each counted once.
         sent_bytes: bytes sent to the holders this time; unchanged tensors are not sent again.
         seconds: time that the calls of the group waited.

@@ -138,7 +138,7 @@ def move(core: Group, ranks: Sequence[int]) -> Moved:
     nodes, unless it can be done later.
 
     Raises:
-        As the constructors and ``rejoin()``; the group is broken then.
+        Errors of the constructors and ``rejoin()``; the group is broken then.
     """
     if len(ranks) == core.world_size:
         why = "all of its ranks are there, so that none could keep their state; px.save before the deadline"

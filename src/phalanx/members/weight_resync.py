@@ -25,7 +25,7 @@ def bring_to_joined(core: Group) -> None:
     """Bring weights to ranks that join, and with them to all others.
 
     Raises:
-        As a sync.
+        Errors of a sync.
     """
     for one in _all_brought(core):
         one.bring(core)
