@@ -12,7 +12,7 @@ from phalanx.errors import DeclarationError
 BACKENDS = ("ray", "inline")
 _MARKS = ("PHALANX_PROCESS", "PHALANX_STORE")  # of one process, and no settings
 Shown = Literal["all", "merged"] | tuple[int, ...]
-"""The ranks whose output the driver shows; "merged": all, and what several print at once is one line."""
+"""The ranks whose output the driver shows; "merged": all, with equal lines of several ranks shown once."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def settings() -> Settings:
 
 
 def threads_by_choice() -> str | None:
-    """How many threads somebody chose for what runs in this process (``OMP_NUM_THREADS``)."""
+    """Return the thread count that the user chose for this process (``OMP_NUM_THREADS``)."""
     return os.environ.get("OMP_NUM_THREADS") or None
 
 

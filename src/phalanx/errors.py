@@ -5,8 +5,8 @@
      |- DispatchError            yours: the arguments of a call do not fit; nothing was sent
      |   '- ArgumentLost         an argument was lost with the process that held it
      |- PlacementError           the cluster cannot hold the requested slots
-     |- GroupError               one group of workers; has `.group`
-     |   |- CallError            one call on it failed; has `.method` and a report per rank
+     |- GroupError               a group of workers; has `.group`
+     |   |- CallError            a call on it failed; has `.method` and a report per rank
      |   |   |- RemoteCallError  code on a rank raised (also an instance of the exception that it raised)
      |   |   |   '- WorkerInitError   ... in the constructor of the worker class
      |   |   |- WorkerDiedError  the process of a rank died
@@ -21,7 +21,7 @@
      |   |- WeightsTorn          a sync failed halfway: these weights mix versions
      |   '- WeightsTransferError a peer died or was late while bytes moved
      |       '- WeightsVerificationError    the received weights differ from the sent ones
-     |- ChannelError             one channel; has `.channel`
+     |- ChannelError             a channel; has `.channel`
      |   |- ChannelFull          no capacity in time (also a TimeoutError)
      |   |- ChannelEmpty         fewer items in time than requested (also a TimeoutError)
      |   |- ChannelClosed        it was finished or closed, or its owner died
@@ -91,7 +91,7 @@ RankState = Literal["finished", "running", "queued", "unreachable"]
 
 @dataclass(frozen=True)
 class RankReport:
-    """The part of one rank in a call that failed: plain data, and the exception itself where there is one."""
+    """The part of a rank in a call that failed: plain data, and the exception itself if there is one."""
 
     rank: int
     kind: FailureKind
@@ -136,16 +136,16 @@ class RankReport:
 
     @property
     def failed(self) -> bool:
-        """False for a rank that had finished when another one missed the deadline."""
+        """False for a rank that had finished when another rank missed the deadline."""
         return self.state != "finished"
 
     @property
     def lost(self) -> bool:
-        """It tells of a process that is gone: its own, or one that held or sent what it needed."""
+        """True if a process was lost: its own, or a process that held or sent data that it needed."""
         return self.kind in ("died", "stale") or self.cut_off or self.type_name in _LOSSES
 
     def where(self) -> str:
-        """The rank in words: `rank 2 (host h, pid 123, GPU 5)`."""
+        """Return the rank as text: `rank 2 (host h, pid 123, GPU 5)`."""
         facts = [
             f"host {self.host}" if self.host else "",
             f"pid {self.pid}" if self.pid is not None else "",
@@ -175,9 +175,9 @@ class PhalanxError(Exception):
 
     @property
     def lost(self) -> bool:
-        """Whether it came of a process that was lost, so that what failed may be tried again once ranks are replaced.
+        """True if a lost process caused the error. A retry can succeed after its ranks are replaced.
 
-        False of what code raised, of wrong arguments and of deadlines: those would come back each time.
+        False for errors of user code, of wrong arguments and of deadlines: they would be raised again each time.
         """
         return False
 
@@ -207,7 +207,7 @@ class DispatchError(PhalanxError):
 
 
 class ArgumentLost(DispatchError):
-    """An argument of a call, such as another call's result, is gone with the process that held it."""
+    """An argument of a call, such as another call's result, was lost with the process that held it."""
 
     @property
     def lost(self) -> bool:
@@ -216,7 +216,7 @@ class ArgumentLost(DispatchError):
 
 
 class PlacementError(PhalanxError):
-    """The cluster does not have, or did not give in time, the slots that were asked for."""
+    """The cluster does not have the requested slots, or did not provide them in time."""
 
 
 class InternalError(PhalanxError):
@@ -231,7 +231,7 @@ class InternalError(PhalanxError):
 
 
 class GroupError(PhalanxError):
-    """Something about one group of workers, whose name is `.group`."""
+    """Base of errors of a group of workers, whose name is `.group`."""
 
     def __init__(self, message: str = "", *, group: str = "") -> None:
         PhalanxError.__init__(self, message)
@@ -256,13 +256,13 @@ class GroupBroken(GroupError):
 
     @property
     def cause(self) -> PhalanxError | None:
-        """The first failure, as it was raised to whoever made that call."""
+        """The first failure, as it was raised to the caller."""
         given: Any = self.__dict__.get("_phalanx_cause", self.__cause__)
         return given if isinstance(given, PhalanxError) else None
 
     @property
     def lost(self) -> bool:
-        """That of its cause."""
+        """True if a lost process caused the first failure."""
         return self.cause is not None and self.cause.lost
 
     @cause.setter
@@ -281,13 +281,16 @@ class StaleEpoch(GroupError):
 
     @property
     def lost(self) -> bool:
-        """True: its processes are gone."""
+        """True: its processes died."""
         return True
 
 
 class CallError(GroupError):
-    """One call on a group failed. The fields are properties: a remote exception's attributes of the same
-    names never hide them (the exception itself is `.failures[i].exception`)."""
+    """A call on a group failed.
+
+    The fields are properties: a remote exception's attributes of the same names never hide them (the exception itself
+    is `.failures[i].exception`).
+    """
 
     def __init__(
         self, message: str = "", *, group: str = "", method: str = "", failures: tuple[RankReport, ...] = ()
@@ -308,7 +311,7 @@ class CallError(GroupError):
 
     @property
     def causes(self) -> tuple[RankReport, ...]:
-        """The reports of the ranks that failed by themselves, the first one first."""
+        """The reports of the ranks that failed by themselves, the first failure first."""
         return tuple(report for report in self.failures if report.failed and not report.victim)
 
     @property
@@ -323,7 +326,7 @@ class CallError(GroupError):
 
     @property
     def lost(self) -> bool:
-        """Whether a rank failed by itself because a process was lost, its own or one that it needed."""
+        """True if a rank failed by itself because a process was lost, its own or another that it needed."""
         return any(report.lost for report in self.causes)
 
     @property
@@ -335,9 +338,9 @@ class CallError(GroupError):
 class RemoteCallError(CallError):
     """Code on a rank raised.
 
-    What a failed call raises is, where the remote exception can be rebuilt, also an instance of the first
-    cause's type with its arguments and attributes, so that `except ValueError` catches a worker's
-    `ValueError`. Its text is that of this class: ranks, remote traceback, last lines logged.
+    If the remote exception can be rebuilt, the raised error is also an instance of the first cause's type with its
+    arguments and attributes, so that `except ValueError` catches a worker's `ValueError`. Its text is that of this
+    class: ranks, remote traceback, last lines logged.
     """
 
 
@@ -371,8 +374,10 @@ class CallTimeout(CallError, TimeoutError):
 
 
 class RanksDiverged(CallError):
-    """The ranks of an SPMD group did not do the same: calls in another order, or outputs declared replicated that
-    differ. Found in debug mode only (`PHALANX_DEBUG=1`); the reports are those of the odd ranks."""
+    """The ranks of an SPMD group diverged: calls in another order, or differing outputs that are declared replicated.
+
+    Found in debug mode only (`PHALANX_DEBUG=1`); the reports are those of the deviating ranks.
+    """
 
 
 class CallCancelled(CallError):
@@ -380,7 +385,7 @@ class CallCancelled(CallError):
 
 
 class WeightsError(PhalanxError):
-    """Weights did not get whole from one role to another."""
+    """Weights were not transferred completely from a role to another."""
 
 
 class WeightsMismatch(WeightsError):
@@ -397,13 +402,13 @@ class WeightsTorn(WeightsError):
 
 
 class WeightsTransferError(WeightsError):
-    """A peer died, did not come in time, or what arrived is not what was sent. `.peer` names it, where one is known."""
+    """A peer died or was late, or the received data differ from the sent data. `.peer` names the peer, if known."""
 
     peer: str | None = None
 
     @property
     def lost(self) -> bool:
-        """True: a peer is gone, or stands."""
+        """True: a peer died, or stalls."""
         return True
 
 
@@ -412,12 +417,12 @@ class WeightsVerificationError(WeightsTransferError):
 
     @property
     def lost(self) -> bool:
-        """False: nobody is gone."""
+        """Always False: no process was lost."""
         return False
 
 
 class ChannelError(PhalanxError):
-    """Something about one channel, whose name is `.channel`."""
+    """Base of errors of a channel, whose name is `.channel`."""
 
     def __init__(self, message: str = "", *, channel: str = "") -> None:
         PhalanxError.__init__(self, message)
@@ -433,13 +438,13 @@ class ChannelEmpty(ChannelError, TimeoutError):
 
 
 class ChannelClosed(ChannelError):
-    """The channel was finished and is empty, was closed, or its owner is gone; or this producer was closed."""
+    """The channel was finished and is empty, was closed, or its owner died; or this producer was closed."""
 
 
 class ItemsLost(ChannelError):
-    """Items are gone with the processes that had their bytes. Raised once, at the first take after that.
+    """Items were lost with the processes that held their bytes. Raised once, at the first take after the loss.
 
-    `.losses` has one entry for each process: `holder`, `why`, and how many `items`, `rows` and waiting `puts`.
+    `.losses` has an entry for each process: `holder`, `why`, and the numbers of `items`, `rows` and waiting `puts`.
     """
 
     losses: tuple[Any, ...] = ()
@@ -455,7 +460,7 @@ class StalenessTimeout(PhalanxError, TimeoutError):
 
 
 class CheckpointError(PhalanxError):
-    """Something could not be saved or loaded: no room, no right, nothing there. What was saved before stays whole."""
+    """A save or a load failed: no space, no permission, no such step. Steps saved earlier stay complete."""
 
 
 class CheckpointLocked(CheckpointError):
@@ -467,7 +472,7 @@ class CheckpointLocked(CheckpointError):
 
 
 class CheckpointCorrupted(CheckpointError):
-    """Files of a saved step are missing, or not what was written. `.files` names them."""
+    """Files of a saved step are missing, or differ from the written files. `.files` names them."""
 
     def __init__(self, message: str = "", *, files: tuple[str, ...] = ()) -> None:
         PhalanxError.__init__(self, message)
@@ -478,7 +483,7 @@ class CheckpointMismatch(CheckpointError):
     """The saved state does not fit the groups that load it: other groups, names, shapes, or another number of ranks."""
 
 
-# What a rank raises of these tells of another process, by the name that its report has.
+# Errors raised by a rank that report the loss of another process, by the type name in its report.
 _LOSSES = frozenset(
     f"{one.__module__}.{one.__qualname__}"
     for one in (ArgumentLost, ItemsLost, StaleEpoch, WeightsTransferError)

@@ -1,4 +1,4 @@
-"""``px.explain`` and ``px.debug.status``: pools, groups, what has not been started yet and the cluster, as tables."""
+"""``px.explain`` and ``px.debug.status``: pools, groups, classes not started yet and the cluster, as tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _METHOD_COLUMNS = ("method", "dispatch", "ranks", "arguments", "result", "a bare
 
 
 def explain(subject: Value) -> Table:
-    """A table of what something is, without starting anything.
+    """Return a table that describes a pool, group, method, class or mesh, without starting anything.
 
     Args:
         subject: a pool or a group (where each rank is), ``group.method`` or a view, a worker class,
@@ -44,7 +44,7 @@ def explain(subject: Value) -> Table:
             ``px.Mesh`` (rank -> coordinates).
 
     Raises:
-        DeclarationError: it is something else, or a class that a group could not be made of.
+        DeclarationError: ``subject`` is something else, or a class that a group could not be made of.
     """
     if isinstance(subject, ResourcePool | WorkerGroup):
         return subject.explain()

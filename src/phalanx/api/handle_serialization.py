@@ -1,4 +1,4 @@
-"""Groups that travel: what another process needs to call a group, and how it is put together there."""
+"""Serialization of group handles: the data that another process needs to call a group, and the rebuilding there."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def pack(core: Group) -> PortableGroup | LocalGroup:
     if core.backend.immediate:
         return LocalGroup(RUN_ID, core.card.number, core.name)
     if core.has_pool:
-        core.pool.keep()  # the view there is to work even if nobody here holds the group
+        core.pool.keep()  # the remote view works even if no reference to the group is left here
     if not core.endpoints:
-        with core.changing:  # whoever makes its ranks anew is about to be done
+        with core.changing:  # wait for a restart in progress, which creates the endpoints
             pass
     if core.has_pool and not core.card.detached and not core.roster_key:
         core.roster_key = f"roster/{RUN_ID}/{core.card.number}"

@@ -32,23 +32,23 @@ M = TypeVar("M", bound="BoundMethod[..., Any, Any]")
 #: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
 _FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
 
-#: What the stream of a method that yields takes beside the method's own arguments.
+#: Options of the stream of a method that yields, in addition to the method's own arguments.
 STREAM_OPTIONS = ("by", "buffer")
 
 
 @dataclass(frozen=True)
 class CallOptions:
-    """Options of one call, which never mix with the method's own arguments."""
+    """Options of a single call, kept apart from the method's own arguments."""
 
     timeout: float | None = None
     stall_report_after: float | None = None
 
 
 class BoundMethod(Generic[P, B, V]):
-    """One method of a group or of a view of it.
+    """A method of a group or of a view of it.
 
-    Called bare, it waits as declared and gives the result (a ``CallFuture`` where it was registered with
-    ``blocking=False``). For type checkers: a bare call gives ``B``, the future of a call ``V``.
+    A bare call waits as declared and returns the result (a ``CallFuture`` if the method was registered with
+    ``blocking=False``). For type checkers: a bare call returns ``B``, the future of a call ``V``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class BoundMethod(Generic[P, B, V]):
     ) -> None:
         self._selection = selection
         self._spec = spec
-        self._handle = handle  # of these ranks: what custom functions get as their group
+        self._handle = handle  # of these ranks: passed to custom functions as the group
         self._options = options or CallOptions()
         self._fixed = spec.mode in _FIXED and selection.which != "any"
         #: The plan of a call without arguments, where it is always the same.
@@ -133,12 +133,12 @@ class BoundMethod(Generic[P, B, V]):
         return self._empty[1]
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
-        """Send the call; give ``(rank, output)`` of each rank as it finishes."""
+        """Send the call; return an iterator over ``(rank, output)`` of each rank as it finishes."""
         self._check_stream_options(kwargs)
         return cast(Stream, self.submit(*args, **kwargs).stream())
 
     def _check_stream_options(self, kwargs: dict[str, Any]) -> None:
-        """Tell whoever gives options of the stream of a method that yields, which this one does not."""
+        """Reject options of a stream for methods that do not yield."""
         known = self._spec.call_signature
         given = [name for name in STREAM_OPTIONS if name in kwargs and known and name not in known.parameters]
         if self._spec.streams or not given:
@@ -190,7 +190,7 @@ class BoundMethod(Generic[P, B, V]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Only for what is not there; whoever comes from Ray looks for ``remote``."""
+            """Explain a missing attribute, with a hint for ``remote``, which users of Ray may expect."""
             hint = (
                 f": call it bare, or {self._spec.name}.submit(...) for a future" if name == "remote" else ""
             )
@@ -215,11 +215,11 @@ BUFFER = 8
 class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
     """A method that yields.
 
-    Called bare, it waits for the last item of every rank and gives the lists of items, collected as declared.
+    A bare call waits for the last item of every rank and returns the lists of items, collected as declared.
     """
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[B]:
-        """Send the call and return at once with its future, whose ``stream()`` gives the items as they come.
+        """Send the call and return at once with its future, whose ``stream()`` returns the items as they come.
 
         The ranks wait for no reader: their items are kept until the future is let go of.
         """
@@ -249,22 +249,21 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
         by: Literal["items", "rows"] = "items",
         **kwargs: Value,
     ) -> ItemStream[Any]:
-        """Send the call, and give what it yields as its ranks make it.
+        """Send the call, and return an iterator over the items that its ranks yield.
 
             with group.generate.stream(prompts) as items:
                 for rank, item in items:
                     ...
 
-        Items of one rank come in order, those of several as they are made; of a method that goes to one rank they come
-        without its number. In a mesh mode the items of the collectors come. Leaving the stream before its end cancels
-        the call. Ranks are at the call until their generators have ended.
+        Items of a rank come in order, and items of several ranks as they are made. If the method goes to a single rank,
+        the items come without its number. In a mesh mode the items of the collectors come. Leaving the stream before
+        its end cancels the call. A rank is busy until its generator has ended.
 
         Args:
-            buffer: how many items a rank makes at most that nobody has read; then it waits for the reader. None: as
-                many as there are.
-            by: "rows", where rows are split: the method yields ``(index of the row in its piece, result)``, and
-                ``(index of the row in the call, result)`` comes as rows are done, whichever rank they are from. Every
-                row has to come once.
+            buffer: the most unread items that a rank makes before it waits for the reader. None: no limit.
+            by: "rows", if rows are split: the method yields ``(index of the row in its piece, result)``, and the stream
+                returns ``(index of the row in the call, result)`` as rows are done, from any rank. Every row has to
+                come once.
 
         Raises:
             DispatchError: the arguments do not fit the method or its mode.
@@ -286,7 +285,7 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
         arrivals = call.arrivals
         if not isinstance(arrivals, PendingStream):
             raise InternalError(f"{where}: sent, but not as a stream")
-        # Nobody gets a value of it: who reads it has what there is.
+        # The call has no value: its outputs are read as a stream.
         call.plan = replace(call.plan, gather=GatherPlan("none", ()))
         return ItemStream(call, arrivals, forms[0], owner=True)
 
@@ -297,7 +296,7 @@ def _wanted(plan: CallPlan) -> frozenset[int]:
 
 
 def _rows_of(plan: CallPlan, where: str) -> StreamedRows:
-    """The rows of a call that are to come one by one."""
+    """Return the row bookkeeping of a call that is streamed by rows."""
     gather = plan.gather
     if gather.rows is None:
         raise DispatchError(

@@ -26,15 +26,15 @@ def snapshot(group: WorkerGroup, other: WorkerGroup, /, *groups: WorkerGroup) ->
 
 
 def snapshot(group: WorkerGroup, /, *groups: WorkerGroup) -> Snapshot | tuple[Snapshot, ...]:
-    """Copy the state of each rank into host memory, its own and that of another rank, on another node if there is one.
+    """Copy the state of each rank into its own host memory and into that of another rank, on another node if possible.
 
-    ``px.replace_ranks`` brings replaced ranks, and the others, back to the last snapshot; ``px.restore`` brings
-    back those of a group that lost none. The state is what ``px.save`` would write, ``state_dict()`` or what was
-    registered, and the states of the random generators. A snapshot waits for the calls before it, and those after it
-    wait for it. Tensors that have not changed since the last one are not sent again.
+    ``px.replace_ranks`` resets all ranks, replaced or not, to the last snapshot; ``px.restore`` does so for a group
+    that lost no rank. The state is the state that ``px.save`` would write (``state_dict()`` or the registered state)
+    and the states of the random generators. A snapshot waits for earlier calls, and later calls wait for it. Tensors
+    that have not changed since the last snapshot are not sent again.
 
-    Groups that work on one step are given together: the snapshot counts once all of them have theirs, so that they go
-    back to one point. If it fails, the last one stays; count a step as done once its snapshot is.
+    Pass all groups that work on the same step together: the snapshot counts once every group has its copy, so that all
+    of them go back to the same point. If it fails, the last snapshot stays; count a step as done once its snapshot is.
 
     Args:
         group: a whole group that this driver owns.
@@ -44,23 +44,22 @@ def snapshot(group: WorkerGroup, /, *groups: WorkerGroup) -> Snapshot | tuple[Sn
         Its number, holders, bytes and seconds; of several groups, a tuple.
 
     Raises:
-        DeclarationError: one of them is none.
+        DeclarationError: an argument is no such group.
         CheckpointError: a worker has no state; see ``px.save``.
-        GroupClosed, GroupBroken: a group takes no calls. Its policy, if it has one, does not mend it here: it would go
-            back to the snapshot before.
+        GroupClosed, GroupBroken: a group takes no calls. Its policy, if any, does not recover it here, since it would
+            go back to the previous snapshot.
     """
     taken = take_together(_cores_of((group, *groups), "px.snapshot"))
     return tuple(taken) if groups else taken[0]
 
 
 def restore(group: WorkerGroup, /, *groups: WorkerGroup) -> None:
-    """Bring all ranks of groups back to the last ``px.snapshot`` of each, in the processes that they have.
+    """Reset all ranks of groups to the last ``px.snapshot`` of each group, in their present processes.
 
-    For groups that lost no rank and yet have to go back: the step which another group failed in has drawn random
-    numbers, or changed weights, here too. Gradients are dropped. A restore waits for the calls before it; those that
-    asynchronous ranks are at are cancelled, as far as this driver has their futures, since they are part of what is
-    undone. A broken group with ``on_failure=px.ReplacePolicy(...)`` is mended first, so that this is all that a
-    step needs to be made again::
+    For groups that lost no rank and yet have to go back: the step in which another group failed has drawn random
+    numbers, or changed weights, here too. Gradients are dropped. A restore waits for the calls before it. Calls that
+    run on asynchronous ranks are cancelled if this driver has their futures, since they are part of the undone step. A
+    broken group with ``on_failure=px.ReplacePolicy(...)`` is recovered first, so that this is enough to repeat a step::
 
         try:
             reward = step(policy, rollout)
@@ -75,11 +74,11 @@ def restore(group: WorkerGroup, /, *groups: WorkerGroup) -> None:
         groups: more of them.
 
     Raises:
-        DeclarationError: one of them is none.
+        DeclarationError: an argument is no such group.
         CheckpointError: a group has no snapshot: none was taken since it was started, restarted or resized.
         GroupBroken: a group has lost ranks, and has no policy; ``px.replace_ranks`` gives it new ones.
         GroupClosed: a group is closed.
-        RemoteCallError, WorkerDiedError: a state could not be brought back.
+        RemoteCallError, WorkerDiedError: a state could not be restored.
     """
     go_back(_cores_of((group, *groups), "px.restore"))
 
@@ -90,34 +89,33 @@ def replace_ranks(
     *,
     state: Literal["snapshot", "peer", "none"] = "snapshot",
 ) -> tuple[int, ...]:
-    """Give ranks of a group new processes; the others keep theirs, with all that lies in their memory.
+    """Give ranks of a group new processes; the other ranks keep their processes and everything in their memory.
 
-    The ranks named are ended if they live; those whose processes are gone are replaced with them. Each new one is made
-    by its constructor, with ``self.rejoining`` true, on its slot, or on another node if that one is gone, while the
-    others run ``rejoin()``: together they form their process groups anew. Then the calls of methods registered with
-    ``rerun_on_restart=True`` are made again, and the states are brought back, so that the step which failed can be
-    made again.
-    Where a ``px.WeightSync`` had brought weights, all ranks get the source's present ones, as a new version, before
-    they are called; where the source is lost or was restarted a warning says so, and new ranks refuse methods that need
-    weights until the next sync. The group is in its next epoch then: futures of calls on ranks that were replaced fail
-    with ``StaleEpoch``.
+    The named ranks are ended if they live; ranks whose processes died are replaced too. Each new rank is made by its
+    constructor, with ``self.rejoining`` true, on its slot, or on another node if its node was lost, while the other
+    ranks run ``rejoin()``: together they create their process groups again. Then the calls of methods registered with
+    ``rerun_on_restart=True`` are repeated, and the states are restored, so that the failed step can be repeated.
+    If a ``px.WeightSync`` had synced weights to the group, all ranks get the source's present weights, as a new
+    version, before they are called. If the source was lost or restarted, a warning says so, and new ranks refuse
+    methods that need weights until the next sync. The group is in its next epoch then: futures of calls on replaced
+    ranks fail with ``StaleEpoch``.
 
     Args:
         group: a whole group that this process owns; ready, or broken.
-        ranks: which to replace; none given: those that are gone, each of which is looked at.
-        state: where states come from: the last ``px.snapshot``, for all ranks; a ``"peer"``, for the new ones alone, of
-            a group whose ranks all have the same state; or nowhere, ``"none"``, where ranks need none.
+        ranks: the ranks to replace; default every rank that an inspection finds dead.
+        state: the source of states: ``"snapshot"``, the last ``px.snapshot``, for all ranks; ``"peer"``, for the new
+            ranks alone, of a group whose ranks all have the same state; ``"none"`` if ranks need no state.
 
     Returns:
-        The ranks that were replaced, with those on nodes that go; none where none was to be.
+        The ranks that were replaced, ranks on draining nodes included; empty if there was nothing to replace.
 
     Raises:
-        DeclarationError: ``group`` or ``ranks`` are not what is expected.
-        GroupBroken: nobody has the state of a lost rank any more; the group is as it was.
+        DeclarationError: ``group`` or ``ranks`` are not as expected.
+        GroupBroken: no rank has the state of a lost rank any more; the group is as it was.
         GroupClosed: the group is closed.
-        PlacementError: a node is lost, and the others have no room.
+        PlacementError: a node is lost, and the others have no capacity.
         WorkerInitError, RemoteCallError, WorkerDiedError, CallTimeout: a constructor or a ``rejoin()`` failed; the
-            group is broken, and ``restart()`` makes all ranks anew.
+            group is broken, and ``restart()`` recreates all ranks.
     """
     core = _core_of(group, "px.replace_ranks")
     named = _checked(core, ranks)
@@ -133,11 +131,11 @@ def replace_ranks(
 
 
 def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
-    """The notices that ranks of a group will lose their node, each given once; does not wait.
+    """Return the notices that ranks of the group will lose their node, each notice once; does not wait.
 
     They come from nodes that the cluster drains (before a preemption, by an autoscaler, by ``ray drain-node``), at most
-    two seconds after that became known. What becomes of such ranks counts as no failure: ``px.RestartPolicy``
-    brings the group back on other nodes without counting it.
+    two seconds after that became known. The loss of such ranks counts as no failure: ``px.RestartPolicy`` restarts the
+    group on other nodes without counting it.
 
     Example::
 
@@ -146,7 +144,7 @@ def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
             print(notice.ranks, notice.node, notice.deadline, notice.reason)
     """
     core = group.core
-    if core.backend.immediate or not core.owner:  # nobody watches for it
+    if core.backend.immediate or not core.owner:  # the preemption monitor does not watch these
         look_once(core)
     return core.notices.take()
 

@@ -20,35 +20,34 @@ from phalanx.topology.mesh import Mesh
 def resize(
     group: WorkerGroup, n: int, *, via: str | Path | None = None, timeout: float | None = None
 ) -> None:
-    """Let a group have ``n`` ranks, on the first ``n`` slots of its pool; of a mesh with tp, ``n`` engines.
+    """Resize a group to ``n`` ranks, on the first ``n`` slots of its pool; of a mesh with tp, to ``n`` engines.
 
-    Of a class with ``independent = True``, whose ranks work each by itself (engines, rewards, data), the others work
-    on meanwhile. Ranks that join start, get the calls of methods with ``rerun_on_restart=True`` and the weights of each
-    ``px.WeightSync`` to the group (by a sync, which all ranks take part in), and only then calls of users. Those that
-    leave, the highest first, get no more calls, finish what they have, run their own ``close()``, and end. No rank that
-    stays gets another number; its ``world_size`` follows, after the calls that it has. Views of the whole group,
-    ``group.any`` and ``px.engines.sticky`` follow; results of calls on ranks that left stay. Where the group has a
-    mesh, given
-    or registered by its workers, the ranks of a dp coordinate meet in collectives, and come and go together; of a mesh
-    that was given, dp follows.
+    If the class has ``independent = True``, so that each rank works alone (engines, rewards, data), the other ranks
+    continue to work. New ranks start, get the calls of methods with ``rerun_on_restart=True`` and the weights of each
+    ``px.WeightSync`` to the group (by a sync, which all ranks take part in), and only then calls of users. Ranks leave
+    from the highest down: they get no more calls, finish the calls that they have, run their own ``close()``, and end.
+    No rank that stays gets another number; its ``world_size`` follows, after the calls that it has. Views of the whole
+    group, ``group.any`` and ``px.engines.sticky`` follow; results of calls on ranks that left stay. If the group has a
+    mesh, given or registered by its workers, the ranks of a dp coordinate meet in collectives, and come and go
+    together; of a mesh that was given, dp follows.
 
     Of any other class, whose ranks work together, ``via`` names a folder: the group is saved there by ``px.save``,
-    restarted with ``n`` ranks, and loaded, resharded, by ``px.load``. What was saved stays there.
+    restarted with ``n`` ranks, and loaded, resharded, by ``px.load``. The saved step stays there.
 
     Args:
         group: made by this process.
-        n: 1 or more; at most as many as the slots of its pool hold: ``pool.grow()`` reserves more. A number of ranks;
-            where independent ones come and go together, of dp coordinates.
+        n: number of ranks, or of dp coordinates if independent ranks come and go together; from 1 to the number that
+            the slots of the pool allow (``pool.grow()`` reserves more).
         via: a folder, or a URL as ``px.save`` takes it, for a class that is not independent.
-        timeout: seconds for the ranks that leave to finish; None: as long as it takes.
+        timeout: seconds for the leaving ranks to finish; None: no limit.
 
     Raises:
-        DeclarationError: ranks that work together and no ``via``; a group that is not this process's, or is detached;
-            a mesh that cannot be of that size, such as one whose slowest axis is not dp.
+        DeclarationError: ranks that work together and no ``via``; a group of another process, or a detached group; a
+            mesh that cannot be of that size, such as a mesh whose slowest axis is not dp.
         PlacementError: the pool has fewer slots, or the processes cannot be had; the group is as it was.
         CallTimeout: ranks that leave are still at calls; they get no more, and the next ``px.resize`` ends them.
-        As the constructors of ranks that join: the group is as it was.
-        As ``px.save``, ``restart()`` and ``px.load``, with ``via``.
+        Errors of the constructors of new ranks: the group is as it was.
+        Errors of ``px.save``, ``restart()`` and ``px.load``, with ``via``.
     """
     if not isinstance(group, WorkerGroup):
         raise DeclarationError(
@@ -97,7 +96,7 @@ def _start_again(group: WorkerGroup, n: int, change: Change, via: str | Path | N
 
 
 def engine_ranks(core: Group) -> int:
-    """How many ranks of a group of independent ones are one engine: those of a dp coordinate of its meshes.
+    """Return the number of ranks per engine of a group of independent ranks, those of a dp coordinate.
 
     Raises:
         DeclarationError: ranks of an engine are not in a row.

@@ -35,12 +35,12 @@ def _result(future: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Ranks of a group that calls go to, as one role of it.
+    """Ranks of a group that calls go to, in a single role.
 
-    ``fixed`` are the ranks of some; None is the whole group, whatever ranks it has. ``which`` says which of ``ranks``
-    a call goes to: "all" of them; the "one" that there is, whose output is the value;
-    or "any", the least busy of them. The latter two mean all ranks of a dp coordinate where the method has a mesh
-    mode; "process" is one rank, never with its peers.
+    ``fixed`` are the ranks if the selection is a part of the group; None is the whole group, whatever ranks it has.
+    ``which`` says which of ``ranks`` a call goes to: "all" of them; the "one" that there is, whose output is the value;
+    or "any", the least busy of them. The latter two mean all ranks of a dp coordinate if the method has a mesh mode;
+    "process" is a single rank, never with its peers.
     """
 
     core: Group
@@ -55,7 +55,7 @@ class Selection:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks; of a whole group, those that it has now."""
+        """The ranks; of a whole group, its present ranks."""
         return self.core.epoch.everyone if self.fixed is None else self.fixed
 
     @property
@@ -70,7 +70,7 @@ class Selection:
 
     @property
     def part(self) -> tuple[int, ...] | None:
-        """The ranks where they are not those of the whole group in order, else None."""
+        """The ranks if they are not the whole group in order, else None."""
         return None if self.fixed is None or self.fixed == self.core.epoch.everyone else self.fixed
 
     @property
@@ -87,7 +87,7 @@ class Selection:
         return mesh_of(self.core, name)
 
     def at(self, key: int | slice) -> Selection:
-        """One of the ranks, by its place among them, or a slice of them.
+        """Return the selection of the rank at ``index`` among the selected ranks, or of a slice of them.
 
         Raises:
             DispatchError: there is no such rank, or none in the slice.
@@ -106,7 +106,7 @@ class Selection:
         return replace(self, fixed=(self.ranks[key],), which="one")
 
     def spec_of(self, name: str) -> MethodSpec:
-        """The method of that name; one that is not registered gets the same arguments on every rank.
+        """Return the method of that name; a method that is not registered gets the same arguments on every rank.
 
         Raises:
             AttributeError: the class has no such method.
@@ -135,7 +135,7 @@ class Selection:
         return f"{text}Call {' or '.join(f'group.{role}.call({name!r}, ...)' for role in having)}"
 
     def unknown(self, name: str) -> str:
-        """Why there is no method of that name to be had as an attribute, and what to do."""
+        """Return why the group has no attribute of that name, and how to call the method instead."""
         methods = sorted(self.methods)
         near = difflib.get_close_matches(name, methods, n=3)
         text = f"{self.name} has no registered method {name!r}"
@@ -156,7 +156,7 @@ class Selection:
         kwargs: dict[str, Any],
         materialize: Materialize = _result,
     ) -> CallPlan:
-        """The plan of a call by the method's mode; ``handle`` is what custom functions get as their group.
+        """Plan a call by the method's mode; custom functions get ``handle`` as their group.
 
         Raises:
             DispatchError: the arguments do not fit the method or its mode.
@@ -190,7 +190,7 @@ class Selection:
         return CallPlan(self.ranks, given, same, GatherPlan("list", range(len(self.ranks))))
 
     def _check_there(self, method: str) -> None:
-        """See to it that the group has these ranks still.
+        """Check that the group still has these ranks.
 
         Raises:
             StaleEpoch: it was resized, and has fewer.
@@ -207,7 +207,7 @@ class Selection:
             )
 
     def _plan_one(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-        """One rank, or those of one dp coordinate; arguments as they are, one output the value."""
+        """Plan a call of one rank or dp coordinate: arguments are passed unchanged, a single output is the value."""
         sets = rank_sets(spec, self)
         if self.which == "any":
             chosen = self._least_busy(spec, sets)
@@ -232,17 +232,16 @@ class Selection:
         return least_busy(self.core, whole)
 
     def loads(self, spec: MethodSpec) -> dict[int, int]:
-        """Calls under way on each set of ranks that a call of this method may go to, by its first rank; of those that
-        live."""
+        """Return the in-flight calls on each set of living ranks that this method may call, keyed by the first rank."""
         here, busy = frozenset(self.ranks), loads(self.core)
         sets = [ranks for ranks in rank_sets(spec, self) if here.issuperset(ranks)]
         return {ranks[0]: sum(busy[rank] for rank in ranks) for ranks in sets if busy.keys() >= set(ranks)}
 
     def chosen_ranks(self, verb: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
-        """Ranks of the group, each once, which are among these; the first of these if none is given.
+        """Return the given ranks, each once; by default the first rank of the selection.
 
         Raises:
-            DispatchError: one of them is not.
+            DispatchError: a rank is not in the selection.
         """
         if ranks is None:
             return self.ranks[:1]

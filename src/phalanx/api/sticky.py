@@ -1,4 +1,4 @@
-"""``px.engines.sticky``: the calls of one key go to one rank of a serving group, whose caches know it."""
+"""``px.engines.sticky``: the calls of a key go to the same rank of a serving group, whose caches know it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_KEYS = 100_000
 
 
 class Pins:
-    """The process that each key of a group goes to. A rank whose process was replaced is another one to them."""
+    """The process that each key of a group is pinned to. A replaced process counts as a new rank."""
 
     def __init__(self, margin: float, most: int = _MOST_KEYS) -> None:
         self._margin = margin
@@ -28,9 +28,9 @@ class Pins:
         self._lock = threading.Lock()
 
     def rank_of(self, key: Hashable, loads: Mapping[int, int], processes: Sequence[object]) -> int:
-        """Return the rank for a key, given the calls under way on each rank that lives. The key is pinned there.
+        """Return the rank for a key, given the in-flight calls on each living rank. The key is pinned there.
 
-        A new key goes to the least busy rank, of several to the one with the fewest keys, then the lowest.
+        A new key goes to the least busy rank; ties go to the rank with the fewest keys, then to the lowest rank.
         """
         with self._lock:
             least = min(loads, key=lambda rank: (loads[rank], self._keys[id(processes[rank])], rank))
@@ -55,7 +55,7 @@ _pins: weakref.WeakKeyDictionary[Group, dict[tuple[str, float], Pins]] = weakref
 
 
 class Sticky:
-    """A group as one key sees it: each method, when it is looked up, is that of the rank which the key goes to."""
+    """A group as a single key sees it: looking up a method returns the method of the key's rank."""
 
     def __init__(self, group: GroupView, key: Hashable, pins: Pins) -> None:
         self._group = group
@@ -68,7 +68,7 @@ class Sticky:
         group = self._group
         spec = group.methods.get(name)
         if spec is None:
-            return getattr(group, name)  # which says what there is
+            return getattr(group, name)  # raises an error that lists the existing methods
         processes = group.core.epoch.endpoints
         loads = group._selection.loads(spec)  # pyright: ignore[reportPrivateUsage]
         if not loads:
@@ -85,20 +85,20 @@ class Sticky:
 
 
 def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> Sticky:
-    """The group as one conversation sees it: ``px.engines.sticky(group, key).generate(prompt)`` goes to one rank.
+    """Return the group for a conversation: ``px.engines.sticky(group, key).generate(prompt)`` goes to a fixed rank.
 
-    That is the rank to which the key went before; at first, the least busy one. The key moves to the least busy rank
-    where its own has more than ``margin`` calls more under way than that, and where its own process is lost or was
-    replaced. Of a method with a mesh mode, a rank stands for its dp coordinate.
+    It is the rank to which the key went before; at first, the least busy rank. The key moves to the least busy rank if
+    its own rank has over ``margin`` more calls in flight, or if the process of its own rank died or was replaced. Of a
+    method with a mesh mode, a rank stands for its dp coordinate.
 
     Args:
-        group: whose ranks serve, each by itself.
+        group: a group whose ranks serve independently.
         key: names the conversation; anything hashable.
-        margin: calls under way that the caches of a conversation are worth waiting for.
+        margin: number of additional in-flight calls that the caches of a conversation are worth waiting for.
 
     Raises:
         DeclarationError: ``margin`` is negative.
-        WorkerDiedError: no rank lives; raised where the method is looked up.
+        WorkerDiedError: every rank was lost; raised when the method is looked up.
     """
     if margin < 0:
         raise DeclarationError(f"px.engines.sticky(margin={margin!r}): expected 0 or more calls")

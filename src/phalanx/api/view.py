@@ -1,4 +1,4 @@
-"""Callable parts of a group: a group, some of its ranks, one rank, one role of it."""
+"""Callable parts of a group: all of its ranks, some of them, a single rank, or a role."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class GroupView:
 
     @property
     def role(self) -> str:
-        """Name of the role; empty for a group of one class."""
+        """Name of the role; empty for a group of a single class."""
         return self._selection.role
 
     @property
@@ -61,7 +61,7 @@ class GroupView:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks that calls go to; what custom dispatch functions see."""
+        """Number of ranks that calls go to; custom dispatch functions read it."""
         return len(self._selection.ranks)
 
     @property
@@ -88,7 +88,7 @@ class GroupView:
     @overload
     def __getitem__(self, key: slice, /) -> GroupView: ...
     def __getitem__(self, key: int | slice, /) -> GroupView:
-        """One rank, which gives its value itself, or a slice of them, which gives a list.
+        """Return a view of a rank, whose calls return its value, or of a slice of ranks, whose calls return a list.
 
         Of a method with a mesh mode, ``group[i]`` calls all ranks of rank i's dp coordinate.
         """
@@ -97,14 +97,14 @@ class GroupView:
 
     @property
     def any(self) -> RankView:
-        """For one call to the rank with the fewest calls under way; gives that rank's value.
+        """View that sends each call to the rank with the fewest calls in flight and returns that rank's value.
 
         Of a method with a mesh mode, it calls all ranks of the dp coordinate with the fewest.
         """
         return RankView(replace(self._selection, which="any"))
 
     def rank(self, index: int, /) -> RankView:
-        """One process, without its peers of a dp coordinate; methods with a mesh mode that has peers are refused.
+        """Return the view of a single process. Methods whose mesh mode gives the rank peers are refused.
 
         Raises:
             DispatchError: there is no such rank.
@@ -133,7 +133,7 @@ class GroupView:
         return kind(self._selection, spec, self)
 
     def call(self, method: str, /, *args: Value, **kwargs: Value) -> Value:
-        """Call a method by name, registered or not (one that is not gets the same arguments on every rank)."""
+        """Call a method by name, registered or not (an unregistered method gets the same arguments on every rank)."""
         return self._named(method)(*args, **kwargs)
 
     def submit(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
@@ -156,9 +156,10 @@ class GroupView:
     @overload
     def method(self, function: str, /) -> BoundMethod[..., Any, Any]: ...
     def method(self, function: Value, /) -> Value:
-        """The typed handle of a method: ``group.method(Accumulator.add)`` takes what ``add`` takes.
+        """Return the typed handle of a method: ``group.method(Accumulator.add)`` takes the arguments of ``add``.
 
-        What it gives is known to type checkers from ``@px.register``: for ``ONE_TO_ALL`` a list of what ``add`` gives.
+        Type checkers know the type of its result from ``@px.register``: for ``ONE_TO_ALL`` a list of results of
+        ``add``.
         """
         name = function if isinstance(function, str) else getattr(function, "__name__", None)
         if not isinstance(name, str):
@@ -173,7 +174,7 @@ class GroupView:
         In a group of several roles, ``worker`` is the mapping of role names to instances.
 
         Returns:
-            The outputs by rank; of ``group[i].run(...)`` the one output.
+            The outputs by rank; of ``group[i].run(...)`` the single output.
         """
         began = self._begin()
         if not callable(function):
@@ -195,10 +196,10 @@ class GroupView:
         with_stack: bool = False,
         with_flops: bool = False,
     ) -> Profile:
-        """Profile the next calls on some ranks: one trace for each rank, brought to this machine.
+        """Profile the next calls on some ranks: a trace for each rank, copied to this machine.
 
-        Calls are those that users make through the group, blocking or submitted, ``group.run`` included. The trace
-        has a range named after the method around each.
+        Only calls of users through the group count, blocking or submitted, ``group.run`` included. The trace has a
+        range named after the method around each.
 
         Example::
 
@@ -208,13 +209,13 @@ class GroupView:
             print(profile.paths)
 
         Args:
-            ranks: of the group; the first one if not given.
-            calls: how many of the next calls. The profiler starts with the first and stops after the last.
-            methods: only calls of these, by name ("update", "actor.update") or as ``Cls.update``; default any.
-            folder: for the traces; made if it is not there. Default a new one in the folder for temporary files.
+            ranks: of the group; default the first rank.
+            calls: number of calls to profile. The profiler starts with the first and stops after the last.
+            methods: only calls of these methods, by name ("update", "actor.update") or as ``Cls.update``; default any.
+            folder: for the traces; created if it does not exist. Default a new folder among the temporary files.
             tool: "torch": torch.profiler; "nsys": Nsight Systems, for a group started with
                 ``runtime_env=px.debug.nsight_environment()``.
-            activities: "cpu", "cuda"; default what the rank has.
+            activities: "cpu", "cuda"; default the activities that the rank supports.
             record_shapes, profile_memory, with_stack, with_flops: as torch.profiler.profile takes them.
 
         Raises:
@@ -233,7 +234,7 @@ class GroupView:
     def execute_all_sync(self, method: str, /, *args: Value, **kwargs: Value) -> list[Any]:
         """Call a method on all ranks and wait: outputs by rank.
 
-        Arguments are dealt out, one element per rank, when every one of them is a list of world_size elements;
+        Arguments are dealt out, an element per rank, if every argument is a list of world_size elements;
         otherwise all ranks get the same.
         """
         return self.execute_all_async(method, *args, **kwargs).result()
@@ -287,7 +288,7 @@ class GroupView:
 
 
 class RankView(GroupView):
-    """One rank of a group, or whichever is least busy: calls give its value itself."""
+    """A rank of a group, or the least busy rank: calls return its value itself."""
 
     @overload
     def method(

@@ -1,4 +1,4 @@
-"""``px.WorkerGroup``: workers started on a pool, called as one."""
+"""``px.WorkerGroup``: workers started on a pool and called together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _numbers = itertools.count(1)
 
 
 class WorkerGroup(GroupView):
-    """One worker per slot of a pool: ``WorkerGroup(pool, Accumulator.bind(start=1.0))``.
+    """A group with a worker per slot of a pool: ``WorkerGroup(pool, Accumulator.bind(start=1.0))``.
 
     Registered methods of the class are attributes of the group. With ``px.colocate({...})`` in place of a class,
     its roles are: ``group.actor.update(batch)``.
@@ -42,29 +42,29 @@ class WorkerGroup(GroupView):
         mesh: ``px.Mesh(...)`` over the ranks (named "default"), or a dict of several by name.
         name: for tables, errors and ``px.attach``; default from the class.
         env: variables for every rank, set before any of the user's modules are imported.
-        runtime_env: Ray's, for what must be there before the process starts (slower: no process is reused).
-        num_cpus: cores reserved per rank on the slot's node, beside the slot.
+        runtime_env: Ray's, for files and packages needed before the process starts (slower: no process is reused).
+        num_cpus: cores reserved per rank on the slot's node, in addition to the slot.
         memory: bytes of memory reserved in the same way.
         resources: other resources of Ray reserved in the same way, by name.
         start_timeout: seconds within which all constructors must have returned.
         call_timeout: deadline of each call in seconds, unless ``.options(timeout=...)`` says otherwise.
-        stall_report_after: seconds after which a call that has not ended is reported, with stacks, and goes on.
-        on_failure: ``px.RestartPolicy(...)`` makes a broken group restart by itself when it is next called,
+        stall_report_after: seconds after which a call that has not ended is reported, with stacks, and continues.
+        on_failure: ``px.RestartPolicy(...)`` makes a broken group restart automatically when it is next called,
             ``px.ReplacePolicy(...)`` gives only the lost ranks new processes.
         max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
         on_notice: called with each ``px.PreemptionNotice`` that ranks of the group will lose their node, on a
             thread of the library's: it may set flags or submit calls, and must not wait.
-            ``px.preemption_notices(group)`` gives them too.
+            ``px.preemption_notices(group)`` returns them too.
         visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
         detached: the group outlives this driver; needs ``name`` and a detached pool.
-        show_ranks: whose output this driver shows: "all", "merged" (all, with what several print at once as one
-            line), "none", a rank or a list of ranks; default as given to ``px.init``, else rank 0. Every rank's
-            output is in its own file, whatever is shown.
+        show_ranks: ranks whose output this driver shows: "all", "merged" (all, with a line that several ranks print at
+            once shown once), "none", a rank or a list of ranks; default as given to ``px.init``, else rank 0. Every
+            rank's output is in its own file in any case.
 
     Raises:
         DeclarationError: the class or an option is declared wrongly.
         PlacementError: no share of a slot is left, or processes and extra resources cannot be had.
-        WorkerInitError: a constructor raised; also an instance of what it raised. Nothing of the group is left.
+        WorkerInitError: a constructor raised; also an instance of the raised exception. The group is removed.
         CallTimeout: not all constructors returned within ``start_timeout``.
     """
 
@@ -168,7 +168,7 @@ class WorkerGroup(GroupView):
         )
 
     def restart(self) -> None:
-        """Start the group anew on its slots: new processes, the same handles, the next epoch.
+        """Restart the group on its slots: new processes, the same handles, the next epoch.
 
         Each worker is constructed as it was, then the calls of methods registered with ``rerun_on_restart=True``
         are made
@@ -190,7 +190,7 @@ class WorkerGroup(GroupView):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The role names of a colocated group; empty for a group of one class."""
+        """The role names of a colocated group; empty for a group of a single class."""
         return tuple(role for role in self._roles if role)
 
     @property
@@ -200,7 +200,7 @@ class WorkerGroup(GroupView):
 
     @property
     def closed(self) -> bool:
-        """Whether the group takes no calls because it was closed."""
+        """True if the group takes no calls because it was closed."""
         return self.core.closed
 
     @property
@@ -283,7 +283,7 @@ class WorkerGroup(GroupView):
     def close(self) -> None:
         """End the group: each worker's own ``close()``, then the processes. Idempotent.
 
-        Slots stay with the pool. Calls under way end with ``GroupClosed``.
+        Slots stay with the pool. Calls in flight end with ``GroupClosed``.
         """
         if self.core.begin_close():
             processes.close(self.core)

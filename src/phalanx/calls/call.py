@@ -1,4 +1,4 @@
-"""A call under way: it waits for its ranks, streams, cancels and ends itself, in one loop."""
+"""An in-flight call: it waits for its ranks, streams, cancels and ends, in a single loop."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Call(CallState):
         return self.arrivals if isinstance(self.arrivals, PendingStream) else None
 
     def result(self, timeout: float | None) -> Value:
-        """Wait, give its value or raise its error; both stay.
+        """Wait, then return its value or raise its error; both are kept.
 
         Raises:
-            CallTimeout: so many seconds are over, and the call is not; or its own deadline ended it.
+            CallTimeout: ``timeout`` seconds are over, and the call is not; or its own deadline ended it.
         """
         if not self.over:
             self._conclude(timeout)
@@ -125,7 +125,7 @@ class Call(CallState):
             failure = error.with_traceback(None)
         self.tell_end(failure)
         if failure is not None:
-            raise raisable(failure)  # the group may keep the error, but not the frames of whoever streams
+            raise raisable(failure)  # the group may keep the error, but not the reader's frames
 
     def follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
         """Yield from ``attempt(until)``; where that fails, find out how the call ends and act on it."""
@@ -141,7 +141,7 @@ class Call(CallState):
                 is_late = True
             except FetchFailed:
                 pass
-            # Not while that one is handled: an error of this would keep it, and so these frames, as its context.
+            # Outside the except block: otherwise the new error would keep the old, and so its frames, as its context.
             ending = late(self, limit) if is_late else failed(self)
             self.act(ending)
             if ending.error is not None:
@@ -149,7 +149,7 @@ class Call(CallState):
             until = None  # all ranks have ended by now
 
     def _check(self) -> None:
-        """See to it that the call is one of these ranks, and not over."""
+        """Check that the call has not failed and belongs to the present ranks."""
         status = self.status
         if isinstance(status, Raised):
             raise raisable(status.error)
@@ -164,7 +164,7 @@ class Call(CallState):
 
     @property
     def decodes(self) -> Policy:
-        """In what memory its outputs are decoded: rows are copied by being joined."""
+        """The memory in which its outputs are decoded: rows are copied when they are joined."""
         return Policy.VIEW if self.plan.gather.how == "rows" else Policy.PRIVATE
 
     def _join(self, outputs: Sequence[Any]) -> Value:
@@ -183,7 +183,7 @@ class Call(CallState):
         return value
 
     def conclude_with(self, outputs: Sequence[Any]) -> None:
-        """End it with outputs that were fetched together with those of other calls."""
+        """End the call with outputs that were fetched in a batch with other calls."""
         with self._waiting:
             if self.over:
                 return
@@ -215,7 +215,7 @@ class Call(CallState):
                 yield rank, output
 
     def act(self, ending: CallOutcome) -> None:
-        """Do what an ending asks for: stop ranks, break the group, or note that its owner has closed it."""
+        """Apply an outcome: stop ranks, break the group, or note that its owner has closed it."""
         if not self.acts:
             return
         core, epoch = self.core, self.epoch
@@ -235,7 +235,7 @@ class Call(CallState):
         mine = Cancelling(threading.Event())
         if not self._move(mine, UNDER_WAY):
             status = self.status
-            if isinstance(status, Cancelling):  # somebody else does
+            if isinstance(status, Cancelling):  # another thread cancels it
                 status.over.wait(CANCELLED_WITHIN_S)
             return self.cancelled
         try:
@@ -253,7 +253,7 @@ class Call(CallState):
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was cancelled."""
+        """True if it was cancelled."""
         status = self.status
         return isinstance(status, Raised) and isinstance(status.error, CallCancelled)
 
@@ -262,7 +262,7 @@ class Call(CallState):
         return self.arrivals.all_ended()
 
     def touches(self, ranks: Sequence[int]) -> bool:
-        """Return whether it failed on one of these ranks because that is gone; one that had returned before did not."""
+        """Return whether the call failed on a rank of ``ranks`` because the rank died. Returned ranks do not count."""
         for position, rank in enumerate(self.plan.ranks):
             if rank in ranks:
                 ended = self.arrivals.wait([position], 1, 0)[0]
@@ -278,7 +278,7 @@ class Call(CallState):
             return True
 
     def end_with(self, error: BaseException | None) -> None:
-        """Note how it ended as whoever read its items saw it."""
+        """End the call with the error that the reader of its items saw, if any."""
         self._end(Returned(None) if error is None else Raised(error))
 
     def _end(self, status: Returned | Raised) -> bool:

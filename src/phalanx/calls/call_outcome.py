@@ -1,4 +1,4 @@
-"""How a call ends, decided from what is known of it: no IO, no clock, no threads."""
+"""The outcome of a call, decided from observations of its ranks: no IO, no clock, no threads."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class CallObservation:
 
 @dataclass(frozen=True)
 class CallOutcome:
-    """Outcome of a call: its error (None: all ranks returned after all), and what follows for the group.
+    """Outcome of a call: its error (None: all ranks returned after all), and the consequences for the group.
 
     ``stop`` are the ranks to be stopped, ``breaks`` says that the group takes no more calls, ``closes`` that its
-    owner has closed it. ``over`` is False where only this wait is over and the call goes on.
+    owner has closed it. ``over`` is False if only this wait is over and the call continues.
     """
 
     error: BaseException | None = None
@@ -56,7 +56,7 @@ def decide(seen: CallObservation) -> CallOutcome:
     if seen.why == "failed":
         return _failed(seen)
     if not seen.pending:
-        return CallOutcome(over=False)  # all have ended while somebody looked
+        return CallOutcome(over=False)  # all ranks have ended since the observation
     error = combine(seen.group, seen.method, with_victims(seen.reports), timeout=seen.waited, init=seen.init)
     if seen.why == "impatient":
         return CallOutcome(error, over=not isinstance(error, CallTimeout))

@@ -1,6 +1,6 @@
-"""The state of one call, and what comes back of it.
+"""The state of a call, and its pending results.
 
-Its status is one of four, which cannot contradict each other.
+It has exactly one of four statuses, which cannot contradict each other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from phalanx.wire.value import Value
 
 @dataclass(frozen=True)
 class UnderWay:
-    """Nobody has seen its end."""
+    """The end of the call is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Cancelling:
 
 @dataclass(frozen=True)
 class Returned:
-    """All its ranks returned; this is what became of their outputs."""
+    """All ranks of the call returned; ``value`` is the joined result."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Raised:
-    """This is its one error."""
+    """The call ended with this error."""
 
     error: BaseException
 
@@ -67,7 +67,7 @@ def raisable(error: BaseException) -> BaseException:
 
 
 class WaitOver(Exception):
-    """One wait for a call is over; the call is not."""
+    """A wait for a call is over, while the call continues."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class WaitOver(Exception):
 
 
 class Results:
-    """The references to the outputs of ranks that were called one by one."""
+    """The references to the outputs of ranks that were called individually."""
 
     __slots__ = ("_backend", "_tickets", "_values")
 
@@ -91,17 +91,17 @@ class Results:
         """Return the outputs of all ranks.
 
         Raises:
-            FetchFailed: one of them cannot be had; as soon as that is known.
+            FetchFailed: an output cannot be fetched; raised as soon as that is known.
             NotReady: time is up.
         """
         return self._backend.fetch(self._values, timeout)
 
     def fetched_with_others(self) -> Sequence[Ref] | None:
-        """Return what outputs can be fetched by, together with those of other calls; None where they cannot."""
+        """Return the references that can be fetched in a batch with other calls; None if they cannot."""
         return self._values
 
     def awaited(self) -> Sequence[Ref]:
-        """Return what a wait waits for: all of these have ended once all ranks have, or one has failed."""
+        """Return the references to wait for: all end once every rank has ended, or a rank has failed."""
         return self._values
 
     def all_ended(self) -> bool:
@@ -119,7 +119,7 @@ class Results:
     def wait(
         self, positions: Sequence[int], count: int, timeout: float | None
     ) -> tuple[list[int], list[int]]:
-        """Return those positions that have ended (at least ``count``, unless time runs out), and the rest."""
+        """Return the positions that have ended (at least ``count``, unless time runs out), and the rest."""
         ended, rest = self._backend.wait([self._values[p] for p in positions], count, timeout)
         return [positions[index] for index in ended], [positions[index] for index in rest]
 
@@ -128,7 +128,7 @@ class Results:
         return self._backend.outcome(self._values[position])
 
     def reference(self, position: int) -> Ticket:
-        """Return what stands for a rank's output, there or not, when it is handed on."""
+        """Return the ticket of a rank's output, finished or not, to pass to other calls."""
         return self._tickets[position]
 
     def call_ids(self) -> list[int]:
@@ -136,21 +136,21 @@ class Results:
         return [self._backend.call_id(value) for value in self._values]
 
     def disregard(self) -> None:
-        """Note that the call is over, and that nobody will ask for what its ranks give back; does not wait."""
+        """Note that the call is over, and that the outputs of its ranks will not be read; does not wait."""
         self._backend.disregard([ref for ticket in self._tickets for ref in ticket if ref is not None])
 
     def leave(self) -> None:
-        """Note that the call was cancelled, so that nobody reads what its ranks give back; does not wait."""
+        """Note that the call was cancelled, so that the outputs of its ranks are not read; does not wait."""
 
 
 class CallState:
-    """One call, from its plan to its end: which ranks of which epoch, its deadline, and what comes back.
+    """A call from its plan to its end: its ranks, epoch, deadline and pending results.
 
-    Made before anything is sent; ``arrivals`` are there once it was. ``number`` is its place among the calls of this
+    Made before anything is sent; ``arrivals`` is set after sending. ``number`` is its place among the calls of this
     process on the group, in traces and in debug mode. ``limit`` is its deadline in seconds, from ``started``, on the
-    backend's clock. ``collector`` is what a custom collect function gets as the group. ``verify`` looks at the
-    outputs before they are joined (debug mode). ``acts`` is False where whoever makes the call acts on its end (a
-    start, a question of the library): the group is then neither broken nor closed by it, and nothing is stopped.
+    backend's clock. A custom collect function gets ``collector`` as the group. ``verify`` checks the outputs before
+    they are joined (debug mode). ``acts`` is False if the caller handles the end itself (a start, a call of the
+    library): the group is then neither broken nor closed by it, and no rank is stopped.
     """
 
     __slots__ = (
@@ -225,7 +225,7 @@ class CallState:
         self.was_sent = False
         self.status: Status = UNDER_WAY
         self._lock = threading.Lock()  # of the status
-        self._waiting = threading.Lock()  # of whoever fetches the value
+        self._waiting = threading.Lock()  # held by the thread that fetches the value
 
     @property
     def group(self) -> str:
@@ -234,16 +234,16 @@ class CallState:
 
     @property
     def meter(self) -> Meter | None:
-        """Counts the bytes that arrive; None where they are not those of a user's call."""
+        """Counter of the bytes that arrive; None if the call is not a user's."""
         return self.core.counts.arrived if self.acts else None
 
     @property
     def over(self) -> bool:
-        """Whether its value or its error stands."""
+        """True if the call has ended with a value or an error."""
         return type(self.status) in (Returned, Raised)
 
     def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
-        """Tell its listeners of a step; whoever raises is removed, and the call goes on."""
+        """Notify the listeners of a step; a listener that raises is removed, and the call continues."""
         for hook in hooks:
             try:
                 hook(self, *what)
@@ -251,12 +251,12 @@ class CallState:
                 self.listeners.drop(hook, error)
 
     def tell_asked(self) -> None:
-        """Tell its listeners that somebody waits for it."""
+        """Notify the listeners that a caller waits for the call."""
         if self.heard.asked:
             self.tell(self.heard.asked)
 
     def note_sent(self, nbytes: int) -> None:
-        """Note that all its messages are on their way, of so many bytes in all."""
+        """Note that all messages of the call were sent, of ``nbytes`` in all."""
         self.was_sent = True
         if self.acts:
             for counts in (self.core.counts, process):

@@ -36,7 +36,7 @@ _Body = tuple[Encoded, tuple[Ref, ...]]
 
 
 def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
-    """Store a value for the ranks of a group, beside the messages of a call."""
+    """Store a value for the ranks of a group, separate from the messages of a call."""
     nbytes = encoded.nbytes
     ref = core.backend.put(encoded)
     for counts in (core.counts, process):
@@ -48,7 +48,7 @@ def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
 
 
 class References:
-    """The references of one message, and the tokens that name them inside the encoded arguments."""
+    """The references of a message, and the placeholders that name them inside the encoded arguments."""
 
     def __init__(self, core: Group, call: Call | None, begin: tuple[Ref, ...] = ()) -> None:
         self._core = core
@@ -228,7 +228,7 @@ _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 
 
 def encode_body(core: Group, value: Value, call: Call | None = None) -> tuple[bytes | None, tuple[Ref, ...]]:
-    """Encode ``value`` as the body of a message: bytes for a small one; for a large one None, its reference the last.
+    """Encode ``value`` as the body of a message: bytes if small; None and a reference, added last, if large.
 
     Raises:
         DispatchError: it cannot be pickled, or does not fit into the object store.

@@ -9,12 +9,12 @@ class Counts:
     """Numbers since the start of a group, or of the process.
 
     Attributes:
-        calls: that were sent.
-        failed: of these, those with an error.
+        calls: number of calls that were sent.
+        failed: number of these calls that raised an error.
         sent_bytes: of messages to all ranks together.
-        stored_bytes: of values that were stored beside them, once for any number of ranks; also of constructors.
-        arrived: counts bytes that arrived in this process as results. What a future hands from rank to rank is not
-            counted.
+        stored_bytes: of values that were stored separately, once for any number of ranks; also of constructors.
+        arrived: counts bytes that arrived in this process as results. Values passed by reference from rank to rank are
+            not counted.
     """
 
     def __init__(self, whole: Counts | None = None) -> None:
@@ -40,6 +40,6 @@ def statistics() -> dict[str, int]:
     """Counts of this process over all of its groups and ``px.put``, since it was started.
 
     ``calls`` and ``failed`` calls; ``sent_bytes`` in messages to ranks, ``stored_bytes`` in the object store,
-    ``fetched_bytes`` of results that this process read. ``group.statistics()`` has the same for one group.
+    ``fetched_bytes`` of results that this process read. ``group.statistics()`` has the same for a single group.
     """
     return process.as_dict()

@@ -1,6 +1,6 @@
 """Diagnosis of each rank of a call that did not simply return, and the outcome of the call.
 
-What follows from the end is left to the call.
+The call itself applies the consequences.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.failure import report_of
 
 CANCELLED_WITHIN_S = 10.0
-"""How long one who meets a call that somebody else cancels waits for how that went."""
+"""Seconds that a caller waits for the result of a cancellation by another thread."""
 _SEVERED_WITHIN_S = 0.5
 _IN_ORDER = 32
 
 
 class Diagnosis:
-    """Looks at the ranks of one call that was sent.
+    """Diagnosis of the ranks of a call that was sent.
 
-    A *position* is an index into ``ranks``, ``endpoints``, ``arrivals`` and ``ids``: those under which the ranks know
-    the call. ``owner`` says whether this process owns the group, so that nobody else may end it.
+    A *position* is an index into ``ranks``, ``endpoints``, ``arrivals`` and ``ids``, the ids under which the ranks know
+    the call. ``owner`` says whether this process owns the group, so that no other process may end it.
     """
 
     def __init__(self, call: CallState) -> None:
@@ -49,7 +49,7 @@ class Diagnosis:
         return self.call.core.spare and self.call.acts
 
     def failed(self) -> CallObservation:
-        """Observe the call once one rank has failed: all that fail within the grace, and who is still at it."""
+        """Observe the call after a rank has failed: all ranks that fail within the grace period, and the busy ranks."""
         reports, pending = self._failures()
         if self.owner and pending and all(map(tells_of_a_peer, reports)):
             gone, pending = self._gone(pending)
@@ -58,7 +58,7 @@ class Diagnosis:
         lost = [] if self.owner else self._lost_of(reports)  # here it would be closed
         by_owner = bool(lost) and all(one.intended for one in lost)
         if pending and not self.owner and (by_owner or any(report.kind == "stale" for report in reports)):
-            self._freed(pending)  # for what the owner has them do next; it alone may stop them
+            self._freed(pending)  # for the owner's next calls; only the owner may stop the ranks
             pending = []
         # Ranks of another process's group may be cut off only where that will learn that it is broken.
         if self._spares and pending and (self.owner or lost):
@@ -97,10 +97,10 @@ class Diagnosis:
         )
 
     def cancelled(self) -> CallObservation | None:
-        """End the call on its ranks as far as they let it be ended, and say what became of each; None: all were over.
+        """End the call on its ranks and report how each of them ended; None if all had ended before.
 
-        What has not begun is dropped, what runs is interrupted, and cut off its peers if it is still at it after the
-        grace.
+        Ranks that have not begun drop the call; running ranks are interrupted, and their collectives are aborted if
+        they are still running after the grace period.
         """
         everyone = range(len(self.ranks))
         busy = self.arrivals.wait(everyone, len(everyone), 0)[1]
@@ -119,12 +119,12 @@ class Diagnosis:
         return CallObservation("cancelled", self.group, self.call.method, reports, ranks, severed=severed)
 
     def _cancel(self, busy: Sequence[int]) -> list[int]:
-        """Have ranks end the call; those that certainly had not begun it, and never will."""
+        """Cancel the call on ranks; return the positions that certainly had not begun it, and never will."""
         drops = self.backend.cancel([self.endpoints[p] for p in busy], [self.ids[p] for p in busy])
         return [position for position, drop in zip(busy, drops, strict=True) if drop]
 
     def interrupt(self) -> None:
-        """Have the ranks that are still at a call that streams end it: they would go on, or wait for a reader."""
+        """End a streaming call on the ranks that still run it: they would continue, or wait for a reader."""
         everyone = range(len(self.ranks))
         self._cancel(self.arrivals.wait(everyone, len(everyone), 0)[1])
         self.arrivals.leave()
@@ -144,15 +144,15 @@ class Diagnosis:
         return reports
 
     def _freed(self, busy: Sequence[int]) -> tuple[list[RankReport], list[int], bool]:
-        """Interrupt ranks that are at a call that failed, then cut them off their peers.
+        """Interrupt ranks that are still running a failed call, then abort their collectives.
 
         Returns:
-            What they report, who is at it even then, and whether process groups were cut.
+            Their reports, the positions that are running even then, and whether process groups were aborted.
         """
         self._cancel(busy)
         self.arrivals.leave()
         cut = pending = self._still_at_it(busy, _SEVERED_WITHIN_S)
-        if not self.owner:  # what else they are at may be what the owner mends the group by
+        if not self.owner:  # other calls of these ranks may be the owner's recovery of the group
             cut = pending = self._at_it_now(pending)
         if cut:  # in a collective, which nothing else ends
             self.backend.sever([self.endpoints[position] for position in cut])
@@ -163,24 +163,25 @@ class Diagnosis:
         return [replace(report, victim=True) for report in reports.values()], pending, severed
 
     def _gone(self, positions: Sequence[int]) -> tuple[list[RankReport], list[int]]:
-        """Of ranks that have not ended, the reports of those whose processes are gone, or their node; and the others.
+        """Split positions that have not ended into reports of the ranks whose process or node died, and the rest.
 
-        Peers may tell of a loss before the backend does, which may take it seconds to call a node lost.
+        Peers may report a loss before the backend does, which may take seconds to call a node lost.
         """
         sights = self.backend.sights([self.endpoints[position] for position in positions], False)
         gone = [position for position, sight in zip(positions, sights, strict=True) if sight.gone]
         return [self.dead(position) for position in gone], [one for one in positions if one not in gone]
 
     def _still_at_it(self, positions: Sequence[int], seconds: float) -> list[int]:
-        """Of some positions those that have not ended after a while."""
+        """Return the positions that have not ended after some seconds."""
         return self.arrivals.wait(positions, len(positions), seconds)[1] if positions else []
 
     def _failures(self) -> tuple[list[RankReport], list[int]]:
-        """Reports of the ranks that failed, and the positions that had not ended when the grace was over.
+        """Return reports of the failed ranks, and the positions that had not ended at the end of the grace period.
 
-        The grace begins when the first failure is known, so that ranks which fail with the same mistake, or
-        because of it, are all named in one error. Which failed first is looked for among the first ones; after these,
-        all that end within the grace are taken together, since each look is one at all that have not ended.
+        The grace period begins when the first failure is known, so that all ranks which fail with the same mistake, or
+        because of it, are named in the error. The order of failures is determined for the first ranks only; after
+        these, ranks that end within the grace period are collected in batches, since each wait checks all ranks that
+        have not ended.
         """
         reports: list[RankReport] = []
         pending = list(range(len(self.ranks)))
@@ -203,7 +204,7 @@ class Diagnosis:
         return reports, pending
 
     def report(self, position: int) -> RankReport | None:
-        """Return the report of an ended rank; None for one that returned."""
+        """Return the report of an ended rank; None if it returned."""
         at = self.backend.now()
         with decoding(Policy.VIEW):
             outcome = self.arrivals.outcome(position)
@@ -236,7 +237,7 @@ class Diagnosis:
         return self._dead(position, lost)
 
     def dead(self, position: int) -> RankReport:
-        """The report of a rank that is gone, though no call of it has told so."""
+        """Return the report of a dead rank, though no call of it has reported the loss."""
         lost = self.backend.post_mortem(self.endpoints[position], None)
         return replace(self._dead(position, lost), at=self.backend.now())
 
@@ -259,7 +260,7 @@ class Diagnosis:
         return [one or Lost("unknown") for one in found]
 
     def _at_it_now(self, positions: Sequence[int]) -> list[int]:
-        """Of some positions those that are at this very call, and not at another one before it."""
+        """Return the positions that are running this very call, and not an earlier call."""
         sights = self.backend.sights([self.endpoints[position] for position in positions], False)
         return [p for p, sight in zip(positions, sights, strict=True) if self.ids[p] in sight.running]
 

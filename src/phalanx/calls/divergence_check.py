@@ -1,4 +1,4 @@
-"""Checks of debug mode: did the ranks of one call really do the same? Pure."""
+"""Checks of debug mode: did all ranks of a call really do the same? Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.wire.value import Value
 
 
 class Executed(NamedTuple):
-    """One call that a rank ran, as the rank noted it."""
+    """A call that a rank ran, as recorded by the rank."""
 
     number: int
     name: str
@@ -51,7 +51,7 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
     """Compare outputs that were declared ``replicated=True``.
 
     Raises:
-        RanksDiverged: some are not what most ranks returned.
+        RanksDiverged: some outputs differ from the output of most ranks.
     """
     odd, usual = _odd_ones(outputs, same)
     if not odd:
@@ -102,7 +102,7 @@ def _bytes(array: Value) -> bytes:
 
 
 def _odd_ones(values: Sequence[Any], equal: Value) -> tuple[list[int], int]:
-    """Positions of the values that differ from the most common one, and a position of that one."""
+    """Return the positions of the values that differ from the most common value, and a position of the latter."""
     kinds: list[list[int]] = []
     for position, value in enumerate(values):
         kind = next((kind for kind in kinds if equal(values[kind[0]], value)), None)

@@ -25,8 +25,7 @@ T = TypeVar("T")
 
 
 class Stream(Iterator[tuple[int, Any]]):
-    """``(rank, output)`` of each rank as it finishes; knows how many there are and what of, for
-    ``px.debug.progress``."""
+    """Iterator over ``(rank, output)`` as ranks finish. ``px.debug.progress`` reads its length and description."""
 
     def __init__(self, inner: Iterator[tuple[int, Any]], total: int, description: str) -> None:
         self._inner = inner
@@ -43,12 +42,12 @@ class Stream(Iterator[tuple[int, Any]]):
 
 
 class Awaited(Generic[T]):
-    """Base of what ``px.gather`` waits for."""
+    """Base of futures that ``px.gather`` accepts."""
 
     __slots__ = ()
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for it, and give it."""
+        """Wait for the result and return it."""
         raise NotImplementedError
 
     def pending(self, deadline: float | None = None) -> Pending | None:
@@ -70,16 +69,16 @@ class CallFuture(Awaited[T]):
         self.call = call
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the result and give it.
+        """Wait for the result and return it.
 
         Args:
-            timeout: seconds to wait at most; when they are over the call goes on, and can be asked again. (A
+            timeout: the most seconds to wait; the call then continues, and its result can be requested again. (A
                 deadline of the call itself, ``.options(timeout=...)``, ends the call.)
 
         Raises:
-            RemoteCallError: code on a rank raised; also an instance of what it raised.
-            WorkerDiedError: a rank's process is gone.
-            CallTimeout: the result is not here yet.
+            RemoteCallError: code on a rank raised; also an instance of the raised exception.
+            WorkerDiedError: a rank's process died.
+            CallTimeout: the result has not arrived yet.
             GroupClosed, GroupBroken: the group ended before the call did.
         """
         return self.call.result(checked(timeout, "CallFuture.result"))
@@ -87,14 +86,14 @@ class CallFuture(Awaited[T]):
     def cancel(self) -> bool:
         """End the call, and wait until it has ended on every rank.
 
-        A rank that has not begun it drops it; one that is at it is interrupted (in Python code and in collectives
-        over sockets; an ``async`` method as any task is). A rank that has not ended its part by itself after the
-        grace is stopped, and the group is broken; else the group stays ready. ``result()`` then raises
-        ``CallCancelled``, whose ``failures`` say for each rank whether it had not begun, was interrupted, had
-        returned or was stopped.
+        A rank that has not begun the call drops it; a rank that runs it is interrupted (in Python code and in
+        collectives over sockets; an ``async`` method like any task). A rank that has not ended its part after the grace
+        period is stopped, and the group is broken; else the group stays ready. ``result()`` then raises
+        ``CallCancelled``, whose ``failures`` say for each rank whether it had not begun, was interrupted, had returned
+        or was stopped.
 
         Returns:
-            False if the call was over before: its result, or its error, stands.
+            False if the call was over before: its result, or its error, stays.
         """
         return self.call.cancel()
 
@@ -107,7 +106,7 @@ class CallFuture(Awaited[T]):
         return self.call.over or self.call.all_ended()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the call to end; what it raises, or None."""
+        """Wait for the call to end; return its error, or None."""
         timeout = checked(timeout, "CallFuture.exception")
         try:
             self.result(timeout)
@@ -133,13 +132,14 @@ class CallFuture(Awaited[T]):
         return Pending(call.core.backend, call.arrivals.awaited(), deadline)
 
     def stream(self, timeout: float | None = None) -> Stream | ItemStream[Any]:
-        """``(rank, output)`` of every called rank, in the order in which they finish.
+        """Return an iterator over ``(rank, output)`` of every called rank, in the order in which they finish.
 
-        Of a method that yields, its items as the ranks make them: ``(rank, item)``, or the items alone where one rank
-        was called. They stay, so that ``result()`` can be asked too, and leaving the stream leaves the call alone.
+        If the method yields, the iterator returns its items as the ranks make them: ``(rank, item)``, or only the items
+        if a single rank was called. The items are kept, so that ``result()`` works too, and leaving the stream does not
+        affect the call.
 
         Raises:
-            The same as :meth:`result`, at the first rank that failed.
+            Errors of :meth:`result`, at the first rank that failed.
         """
         call = self.call
         if call.streams is not None:
@@ -176,7 +176,7 @@ class CallFuture(Awaited[T]):
         return [call.arrivals.reference(position) for position in range(len(call.plan.ranks))]
 
     def refuse_stream(self) -> None:
-        """See to it that it may be an argument.
+        """Check that the future may be an argument.
 
         Raises:
             DispatchError: its call streams.
@@ -217,15 +217,15 @@ class CallFuture(Awaited[T]):
 
 
 def gather(*futures: Awaited[Any], timeout: float | None = None) -> list[Any]:
-    """The results of several futures, of any groups, in their order.
+    """Return the results of several futures, of any groups, in their order.
 
     Args:
-        *futures: what ``.submit()`` gave: of methods, of ``px.save``, of a run.
-        timeout: seconds to wait for all of them together; the calls go on when they are over.
+        *futures: futures of methods (``.submit()``), of ``px.save`` or of a run.
+        timeout: seconds to wait for all of them together; the calls then continue.
 
     Raises:
-        PhalanxError: that of the future which fails first, as soon as it does.
-        CallTimeout: not all are here in time.
+        PhalanxError: the error of the future that fails first, as soon as it does.
+        CallTimeout: some results did not arrive in time.
     """
     for future in futures:
         if not isinstance(future, Awaited):
@@ -252,11 +252,11 @@ def _result_by(future: Awaited[Any], deadline: float | None) -> Value:
 
 
 def together(calls: Sequence[Call], timeout: float | None) -> bool:
-    """Wait until all these calls are over, if they can be waited for together; whether they are.
+    """Wait until all calls are over; return False if they cannot be fetched together.
 
     Raises:
-        PhalanxError: that of one which failed, as soon as it does.
-        CallTimeout: so many seconds are over.
+        PhalanxError: the error of a failed call, as soon as it fails.
+        CallTimeout: ``timeout`` seconds are over.
     """
     refs = _refs_of(calls)
     if refs is None:
@@ -281,7 +281,7 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
 
 
 def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
-    """Return the references of all outputs; None where each call is to be waited for by itself."""
+    """Return the references of all outputs; None if each call must be waited for separately."""
     if len(calls) < 2:
         return None
     core, decodes = calls[0].core, calls[0].decodes
@@ -295,7 +295,7 @@ def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
 
 
 def _tell_first(calls: Sequence[Call], limit: float | None) -> None:
-    """Raise the error of a call that failed, or was not over in time; the others go on."""
+    """Raise the error of a call that failed, or was not over in time; the other calls continue."""
     backend = calls[0].core.backend
     for call in calls:
         if call.has_failed():

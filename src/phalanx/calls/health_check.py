@@ -40,7 +40,7 @@ def look_after(group: Group) -> None:
 
 
 def seen_gone(group: Group) -> list[int]:
-    """The ranks that are gone as the backend knows, or as a look at their processes tells, which may be sooner."""
+    """Return the dead ranks, as the backend knows or as an inspection of their processes shows, which may be sooner."""
     backend, epoch = group.backend, group.epoch
     dead = set(backend.dead_of(epoch.endpoints))
     ranks = [rank for rank in epoch.everyone[: len(epoch.endpoints)] if rank not in dead]
@@ -50,7 +50,7 @@ def seen_gone(group: Group) -> list[int]:
 
 
 def _lost(group: Group, epoch: Epoch, dead: Sequence[int]) -> None:
-    """Break the group: some ranks died while nobody called them."""
+    """Break the group because some ranks died between calls."""
     everyone = epoch.everyone[: len(epoch.endpoints)]
     plan = CallPlan(everyone, (), {}, GatherPlan("none", ()))
     none = CallState(group, epoch, plan, "", "(between calls)", 0, Listeners(), acts=False)
@@ -62,7 +62,7 @@ def _lost(group: Group, epoch: Epoch, dead: Sequence[int]) -> None:
 
 
 def _report_stall(call: Call) -> None:
-    """Log where each rank is at a call that takes longer than it should, and let it go on."""
+    """Log the state of each rank of a call that takes longer than it should; the call continues."""
     ending = late_now(call)
     if ending.error is None:
         call.stall_at = None

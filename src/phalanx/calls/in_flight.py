@@ -1,7 +1,7 @@
-"""The calls of a group that nobody has seen the end of.
+"""The in-flight calls of a group.
 
-A call whose future nobody keeps is forgotten with it; but one that was to go to *any* rank counts until it has ended,
-so that calls whose futures are not kept go to all ranks in turn.
+A call is forgotten if its future is dropped. However, a call to *any* rank counts until it has ended, so that such
+calls go to all ranks in turn even if their futures are dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_CHOSEN = 256
 
 
 def calls_of(group: Group) -> list[Call]:
-    """Return the calls that somebody holds, and that are not over."""
+    """Return the live calls that are not over."""
     found: list[Call | None] = [reference() for reference in list(group.recent)]
     return [call for call in found if call is not None and not call.over]
 
@@ -62,7 +62,7 @@ def streams_on(group: Group, ranks: Sequence[int]) -> list[PendingStream]:
 
 def make_room(group: Group) -> None:
     """Wait for the oldest call where as many are in flight as the group may have."""
-    streams: list[weakref.ref[Call]] = []  # which may wait for whoever makes this call to read on
+    streams: list[weakref.ref[Call]] = []  # these may wait until the caller reads on
     while len(group.recent) + len(streams) >= group.max_in_flight and group.recent:
         with contextlib.suppress(IndexError):  # another thread was faster
             reference = group.recent.popleft()
@@ -132,7 +132,7 @@ def _chosen_of(group: Group, epoch: Epoch | None) -> dict[int, Sequence[int]]:
 
 
 def _forget(group: Group, call: Call) -> None:
-    """A call that has ended on all its ranks needs no room, whether or not somebody has asked for its value."""
+    """Forget a call that has ended on all its ranks: it needs no capacity, whether or not its value was read."""
     for reference in list(group.recent):
         if reference() is call:
             with contextlib.suppress(ValueError):

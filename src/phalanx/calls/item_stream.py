@@ -66,14 +66,14 @@ class ByRank:
 
 
 class OfOne(ByRank):
-    """The items of the one rank that streams."""
+    """The items of a single rank."""
 
     def item(self, rank: int, value: Any) -> Given:
         return Given(value)
 
 
 def form_of(gather: GatherPlan) -> Form:
-    """How the items of a call come: without the rank where there is but one."""
+    """Return the form of a call's items: without the rank if a single rank was called."""
     return OfOne() if gather.how == "value" else ByRank()
 
 
@@ -94,8 +94,8 @@ class ByRow:
 class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     """The items of a call whose method yields: an iterator, async iterator and context manager.
 
-    Items of one rank come in order, those of several as they are made. Leaving it before its end, by ``with``,
-    ``close()`` or by letting go of it, cancels the call; one that ``CallFuture.stream`` gave leaves the call alone.
+    Items of a rank come in order, and items of several ranks as they are made. Leaving the stream before its end, by
+    ``with``, ``close()`` or by dropping it, cancels the call, except for a stream of ``CallFuture.stream``.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._owner = owner
         self._reader = Reader(arrivals, call.core.backend)
         self._limit = None if timeout is None else call.core.backend.now() + timeout
-        self._lock = threading.Lock()  # of whoever takes an item
+        self._lock = threading.Lock()  # held by the thread that takes an item
         self._asked = False
         self._over = False
         self._failure: BaseException | None = None
@@ -123,7 +123,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
         Raises:
             StopIteration: all ranks have ended, or the stream was left.
-            The same as ``CallFuture.result``, as soon as a rank fails; then the call is over.
+            Errors of ``CallFuture.result``, as soon as a rank fails; then the call is over.
         """
         with self._lock:
             found = self._guarded(self._next)
@@ -141,7 +141,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             await self._elsewhere(self._wait)
             found = self._guarded(self._poll)
         if found is _FAILED:
-            found = await self._elsewhere(self._next)  # which finds out what the failure is
+            found = await self._elsewhere(self._next)  # finds the cause of the failure
         if found is _NOTHING:
             raise StopAsyncIteration
         return found
@@ -160,7 +160,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             except Exception as error:
                 self._end(error.with_traceback(None))
         if self._failure is not None:
-            raise raisable(self._failure)  # the group may keep the error, but not the frames of whoever reads
+            raise raisable(self._failure)  # the group may keep the error, but not the reader's frames
         return _NOTHING
 
     def _end(self, failure: BaseException | None) -> None:
@@ -178,7 +178,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             self._asked = True
             call.tell_asked()
         if self._limit is None and call.deadline is None and self._is_current:
-            with contextlib.suppress(FetchFailed):  # what that means is found out below
+            with contextlib.suppress(FetchFailed):  # the failure is diagnosed below
                 while found is _NOT_YET:
                     found = self._take(None)
         while found is _NOT_YET:
@@ -264,7 +264,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             await asyncio.wrap_future(waiters.submit(self.close))
 
     def __del__(self) -> None:
-        # What failed in its constructor has none of these.
+        # not set if the constructor failed
         if sys.is_finalizing() or getattr(self, "_over", True):
             return
         if self._owner:
@@ -288,7 +288,7 @@ def leave(call: Call) -> None:
 
 
 def leave_soon(call: Call) -> None:
-    """The same for one that nobody holds any more; does not wait where that takes time."""
+    """Cancel the call of a stream that was garbage-collected; in the background if that takes time."""
     if call.core.backend.immediate:
         leave(call)
         return

@@ -1,8 +1,7 @@
-"""Listeners of the steps of a call, such as a trace; counts, metrics and calls to repeat are noted by the call itself.
+"""Listeners of the steps of a call, such as a trace. Counts, metrics and reruns are recorded by the call itself.
 
-A listener is a subclass of :class:`CallListener` that overrides the steps it wants to hear of, and is added to
-:data:`everywhere`. The list is asked once per call, when it is planned; a step that nobody overrides costs one truth
-test.
+A listener is a subclass of :class:`CallListener` that overrides some steps, and is added to :data:`everywhere`. The
+list is read once per call, when it is planned; a step that no listener overrides costs a truth test.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class CallInfo(Protocol):
     not be sent ends too.
     """
 
-    core: Any  # the Group, whose module imports this one
+    core: Any  # the Group, whose module imports this module
     epoch: Epoch
     role: str
     method: str
@@ -40,9 +39,9 @@ class CallInfo(Protocol):
 
 
 class CallListener:
-    """Hears of the steps of calls; each is told on the thread that takes the step, and should be quick.
+    """Base of listeners. Each method is called on the thread that takes the step, and should be quick.
 
-    One that raises is removed, which is reported once; the call goes on.
+    A listener that raises is removed, which is reported once; the call continues.
     """
 
     def planned(self, call: CallInfo) -> None:
@@ -52,16 +51,16 @@ class CallListener:
         """The result of another call is among its arguments."""
 
     def stored(self, call: CallInfo, nbytes: int) -> None:
-        """A value of so many bytes was stored for it."""
+        """A value of ``nbytes`` was stored for the call."""
 
     def composed(self, call: CallInfo, message: Message) -> None:
         """The message of the next rank is made."""
 
     def posted(self, call: CallInfo) -> None:
-        """That message was handed over."""
+        """The message of a rank was handed over."""
 
     def sent(self, call: CallInfo, nbytes: int) -> None:
-        """All its messages are on their way, of so many bytes in all."""
+        """All messages of the call were sent, of ``nbytes`` in all."""
 
     def asked(self, call: CallInfo) -> None:
         """Somebody waits for its end."""
@@ -73,14 +72,14 @@ class CallListener:
         """Its value is made from the outputs."""
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
-        """Somebody has seen its end: all went well, or this is its one error. Told once."""
+        """The end of the call is known: it succeeded (None), or raised ``error``. Called once."""
 
 
 STEPS = ("planned", "passed", "stored", "composed", "posted", "sent", "asked", "arrived", "joined", "ended")
 
 
 class Heard:
-    """Some listeners, by the steps that they hear of."""
+    """The hooks of some listeners, by step."""
 
     __slots__ = STEPS
 
@@ -103,7 +102,7 @@ class Heard:
 
 
 class Listeners:
-    """A list of listeners; ``heard`` are those who hear of a call that is planned now, by step."""
+    """A list of listeners; ``heard`` has the hooks for calls that are planned now, by step."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -111,12 +110,12 @@ class Listeners:
         self.heard = Heard()
 
     def add(self, listener: CallListener) -> None:
-        """Let it hear of the calls that are planned from now on."""
+        """Add a listener for the calls that are planned from now on."""
         with self._lock:
             self._set((*self.all, listener))
 
     def remove(self, listener: CallListener) -> bool:
-        """Let it hear of no further calls; whether it was there."""
+        """Remove a listener from further calls; return whether it was there."""
         with self._lock:
             there = listener in self.all
             self._set(tuple(one for one in self.all if one is not listener))
@@ -138,5 +137,5 @@ class Listeners:
             )
 
 
-#: Those who hear of the calls of all groups of this process.
+#: Listeners of the calls of all groups of this process.
 everywhere = Listeners()

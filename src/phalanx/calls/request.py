@@ -1,4 +1,4 @@
-"""One call as whoever makes it wants it."""
+"""A call as requested by its caller."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from phalanx.dispatch.plan import CallPlan, Target
 
 
 class CallRequest(NamedTuple):
-    """One call as whoever makes it wants it, before it is of an epoch and has a number.
+    """A call as requested, before it is assigned an epoch and a call number.
 
-    ``collector`` is what a custom collect function gets as the group. ``timeout`` and ``stall_report_after`` are those
-    of the call, in seconds, where it has its own. ``describe`` asks each rank for the row count of its output beside
-    the output, for a future that may be handed on by reference. ``began`` is when the caller began to plan it, for a
-    trace. ``chosen`` says that its rank is the least busy one. ``streaming`` says how items of a method that yields are
-    to come one by one.
+    A custom collect function gets ``collector`` as the group. ``timeout`` and ``stall_report_after``, in seconds,
+    override those of the group. ``describe`` asks each rank for the row count of its output next to the output, for a
+    future that may be passed on by reference. ``began`` is the time when the caller began to plan the call, for a
+    trace. ``chosen`` says that its rank is the least busy rank. ``streaming`` says how items of a method that yields
+    are streamed.
     """
 
     plan: CallPlan

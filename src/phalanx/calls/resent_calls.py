@@ -1,6 +1,6 @@
-"""Calls of a view in another process: one rank that refused a call gets it again, from the newest roster.
+"""Calls of a view in another process: if a single rank refused the call, it is sent again, by the newest roster.
 
-Refused calls of several ranks raise StaleEpoch instead: those that are gone may have begun the call.
+Refused calls of several ranks raise StaleEpoch instead: ranks that died may have begun the call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_REPEATS = 20
 
 
 class ResentResults(Results):
-    """Results of a call of one rank. If the rank refused the call, it is sent again once its output is needed."""
+    """Results of a call of a single rank. If the rank refused the call, it is sent again once its output is needed."""
 
     __slots__ = ("_at", "_core", "_message", "_number", "_repeats", "_returns")
 

@@ -13,9 +13,9 @@ from phalanx.wire.messages import OUTPUT, Message
 
 @dataclass
 class Repeat:
-    """One call as its ranks got it: later changes to the caller's arguments do not reach it.
+    """A call as its ranks received it: later changes to the caller's arguments do not affect it.
 
-    ``succeeded`` is None until somebody has seen the end of the call.
+    ``succeeded`` is None until the end of the call is known.
     """
 
     role: str
@@ -57,10 +57,10 @@ class Repeat:
 
 
 class RerunLog:
-    """The calls of one group that were declared with ``rerun_on_restart=True``, in order.
+    """The calls of a group that were declared with ``rerun_on_restart=True``, in order.
 
-    Of several calls of one method on the same ranks only the last one that succeeded is made again: a worker that
-    loaded checkpoint 100 and then 200 loads 200.
+    Of several calls of a method on the same ranks only the last successful call is repeated: a worker that loaded
+    checkpoint 100 and then 200 loads 200.
     """
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ class RerunLog:
         entry = Repeat(call.role, call.method, tuple(call.plan.ranks), tuple(sent), weakref.ref(call))
         with self._lock:
             over = [e for e in self.entries if e.key == entry.key and (e.succeeded or e.call() is None)]
-            for older in over[:-1]:  # nobody will learn how they ended, and the last of them stands for all
+            for older in over[:-1]:  # their ends will not be known; the last of them is kept
                 self.entries.remove(older)
             self.entries.append(entry)
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
-        """Note how a call ended: one that failed is not made again, one that succeeded replaces those before it."""
+        """Note how a call ended: a failed call is not repeated, a successful call replaces earlier calls."""
         with self._lock:
             found = next((entry for entry in self.entries if entry.call() is call), None)
             if found is None:
@@ -91,7 +91,7 @@ class RerunLog:
             self.entries[:at] = before
 
     def to_make(self) -> list[Repeat]:
-        """Return the calls that a restart makes again, in order. One whose end nobody saw counts as a success."""
+        """Return the calls that a restart repeats, in order. A call whose end is not known counts as a success."""
         with self._lock:
             last = {entry.key: index for index, entry in enumerate(self.entries)}
             self.entries = [entry for index, entry in enumerate(self.entries) if last[entry.key] == index]

@@ -34,20 +34,20 @@ def run_on(
 ) -> Call:
     """Send ``function(runtime, *args)`` to ranks, behind the calls that they have; return the call without waiting.
 
-    Use ``Call.result`` for a value that all ranks must give, and ``Call.answers`` for the values that are there.
+    Use ``Call.result`` for a value that all ranks must return, and ``Call.answers`` for the values that arrived.
 
     Args:
         group: the group, ready or not.
         function: a function of the library; ``runtime`` is the rank's ``WorkerRuntime``.
         args: its further arguments, the same for every rank.
         ranks: None: all ranks.
-        each: one value for each rank, passed before ``args``.
+        each: a value for each rank, passed before ``args``.
         role: the role that a checked call belongs to in traces; unchecked calls are in no trace.
         title: name of the call in errors and traces.
         checked: whether the call counts as a call of a user: it is refused by a group that takes no calls, and breaks
-            the group if it fails. An unchecked call is also sent while the group starts, is broken or closes, and
-            has no effect on its state.
-        epoch: the epoch of the ranks, for an unchecked call; None: the present one. A checked call ignores it.
+            the group if it fails. An unchecked call is also sent while the group starts, is broken or closes, and has
+            no effect on its state.
+        epoch: the epoch of the ranks, for an unchecked call; None: the present epoch. A checked call ignores it.
 
     Raises:
         GroupClosed, GroupBroken, StaleEpoch: a checked call was refused.

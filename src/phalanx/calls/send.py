@@ -1,4 +1,4 @@
-"""Sends a call to the ranks of a group; ranks see the calls of all threads in one order."""
+"""Sends a call to the ranks of a group; ranks receive the calls of all threads in the same order."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from phalanx.worker import handlers as questions
 
 
 def send(core: Group, request: CallRequest) -> Call:
-    """Send one call to its ranks; does not wait for its outputs.
+    """Send a call to its ranks; does not wait for its outputs.
 
-    May wait for room in the object store, and for futures among the arguments that only this process can join.
+    May wait for capacity in the object store, and for futures among the arguments that only this process can join.
 
     Raises:
         GroupClosed, GroupBroken: the group takes no calls.
-        StaleEpoch: it was restarted while the call was being made; nothing was sent.
-        DispatchError: an argument cannot be pickled, or there is no room to store it.
+        StaleEpoch: the group was restarted while the call was being made; nothing was sent.
+        DispatchError: an argument cannot be pickled, or the object store cannot hold it.
     """
     epoch = core.check()
     plan, spec, streaming = request.plan, request.spec, request.streaming
@@ -104,16 +104,16 @@ def submit(
     streaming: Streaming | None = None,
     parts: list[Ticket | RankStream] | None = None,
 ) -> tuple[Results, int]:
-    """Submit the messages of a call to its ranks, and return what comes back and the bytes of the messages.
+    """Submit the messages of a call to its ranks; return the pending results and the bytes of the messages.
 
     Args:
         core: the group.
-        epoch: whose processes are called.
-        ranks: that are called.
-        composed: their messages, made when they are asked for; what making one raises is raised.
-        returns: how many objects each rank gives back.
-        streaming: of which ranks items are wanted one by one.
-        parts: is filled with what stands for each rank that was reached.
+        epoch: the epoch whose processes are called.
+        ranks: the ranks to call.
+        composed: their messages, made lazily; errors of making a message are raised.
+        returns: number of objects that each rank returns.
+        streaming: the ranks whose items are streamed.
+        parts: is filled with the ticket or stream of each rank that was reached.
     """
     backend, endpoints, nbytes = core.backend, epoch.endpoints, 0
     parts = [] if parts is None else parts
@@ -177,10 +177,10 @@ def _half_sent(core: Group, call: Call, reached: int, error: BaseException) -> N
 
 
 def _check_there(core: Group, epoch: Epoch, request: CallRequest) -> None:
-    """See to it that the ranks of a call, planned a moment ago, are still there.
+    """Check that the ranks of a call, planned a moment ago, are still members.
 
     Raises:
-        StaleEpoch: one of them leaves, or has left.
+        StaleEpoch: a rank leaves, or has left.
     """
     there = len(epoch.endpoints) if request.spec.name == HOST else epoch.size
     if any(rank >= there for rank in request.plan.ranks):

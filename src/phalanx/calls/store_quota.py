@@ -1,4 +1,4 @@
-"""Flow control: what a call stores has room in the object store before anything of the call is sent."""
+"""Flow control: a call waits until the object store has capacity for its values before any of it is sent."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FREED_WITHIN_S = 2.0  # how long ago something may have been dropped that is st
 
 
 class Room:
-    """Lets a call pass once the object store of this node takes what it stores.
+    """Admits a call once the object store of this node has capacity for its values.
 
-    Left to itself, a store that is full spills to disk, which is slower than the copies by an order of magnitude,
-    and ends in processes killed for memory. A call that does not fit beside the calls under way waits for them; one
-    that does not fit at all fails.
+    Without flow control, a full store spills to disk, which is slower than the copies by an order of magnitude, and
+    processes are killed for memory in the end. A call that does not fit next to the calls in flight waits for them; a
+    call that does not fit at all fails.
     """
 
     unchecked = _UNCHECKED  # bytes; less than that is not looked at
@@ -43,16 +43,16 @@ class Room:
         what: str = "the arguments of this call take",
         wait: Callable[[float], bool] | None = None,
     ) -> None:
-        """Wait until there is room for ``nbytes``, of which the largest value takes ``largest``.
+        """Wait until the store has capacity for ``nbytes``, of which the largest value takes ``largest``.
 
         Args:
             nbytes: of all values.
             largest: bytes of the largest of them.
-            what: takes the room, for the error.
-            wait: waits at most so many seconds for a call to end; returns whether any is under way.
+            what: subject of the error message.
+            wait: waits up to the given seconds for a call to end; returns whether any call is in flight.
 
         Raises:
-            DispatchError: there is not, and no call is under way whose end would make room.
+            DispatchError: the values do not fit, and no call is in flight whose end would free capacity.
         """
         if nbytes < self.unchecked:
             return

@@ -1,4 +1,4 @@
-"""Values that lie in parts where others stored them: an argument of a call by reference, nothing of it here."""
+"""Values that other processes stored in parts: arguments of a call by reference, without fetching them here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.wire.value import Value
 
 
 class StoredPart(NamedTuple):
-    """Rows ``start`` to ``stop`` of a stored value, or of one that is here as bytes; all of it if ``whole``."""
+    """Rows ``start`` to ``stop`` of a stored value, or of a value that is here as bytes; all rows if ``whole``."""
 
     source: Ref | bytes
     start: int
@@ -22,7 +22,7 @@ class StoredPart(NamedTuple):
 
 
 class StoredParts(ABC):
-    """A value in parts; planned as a future is. ``joined``: its rows are those of the parts, else it is their list."""
+    """A value in parts; planned like a future. If ``joined``, it has the rows of the parts, else the parts as items."""
 
     __phalanx_future__: ClassVar[bool] = True
     kinds: ClassVar[set[type]] = set()
@@ -34,7 +34,7 @@ class StoredParts(ABC):
     @property
     @abstractmethod
     def parts(self) -> Sequence[StoredPart]:
-        """Where they lie, in order."""
+        """The stored parts, in order."""
 
     @property
     @abstractmethod
@@ -61,10 +61,10 @@ def rows_between(parts: Sequence[StoredPart], start: int, stop: int) -> list[Sto
 
 
 def piece_between(value: StoredParts, index: int, count: int, expected_rows: int | None) -> list[StoredPart]:
-    """The parts of one of its even pieces.
+    """Return the parts of shard ``index`` of ``count`` even shards.
 
     Raises:
-        DispatchError: it has other rows than the arguments beside it.
+        DispatchError: its number of rows differs from that of the other arguments.
     """
     if not value.joined:
         total = len(value.parts)

@@ -1,8 +1,8 @@
-"""Rows that ranks yield one by one, as `(index in its piece, result)`, put at their places in the call. Pure.
+"""Rows that ranks yield individually, as `(index in its shard, result)`, put at their places in the call. Pure.
 
-A rank yields -> the link (`calls/streams.py`) -> `StreamedRows.receive` -> `(index in the call, result)` to
-whoever reads the stream; when a rank ends, `finish` says whether a row is missing. What is wrong comes back as a
-value, which the link makes a failure of that rank.
+A rank yields -> `calls/streams.py` -> `StreamedRows.receive` -> `(index in the call, result)` to the reader of the
+stream; when a rank ends, `finish` says whether a row is missing. A fault is returned as a value, and `calls/streams.py`
+turns it into a failure of that rank.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class RowFault:
 
 
 class StreamedRows:
-    """One call's rows.
+    """The rows of a streamed call.
 
     Args:
         rows: of each piece, in order of the pieces.
         ranks: the rank that streams each piece, aligned with `rows`.
-        given: rows of each piece with its padding; results of padded rows are let go of. None: no padding.
-        order: where row j of the joined pieces belongs among the caller's; None: at j.
+        given: rows of each piece with its padding; results of padded rows are dropped. None: no padding.
+        order: place of row j of the joined pieces among the caller's rows; None: j.
     """
 
     def __init__(

@@ -26,10 +26,10 @@ _SMALL_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Streaming:
-    """How a call streams.
+    """Options of the streams of a call.
 
-    ``buffer`` is how many items a rank makes at most that nobody has read; None: any number. ``kept``: items stay when
-    they were read, for whoever asks again. ``positions`` are the ranks of which items are wanted.
+    ``buffer`` is the most unread items that a rank makes; None: any number. If ``kept``, items stay after they were
+    read, for further readers. ``positions`` are the ranks whose items are streamed.
     """
 
     positions: frozenset[int]
@@ -39,7 +39,7 @@ class Streaming:
 
 @dataclass
 class _Part:
-    """One rank's side: the references that are here, from the ``first`` on; ``end`` is the last of them, once here."""
+    """The stream of a rank: its references from index ``first`` on; ``end`` is the last reference, once it arrived."""
 
     stream: RankStream
     refs: deque[Ref] = field(default_factory=deque[Ref])
@@ -57,25 +57,25 @@ class _Part:
 
 
 class PendingStream(Results):
-    """The items of the ranks that stream, and the tickets of those of which no items are wanted."""
+    """The items of the ranks that stream, and the tickets of the other ranks."""
 
     def __init__(self, backend: Backend, parts: Sequence[Ticket | RankStream], streaming: Streaming) -> None:
         super().__init__(
             backend, [part if isinstance(part, Ticket) else Ticket(part.ended) for part in parts]
         )
         self._parts = {p: _Part(part) for p, part in enumerate(parts) if not isinstance(part, Ticket)}
-        self._lock = threading.RLock()  # a rank's stream is for one thread at a time
+        self._lock = threading.RLock()  # a rank's stream must be used by one thread at a time
         self._left = False
         self.is_faulty = False
         self.streaming = streaming
 
     @property
     def left(self) -> bool:
-        """Whether nobody reads on."""
+        """True if the reader has left the stream."""
         return self._left
 
     def leave(self) -> None:
-        """Note that the call was cancelled: from now on its ranks are waited for by taking what they still give."""
+        """Note that the call was cancelled: from now on, waiting for its ranks drops their remaining items."""
         with self._lock:
             self._left = True
             for part in self._parts.values():
@@ -85,7 +85,7 @@ class PendingStream(Results):
     def wait(
         self, positions: Sequence[int], count: int, timeout: float | None
     ) -> tuple[list[int], list[int]]:
-        """Of some positions those that have ended, and the rest; what was made for a reader need not have been read."""
+        """Return the positions that have ended, and the rest. Items made for a reader need not have been read."""
         backend = self._backend
         limit = None if timeout is None else backend.now() + timeout
         ended: list[int] = []
@@ -109,7 +109,7 @@ class PendingStream(Results):
         self._backend.wait(refs, 1, seconds)
 
     def _drop(self, part: _Part) -> None:
-        """Take what is there, for nobody, so that the rank comes to its end."""
+        """Take and drop the available items, so that the rank can end."""
         while part.pull():
             pass
         if part.refs and not self.streaming.kept:
@@ -130,7 +130,7 @@ class PendingStream(Results):
         return RankOutcome(failure=outcome.value) if isinstance(outcome.value, RankFailure) else outcome
 
     def fetch(self, timeout: float | None) -> list[Any]:
-        """The items of each rank as a list, once all have ended; of one of which they are not kept, None."""
+        """Return the items of each rank as a list, once all ranks have ended; None for items that are not kept."""
         limit = None if timeout is None else self._backend.now() + timeout
         waiting: Sequence[int] = range(len(self))
         while waiting:
@@ -166,19 +166,19 @@ class PendingStream(Results):
         self._backend.disregard([*values, *(ref for ref in last if ref is not None)])
 
     def run_to_end(self) -> None:
-        """Take all items now, where ranks go on only when their items are taken."""
+        """Take all items now, if ranks continue only when their items are taken."""
         with self._lock:
             for part in self._parts.values():
                 while part.pull():
                     pass
 
     def fail(self, position: int, fault: RankFailure) -> None:
-        """Have this rank's part count as failed: what it gave is of no use."""
+        """Mark this rank's part as failed: its items are of no use."""
         self._parts[position].fault = fault
         self.is_faulty = True
 
     def at(self, position: int, index: int) -> Ref | None:
-        """The reference of one of a rank's items, if it is there; lets go of those before it that are not kept."""
+        """Return the reference of an item of a rank, if it arrived. Drops earlier items that are not kept."""
         part = self._parts[position]
         with self._lock:
             if not self.streaming.kept:
@@ -192,7 +192,7 @@ class PendingStream(Results):
             return part.refs[place]
 
     def following(self, position: int, index: int, count: int) -> list[Ref]:
-        """References of a rank's items after that one, as far as they are there: at most so many."""
+        """Return up to ``count`` references that have arrived after the item at ``index`` of a rank."""
         part = self._parts[position]
         with self._lock:
             first = index + 1 - part.first
@@ -205,12 +205,12 @@ class PendingStream(Results):
         self._parts[position].end = ref
 
     def here(self, places: dict[int, int], silent: list[int], count: int, timeout: float | None) -> list[int]:
-        """Of some positions, with the index that is wanted of each, those where it may be there: ``count`` of them.
+        """Return up to ``count`` positions whose item, at the index in ``places``, may have arrived.
 
-        ``silent`` are ranks of which no items are wanted; those that have ended are taken out.
+        ``silent`` are ranks whose items are not streamed; the ranks that have ended are removed from it.
 
         Raises:
-            FetchFailed: one of those has failed.
+            FetchFailed: a silent rank has failed.
             NotReady: time is up.
         """
         with self._lock:
@@ -243,7 +243,7 @@ class Reader:
         self._ready: deque[int] = deque()
         # Several items may be there: all are asked for at once, as often as that is so.
         self._is_behind = True
-        # A rank that nobody holds back is not let go on by having its items taken: small ones are fetched together.
+        # Taking items does not let a rank without a buffer limit continue, so small items are fetched together.
         self._may_fetch_ahead = arrivals.streaming.buffer is None and not backend.immediate
         self._ahead: dict[int, deque[Value]] = {position: deque() for position in self._places}
         self._are_small = False
@@ -268,11 +268,12 @@ class Reader:
             self._is_behind = time.perf_counter() - began < _AT_ONCE_S
 
     def take(self, timeout: float | None) -> tuple[int, Any] | None:
-        """The next item with the position of its rank; the position with a ``StreamEnd`` once a rank has ended; None at
-        the end of all.
+        """Return the next item with the position of its rank.
+
+        At the end of a rank, return its position with a ``StreamEnd``; after the end of all ranks, None.
 
         Raises:
-            FetchFailed: a rank failed, or what it gave cannot be had.
+            FetchFailed: a rank failed, or its item cannot be fetched.
             NotReady: time is up.
         """
         while self._places or self._silent:
@@ -313,7 +314,7 @@ class Reader:
         return value
 
     def _fetched_together(self, position: int, ref: Ref) -> list[Any]:
-        """The item, and those behind it; nothing where one of them cannot be had, which its own turn will tell."""
+        """Fetch the item and its successors together. Empty if any of them fails: each is then fetched in turn."""
         refs = self._arrivals.following(position, self._places[position], _TOGETHER - 1)
         before = received.nbytes
         try:

@@ -46,7 +46,7 @@ class StoredValue(Generic[T]):
         """The value, in private memory of the caller.
 
         Raises:
-            PhalanxError: it is gone with the node or cluster that stored it, or cannot be unpickled.
+            PhalanxError: it was lost with the node or cluster that stored it, or cannot be unpickled.
         """
         try:
             with decoding(meter=process.arrived):
@@ -87,9 +87,9 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
 
 
 def readonly(value: T) -> T:
-    """Pass ``value`` to a call so that workers read it where it lies in shared memory, without a copy.
+    """Pass ``value`` to a call so that workers read it in shared memory, without a copy.
 
-    numpy arrays arrive unwriteable. torch has no read-only tensors: a worker that writes into one changes what
-    every reader on its node sees, so only pass what nobody writes to.
+    numpy arrays arrive read-only. torch has no read-only tensors: a worker that writes into such a tensor changes it
+    for every reader on its node, so only pass values that no worker writes to.
     """
     return Readonly(value)  # type: ignore[return-value]  # the marker stands for the value until it is sent

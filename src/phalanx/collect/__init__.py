@@ -1,1 +1,1 @@
-"""From the outcomes of all ranks to one value, or one error. Pure."""
+"""Collect: turn the outcomes of all ranks into a single value or error. Pure."""

@@ -1,7 +1,7 @@
-"""One error from the reports of all ranks that failed in a call. Pure.
+"""Combine the reports of all ranks that failed in a call into a single error. Pure.
 
-When one rank fails, its peers fail too: their collectives lose a connection, or they are stopped. Told apart
-here are *causes*, ranks that failed by themselves, and *victims*.
+If a rank fails, its peers fail too: their collectives lose a connection, or they are stopped. This module distinguishes
+*causes*, ranks that failed by themselves, and *victims*.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from phalanx.errors import (
 )
 from phalanx.wire.failure import RankFailure, rebuild
 
-# What gloo, NCCL, HCCL and the c10d store say on the ranks that were left waiting. Sources: gloo
+# Messages of gloo, NCCL, HCCL and the c10d store on the ranks that were left waiting. Sources: gloo
 # transport/tcp/{pair,unbound_buffer}.cc, NCCL's ncclGetErrorString and ncclGetLastError, torch
 # ProcessGroupNCCL.cpp, TCPStore.cpp.
 _CONNECTION_IS_GONE = re.compile(
@@ -41,12 +41,12 @@ _PEER_IS_GONE = re.compile(
     r"|watchdog caught collective|application timeout caused pair closure|store.*(?:timed? ?out|closed)",
     re.IGNORECASE,
 )
-# Types in which torch.distributed raises them; nobody else puts such words into a bare RuntimeError.
+# Types in which torch.distributed raises them; other code does not raise a bare RuntimeError with such words.
 _OF_A_COLLECTIVE = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 _COLLECTIVE_FRAME = re.compile(
     r"torch[/\\]distributed[/\\]|ProcessGroup|third_party[/\\]gloo|c10d", re.IGNORECASE
 )
-# What a rank raises that lost the other end of a sync of weights.
+# Raised by a rank that lost its peer in a sync of weights.
 _SYNC_PEER_IS_GONE = f"{WeightsTransferError.__module__}.{WeightsTransferError.__qualname__}"
 # A frame of a process that waits for its peers, as faulthandler and traceback write it.
 _WAITS_FOR_PEERS = re.compile(
@@ -64,16 +64,16 @@ def combine(
     timeout: float | None = None,
     init: bool = False,
 ) -> CallError | StaleEpoch:
-    """The error that a failed call raises.
+    """Return the error that a failed call raises.
 
-    A rank that refused it, since it is of another epoch, makes it a `StaleEpoch`, whatever befell the others. A rank
-    that died by itself makes it a `WorkerDiedError`; one that raised a `RemoteCallError` (with `init`
-    a `WorkerInitError`), also an instance of the first cause's type; else a missed deadline, `timeout` in
-    seconds, a `CallTimeout`; else a `CallCancelled`. `reports` are those of all ranks of which something is
-    known, in any order; `at` in them tells which failed first.
+    A rank that refused the call, since it is of another epoch, makes it a `StaleEpoch`, whatever the other reports say.
+    A rank that died by itself makes it a `WorkerDiedError`; a rank that raised, a `RemoteCallError` (with `init` a
+    `WorkerInitError`), also an instance of the first cause's type; else a missed deadline, `timeout` in seconds, a
+    `CallTimeout`; else a `CallCancelled`. `reports` are the reports of all known ranks, in any order; their `at` tells
+    which rank failed first.
 
     Raises:
-        InternalError: no report tells of a failure.
+        InternalError: no report is of a failure.
     """
     if not any(report.failed for report in reports):
         raise InternalError(f"the call {method} on group {group!r} failed, but no rank reported a failure")
@@ -95,10 +95,10 @@ def combine(
 
 
 def with_victims(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
-    """The reports with `victim` decided: causes first, then victims, then ranks that had finished.
+    """Return the reports with `victim` decided: causes first, then victims, then ranks that had finished.
 
-    Within each, the earliest comes first. There is always a cause: where all look like victims, it is the
-    first one that failed rather than was stopped.
+    Within each, the earliest comes first. There is always a cause: if all look like victims, it is the first rank that
+    failed rather than was stopped.
     """
     failed = sorted((report for report in reports if report.failed), key=_order)
     causes = sorted(_causes(failed), key=_order)
@@ -113,7 +113,7 @@ def with_victims(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
 
 
 def looks_like_victim(report: RankReport) -> bool:
-    """Return whether what the rank raised says that a peer was gone, and it says so from inside a collective."""
+    """Return whether the exception of a rank says that a peer was lost, and comes from a collective."""
     if report.kind != "raised":
         return False
     if _PEER_IS_GONE.search(report.message) is None:
@@ -123,18 +123,18 @@ def looks_like_victim(report: RankReport) -> bool:
 
 
 def tells_of_a_peer(report: RankReport) -> bool:
-    """Return whether a rank failed because another one was gone, as far as that can be told from what it says."""
+    """Return whether a rank failed because another rank was lost, as far as its report shows."""
     return report.type_name == _SYNC_PEER_IS_GONE or looks_like_victim(report)
 
 
 def is_cut_off(report: RankReport) -> bool:
-    """Return whether what the rank raised, in a collective, says that a connection to a peer was lost."""
+    """Return whether the exception of a rank, from a collective, says that a connection to a peer was lost."""
     said = f"{report.message}\n{report.traceback}"
     return looks_like_victim(report) and _CONNECTION_IS_GONE.search(said) is not None
 
 
 def _chained_from_collective(report: RankReport) -> bool:
-    """Return whether the exception was raised `from` one of a collective, as wrappers of training loops do."""
+    """Return whether the exception was raised `from` a collective's exception, as wrappers of training loops do."""
     if not any(f"{name}: " in report.traceback for name in _OF_A_COLLECTIVE):
         return False
     return any(
@@ -146,10 +146,10 @@ def _chained_from_collective(report: RankReport) -> bool:
 
 
 def _causes(failed: Sequence[RankReport]) -> list[RankReport]:
-    """The ranks whose own code, or the loss of whose process, ended their part of the call.
+    """Return the ranks whose own code, or the loss of whose process, ended their part of the call.
 
-    Without any, those that were cancelled, or missed the deadline: of the latter not the ones that stood in a
-    collective or in the queue while others were busy with something else.
+    Without such ranks, return the ranks that were cancelled, or missed the deadline, except for late ranks in a
+    collective or in the queue while other late ranks were busy with something else.
     """
     blamable = [report for report in failed if not report.victim and report.kind != "stopped"]
     own = [

@@ -21,18 +21,18 @@ from phalanx.wire.value import Value
 
 
 def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Value:
-    """The value of a call.
+    """Return the value of a call.
 
-    Outputs joined by rows share no memory with ``outputs``, which may be views of read-only memory; all
-    others are handed on as they are. What joining does to each kind of leaf: see :func:`join_rows`. Padding
-    is cut from each leaf that has exactly as many rows as the padded piece. Where rows were dealt out of
-    order, they come back in the caller's: a leaf with k times the rows of every piece as runs of k, and a
-    leaf with any other number of rows in the order of the pieces.
+    Outputs joined by rows share no memory with ``outputs``, which may be views of read-only memory; other outputs are
+    returned unchanged. :func:`join_rows` describes how each kind of leaf is joined. Padding is cut from each leaf that
+    has exactly as many rows as the padded piece. If rows were dealt out of order, they are returned in the caller's
+    order: a leaf with k times the rows of every piece as runs of k, and a leaf with any other number of rows in the
+    order of the pieces.
 
     Args:
-        plan: of the call.
-        outputs: aligned with ``CallPlan.ranks``; those that ``plan.take`` leaves out may be None.
-        group: what a custom ``collect_fn`` gets as its first argument.
+        plan: the plan of the call.
+        outputs: aligned with ``CallPlan.ranks``; outputs that ``plan.take`` leaves out may be None.
+        group: first argument of a custom ``collect_fn``.
 
     Raises:
         DispatchError: outputs cannot be joined; the message names the ranks that differ.
@@ -57,16 +57,16 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
 
 
 def join_rows(pieces: Sequence[Any]) -> Value:
-    """The rows of ``pieces`` as one value, in order; the inverse of ``px.data.split_rows``.
+    """Join the rows of ``pieces``, in order; the inverse of ``px.data.split_rows``.
 
     Structures (tuples, dicts, dataclasses) are joined leaf by leaf and must be alike. Leaves with rows are
-    concatenated; pieces of zero rows only count where all are empty, so that their dtype and row shape do not
-    matter. Leaves without rows come back once where they are plain values that are equal in all pieces (numbers,
-    texts, None, paths, members of enums, 0-d tensors), and else as a ``px.data.PerShard``; of one piece they are
-    the value itself. The result shares no memory with the pieces.
+    concatenated; pieces of zero rows only count if all are empty, so that their dtype and row shape do not matter.
+    Leaves without rows are returned once if they are plain values that are equal in all pieces (numbers, texts, None,
+    paths, members of enums, 0-d tensors), and else as a ``px.data.PerShard``; of a single piece they are the value
+    itself. The result shares no memory with the pieces.
 
     Raises:
-        DispatchError: there are no pieces, or they cannot be joined; the message names those that differ.
+        DispatchError: there are no pieces, or they cannot be joined; the message names the pieces that differ.
     """
     if not len(pieces):
         raise DispatchError("join_rows([]): expected at least one piece")
@@ -76,9 +76,9 @@ def join_rows(pieces: Sequence[Any]) -> Value:
 def places_of(
     order: Sequence[int] | None, rows: Sequence[int] | None, counts: Sequence[int]
 ) -> list[int] | None:
-    """For each row of a result, its row among the joined ones; None where they are in order already.
+    """Return, for each row of a result, its row among the joined rows; None if they are in order already.
 
-    ``order`` and ``rows`` are those of the ``GatherPlan``, ``counts`` the rows of each output without padding.
+    ``order`` and ``rows`` are from the ``GatherPlan``, ``counts`` the rows of each output without padding.
     """
     if not order or rows is None:
         return None

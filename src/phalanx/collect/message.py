@@ -1,4 +1,4 @@
-"""The text of a failed call: who failed and how, what it said last, and who went down with it. Pure."""
+"""The text of a failed call: the ranks that failed and how, their last lines, and the victims. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LOG_LINES = 20
 _TRACEBACK_LINES = 80
 # Addresses, sizes and counts differ between ranks that failed in the same way.
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
-# What ``group.run(...)`` and its like are called on the way; to people it is ``run``.
+# Internal method of ``group.run(...)`` and its like; shown as ``run``.
 _OWN = re.compile(r"^__phalanx_(\w+)__$")
 
 Alike = tuple[RankReport, ...]
-"""Reports of ranks that failed in the same way, the first one first."""
+"""Reports of ranks that failed in the same way, the first failure first."""
 
 _MORE_TIME = ".options(timeout=...) for one call, call_timeout= for the group, PHALANX_CALL_TIMEOUT for all"
 _MORE_FOR_A_START = "start_timeout= for the group, PHALANX_START_TIMEOUT for all"
@@ -34,7 +34,7 @@ def render(
     timeout: float | None = None,
     init: bool = False,
 ) -> str:
-    """The whole message. `failures` have their victims marked, causes first."""
+    """Return the complete message. `failures` have their victims marked, causes first."""
     causes = _alike([report for report in failures if report.failed and not report.victim])
     victims = _alike([report for report in failures if report.failed and report.victim])
     finished = [report.rank for report in failures if not report.failed]
@@ -54,7 +54,7 @@ def render(
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """Ranks in words: `rank 2`, `ranks 0-3, 7`; long lists are cut."""
+    """Return ranks as text: `rank 2`, `ranks 0-3, 7`; long lists are cut."""
     ordered = sorted(set(ranks))
     parts: list[str] = []
     for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):

@@ -1,8 +1,8 @@
-"""An error that is a `RemoteCallError` and also what the worker raised.
+"""An error that is a `RemoteCallError` and also an instance of the worker's exception type.
 
-The type is made at run time from both. Its instance gets the arguments and attributes of the remote exception
-without any of the class's own code being run; text, pickling and identity are those of phalanx. Where any of
-this fails, the error is a plain `RemoteCallError` with the same text.
+The type is made at run time from both. Its instance gets the arguments and attributes of the remote exception without
+running any code of its class; text, pickling and identity are those of phalanx. If any of this fails, the error is a
+plain `RemoteCallError` with the same text.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _SHARED = (WeightsError, ChannelError, StalenessTimeout, CheckpointError)
 def remote_error_type(
     base: type[BaseException], plain: type[RemoteCallError] = RemoteCallError
 ) -> type[RemoteCallError]:
-    """The type that derives from `plain` and from `base`, or `plain` itself.
+    """Return the type that derives from `plain` and from `base`, or `plain` itself.
 
-    `plain` is given for whatever is no `Exception` (KeyboardInterrupt, SystemExit, asyncio.CancelledError),
-    for StopIteration and its like, and for phalanx's own errors: a `GroupClosed` of some other group, met
-    inside a worker, says nothing about the group that was called. Errors of what driver and ranks share (weights,
-    channels, leases, saves) are given as what they are. Of an error that came from a further group, the remote type
-    in it counts. The same arguments give the same type.
+    `plain` is returned if `base` is no `Exception` (KeyboardInterrupt, SystemExit, asyncio.CancelledError), for
+    StopIteration and its like, and for phalanx's own errors: a `GroupClosed` of some other group, met inside a worker,
+    says nothing about the group that was called. Errors about state that driver and ranks share (weights, channels,
+    leases, saves) keep their type. Of an error that came from a further group, the remote type in it counts. The same
+    arguments return the same type.
     """
     base = getattr(base, "_phalanx_base", base)
     if (
@@ -72,7 +72,7 @@ def remote_error(
 
 
 def _remote_parts(error: RemoteCallError) -> Parts | None:
-    """Return the exception of the first cause; through errors of further groups down to what was raised there."""
+    """Return the exception of the first cause; errors of further groups are followed to their original exception."""
     raised = [report for report in error.causes if report.kind == "raised"]
     if not raised:
         return None
@@ -110,7 +110,7 @@ def _dual_type(base: type[Exception], plain: type[RemoteCallError]) -> type[Remo
 
 def _dual(cls: type[RemoteCallError], parts: Parts, error: RemoteCallError) -> RemoteCallError:
     dual = assemble(cls, parts)
-    if parts.whole is not None:  # an error of phalanx, with what it says beside its text
+    if parts.whole is not None:  # an error of phalanx, with its fields next to its text
         dual.__dict__.update(parts.whole.__dict__)
     dual.__dict__.update(error.__dict__)
     if isinstance(dual, SyntaxError):

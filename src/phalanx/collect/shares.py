@@ -1,7 +1,7 @@
-"""One rank's share of a result whose outputs lie on other ranks: which rows of which outputs. Pure.
+"""The share of a rank in a result whose outputs are stored on other ranks: which rows of which outputs. Pure.
 
-It is the rows that the rank would get of the joined result, without padding and in the caller's order, and what is
-refused of the joined result is refused here.
+It has the rows that the rank would get of the joined result, without padding and in the caller's order. A result that
+cannot be joined is refused here with the same errors.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _SHOWN = 8
 class Share:
     """Rows of stored outputs.
 
-    ``rows`` are pairs of an output's index and its rows. There is always a pair, if need be with no rows. ``order``
-    is, for each row of the share, its place among those rows; None if they are in order.
+    ``rows`` are pairs of an output's index and its rows. There is always a pair, possibly with no rows. ``order`` is,
+    for each row of the share, its place among these rows; None if they are in order.
     """
 
     rows: Sequence[tuple[int, Sequence[int]]]
@@ -67,10 +67,10 @@ def share_of(
 
 
 def only_settings(infos: Sequence[PartInfo]) -> bool:
-    """Return whether no output has rows, and all have the same settings: what every rank gets whole.
+    """Return whether no output has rows, and all have the same settings: then every rank gets the complete value.
 
     Raises:
-        DispatchError: there is a setting that the outputs do not agree on.
+        DispatchError: a setting differs between the outputs.
     """
     _check_settings(infos)
     return all(info.rows is None and info.settings for info in infos)

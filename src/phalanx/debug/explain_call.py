@@ -31,7 +31,7 @@ Argument = Same | Each
 
 @dataclass(frozen=True)
 class ArgumentInfo:
-    """One argument of a call.
+    """An argument of a call.
 
     Attributes:
         name: of the parameter.
@@ -50,7 +50,7 @@ class ArgumentInfo:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The share of one rank in a call.
+    """The share of a rank in a call.
 
     Attributes:
         rank, host: number and node of the rank.

@@ -89,7 +89,7 @@ class Tracer:
         return self._calls.trace(self._began, self._title)
 
     def summary(self) -> Summary:
-        """Return one row per method, recorded so far: calls, percentiles of their times, bytes, and idle ranks."""
+        """Return a row per method, recorded so far: calls, percentiles of their times, bytes, and idle ranks."""
         return summarize(self.events)
 
     def save(
@@ -158,7 +158,7 @@ def trace(path: str | os.PathLike[str] | None = None, *, title: str = "") -> Tra
 
 
 class CallTracer(CallListener):
-    """Records the steps of the calls of all groups, while at least one trace is on."""
+    """Records the steps of the calls of all groups, while a trace is on."""
 
     def __init__(self) -> None:
         self.recorder = TraceRecorder()
@@ -282,7 +282,7 @@ def _collect_last(epoch: weakref.ref[TracedEpoch], seconds: float) -> None:
 
 
 class _Traces:
-    """The traces of this process that are on: one tracer of calls for all, and the one of ``PHALANX_TRACE``."""
+    """The traces of this process that are on: a tracer of calls for all, and the trace of ``PHALANX_TRACE``."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

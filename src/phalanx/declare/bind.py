@@ -1,4 +1,4 @@
-"""A class together with the arguments it is made with, and several of them in one process."""
+"""A class together with its constructor arguments, and the colocation of several classes in a process."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class RemoteClass(Protocol):
 
 
 class BoundClass:
-    """Class and arguments that a group makes on each rank: ``cls(*args, **kwargs)``.
+    """Class and arguments that a group constructs on each rank: ``cls(*args, **kwargs)``.
 
-    ``cls`` may be any class: a ``px.Worker``, a plain one, or one decorated with ``@ray.remote`` (its remote
-    options are honoured, or refused with a reason).
+    ``cls`` may be any class: a ``px.Worker``, a plain class, or a class decorated with ``@ray.remote`` (its remote
+    options are honored, or refused with a reason).
 
     Raises:
-        DeclarationError: ``cls`` is no class, or an abstract one, or does not take these arguments, or a group cannot
+        DeclarationError: ``cls`` is no class, or an abstract class, or does not take these arguments, or a group cannot
             offer its registered methods.
     """
 
@@ -86,13 +86,13 @@ def _check_arguments(cls: type[Any], args: tuple[Any, ...], kwargs: Mapping[str,
         raise DeclarationError(f"{cls.__name__}({given}): {error}; expected {cls.__name__}{taken}") from None
 
 
-#: What a role, or a group of one class, is made of.
+#: Classes that a role, or a group of a single class, is made of.
 WorkerClass: TypeAlias = type[Any] | RemoteClass | BoundClass
 
 
 @dataclass(frozen=True)
 class Colocation:
-    """Several roles that live in one process per rank; made by :func:`colocate`."""
+    """Several roles in the same process, on each rank; made by :func:`colocate`."""
 
     roles: Mapping[str, BoundClass] = field(default_factory=dict[str, BoundClass])
 
@@ -101,14 +101,14 @@ class Colocation:
 
 
 def colocate(roles: Mapping[str, WorkerClass]) -> Colocation:
-    """Put several classes into one process per rank.
+    """Put several classes into the same process, on each rank.
 
     Args:
         roles: role name to class, or to ``Cls.bind(...)``. Roles are made in this order; each sees the others
             as ``self.roles["name"]``.
 
     Returns:
-        What ``px.WorkerGroup`` takes in place of a class; the group then has ``group.<role>.<method>(...)``.
+        An argument for ``px.WorkerGroup`` in place of a class; the group then has ``group.<role>.<method>(...)``.
 
     Raises:
         DeclarationError: no role at all, or a role name that is no identifier or hides a group attribute.

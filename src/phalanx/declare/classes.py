@@ -86,7 +86,7 @@ def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
 
 
 def _check_generator(cls: type, name: str, partial: MethodSpec, signature: inspect.Signature | None) -> None:
-    """See to it that a method that yields is declared as one can be."""
+    """Check that the options of a method that yields fit a generator."""
     where = f"{cls.__name__}.{name} is a generator"
     if partial.rerun_on_restart:
         raise DeclarationError(

@@ -1,4 +1,4 @@
-"""Who a worker is: its place in the group, and what it shares with the other roles of its process."""
+"""Identity of a worker: its place in the group, and the state that it shares with other roles of its process."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Siblings(Mapping[str, Any]):
 
 @dataclass
 class WorkerContext:
-    """Who a worker is: its place in the group, and what it shares with the other roles of its process.
+    """Identity of a worker: its place in the group, and the state that it shares with other roles of its process.
 
-    ``device_type`` is torch's name of the accelerator ("cuda", "npu", ...) or "cpu"; ``local_device`` the index
-    that this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared,
-    or functions that give them; ``in_driver`` says that calls run one after another in the driver's own process;
-    ``tell`` says in a line how the rank stands, for `phalanx top`, where there is a page for it. ``measure`` hands
-    numbers to the cluster's own monitoring: what they are of, the rank in words, values by name. ``shared`` is
-    what the library keeps for all roles of the rank.
+    ``device_type`` is torch's name of the accelerator ("cuda", "npu", ...) or "cpu"; ``local_device`` the index that
+    this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared, or
+    functions that return them; ``in_driver`` says that calls run one after another in the driver's own process;
+    ``tell`` shows a line about the rank's state in `phalanx top`, if there is a page for it. ``measure`` reports
+    numbers to the cluster's own monitoring: their subject, the rank as text, values by name. ``shared`` is the state
+    that the library keeps for all roles of the rank.
     """
 
     rank: int = 0
@@ -95,13 +95,13 @@ _present: ContextVar[WorkerContext | None] = ContextVar("phalanx_present_worker"
 
 def note_context(worker: object, context: WorkerContext) -> None:
     """Remember who a worker is whose class has no place for it."""
-    key, others = id(worker), _others  # held by what forgets it, which also runs while the interpreter ends
-    with contextlib.suppress(TypeError):  # what cannot be referred to weakly is not remembered
+    key, others = id(worker), _others  # held by the callback, which also runs while the interpreter ends
+    with contextlib.suppress(TypeError):  # objects without weak references are not remembered
         others[key] = weakref.ref(worker, lambda _: others.pop(key, None)), context
 
 
 def context_of(worker: object) -> WorkerContext:
-    """Who a worker is, also one of a class that is no ``px.Worker``, and also while it is being made."""
+    """Return the context of a worker, also for a class that is no ``px.Worker``, and during its constructor."""
     context = getattr(worker, "_context", None)
     if isinstance(context, WorkerContext):
         return context
@@ -116,7 +116,7 @@ def context_of(worker: object) -> WorkerContext:
 
 
 def set_context_of_process(context: WorkerContext) -> None:
-    """Note which rank this process is, where it is one alone."""
+    """Store the context of the rank that this process runs, if it runs no other rank."""
     _of_process[:] = [context]
 
 

@@ -1,7 +1,7 @@
-"""Names of the ways arguments reach ranks and results return.
+"""Names of dispatch modes: how arguments reach ranks and results return.
 
-A mode is only a value here: what it does is in ``phalanx.dispatch``, which looks it up by its type. So a
-declaration can be checked, pickled and compared without importing anything that moves data.
+A mode is only a value here: ``phalanx.dispatch`` implements it, and looks it up by its type. So a declaration can be
+checked, pickled and compared without importing anything that moves data.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ COLLECTS = ("join", "list", "first", "none")
 
 
 class Listed:
-    """For type checkers: calls give a list with elements of the method's own type."""
+    """For type checkers: calls return a list with elements of the method's own type."""
 
 
 class Single:
-    """For type checkers: calls give a value of the method's own type."""
+    """For type checkers: calls return a value of the method's own type."""
 
 
 K = TypeVar("K")
@@ -32,10 +32,10 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class DispatchMode(Generic[K]):
-    """One dispatch mode: its type is how arguments reach the ranks, ``collect`` how outputs come back.
+    """A dispatch mode: its type is how arguments reach the ranks, ``collect`` how outputs are returned.
 
-    ``K``, which only type checkers look at, is :class:`Listed` or :class:`Single`. ``name`` is what the mode was asked
-    for by, as ``px.Dispatch`` has it; modes that do the same are equal whatever their names.
+    ``K``, which only type checkers look at, is :class:`Listed` or :class:`Single`. ``name`` is the name in
+    ``px.Dispatch`` by which the mode was requested; equivalent modes are equal whatever their names.
     """
 
     collect: Collect
@@ -52,7 +52,7 @@ class OneToAll(DispatchMode[K]):
 
 @dataclass(frozen=True, repr=False)
 class AllToAll(DispatchMode[K]):
-    """Each argument a list with one element per rank."""
+    """Each argument is a list with an element per rank."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,7 +90,7 @@ class MeshRows(MeshMode[K]):
 
 @dataclass(frozen=True, repr=False)
 class MeshLists(MeshMode[K]):
-    """Each argument a list with one element per dp coordinate."""
+    """Each argument is a list with an element per dp coordinate."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,8 +102,8 @@ class Direct(DispatchMode[K]):
 class CustomMode:
     """A user's pair of functions.
 
-    ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` gives a list with one element per rank for every
-    argument; ``collect_fn(group, outputs)`` turns the outputs by rank into what the call returns.
+    ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` returns, for every argument, a list with an element per
+    rank; ``collect_fn(group, outputs)`` turns the outputs by rank into the value of the call.
     """
 
     dispatch_fn: Callable[..., Any]
@@ -156,11 +156,10 @@ class _DispatchNames(type):
 class Dispatch(metaclass=_DispatchNames):
     """How arguments reach ranks and results return.
 
-    Five modes: ``ONE_TO_ALL``, ``ALL_TO_ALL``, ``ROWS``, ``mesh(...)`` and ``RANK_ZERO``. The others are names that
-    verl has for them, and equal to them: ``DP_COMPUTE`` is ``ALL_TO_ALL``; ``DP_COMPUTE_PROTO`` is ``ROWS``, and
-    ``DP_COMPUTE_METRIC`` is ``ROWS`` with ``collect="list"``; ``MEGATRON_COMPUTE_PROTO`` is ``mesh()`` and
-    ``MEGATRON_PP_AS_DP_PROTO`` is ``mesh(pp_as_dp=True)``. New names are added by
-    :func:`phalanx.data.register_dispatch_mode`.
+    Five modes: ``ONE_TO_ALL``, ``ALL_TO_ALL``, ``ROWS``, ``mesh(...)`` and ``RANK_ZERO``. The others are verl's names,
+    and equal to them: ``DP_COMPUTE`` is ``ALL_TO_ALL``; ``DP_COMPUTE_PROTO`` is ``ROWS``, and ``DP_COMPUTE_METRIC`` is
+    ``ROWS`` with ``collect="list"``; ``MEGATRON_COMPUTE_PROTO`` is ``mesh()`` and ``MEGATRON_PP_AS_DP_PROTO`` is
+    ``mesh(pp_as_dp=True)``. New names are added by :func:`phalanx.data.register_dispatch_mode`.
     """
 
     ONE_TO_ALL: OneToAll[Listed]
@@ -191,7 +190,7 @@ class Dispatch(metaclass=_DispatchNames):
         Args:
             name: of the mesh.
             pp_as_dp: count pp as part of dp: each pp stage gets rows of its own.
-            balance: even out over dp the sum of this column, or of what this function of the arguments gives by row.
+            balance: even out over dp the sum of this column, or of this function of the arguments (a value per row).
             group_size: keep that many consecutive rows together.
             leader_only: send the rows to the first rank of each dp coordinate, and ``None`` to its peers.
 
@@ -248,10 +247,10 @@ def add_mode(mode: CustomMode) -> None:
 
 
 def as_mode(given: object, where: str) -> Mode:
-    """The mode that ``given`` stands for: a mode, or a ``{"dispatch_fn": f, "collect_fn": g}`` pair.
+    """Return the mode for ``given``: a mode, or a ``{"dispatch_fn": f, "collect_fn": g}`` pair.
 
     Raises:
-        DeclarationError: it is neither; the message starts with ``where`` and lists what is known.
+        DeclarationError: it is neither; the message starts with ``where`` and lists the known modes.
     """
     if isinstance(given, DispatchMode | CustomMode):
         return given
@@ -275,16 +274,16 @@ def as_mode(given: object, where: str) -> Mode:
 
 
 def collecting(mode: Mode, collect: Collect, where: str, *, one_rank: bool = False) -> Mode:
-    """The same mode with outputs collected in another way.
+    """Return the same mode with another way to collect outputs.
 
     Args:
-        mode: a mode of ``px.Dispatch``; a custom one has a collect function of its own.
-        collect: one of ``COLLECTS``, or a function of (group, outputs).
+        mode: a mode of ``px.Dispatch``; a custom mode has a collect function of its own.
+        collect: an element of ``COLLECTS``, or a function of (group, outputs).
         where: how messages begin.
         one_rank: whether a single rank runs the method, whatever the mode.
 
     Raises:
-        DeclarationError: there is no such way, or it does not fit the mode.
+        DeclarationError: ``collect`` is unknown, or does not fit the mode.
     """
     if not callable(collect) and collect not in COLLECTS:
         expected = ", ".join(map(repr, COLLECTS))

@@ -142,16 +142,16 @@ def register(
             ``{"dispatch_fn", "collect_fn"}`` pair, or a scheme object. Default ``ONE_TO_ALL``.
         execute_mode: ``px.Execute.ALL``, or ``RANK_ZERO``: only rank 0 runs it and its value is the result.
         blocking: whether a bare call waits; ``False`` makes it return a ``CallFuture``.
-        collect: how outputs become what a call gives, where that is not as the mode has it: ``"join"`` their rows,
-            ``"list"``: by rank, or by dp coordinate, ``"first"``: that of the first rank or dp coordinate, ``"none"``:
-            None, and no output leaves its rank; or a function of ``(group, outputs)``. A call to one rank gives its
-            output, whatever is said here, but for ``"none"``.
+        collect: how outputs become the value of a call, if it differs from the mode's way: ``"join"`` their rows,
+            ``"list"``: by rank, or by dp coordinate, ``"first"``: the output of the first rank or dp coordinate,
+            ``"none"``: None, and no output leaves its rank; or a function of ``(group, outputs)``. A call to a single
+            rank returns its output in any case, except for ``"none"``.
         readonly: arguments arrive without a copy, as read-only views of shared memory.
         to_device: tensors among the arguments arrive on the worker's device.
         rerun_on_restart: ``group.restart()`` calls it again, with the same arguments, in the new processes.
         replicated: every rank is to return the same; compared in debug mode.
-        needs_weights: False for a method that may run while weights which this role accepts are of no one version,
-            because a sync failed in the middle; others then raise ``WeightsTorn``.
+        needs_weights: False for a method that may run while the weights which this role accepts mix versions, because a
+            sync failed in the middle; other methods then raise ``WeightsTorn``.
         pad_to_multiple: pad each rank's rows up to a multiple of this number; undone on the way back.
         pad_mask: name of a keyword argument that receives a bool tensor, True for real rows.
 
@@ -211,7 +211,7 @@ def _check_padding(where: str, multiple: Any, mask: str | None) -> None:
         )
 
 
-#: What decorators of the standard library make of a function, other than functions.
+#: Types of objects, other than functions, that decorators of the standard library return.
 _NO_METHODS = (
     staticmethod,
     classmethod,

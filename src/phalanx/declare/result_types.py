@@ -21,14 +21,14 @@ Alone = TypeVar("Alone")
 
 
 class Returns(Generic[V, One]):
-    """A bare call waits: it gives ``V``, or ``One`` where it goes to one rank, as in ``group[0]`` and ``group.any``."""
+    """A bare call waits: it returns ``V``, or ``One`` if it goes to a single rank (``group[0]``, ``group.any``)."""
 
     #: Says that both are invariant, so that a checker finds exactly these.
     exactly: Callable[[V, One], tuple[V, One]]
 
 
 class Yields(Generic[V, One, Item, Alone]):
-    """A method that yields: what a bare call gives, of all ranks and of one, and each item of its stream, likewise."""
+    """A method that yields: results of a bare call to all ranks and to a single rank, and the items of both streams."""
 
     exactly: Callable[[V, One, Item, Alone], tuple[V, One, Item, Alone]]
 
@@ -36,7 +36,7 @@ class Yields(Generic[V, One, Item, Alone]):
 #: A method that a caller waits for as for a function, and the coroutine function of which the worker runs each call.
 Method: TypeAlias = Callable[Concatenate[S, P], R]
 AsyncMethod: TypeAlias = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
-#: What it is once registered. (``object`` in place of Any: mypy takes an Any in an argument for doubt about overloads.)
+#: Its type once registered. (``object`` in place of Any: mypy takes an Any in an argument for doubt about overloads.)
 Registered: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], R]
 RegisteredAsync: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], Coroutine[object, None, R]]
 #: Generators, before and after.
@@ -47,7 +47,7 @@ AsyncStreaming: TypeAlias = Callable[Concatenate[S | Yields[V, list[T], Item, T]
 
 
 class Listing(Protocol):
-    """Registers a method whose calls give a list."""
+    """Registers a method whose calls return a list."""
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
@@ -62,7 +62,7 @@ class Listing(Protocol):
 
 
 class Giving(Protocol):
-    """Registers a method whose calls give a value of its own type."""
+    """Registers a method whose calls return a value of its own type."""
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...
@@ -77,7 +77,7 @@ class Giving(Protocol):
 
 
 class GivingOne(Protocol):
-    """Registers a method whose calls give what one rank gives."""
+    """Registers a method whose calls return the value of a single rank."""
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...

@@ -12,12 +12,12 @@ from phalanx.declare.dispatch_modes import Dispatch, Execute, Mode
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """One worker method as a group sees it.
+    """A worker method as a group sees it.
 
     ``pad_to_multiple`` is the number that each piece's row count is padded up to a multiple of;
     ``pad_mask`` names a keyword argument in which the worker receives a bool tensor, True for real rows.
-    ``title`` is what people see in place of the name, where that is one of the library's own.
-    ``streams`` says that it is a generator, whose items a caller can have one by one.
+    ``title`` is shown in place of the name, if the method belongs to the library.
+    ``streams`` says that it is a generator, whose items a caller can stream.
     """
 
     name: str

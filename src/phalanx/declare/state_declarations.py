@@ -1,4 +1,4 @@
-"""Declarations of a worker's state: the parts that ``px.save`` writes and ``px.load`` brings back.
+"""Declarations of a worker's state: the parts that ``px.save`` writes and ``px.load`` restores.
 
 Saying so costs nothing: the parts are looked at when something is saved or loaded.
 """
@@ -16,7 +16,7 @@ from phalanx.errors import DeclarationError
 
 @dataclass(frozen=True)
 class StateOf:
-    """The parts of one role; see :func:`register_state`."""
+    """The state components of a role; see :func:`register_state`."""
 
     model: Any = None
     optimizer: Any = None
@@ -28,13 +28,13 @@ class StateOf:
 
 @dataclass
 class StateDeclared:
-    """Declarations of the roles of one rank."""
+    """Declarations of the roles of a rank."""
 
     roles: dict[str, StateOf] = field(default_factory=dict[str, StateOf])
 
     @classmethod
     def of(cls, context: WorkerContext) -> StateDeclared:
-        """Those of the rank that ``context`` describes."""
+        """Return the declarations of the rank that ``context`` describes."""
         found = context.shared.get("state")
         if not isinstance(found, cls):
             found = context.shared["state"] = cls()
@@ -51,9 +51,9 @@ def register_state(
     megatron: Any = None,
     **others: Any,
 ) -> None:
-    """Say what the state of a worker is, so that ``px.save`` can write it and ``px.load`` bring it back.
+    """Declare the state of a worker, so that ``px.save`` can write it and ``px.load`` restore it.
 
-    A worker that does not say so is asked for ``state_dict()``, and given ``load_state_dict(state)``.
+    Without a declaration, a worker's ``state_dict()`` and ``load_state_dict(state)`` are called.
 
     Args:
         worker: the object of the role; ``self`` where a class is no ``px.Worker``.
@@ -62,7 +62,7 @@ def register_state(
             it can be loaded where they are sharded otherwise, before its first step too.
         rng: save the states of the random generators of torch (with the current accelerator's), numpy and
             ``random``, each rank's own.
-        boxes: ``px.weights.ShardSpec`` of tensors of the model whose layout is to be told, by name.
+        boxes: ``px.weights.ShardSpec`` of tensors of the model with a declared layout, by name.
         megatron: ``px.weights.MegatronRank`` where the model is a Megatron module.
         others: further parts by name: whatever has ``state_dict()`` and ``load_state_dict(state)``; a random generator
             of torch, numpy or ``random``; a dict of such things and of plain values, which are put back into it.

@@ -1,4 +1,4 @@
-"""How objects give and take their state: those with ``state_dict()``, random generators, dicts of these and values."""
+"""State access of objects: with ``state_dict()``, of random generators, and of dicts of these and values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ONE = "state"
 
 
 class Ways(NamedTuple):
-    """Of one object."""
+    """Functions that get and set the state of an object."""
 
     get: Callable[[], Any]
     put: Callable[[Any], Any]
@@ -30,7 +30,7 @@ class Stateful(Protocol):
 
 
 def ways_of(value: Any) -> Ways | None:
-    """How an object gives and takes its state; None for a value that is its own."""
+    """Return how to get and set the state of an object; None for a value that is its own state."""
     for get, put in _PAIRS:
         if callable(getattr(value, get, None)) and callable(getattr(value, put, None)):
             return Ways(getattr(value, get), getattr(value, put))
@@ -41,7 +41,7 @@ def ways_of(value: Any) -> Ways | None:
 
 
 def stateful(value: Any) -> Stateful | None:
-    """The object itself where it has ``state_dict()``, else one that gives its state so; None where it has none."""
+    """Return the object itself if it has ``state_dict()``, else an adapter with it; None if it has no state."""
     if all(callable(getattr(value, name, None)) for name in _PAIRS[0]):
         return value
     ways = ways_of(value)

@@ -40,8 +40,10 @@ class Accepted:
 
 @dataclass
 class WeightsDeclared:
-    """Declarations of the roles of one rank, by (role, name), and the versions that they have; ``torn`` says,
-    by role, why its weights are of no version; ``coming`` is the version that was begun last."""
+    """Declarations of the roles of a rank, by (role, name), and the versions of their weights.
+
+    ``torn`` says, by role, why its weights mix versions; ``coming`` is the version that was begun last.
+    """
 
     published: dict[tuple[str, str], Published] = field(default_factory=dict[tuple[str, str], Published])
     accepted: dict[tuple[str, str], Accepted] = field(default_factory=dict[tuple[str, str], Accepted])
@@ -51,7 +53,7 @@ class WeightsDeclared:
 
     @classmethod
     def of(cls, context: WorkerContext) -> WeightsDeclared:
-        """Those of the rank that ``context`` describes."""
+        """Return the declarations of the rank that ``context`` describes."""
         found = context.shared.get("weights")
         if not isinstance(found, cls):
             found = context.shared["weights"] = cls()
@@ -71,11 +73,11 @@ def publish(
 
     Args:
         worker: the object of the role; ``self`` where a class is no ``px.Worker``.
-        name: what the target calls these weights too, unless the sync is told otherwise.
-        model: an ``nn.Module``, a mapping of names to tensors, or a function that gives one of these when a sync
-            begins. Tensors are plain (whole, the same on all ranks), ``DTensor``, or Megatron's.
-        step: gives the count of optimizer steps that the weights have had, sent with each version.
-        boxes: ``px.weights.ShardSpec`` of tensors whose layout is to be told, by name.
+        name: the target's name of these weights too, unless the sync says otherwise.
+        model: an ``nn.Module``, a mapping of names to tensors, or a function that returns either when a sync begins.
+            Tensors are plain (whole, the same on all ranks), ``DTensor``, or Megatron's.
+        step: returns the count of optimizer steps of the weights, sent with each version.
+        boxes: ``px.weights.ShardSpec`` of tensors with a declared layout, by name.
         megatron: ``px.weights.MegatronRank`` where these are a Megatron module's parameters.
 
     Raises:
@@ -106,16 +108,17 @@ def accept(
 
     Args:
         worker: the object of the role; ``self`` where a class is no ``px.Worker``.
-        name: what the source calls these weights too, unless the sync is told otherwise.
-        model: what to write into; as for :func:`publish_weights`. With ``load``, what the tensors are to look like
-            (tensors on the "meta" device will do); left out, each comes whole, as the source has it.
-        load: gets an iterable of (name, tensor), all of them, in place of writing into ``model``. It must take every
-            one before it returns.
-        share: for roles of one process: the parameters become the storage of the source's, so that nothing is
-            copied. The source then trains what the target generates with.
+        name: the source's name of these weights too, unless the sync says otherwise.
+        model: the module or tensors to write into; as for :func:`publish_weights`. With ``load``, templates of the
+            tensors (on the "meta" device if you like); without ``model``, each tensor comes whole, as the source has
+            it.
+        load: gets an iterable of (name, tensor), of all tensors, in place of writing into ``model``. It must consume
+            the iterable before it returns.
+        share: for roles in the same process: the parameters use the storage of the source's, so that nothing is copied.
+            The source then trains the same weights that the target generates with.
         boxes, megatron: as for :func:`publish_weights`.
         memory: with ``load`` and ``model``: makes the tensors that weights are kept in between their arrival and
-            ``load``, from what they are to look like, by name; such as views of memory that other processes see.
+            ``load``, from templates by name; for example views of memory that other processes see.
 
     Raises:
         DeclarationError: the name is no text, or the arguments contradict each other.
@@ -154,7 +157,7 @@ def _check(verb: str, name: object, model: Any, boxes: Mapping[str, Any] | None,
 def current_version(name: str, worker: object | None = None) -> int | None:
     """In a worker: the version of the weights ``name`` that this role has, or last published.
 
-    None before the first sync, and while they are of no one version.
+    None before the first sync, and while they mix versions.
 
     Args:
         name: of the weights.

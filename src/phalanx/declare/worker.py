@@ -1,4 +1,4 @@
-"""``px.Worker``: the optional base class that tells a worker who it is."""
+"""``px.Worker``: the optional base class of workers, with the facts about their rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 
-#: What the ranks of a process share under it while they rejoin: what :meth:`Worker.rejoin` does by itself.
+#: Key of the function that the ranks of a process share while they rejoin: :meth:`Worker.rejoin` calls it.
 REJOIN = "rejoin"
 REJOINING = "rejoining"
 
@@ -70,7 +70,7 @@ class Worker:
 
     @property
     def local_rank(self) -> int:
-        """Place in the pool's block (the ranks reserved together on one node), from 0."""
+        """Rank within the pool's block (the ranks reserved together on a node), from 0."""
         return self._context.local_rank
 
     @property
@@ -95,19 +95,20 @@ class Worker:
 
     @property
     def rejoining(self) -> bool:
-        """Whether this worker is being made to take the place of a rank of a running group (``px.replace_ranks``).
+        """True if this worker is made in place of a lost rank of a running group (``px.replace_ranks``).
 
-        The others run :meth:`rejoin` meanwhile: a constructor then makes the same collectives, in the same order.
+        The other ranks run :meth:`rejoin` at that time: a constructor then makes the same collectives, in the same
+        order.
         """
         return bool(self._context.shared.get(REJOINING))
 
     def rejoin(self) -> None:
-        """Join the ranks that are new in the group, whose constructors run now; called on the ranks that stayed.
+        """Join the new ranks of the group, whose constructors run now; called on the ranks that stayed.
 
-        The process groups of before are gone. This makes the default one anew, with the backend and the timeout that
-        it had, and wraps modules of ``DistributedDataParallel`` again that are attributes of the worker. Override it
-        where the constructor makes other groups, device meshes or sharded modules: with the same collectives in the
-        same order as the constructor. The state comes after it, from ``px.snapshot``.
+        The previous process groups are destroyed. This method recreates the default group, with its previous backend
+        and timeout, and wraps the ``DistributedDataParallel`` attributes of the worker again. Override it if the
+        constructor makes other groups, device meshes or sharded modules: with the same collectives in the same order as
+        the constructor. The state is restored afterwards, from ``px.snapshot``.
         """
         again = self._context.shared.get(REJOIN)
         if again is not None:
@@ -115,7 +116,7 @@ class Worker:
 
     @property
     def device(self) -> torch.device:
-        """The device of this rank: its accelerator where the slot has a real one, else the CPU."""
+        """The device of this rank: its accelerator if the slot has a real accelerator, else the CPU."""
         import torch
 
         context = self._context
@@ -143,10 +144,10 @@ class Worker:
         """Declare this rank's place in a mesh of its own making, for ``Dispatch.mesh(name)``.
 
         Args:
-            name: what the dispatch mode calls it.
-            mesh: a torch ``DeviceMesh`` with named dims, a ``px.Mesh`` over the group's ranks, this rank's
-                coordinates as a dict such as ``{"dp": 0, "tp": 1}``, or a function that gives one of these
-                when the group first needs the mesh (None as long as there is none).
+            name: its name in the dispatch mode.
+            mesh: a torch ``DeviceMesh`` with named dims, a ``px.Mesh`` over the group's ranks, this rank's coordinates
+                as a dict such as ``{"dp": 0, "tp": 1}``, or a function that returns any of these when the group first
+                needs the mesh (None as long as there is none).
         """
         self._context.registered[name] = mesh if callable(mesh) else coordinates_of(mesh, self.rank)
 
@@ -192,7 +193,7 @@ def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: Work
     try:
         if not hasattr(cls, "_context") or type(cls).__call__ is not type.__call__:
             made: Any = cls(*args, **kwargs)
-        else:  # what type.__call__ does, with the context in between
+        else:  # like type.__call__, with the context in between
             made = cls.__new__(cls, *args, **kwargs)
             if isinstance(made, cls):
                 made.__dict__["_phalanx_context"] = context
@@ -204,6 +205,6 @@ def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: Work
     else:
         note_context(made, context)
     check: Callable[[], None] | None = getattr(made, "__phalanx_made__", None)
-    if check is not None:  # what every class of a kind has to see to in its constructor
+    if check is not None:  # checks that constructors of every subclass must pass
         check()
     return made

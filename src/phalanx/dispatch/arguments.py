@@ -1,4 +1,4 @@
-"""One call as planning sees it: its arguments by name, checked against the method's signature."""
+"""A call as planning sees it: its arguments by name, checked against the method's signature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from phalanx.errors import DispatchError
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument: its name for messages, its place (index or keyword), and its value."""
+    """An argument: its name for messages, its place (index or keyword), and its value."""
 
     name: str
     key: int | str
@@ -32,7 +32,7 @@ class CallInput:
     kwargs: dict[str, Any]
     ranks: Sequence[int]
     materialize: Callable[[Any], Any] | None = None
-    handle: Target | None = None  # what custom functions get as their group
+    handle: Target | None = None  # passed to custom functions as the group
 
     @property
     def mode(self) -> Mode:
@@ -63,7 +63,7 @@ class CallInput:
         shared: tuple[Any, ...] = (),
         pieces: Sequence[int] | None = None,
     ) -> CallPlan:
-        """The plan in which each argument is what ``given`` makes of it."""
+        """Return the plan in which ``given`` converts each argument."""
         if not isinstance(self.ranks, range):  # a slice of the group: positions are not ranks
             gather = replace(gather, ranks=[self.ranks[position] for position in gather.take])
         values = {argument.key: given(argument) for argument in self.arguments()}
@@ -107,7 +107,7 @@ class CallInput:
 
 
 def has_future(value: Any) -> bool:
-    """Return whether ``value`` is a future or a structure with one in it."""
+    """Return whether ``value`` is a future or a structure with a future in it."""
     return holds(value, is_future)
 
 

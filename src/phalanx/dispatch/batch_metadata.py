@@ -1,8 +1,8 @@
-"""Leaves without rows: the settings of a batch, what the pieces disagree on, and what is no setting at all.
+"""Leaves without rows: the settings of a batch, settings that differ between pieces, and values that are no settings.
 
-A batch goes from role to role with its settings: a number, a text, a path is given to every rank as it is, and comes
-back once where all pieces returned an equal one. Only plain values can be compared on any process, by what they are
-alone; of all others, and of plain ones that differ, a :class:`PerShard` comes back.
+A batch goes from role to role with its settings: a number, a text or a path is passed to every rank unchanged, and
+returned once if all pieces returned an equal value. Only plain values can be compared on any process, by their contents
+alone; other values, and plain values that differ, are returned as a :class:`PerShard`.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from phalanx.wire.lazy import is_tensor, lazy
 T_co = TypeVar("T_co", covariant=True)
 
 Key = tuple[Any, ...]
-"""Says what a plain value is: equal for equal values, in any process."""
+"""Comparison key of a plain value: equal for equal values, in any process."""
 
 Settings = tuple[tuple[str, bytes], ...]
 """Path and digest of each leaf without rows; the digest is empty where the leaf is no plain value."""
 
 UNCLEAR = b"-"
-"""In place of the digest of what is refused where rows are split, from however few pieces."""
+"""Digest of values that are refused if rows are split, even from a single piece."""
 
 torch: Any = lazy("torch")
 
 
 class PerShard(Sequence[T_co]):
-    """What the pieces of one call gave where they have no rows and are not all equal: one value by piece, in order.
+    """Leaves of a result that have no rows and are not equal in all pieces: a value per piece, in order.
 
-    A method with ``ROWS`` or a mesh returned a number of its own from each rank, say. It is a sequence and never rows:
-    passed on in a batch to a method that splits rows, it is refused, since no rank could know which value is meant.
+    For example, a method with ``ROWS`` or a mesh returned a different number from each rank. It is a sequence and never
+    rows: if it is passed in a batch to a method that splits rows, it is refused, since the intended value is unknown.
     """
 
     def __init__(self, values: Iterable[T_co]) -> None:
@@ -71,7 +71,7 @@ class PerShard(Sequence[T_co]):
 
 
 def one_or_by_piece(values: Sequence[Any]) -> Any:
-    """The settings of all pieces as one: the first where all are equal, or there is only one; else a PerShard."""
+    """Return the setting of all pieces: the first value if all are equal or it is the only value; else a PerShard."""
     if len(values) == 1:
         return values[0]
     first = plain_key(values[0])
@@ -80,7 +80,7 @@ def one_or_by_piece(values: Sequence[Any]) -> Any:
 
 
 def digest(value: object) -> bytes:
-    """Equal for equal plain values, in any process; empty for all others, ``UNCLEAR`` for what is refused."""
+    """Return a digest that is equal for equal plain values in any process; empty for others, ``UNCLEAR`` if refused."""
     if isinstance(value, PerShard) or is_table_like(value):
         return UNCLEAR
     key = plain_key(value)
@@ -88,7 +88,7 @@ def digest(value: object) -> bytes:
 
 
 def differing(pieces: Sequence[Settings]) -> list[str]:
-    """The paths of what would come back as a PerShard or is unclear, in the order of the first piece."""
+    """Return the paths of leaves that are joined as a PerShard or are unclear, in the order of the first piece."""
     known = [dict(piece) for piece in pieces]
     paths = dict.fromkeys(path for piece in known for path in piece)
     return [path for path in paths if not _agree([piece.get(path) for piece in known])]
@@ -96,15 +96,15 @@ def differing(pieces: Sequence[Settings]) -> list[str]:
 
 def _agree(digests: Sequence[bytes | None]) -> bool:
     first = digests[0]
-    plain = bool(first) or len(digests) == 1  # one piece alone gives its value, whatever that is
+    plain = bool(first) or len(digests) == 1  # a single piece returns its value, whatever it is
     return first != UNCLEAR and plain and all(each == first for each in digests)
 
 
 def plain_key(value: object) -> Key | None:
-    """What a plain value is; None for a value that only its own type could compare.
+    """Return the comparison key of a plain value; None for a value that only its own type could compare.
 
-    Plain are numbers (nan equals nan), texts, bytes, None, members of enums, dates, paths, named functions and
-    classes, 0-d tensors and arrays, dtypes, devices, and ranges, slices and sets of those.
+    Plain are numbers (nan equals nan), texts, bytes, None, members of enums, dates, paths, named functions and classes,
+    0-d tensors and arrays, dtypes, devices, and ranges, slices and sets of plain values.
     """
     cls = type(value)
     name = f"{cls.__module__}.{cls.__qualname__}"

@@ -38,13 +38,13 @@ from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 def register_dispatch_mode(
     name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
 ) -> CustomMode:
-    """Add a mode that is then known as ``px.Dispatch.<name>``.
+    """Add a mode, available as ``px.Dispatch.<name>`` afterwards.
 
     Args:
         name: an identifier that no mode has yet, such as ``"TWO_TO_ALL"``.
-        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)``, each argument a list with one
-            element per rank. It gets shallow copies of the caller's lists and dicts.
-        collect_fn: ``collect_fn(group, outputs)``, outputs by rank; its value is what the call returns.
+        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)``, each argument a list with an element per
+            rank. It gets shallow copies of the caller's lists and dicts.
+        collect_fn: ``collect_fn(group, outputs)``, outputs by rank; the call returns its value.
 
     Raises:
         DeclarationError: the name is taken or no identifier, or a function is not callable.
@@ -91,7 +91,7 @@ def plan_rank_zero(call: CallInput) -> CallPlan:
 def rank_sets(spec: MethodSpec, target: Target) -> Sequence[tuple[int, ...]]:
     """The ranks that a call of the method must reach together, since they meet in collectives.
 
-    Those of each dp coordinate for a mesh mode, else each rank by itself.
+    They are the ranks of each dp coordinate for a mesh mode, else each rank alone.
 
     Raises:
         DispatchError: the group lacks the mesh.
@@ -103,7 +103,7 @@ def rank_sets(spec: MethodSpec, target: Target) -> Sequence[tuple[int, ...]]:
 
 
 def plan_set(call: CallInput) -> CallPlan:
-    """One set of ranks is called with the arguments as they are; the value is the output of its collector."""
+    """Plan a call of a set of ranks with unchanged arguments; the value is the output of its collector."""
     if len(call.ranks) == 1 or not isinstance(call.mode, MeshMode):
         return plan_rank_zero(call)
     mesh = _mesh(replace(call, ranks=range(call.target.world_size)))
@@ -127,7 +127,7 @@ def _unpadded(plan: CallPlan, call: CallInput) -> CallPlan:
 
 
 def _for_leader(leader: int, count: int, argument: Argument) -> Same | Each:
-    """Rows to the leader alone, and None to its peers; what has no rows to all."""
+    """Give rows to the leader alone, and None to its peers; give values without rows to all ranks."""
     if not is_future(argument.value) and count_rows(argument.value) is None:
         return _same(argument)
     value = unwrap(argument.value)
@@ -140,7 +140,7 @@ def plan_same(call: CallInput) -> CallPlan:
 
 
 def plan_dealt(call: CallInput) -> CallPlan:
-    """Each argument a list or tuple with one element per rank."""
+    """Plan a call whose arguments are lists or tuples with an element per rank."""
     world = len(call.ranks)
     return call.planned(
         lambda argument: _dealt(call, argument, world, "world_size", Each),
@@ -205,7 +205,7 @@ def _dp_axes(call: CallInput) -> tuple[str, ...]:
 
 
 def _over_mesh(call: CallInput) -> Recipients:
-    """Return the recipients of one piece per dp coordinate, as positions among the called ranks."""
+    """Return the recipients of each dp coordinate's piece, as positions among the called ranks."""
     mode, mesh, dp_axes = call.mode, _mesh(call), _dp_axes(call)
     groups, collectors = mesh.dp_groups(dp_axes), mesh.collectors(dp_axes)
     leaders = mesh.leaders(dp_axes) if isinstance(mode, MeshMode) and mode.leader_only else None
@@ -328,18 +328,18 @@ def plan(
     materialize: Materialize | None = None,
     handle: Target | None = None,
 ) -> CallPlan:
-    """Decide who is called with what, and how the outputs become the call's value.
+    """Plan the ranks and arguments of a call, and how the outputs become the call's value.
 
-    No argument is changed. Row modes whose arguments hold no rows at all give every rank the same and join
-    what comes back. With ``Execute.RANK_ZERO`` the first rank gets the arguments as they are (a custom mode:
-    the first element of each), and the value is its output.
+    No argument is changed. Row modes whose arguments have no rows at all give every rank the same arguments and join
+    the outputs. With ``Execute.RANK_ZERO`` the first rank gets the arguments unchanged (a custom mode: the first
+    element of each), and the value is its output.
 
     Args:
         ranks: the slice of the group that is called, in order; None for all. It then counts as a world of
             its own; mesh modes take slices that cover whole dp coordinates.
-        materialize: waits for a future that the mode must see the value of: custom modes, ``balance``,
-            ``group_size``, ``pad_mask``, padding where nothing else has rows, a future in place of a list.
-        handle: what custom functions get as their group, of the called ranks; ``target`` if not given.
+        materialize: waits for a future if the mode must read its value: custom modes, ``balance``, ``group_size``,
+            ``pad_mask``, padding if no other argument has rows, a future in place of a list.
+        handle: the group passed to custom functions, of the called ranks; default ``target``.
 
     Raises:
         DispatchError: the arguments do not fit the method or its mode, or the group lacks the mesh.
@@ -359,9 +359,9 @@ def plan_one(
     kwargs: dict[str, Any],
     ranks: Sequence[int],
 ) -> CallPlan:
-    """The plan of a call to one rank, or to all ranks of one dp coordinate (a set of :func:`rank_sets`).
+    """Plan a call to a single rank, or to all ranks of a dp coordinate (a set of :func:`rank_sets`).
 
-    The arguments go there as they are. The value is the output of the one rank, or of the collector.
+    The arguments are passed unchanged. The value is the output of the single rank, or of the collector.
 
     Raises:
         DispatchError: the arguments do not fit the method.
@@ -380,10 +380,10 @@ def plan_execute_all(
     spec: MethodSpec | None = None,
     ranks: Sequence[int] | None = None,
 ) -> CallPlan:
-    """The plan of ``execute_all*("name", ...)``, which pays no heed to the method's mode.
+    """Plan ``execute_all*("name", ...)``, which ignores the method's mode.
 
-    Arguments are dealt out, one element to each rank, when every one of them is a list of world_size
-    elements; otherwise, and where there are none, all ranks get the same.
+    Arguments are dealt out, an element to each rank, if every argument is a list of world_size elements; otherwise, and
+    without arguments, all ranks get the same.
     """
     called = _called(target, ranks)
     values = [*args, *kwargs.values()]

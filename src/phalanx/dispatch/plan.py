@@ -1,4 +1,4 @@
-"""The plan of one call: who is called, with what, and how their results become one value."""
+"""The plan of a call: the called ranks, their arguments, and how their results become a single value."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from phalanx.topology.mesh import Mesh
 
 @dataclass(frozen=True)
 class Same:
-    """One argument value that every called rank gets; it is encoded and stored once."""
+    """An argument value that every called rank gets; it is encoded and stored once."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Each:
-    """One argument with a value of its own for each called rank, aligned with ``CallPlan.ranks``.
+    """An argument with a separate value for each called rank, aligned with ``CallPlan.ranks``.
 
     Ranks may share a value (the same object): it is then encoded and stored once.
     """
@@ -48,8 +48,8 @@ class FuturePiece:
 class GatherPlan:
     """How outputs become the call's value.
 
-    ``how``: ``"value"`` (the one output itself), ``"list"`` (outputs of ``take`` in that order), ``"rows"``
-    (outputs of ``take`` joined along dim 0), ``"custom"`` (``collect_fn(group, outputs of take)``), ``"none"``.
+    ``how``: ``"value"`` (the single output itself), ``"list"`` (outputs of ``take`` in that order), ``"rows"`` (outputs
+    of ``take`` joined along dim 0), ``"custom"`` (``collect_fn(group, outputs of take)``), ``"none"``.
     ``take`` are positions in ``CallPlan.ranks``. ``rows`` holds, per taken position, the real rows of its
     piece; ``trim`` (rows given to the rank, real rows among them) where padding was added. ``order`` is the
     permutation that restores the caller's rows (row j of the joined result belongs at place ``order[j]``).
@@ -89,7 +89,7 @@ class GatherPlan:
 
 @dataclass(frozen=True)
 class CallPlan:
-    """Everything decided about one call before anything is sent.
+    """All decisions about a call before any message is sent.
 
     ``rows`` are the real rows by position, ``pieces`` the number of the piece that each position gets, where rows or
     elements are split; two positions with the same number get the same piece.
@@ -110,7 +110,7 @@ class CallPlan:
         return args, kwargs
 
     def arguments(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Those of each position, in order."""
+        """Return the arguments of each position, in order."""
         count, names = len(self.ranks), tuple(self.kwargs)
         args = _by_position(self.args, count)
         if not names:

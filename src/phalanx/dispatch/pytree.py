@@ -18,7 +18,7 @@ _NO_STRUCTURES = frozenset({type(None), bool, int, float, str, bytes, list})
 
 @dataclass(frozen=True)
 class Node:
-    """One structure taken apart: ``rebuild(values)`` makes another of the same type and keys.
+    """A structure taken apart: ``rebuild(values)`` makes another of the same type and keys.
 
     ``kind`` and ``keys`` are equal exactly where two structures can be joined child by child; ``steps`` are
     the keys as they are written in a message (``['ids']``, ``[0]``, ``.ids``).
@@ -47,10 +47,10 @@ def is_future(value: object) -> bool:
 
 
 def node_of(value: Any) -> Node | None:
-    """``value`` taken apart one level, or None where it is a leaf.
+    """Return ``value`` taken apart by a level, or None if it is a leaf.
 
-    Types registered with ``register_row_type`` are leaves. Of the subclasses of tuple, only named tuples and
-    struct sequences are structures: how any other is built is not known.
+    Types registered with ``register_row_type`` are leaves. Of the subclasses of tuple, only named tuples and struct
+    sequences are structures: the constructors of other subclasses are not known.
     """
     cls = type(value)
     if isinstance(value, Replicate) or is_future(value) or ops_for(value) is not None:
@@ -68,11 +68,11 @@ def node_of(value: Any) -> Node | None:
 
 
 class Build:
-    """Builds a structure like one that was taken apart, from other leaves in the same order."""
+    """Builds a structure like a given structure, from other leaves in the same order."""
 
     def __init__(self, node: Node, parts: Sequence[tuple[int, Callable[[Iterator[Any]], Any]]]) -> None:
         self._node = node
-        self._parts = parts  # of each child: how many leaves it has, and what builds it
+        self._parts = parts  # of each child: its number of leaves, and its builder
 
     def __call__(self, values: Iterator[Any]) -> Any:
         return self._node.rebuild([build(values) for _, build in self._parts])
@@ -97,9 +97,9 @@ class Build:
 
 
 def flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
-    """The leaves of ``value`` in order, and what builds the same structure from other leaves.
+    """Return the leaves of ``value`` in order, and a function that builds the same structure from other leaves.
 
-    That is ``next`` for a value that is a leaf itself, and a :class:`Build` for others.
+    The function is ``next`` for a value that is a leaf itself, and a :class:`Build` for others.
 
     Raises:
         DispatchError: the structure holds itself, or is nested too deep.
@@ -123,7 +123,7 @@ def _flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]
 
 
 def holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Return whether ``value`` is a leaf that is ``wanted``, or a structure with one in it; it may hold itself."""
+    """Return whether ``value`` is a ``wanted`` leaf, or a structure with such a leaf; it may contain itself."""
     left, met = [value], dict[int, Any]()  # met are held, so that no id is used twice
     while left:
         each = left.pop()
@@ -138,9 +138,9 @@ def holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
 
 
 def unwrap(value: Any) -> Any:
-    """``value`` as the worker sees it: what is wrapped in ``px.replicate`` stands in its own place.
+    """Return ``value`` as the worker sees it: values in ``px.replicate`` replace their wrappers.
 
-    A value without a wrapper is given back itself.
+    A value without a wrapper is returned itself.
     """
     if isinstance(value, Replicate):
         return value.value
@@ -151,7 +151,7 @@ def unwrap(value: Any) -> Any:
 
 
 def _children(value: Any) -> Iterable[Any] | None:
-    """What :func:`node_of` gives as ``values``, without the way to them and back; None for a leaf."""
+    """Return ``values`` of :func:`node_of`, without keys and ``rebuild``; None for a leaf."""
     cls = type(value)
     if cls in (dict, tuple) and ops_for(value) is None:
         return value.values() if cls is dict else value
@@ -217,7 +217,7 @@ def _new(kind: Any, source: Any) -> Any:
 
 
 def _rebuild_dataclass(source: Any, names: tuple[str, ...], values: Sequence[Any]) -> Any:
-    # Not through __init__: it may refuse what comes by piece.
+    # Not through __init__, which may refuse the pieces.
     fields = dict(zip(names, values, strict=True))
     if isinstance(source, dict):  # transformers' ModelOutput is a dict and a dataclass at once
         renewed = _refilled(source, {key: fields.get(key, held) for key, held in source.items()})

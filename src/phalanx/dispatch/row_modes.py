@@ -49,7 +49,7 @@ class Recipients:
     leaders: frozenset[int] | None = None
 
     def deal(self, pieces: Sequence[Any]) -> Each:
-        """One piece per rank; peers share the same object."""
+        """Assign a piece to each rank; peers share the same object."""
         if self.leaders is not None:
             return Each([pieces[i] if p in self.leaders else None for p, i in enumerate(self.of)])
         return Each(self.spread(pieces))
@@ -73,7 +73,7 @@ def plan_rows(call: CallInput, recipients: Recipients, whole: int | str | None =
         call = call.settled_call()
     taken = _TakenApart.of(call, whole)
     if taken.rows is None and call.spec.pad_to_multiple is not None and taken.futures:
-        call = call.settled_call()  # what padding added can only be undone where the rows are counted
+        call = call.settled_call()  # padding can only be undone if the rows are counted here
         taken = _TakenApart.of(call, whole)
     if taken.rows is None:
         return _plan_without_rows(call, recipients, taken)
@@ -127,7 +127,7 @@ class _TakenApart:
         return cls(leaves, whole, rows_of(every, call.where), futures, tuple(shared.values()))
 
     def given(self, argument: Argument, recipients: Recipients, cut: Cut) -> Same | Each:
-        """Return the pieces of one argument for the ranks."""
+        """Return the pieces of an argument for the ranks."""
         if argument.key == self.whole:
             return Same(unwrap(argument.value))
         leaves, build = self.leaves[argument.key]
@@ -144,7 +144,7 @@ def _flattened(call: CallInput, argument: Argument) -> tuple[list[Leaf], Callabl
 
 
 def _differs(leaf: Leaf) -> bool:
-    """Return whether the leaf is another one in each piece."""
+    """Return whether each piece has another value of the leaf."""
     return is_future(leaf.value) or row_ops(leaf) is not None
 
 
@@ -190,7 +190,7 @@ def _with_mask(plan: CallPlan, call: CallInput, mask: Same | Each | None) -> Cal
 
 
 def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> list[float]:
-    """One length per row, from the key or function that the mode balances by."""
+    """Return a length per row, from the key or function that the mode balances by."""
     if callable(balance):
         found = balance(*(unwrap(v) for v in call.args), **{k: unwrap(v) for k, v in call.kwargs.items()})
         source = f"the balance function {getattr(balance, '__name__', balance)!s}"
@@ -240,7 +240,7 @@ def _inside(value: Any, key: str) -> Any:
 
 
 def _columns(value: Any) -> Sequence[Any]:
-    """The names by which a value with rows holds columns: those of a TensorDict or an Arrow table."""
+    """Return the column names of a value with rows, a TensorDict or an Arrow table."""
     if is_tensor(value) or isinstance(value, list | np.ndarray):
         return ()
     names = getattr(value, "column_names", None)

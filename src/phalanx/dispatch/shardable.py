@@ -1,9 +1,9 @@
-"""Which values have rows, and how rows are counted, cut and joined: a registry that users extend.
+"""Registry of types with rows, and of the functions that count, slice and join them; users can extend it.
 
-Known from the start: torch tensors (jagged nested ones too) and numpy arrays along dim 0, lists, Arrow tables
-and record batches, TensorDict and tensorclass. Subclasses are found through their MRO, and keep their type. A 0-d
-tensor or array has no rows. Optional packages are never imported here: their types are known by name, and their
-values bring what they need.
+Known from the start: torch tensors (jagged nested tensors too) and numpy arrays along dim 0, lists, Arrow tables and
+record batches, TensorDict and tensorclass. Subclasses are found through their MRO, and keep their type. A 0-d tensor or
+array has no rows. Optional packages are never imported here: their types are known by name, and the values have the
+needed methods.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RowOps:
-    """Operations on the rows of one type; see :func:`phalanx.data.register_row_type`."""
+    """Operations on the rows of a type; see :func:`phalanx.data.register_row_type`."""
 
     kind: str
     count: Callable[[Any], int | None]
@@ -60,7 +60,7 @@ def _make_ops(
 
 
 def copy_state(source: object, made: object) -> None:
-    """Give ``made``, of the same class, the attributes of ``source``; what was cached from the whole stays behind."""
+    """Copy the attributes of ``source`` to ``made``, of the same class, except for cached results of all rows."""
     cls = type(source)
     held = getattr(source, "__dict__", None)
     if held is source:  # the dict whose keys are its attributes
@@ -255,13 +255,13 @@ _BY_NAME: dict[str, RowOps] = {
 
 @dataclass(frozen=True)
 class Replicate:
-    """A value that every rank gets whole, although it has rows; the worker sees the value itself."""
+    """A value that every rank gets complete, although it has rows; the worker sees the value itself."""
 
     value: Any
 
 
 def replicate(value: Any) -> Any:
-    """Exempt ``value`` from being split or dealt: every called rank gets it whole, and it is sent once.
+    """Exempt ``value`` from being split or dealt: every called rank gets all of it, and it is sent once.
 
     It may be an argument, or stand inside a tuple, dict or dataclass. The worker's method receives ``value``.
     """
@@ -295,7 +295,7 @@ def register_row_type(
         take: rows by index, repeats allowed; left out, it is made of ``slice`` and ``concat``.
 
     Raises:
-        DispatchError: ``cls`` is not a class, or one of the functions is not callable.
+        DispatchError: ``cls`` is not a class, or an argument is not callable.
     """
     if not isinstance(cls, type):
         raise DispatchError(f"register_row_type({cls!r}, ...): expected a class, such as pandas.DataFrame")

@@ -1,8 +1,8 @@
-"""Cutting rows into pieces: sizes, padding, and the pieces of one value.
+"""Cutting rows into pieces: sizes, padding, and the pieces of a value.
 
 The words: a *leaf* is a value that is not taken apart (``structure``); it has rows (``shardable``) or is a setting
-(``settings``). A *piece* is what one rank, or all ranks of one dp coordinate, get of a value; a *cut* says which rows
-each piece gets. An *output* is what one rank returned; the outputs that are kept are the pieces of the result
+(``settings``). A *piece* is the part of a value for a rank, or for all ranks of a dp coordinate; a *cut* says which
+rows each piece gets. An *output* is the result of a rank; the outputs that are kept are the pieces of the result
 (``collect``).
 """
 
@@ -24,7 +24,7 @@ _SHOWN_TEXT = 120
 
 
 def even_sizes(rows: int, parts: int) -> list[int]:
-    """Row counts of ``parts`` consecutive pieces: they differ by at most one, the larger come first."""
+    """Return the row counts of ``parts`` consecutive pieces: they differ by at most 1, the larger come first."""
     size, larger = divmod(rows, parts)
     return [size + 1] * larger + [size] * (parts - larger)
 
@@ -58,7 +58,7 @@ class Cut:
         return None if self.indices is None else list(chain.from_iterable(self.indices))
 
     def pieces(self, value: Any, ops: RowOps) -> list[Any]:
-        """The pieces of one leaf; views where the type allows them and nothing is padded."""
+        """Return the pieces of a leaf; views if the type allows them and nothing is padded."""
         if self.indices is None:
             pieces = ops.split(value, self.sizes)
         else:
@@ -97,10 +97,10 @@ def row_ops(leaf: Leaf) -> RowOps | None:
 
 
 def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
-    """No leaf is a value of which it is not known what each piece should get.
+    """Check that the rows of every leaf are known, so that it can be split.
 
     Raises:
-        DispatchError: one is a ``PerShard`` of an earlier call, or a table of a type whose rows are not known.
+        DispatchError: a leaf is a ``PerShard`` of an earlier call, or a table of a type whose rows are not known.
     """
     for leaf in leaves:
         if isinstance(leaf.value, PerShard):
@@ -151,20 +151,19 @@ def count_rows(value: Any) -> int | None:
 
 
 def settings_of(leaves: Iterable[Leaf]) -> Settings:
-    """What is known of the leaves without rows by those who only see that."""
+    """Return the paths and digests of the leaves without rows, to compare them without their values."""
     return tuple((leaf.path, digest(leaf.value)) for leaf in leaves if row_ops(leaf) is None)
 
 
 def split_rows(value: Any, parts: int) -> list[Any]:
     """``value`` cut into ``parts`` pieces along its rows, in order; structures are cut leaf by leaf.
 
-    Sizes differ by at most one, the larger first, and may be zero. Leaves without rows, and what is wrapped
-    in ``px.replicate``, are in every piece. Pieces of tensors and arrays are views.
+    Sizes differ by at most 1, the larger first, and may be zero. Leaves without rows, and values in ``px.replicate``,
+    are in every piece. Pieces of tensors and arrays are views.
 
     Raises:
-        DispatchError: leaves have different numbers of rows, one is a ``px.data.PerShard`` or a table of an unknown
-        type, or
-            ``parts`` is not a whole number from 1.
+        DispatchError: leaves have different numbers of rows, a leaf is a ``px.data.PerShard`` or a table of an unknown
+            type, or ``parts`` is not a whole number from 1.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise DispatchError(
@@ -204,10 +203,10 @@ def piece_of(
 
 
 def check_rows(rows: int, expected: int | None) -> None:
-    """A future's result has as many rows as the other arguments, if those have any.
+    """Check that a future's result has as many rows as the other arguments, if they have any.
 
     Raises:
-        DispatchError: it has not.
+        DispatchError: the numbers of rows differ.
     """
     if expected not in (None, rows):
         raise DispatchError(
@@ -227,7 +226,7 @@ def take_rows(value: Any, indices: Sequence[int]) -> Any:
 def split_leaves(
     leaves: Sequence[Leaf], build: Callable[..., Any], cut: Cut, expected_rows: int | None = None
 ) -> list[Any]:
-    """The pieces of one value that ``flatten`` took apart; a future in it becomes ``FuturePiece``s."""
+    """Split a value that ``flatten`` took apart into pieces; its futures become ``FuturePiece``s."""
     columns = [_column(leaf, cut, expected_rows) for leaf in leaves]
     if build is next:
         return columns[0]

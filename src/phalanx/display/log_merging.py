@@ -1,8 +1,8 @@
 """Output of ranks: complete lines of a file that grows, labeled with their rank, equal lines merged. Pure.
 
-A rank's file has the output of the process, byte for byte, behind one line that names the rank: the prefix of each
-line is added where the file is shown. A prefix in the file would have to be written by a process in between, and
-the output that it buffers is lost when the rank is killed.
+A rank's file has the output of the process, byte for byte, behind a line that names the rank: the prefix of each line
+is added when the file is shown. A prefix in the file would have to be written by a process in between, and the output
+that it buffers is lost when the rank is killed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Merged:
     """Lines of the ranks of a group; equal lines of several ranks within ``window_s`` seconds are merged.
 
     No line is left out: a line that a rank prints twice comes twice, and a rank that comes later has its own line.
-    A traceback counts as one line.
+    A traceback counts as a single line.
     """
 
     def __init__(self, label: str, hosts: Sequence[str], window_s: float = 0.5) -> None:

@@ -1,6 +1,6 @@
 """Metrics that wait for their export: buffered by the code that makes calls, drained now and then by an exporter.
 
-A call costs one append while an exporter is there, and the test of one attribute otherwise.
+A call costs an append while an exporter is there, and the test of an attribute otherwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Progress for people: a bar around any iterable, and one line about the reason of a wait.
+"""Progress for people: a bar around any iterable, and a line about the reason of a wait.
 
 Nothing is shown outside a terminal or a notebook, or with ``PHALANX_PROGRESS=0``.
 """
@@ -86,7 +86,7 @@ def bar(console: Console, transient: bool) -> Any:
 
 
 class NotebookBar:
-    """The used part of rich's ``Progress`` as one line of a notebook's output.
+    """The used part of rich's ``Progress`` as a line of a notebook's output.
 
     rich needs ipywidgets there, which are missing in many notebooks.
     """
@@ -113,7 +113,7 @@ class NotebookBar:
         return 0
 
     def advance(self, task: int) -> None:
-        """Count one more."""
+        """Count a finished item."""
         self.update(task, completed=self._done + 1)
 
     def update(self, task: int, *, completed: int, now: str = "") -> None:
@@ -173,7 +173,7 @@ def start_skew(times: Sequence[tuple[float, float]]) -> str:
 
 
 def waiting_nodes(hosts: Sequence[str], waiting: Collection[int]) -> str:
-    """Describe how many nodes are ready, and the node with most waiting ranks; empty if there is only one node.
+    """Describe how many nodes are ready, and the node with most waiting ranks; empty if there is a single node.
 
     Args:
         hosts: by rank.

@@ -16,7 +16,7 @@ CHANNEL_PREFIX = "channel/"
 
 @dataclass(frozen=True)
 class RankRecord:
-    """One rank of a group: where it runs, and where its output and its side channel are."""
+    """A rank of a group: where it runs, and where its output and its side channel are."""
 
     rank: int
     node_id: str
@@ -29,7 +29,7 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """One group. ``roles`` are classes by role, ``methods`` registered names by role; ``changed`` is a Unix time.
+    """A group. ``roles`` are classes by role, ``methods`` registered names by role; ``changed`` is a Unix time.
 
     ``weights`` has the version of the weights of each role, as text, by ``role.name``.
     """
@@ -62,7 +62,7 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One driver. ``started`` is a Unix time; ``job`` is the backend's id of it."""
+    """A driver. ``started`` is a Unix time; ``job`` is the backend's id of it."""
 
     run: str
     job: str
@@ -80,7 +80,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class ChannelEntry:
-    """One channel, as its owner saw it at ``changed``. That and ``oldest``, of the waiting items, are Unix times."""
+    """A channel, as its owner saw it at ``changed``. That and ``oldest``, of the waiting items, are Unix times."""
 
     run: str
     name: str
@@ -145,7 +145,7 @@ class ClusterRegistry:
         ``<run>/<name>`` if names repeat. Groups of verl have a random beginning before the name of their class.
 
         Raises:
-            NoSuchGroup: if there is none, or several; with a list of those that exist.
+            NoSuchGroup: if there is none, or several; with a list of the existing groups.
         """
         named = [group for group in self.groups if text in (group.name, group.full_name)]
         if not named:

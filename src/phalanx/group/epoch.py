@@ -1,4 +1,4 @@
-"""Who a group consists of: what travels with its handles, and the processes of an epoch."""
+"""The membership of a group: the data that is serialized with its handles, and the processes of an epoch."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class GroupCard:
 
 
 class Epoch:
-    """The roster of a group from one change of its members to the next.
+    """The roster of a group from a change of its members to the next.
 
-    An endpoint is one *incarnation* of its rank: the process that is the rank until another one is. The roster never
-    changes; a group swaps its epoch whole. ``endpoints`` is empty while the processes are being started.
+    An endpoint is an *incarnation* of its rank: the process that is the rank until another process takes over. The
+    roster never changes; a group replaces its epoch as a whole. ``endpoints`` is empty while the processes are started.
 
-    Behind the ``size`` ranks that calls go to there may be others: those of a group that grows, which are ``joining``
-    and get their weights, or those of one that shrinks, which finish what they have.
+    Behind the ``size`` ranks that calls go to there may be others: new ranks of a growing group, which are ``joining``
+    and get their weights, or leaving ranks of a shrinking group, which finish their calls.
     """
 
     __slots__ = ("endpoints", "everyone", "joining", "meshes", "nodes", "number", "size", "stay", "stopped")
@@ -55,9 +55,9 @@ class Epoch:
         self.joining = joining
         self.everyone = tuple(range(size))
         self.endpoints = tuple(endpoints)
-        self.stay = stay  # of one without endpoints: by rank, who will be among them
+        self.stay = stay  # of an epoch without endpoints: processes that will stay, by rank
         self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in endpoints)  # by rank
-        self.meshes: dict[str, Mesh] = {}  # those that its ranks told of
+        self.meshes: dict[str, Mesh] = {}  # reported by its ranks
         self.stopped: set[int] = set()  # ranks that were stopped on purpose
 
     def has_kept(self, ranks: Sequence[int], since: Epoch) -> bool:
@@ -78,9 +78,9 @@ class Epoch:
 
     @property
     def reached(self) -> tuple[int, ...]:
-        """The ranks that weights go to: those that join need them before they get calls."""
+        """The ranks that weights go to: joining ranks need them before they get calls."""
         return tuple(range(len(self.endpoints))) if self.joining else self.everyone
 
     def dead(self, backend: Backend) -> list[int]:
-        """The ranks that calls go to and that are known to be gone; cheap."""
+        """Return the called ranks that are known to be dead; cheap."""
         return backend.dead_of(self.endpoints[: self.size])

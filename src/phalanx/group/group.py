@@ -48,12 +48,12 @@ class Resync(Protocol):
         ...
 
     def bring(self, to: Group) -> None:
-        """Bring the source's present weights to all ranks that there are of a target, those that join it too.
+        """Sync the source's present weights to all ranks of a target, joining ranks included.
 
         Other targets of the sync keep the version that they have.
 
         Raises:
-            PhalanxError: they did not get there.
+            PhalanxError: the weights were not transferred.
         """
         ...
 
@@ -91,9 +91,9 @@ class Group:
         self._behind = 0  # ranks that the epoch before a restart had
 
         # Calls.
-        #: Held while a call goes to its ranks; whoever holds it sends several that nobody comes between.
+        #: Held while a call is sent to its ranks; hold it to send several calls without others in between.
         self.order = threading.RLock()
-        #: Weak references to the calls that were sent, the oldest first; whoever sends one appends it.
+        #: Weak references to the calls that were sent, the oldest first; appended by the sender.
         self.recent: deque[weakref.ref[Any]] = deque()
         #: By number, the calls whose rank was chosen for having the fewest: (epoch, ranks, results).
         self.chosen: dict[int, tuple[Epoch, Sequence[int], Any]] = {}
@@ -117,15 +117,15 @@ class Group:
         # Members.
         #: Held while members change.
         self.changing = threading.RLock()
-        #: Whether whoever holds that calls the group as it is.
+        #: True while the holder of ``changing`` may call the group without recovering it first.
         self.is_changed_here = False
         self._preparing: int | None = None
         #: The question to ranks that leave, until they have answered.
         self.leaving: Any = None
-        #: What was last copied of the ranks' states, and in which epoch.
+        #: The last snapshot of the ranks' states, and its epoch.
         self.snapshot: Snapshot | None = None
         self.snapshot_epoch = -1
-        #: What is known of nodes that will be taken away.
+        #: The known notices of draining nodes.
         self.notices = NoticeQueue(card.name)
         #: When it was recovered by its policy, on the backend's clock, and how often because of a preemption.
         self.recoveries: list[float] = []
@@ -135,11 +135,11 @@ class Group:
         self.stays_because = ""
         #: When the constructors of each rank began and ended at the last start, as Unix times.
         self.constructed: Sequence[tuple[float, float]] = ()
-        #: Fetch what was gathered on the ranks, within so many seconds; called before their processes end.
+        #: Fetch data gathered on the ranks, within a number of seconds; called before their processes end.
         self.before_end: list[Callable[[float], None]] = []
 
         # Weights.
-        #: What brings weights to ranks that are new, before they get calls.
+        #: The syncs that send weights to new ranks before they get calls.
         self.syncs: weakref.WeakSet[Resync] = weakref.WeakSet()
         #: The newest versions of weights that its roles had, and published, by (role, name); restarts know of them.
         self.had_weights: dict[tuple[str, str], int] = {}
@@ -152,7 +152,7 @@ class Group:
         self.roster_key = ""
         #: Of such a view: whether the ranks may be others than it knows.
         self.is_doubtful = False
-        #: By rank: those of its processes that came with this epoch or later, and are gone, have left in peace.
+        #: By rank, an epoch: processes that came with it or later, and ended, had finished their calls.
         self.in_peace_since: dict[int, int] = {}
 
     @property
@@ -166,12 +166,12 @@ class Group:
 
     @property
     def is_view(self) -> bool:
-        """Whether it is a view of a group that another process owns, and publishes the roster of."""
+        """True if it is a view of a group that another process owns, and publishes the roster of."""
         return bool(self.roster_key) and not self.owner
 
     @property
     def needs_care(self) -> bool:
-        """Whether something may have to be done before a call is planned, by ``members.recovery.ensure_ready``."""
+        """True if ``members.recovery.ensure_ready`` may have to act before a call is planned."""
         return (
             self.lifecycle.state is State.BROKEN
             or self.notices.urgent
@@ -181,7 +181,7 @@ class Group:
 
     @property
     def closed(self) -> bool:
-        """Whether the group takes no calls because it was closed, here or by its owner."""
+        """True if the group takes no calls because it was closed, here or by its owner."""
         return self.lifecycle.state in (State.CLOSING, State.CLOSED)
 
     @property
@@ -196,13 +196,13 @@ class Group:
 
     @property
     def has_pool(self) -> bool:
-        """Whether this process made the group, on a pool of its own."""
+        """True if this process made the group, on a pool of its own."""
         return self._made_on is not None
 
     def make_on(
         self, pool: ResourcePool, tenant: Tenant, roles: Mapping[str, BoundClass], options: GroupOptions
     ) -> None:
-        """Note what its ranks are made of, and where they run."""
+        """Store the classes and options of the ranks, and the pool that they run on."""
         self._made_on = pool, tenant
         self.roles, self.options = roles, options
 
@@ -221,7 +221,7 @@ class Group:
         Raises:
             GroupClosed, GroupBroken: the group takes no calls.
         """
-        epoch = self.epoch  # before the state: one that has no processes yet is then not taken
+        epoch = self.epoch  # before the state, so that an epoch without processes is not taken
         if self.lifecycle.state is not State.READY and not self._is_prepared_here():
             self.lifecycle.check_callable()
         return epoch
@@ -240,7 +240,7 @@ class Group:
 
     @contextlib.contextmanager
     def as_it_is(self) -> Generator[None]:
-        """Hold ``changing``. Calls of this thread meanwhile do not have the group recovered or moved."""
+        """Hold ``changing``. Calls of this thread in this context do not trigger a recovery or move of the group."""
         with self.changing:
             before, self.is_changed_here = self.is_changed_here, True
             try:
@@ -249,7 +249,7 @@ class Group:
                 self.is_changed_here = before
 
     def check_current(self, epoch: Epoch, ranks: Sequence[int], method: str) -> None:
-        """See to it that the ranks of a call are still the processes that it was made for.
+        """Check that the ranks of a call are still the processes that it was made for.
 
         Raises:
             StaleEpoch: they are not.
@@ -302,10 +302,10 @@ class Group:
         self._tell()
 
     def begin_restart(self, size: int | None = None, gone: Collection[int] | None = None) -> Epoch:
-        """Leave the present epoch, and return it; until :meth:`enter` the next one has no processes.
+        """Leave the present epoch, and return it; until :meth:`enter` the next epoch has no processes.
 
-        ``size`` is the number of ranks that it will have, where that is another. ``gone`` are those that get other
-        processes, where not all do: calls of the others go on.
+        ``size`` is the number of ranks of the next epoch, if it changes. ``gone`` are the ranks that get new processes,
+        if not all do: calls of the other ranks continue.
 
         Raises:
             GroupClosed: the group is closed.
@@ -325,7 +325,7 @@ class Group:
     def broken(self, cause: PhalanxError, epoch: Epoch | None = None) -> None:
         """Note that the group takes no more calls, and why.
 
-        What an earlier epoch still reports does nothing, unless it is about a rank that this one has kept.
+        Reports of an earlier epoch have no effect, unless they are about a rank that the present epoch has kept.
         """
         with self._lock:
             number = self.lifecycle.epoch if epoch is None else epoch.number
@@ -335,7 +335,7 @@ class Group:
             self._handle(Event.BREAK, number, cause)
 
     def begin_close(self) -> bool:
-        """Take no more calls. False if somebody has begun to close the group before."""
+        """Take no more calls. Return False if the group is closed or closing already."""
         with self._lock:
             first = not self.closed
             self._handle(Event.CLOSE)
@@ -353,7 +353,7 @@ class Group:
             self._tell()
 
     def note_weights(self, role: str, name: str, text: str) -> None:
-        """Note what came of a sync of a role's weights, for those who look at the group from beside it."""
+        """Note the result of a sync of a role's weights, for status displays."""
         with self._lock:
             self.weights = {**self.weights, (f"{role}.{name}" if role else name): text}
         if self.on_change is not None:

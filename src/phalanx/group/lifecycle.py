@@ -7,9 +7,8 @@
     ready, broken ---follow--> ready, of a view elsewhere, once the owner has given the group other ranks
     close leads from every state to closing, closed from there to closed.
 
-Everything that changes the state of a group is an event given to `Lifecycle.handle`, and everything that an
-event may do is a line of `TRANSITIONS`. `Group` hands it the events that calls, restarts and closes make, one at a
-time.
+Everything that changes the state of a group is an event passed to `Lifecycle.handle`, and every effect of an event is a
+line of `TRANSITIONS`. `Group` passes the events of calls, restarts and closes, one at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Event(Enum):
     STARTED = "started"
     """All ranks of an epoch have been constructed (after a restart: and their calls made again)."""
     BREAK = "break"
-    """The ranks of an epoch cannot work together any more: one is lost, or was stopped."""
+    """The ranks of an epoch cannot work together any more: a rank was lost, or was stopped."""
     RESTART = "restart"
     """Ranks get new processes, all or some; a new epoch begins."""
     MEMBERS = "members"
@@ -57,14 +56,14 @@ class Event(Enum):
     FOLLOW = "follow"
     """A view learned of an epoch that the group's owner, in another process, has begun."""
     CLOSE = "close"
-    """Somebody wants the group gone."""
+    """The group is to be closed."""
     CLOSED = "closed"
     """Nothing of the group is left."""
 
 
 @dataclass(frozen=True)
 class Transition:
-    """One event and what it did. `epoch` is the one in force afterwards; `stale` events did nothing."""
+    """An event and its effect. `epoch` is the number in force afterwards; `stale` events had no effect."""
 
     before: State
     event: Event
@@ -79,7 +78,7 @@ class Transition:
         return f"{self.before.value} --{what}--> {self.after.value} (epoch {self.epoch}{ignored})"
 
 
-#: The state after each event; a pair that is not here is a bug of whoever sent the event.
+#: The state after each event; a pair that is not here is a bug of the sender of the event.
 TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
     {
         (State.STARTING, Event.STARTED): State.READY,
@@ -112,7 +111,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
 
 
 class Lifecycle:
-    """State, epoch and cause of one group. Changed by `handle` alone.
+    """State, epoch and cause of a group. Changed by `handle` alone.
 
     `cause` is the first failure of the epoch that broke: set while broken, kept through restarting and
     closing, gone once the group is ready again.
@@ -124,14 +123,14 @@ class Lifecycle:
         self._epoch = epoch
         self._cause: PhalanxError | None = None
         self._story: deque[Transition] = deque(maxlen=_STORY_LENGTH)
-        #: What else whoever calls a broken group should know, such as why it was not restarted.
+        #: Further information for callers of a broken group, such as why it was not restarted.
         self.remark = ""
-        #: Why it is closed and what to do, where that was not somebody's close().
+        #: Why it is closed and what to do, if it was not closed by a call of close().
         self.closed_because = ""
 
     @property
     def epoch(self) -> int:
-        """Counts the rosters that the group has had: one more with each restart, and each change of its members."""
+        """Number of the present roster: it grows by 1 with each restart, and each change of the members."""
         return self._epoch
 
     @property
@@ -140,16 +139,16 @@ class Lifecycle:
 
     @property
     def story(self) -> tuple[Transition, ...]:
-        """The last events and what they did, oldest first."""
+        """The last events and their effects, oldest first."""
         return tuple(self._story)
 
     def handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> Transition:
-        """Take one event, and return what it did. What an older epoch still reports is noted and does nothing.
+        """Handle an event, and return the transition. Events of an older epoch are recorded and have no effect.
 
         Args:
             event: what happened.
-            epoch: the epoch that it is about, or that is followed; None: the present one.
-            cause: of a break.
+            epoch: the epoch that it is about, or that is followed; None: the present epoch.
+            cause: the failure, of a break.
 
         Raises:
             InternalError: the event cannot happen in this state; nothing has changed.
@@ -194,7 +193,7 @@ class Lifecycle:
     def _cause_after(self, event: Event, after: State, cause: PhalanxError | None) -> PhalanxError | None:
         if after is State.READY:
             return None
-        # Broken by a failed restart: that failure, not the one before it. Otherwise the first one stays.
+        # Broken by a failed restart: keep that failure, not the earlier failure. Otherwise the first failure stays.
         is_first = self._cause is None or self.state is State.RESTARTING
         return cause if event is Event.BREAK and after is State.BROKEN and is_first else self._cause
 
@@ -210,7 +209,7 @@ class Lifecycle:
         )
 
     def stale_error(self, epoch: int, method: str) -> StaleEpoch:
-        """Return the error of a call whose ranks are other processes by now, or gone."""
+        """Return the error of a call whose ranks were replaced or died."""
         return StaleEpoch(
             f"group {self._group!r} was restarted, or has other ranks by now: this call of {method} belongs to epoch "
             f"{epoch}, the group is in epoch {self._epoch}; make the call again",

@@ -1,4 +1,4 @@
-"""The groups of this process that somebody holds."""
+"""The live groups of this process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LiveGroups:
             return list(self._groups)
 
     def own(self, number: int) -> Group | None:
-        """Return the group that this process made with that number; None if nobody holds it any more."""
+        """Return the group that this process made with that number; None if it was garbage-collected."""
         return next((one for one in self.now() if one.owner and one.card.number == number), None)
 
     def _open(self, backend: Backend | None) -> list[Group]:
@@ -45,9 +45,9 @@ class LiveGroups:
                 group.lifecycle.closed_because = CLUSTER_LEFT
 
     def close_left(self, backend: Backend | None) -> None:
-        """Close, here, the groups of a backend that nobody has closed: they belong to others, or outlive it."""
+        """Close, in this process, the open groups of a backend: they have other owners, or outlive the backend."""
         for group in self._open(backend) if backend is not None else ():
-            group.on_change = None  # whoever they belong to publishes what becomes of them
+            group.on_change = None  # their owner publishes their state
             group.begin_close()
             group.finish_close()
 

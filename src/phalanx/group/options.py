@@ -37,12 +37,12 @@ class GroupOptions:
     on_notice: Callable[[PreemptionNotice], object] | None = None
 
     def extras(self) -> dict[str, float]:
-        """Resources beside the slot's own, reserved per rank on the slot's node."""
+        """Resources in addition to the slot's own, reserved per rank on the slot's node."""
         found = {"CPU": self.num_cpus, "memory": self.memory, **self.resources}
         return {name: float(amount) for name, amount in found.items() if amount}
 
     def with_ray_options(self, given: Mapping[str, Any]) -> GroupOptions:
-        """These options, filled up with what ``@ray.remote(...)`` said on the class; the group's own win."""
+        """Return these options, completed by those of ``@ray.remote(...)`` on the class; options of the group win."""
         changes = {name: value for name, value in given.items() if getattr(self, name) in (None, {}, ())}
         return replace(self, **changes)
 
@@ -63,7 +63,7 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
         values["show_ranks"] = shown_ranks(values["show_ranks"])
     if values.get("detached"):
         _check_detached(values)
-    # float("inf") too: for as long as one can wait
+    # float("inf") too: no limit
     values["start_timeout"] = min(float(values["start_timeout"]), threading.TIMEOUT_MAX)
     return GroupOptions(meshes=_meshes(mesh, world_size), **values)
 

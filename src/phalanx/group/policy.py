@@ -1,4 +1,4 @@
-"""``px.RestartPolicy``, ``px.ReplacePolicy``: when a broken group is to come back by itself, and how. Pure."""
+"""``px.RestartPolicy``, ``px.ReplacePolicy``: when a broken group is recovered automatically, and how. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from phalanx.errors import DeclarationError
 class RestartPolicy:
     """``WorkerGroup(..., on_failure=px.RestartPolicy(max_restarts=2, window_s=600))``.
 
-    The call in which the group broke raises its error, as always; the next call on the group restarts it first,
-    and then runs in the new epoch. When there were ``max_restarts`` within the last ``window_s`` seconds, the
-    group stays broken: a failure that comes back each time is not one that restarts mend.
+    The call in which the group broke raises its error, as always; the next call on the group restarts it first, and
+    then runs in the new epoch. After ``max_restarts`` restarts within the last ``window_s`` seconds, the group stays
+    broken: restarts do not repair a failure that happens each time.
 
     Raises:
         DeclarationError: a number that makes no sense.
@@ -28,11 +28,11 @@ class RestartPolicy:
         _check_window("px.RestartPolicy(window_s=", self.window_s)
 
     def recent(self, restarts: Sequence[float], now: float) -> list[float]:
-        """Of the times of restarts, in seconds, those that count at ``now``."""
+        """Return the times of restarts, in seconds, that count at ``now``."""
         return [at for at in restarts if now - at < self.window_s]
 
     def allows(self, restarts: Sequence[float], now: float) -> bool:
-        """Return whether one more restart may be made at ``now``."""
+        """Return whether another restart is allowed at ``now``."""
         return len(self.recent(restarts, now)) < self.max_restarts
 
 
@@ -40,14 +40,15 @@ class RestartPolicy:
 class ReplacePolicy:
     """``WorkerGroup(..., on_failure=px.ReplacePolicy(max_failures=2, window_s=600))``.
 
-    As :class:`RestartPolicy`, but only the lost ranks get new processes, by ``px.replace_ranks``: all go back to
-    the last ``px.snapshot``. Where that cannot be, since there is none, no rank holds a lost state any more, or there
-    is no room, the group is restarted. Whoever repeats the call that failed repeats it from the state of the snapshot.
+    Like :class:`RestartPolicy`, but only the lost ranks get new processes, by ``px.replace_ranks``: all ranks go back
+    to the last ``px.snapshot``. If that is impossible, since there is no snapshot, no rank has a lost state any more,
+    or there is no capacity, the group is restarted. A caller that repeats the failed call repeats it from the state of
+    the snapshot.
 
     Args:
         max_failures: within ``window_s`` seconds; after that the group stays broken.
-        max_preemptions: how often ranks may be lost whose node was announced to go (``px.preemption_notices``), in
-            all; None: as often as that happens.
+        max_preemptions: number of times that ranks may be lost because their node was drained
+            (``px.preemption_notices``), in all; None: no limit.
 
     Raises:
         DeclarationError: a number that makes no sense.
@@ -64,7 +65,7 @@ class ReplacePolicy:
             _check_count("px.ReplacePolicy(max_preemptions=", self.max_preemptions)
 
     def recent(self, failures: Sequence[float], now: float) -> list[float]:
-        """Of the times of failures, in seconds, those that count at ``now``."""
+        """Return the times of failures, in seconds, that count at ``now``."""
         return [at for at in failures if now - at < self.window_s]
 
     def allows(self, failures: Sequence[float], now: float) -> bool:
@@ -72,7 +73,7 @@ class ReplacePolicy:
         return len(self.recent(failures, now)) < self.max_failures
 
     def allows_preemption(self, count: int) -> bool:
-        """Return whether one more may be mended after ``count`` of them."""
+        """Return whether another preemption may be recovered after ``count`` of them."""
         return self.max_preemptions is None or count < self.max_preemptions
 
 

@@ -1,4 +1,4 @@
-"""Watches for nodes that will be taken away, and tells groups that have ranks there."""
+"""Watches for nodes that will be drained, and notifies groups that have ranks there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seats_of(group: Group) -> list[Seat]:
 
 
 def look_once(group: Group) -> None:
-    """Note what the cluster says now, for one group; a question of some milliseconds to the cluster."""
+    """Record the draining nodes for a group; queries the cluster, which takes some milliseconds."""
     if group.backend.connected():
         known = [*group.backend.going_nodes(), *group.backend.ended_nodes()]
         group.notices.see(known, seats_of(group))
@@ -44,7 +44,7 @@ class PreemptionMonitor:
         self._background.begin()
 
     def turn(self) -> float | None:
-        """Ask the cluster once, and tell the groups."""
+        """Query the cluster once, and notify the groups."""
         with self._lock:
             groups = [group for group in self._groups if not group.closed]
             self._groups = weakref.WeakSet(groups)

@@ -1,4 +1,4 @@
-"""Nodes that will be taken away, as a group sees them: who is told of what, once. Pure."""
+"""Draining nodes, as a group sees them, and which notices were delivered already. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.backends.backend_types import DrainingNode
 class PreemptionNotice:
     """Some ranks of a group will lose their node.
 
-    ``deadline`` is when, as a Unix time in seconds; None where nobody said. ``reason`` is in words.
+    ``deadline`` is a Unix time in seconds; None if it is not known. ``reason`` is a text.
     """
 
     group: str
@@ -37,9 +37,9 @@ class Seat:
 
 
 class NoticeQueue:
-    """The notices of one group: each is told once to whoever asks, and once to the group's ``on_notice``.
+    """The notices of a group. Each is returned once by ``px.preemption_notices`` and passed once to ``on_notice``.
 
-    A node that was once said to go counts as such for ever: what happens to its ranks later is no fault of theirs.
+    A node that was announced as draining stays so for ever: later failures of its ranks are not attributed to them.
     """
 
     def __init__(self, group: str) -> None:
@@ -49,13 +49,13 @@ class NoticeQueue:
         self._told: dict[str, tuple[float | None, frozenset[int]]] = {}
         self._untold: list[PreemptionNotice] = []
         self._uncalled: list[PreemptionNotice] = []
-        #: Whether there is a notice of which whoever moves ranks away has not thought yet.
+        #: True if the code that moves ranks has not handled a notice yet.
         self.urgent = False
 
     def see(self, going: Sequence[DrainingNode], seats: Sequence[Seat]) -> None:
-        """Note what the cluster says now; ``seats`` are where the ranks are, by rank.
+        """Record the draining nodes that the cluster reports now; ``seats`` are the locations of the ranks, by rank.
 
-        A notice is new where its node is, its deadline, or a rank on that node.
+        A notice is new if its node, its deadline or a rank on that node is new.
         """
         with self._lock:
             for node in going:
@@ -78,7 +78,7 @@ class NoticeQueue:
                 self.urgent = True
 
     def take(self) -> list[PreemptionNotice]:
-        """The notices that nobody has taken yet, in order."""
+        """Return the notices that were not taken yet, in order."""
         with self._lock:
             found, self._untold = self._untold, []
             return found
@@ -90,11 +90,11 @@ class NoticeQueue:
             return found
 
     def ranks_to_move(self, nodes: Sequence[str]) -> tuple[int, ...]:
-        """Of ranks on these nodes, by rank, those whose node goes."""
+        """Return the ranks whose node is draining; ``nodes`` is by rank."""
         with self._lock:
             return tuple(rank for rank, node in enumerate(nodes) if node in self._going)
 
     def explains(self, nodes: Sequence[str]) -> bool:
-        """Return whether ranks on these nodes, of which there is at least one, were lost because their nodes went."""
+        """Return whether the ranks on these nodes (at least one node) were lost because their nodes were drained."""
         with self._lock:
             return bool(nodes) and all(node in self._going for node in nodes)

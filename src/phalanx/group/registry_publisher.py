@@ -85,7 +85,7 @@ def _version() -> str:
 
 
 class Publisher:
-    """Writes what changed, in the background; a group whose state cannot be published works all the same."""
+    """Publishes changes in the background. A group whose state cannot be published works nevertheless."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -99,7 +99,7 @@ class Publisher:
             self._do(lambda: self._publish(group))
 
     def add(self, backend: Backend, entry: GroupRecord) -> Callable[[], None]:
-        """Publish a group of whose changes nobody tells; what to call when it is gone."""
+        """Publish a group that does not report its changes; return a function that withdraws it."""
         self._do(lambda: self._put(backend, entry))
         return lambda: self._do(lambda: self._take_back(backend, entry.key))
 
@@ -116,7 +116,7 @@ class Publisher:
         return done.wait(timeout)
 
     def finish(self, backend: Backend | None = None) -> None:
-        """Take back what was published, there or everywhere; detached groups excepted."""
+        """Withdraw the published records of ``backend``, or all; detached groups excepted."""
         if not self.flush():
             return
         with self._lock:
@@ -133,7 +133,7 @@ class Publisher:
                     work()
                 except Exception:  # whatever it is: it is the commands that then see less, not the run
                     _log.debug("publishing failed", exc_info=True)
-                del work  # else it would keep its group until the next one
+                del work  # otherwise it would keep its group alive until the next item
         return None
 
     def _publish(self, group: Group) -> None:

@@ -12,7 +12,7 @@ from phalanx.topology.mesh import Mesh
 
 @dataclass(frozen=True)
 class Change:
-    """The ranks that join, and those that leave, in the order in which they do: the highest first."""
+    """The ranks that join, and the ranks that leave, in order: the highest leaves first."""
 
     joining: tuple[int, ...] = ()
     leaving: tuple[int, ...] = ()
@@ -41,10 +41,10 @@ def plan_change(group: str, present: int, wanted: object, slots: int, block: int
 
 
 def block_of(group: str, meshes: Mapping[str, Mesh]) -> int:
-    """How many ranks of a group come and go together: those of one dp coordinate, which meet in collectives.
+    """Return the number of ranks that join and leave together: a dp coordinate, whose ranks meet in collectives.
 
     Raises:
-        DeclarationError: those of a coordinate are not ranks in a row, so that none can come or go behind the others.
+        DeclarationError: the ranks of a coordinate are not consecutive, so that none can join or leave last.
     """
     block = 1
     for name, mesh in meshes.items():

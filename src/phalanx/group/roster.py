@@ -22,7 +22,7 @@ from phalanx.wire.messages import ProcessInfo
 
 @dataclass(frozen=True)
 class Member:
-    """One rank as it travels."""
+    """A rank as it is serialized."""
 
     slot: Slot
     handle: Any
@@ -40,10 +40,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Roster:
-    """The ranks of a group in an epoch, and which of those before them have left it in peace.
+    """The ranks of a group in an epoch, and which earlier processes have left after finishing their calls.
 
-    ``in_peace_since``: by rank, the epoch since which all that came and are gone have; a rank that is not in it never
-    lost a process. So it takes no more room however often ranks come and go.
+    ``in_peace_since``: by rank, the epoch since which all processes of the rank that ended have finished their calls
+    first; a missing rank never lost a process. So its size does not grow with the number of changes.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Roster:
         return Roster(epoch.number, members, dict(group.in_peace_since))
 
     def left_in_peace(self, rank: int, endpoint: Endpoint) -> bool:
-        """Return whether a process that was that rank, and is no member, ended what it had begun before it left."""
+        """Return whether a former process of that rank finished its calls before it left."""
         return endpoint.since >= self.in_peace_since.get(rank, 0) and not any(
             key_of(one.facts) == key_of(endpoint.facts) for one in self.members
         )
@@ -79,13 +79,13 @@ def publish(group: Group) -> None:
 
 
 def withdraw(group: Group) -> None:
-    """Take back what was published: the group is closed."""
+    """Withdraw the published roster, since the group is closed."""
     if group.roster_key and group.backend.connected():
         group.backend.publish(group.roster_key, None)
 
 
 def look(group: Group) -> None:
-    """Read the newest roster before a call of a view is planned, where there is a sign of one."""
+    """Read the newest roster before a call of a view is planned, if there are signs of a change."""
     if group.is_doubtful or group.lifecycle.state is State.BROKEN or group.epoch.dead(group.backend):
         refresh(group)
 
@@ -97,7 +97,7 @@ def note_change(group: Group) -> bool:
 
 
 def refresh(group: Group) -> Roster | None:
-    """Read the newest roster, and let the view go on with it. Without one the group is closed."""
+    """Read the newest roster, and let the view continue with it. Without a roster the group is closed."""
     with group.changing:
         found = group.backend.published(group.roster_key)
         if found is None:

@@ -1,4 +1,4 @@
-"""Snapshots of a group: who holds the copy of whose state, and what is lost with whom. Pure."""
+"""Snapshots of a group: which rank holds the copy of which state, and which states a loss affects. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Snapshot:
 
     Attributes:
         number: counts the snapshots of the group, from 1.
-        holders: by rank, the rank whose process has a second copy of its state; itself where there is no other one.
-        nbytes: of the state of all ranks, each counted once.
-        sent_bytes: what went to the holders this time: what had not changed since the last time stayed.
-        seconds: that the calls of the group waited.
+        holders: by rank, the rank whose process has a second copy of its state; itself if there is no other rank.
+        nbytes: bytes of the state of all ranks, each counted once.
+        sent_bytes: bytes sent to the holders this time; unchanged tensors are not sent again.
+        seconds: time that the calls of the group waited.
     """
 
     number: int
@@ -38,12 +38,12 @@ class Snapshot:
 
 
 def holders(nodes: Sequence[str]) -> tuple[int, ...]:
-    """By rank, who keeps a second copy of its state: the next rank on another node, or else simply the next one.
+    """Return, by rank, the holder of its second copy: the next rank on another node, or else simply the next rank.
 
-    Where nodes have as many ranks each, so have holders.
+    If nodes have equally many ranks, they hold equally many copies.
 
     Args:
-        nodes: of each rank.
+        nodes: node of each rank.
     """
     count = len(nodes)
     by_node: dict[str, list[int]] = {}
@@ -61,5 +61,5 @@ def holders(nodes: Sequence[str]) -> tuple[int, ...]:
 
 
 def lost_copies(held_by: Sequence[int], gone: Collection[int]) -> list[int]:
-    """Of the ranks that are gone, those of whose state nobody has a copy any more."""
+    """Return the ranks in ``gone`` whose state has no copy any more."""
     return [rank for rank in sorted(gone) if held_by[rank] in gone]

@@ -17,14 +17,14 @@ from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.messages import STORE_VARIABLE, Message, host_call
 from phalanx.worker.rejoining import Rejoin, rejoin
 
-#: What ranks must be told anew to find each other.
+#: Variables by which ranks find each other, sent again to ranks that rejoin.
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
 
 
 def constructors(core: Group, ranks: range | None = None) -> Call:
-    """Make the call of the constructors of the epoch that begins, or of some of its ranks.
+    """Return the call of the constructors of the new epoch, or of some of its ranks.
 
-    Whoever makes it ends the processes if it fails.
+    The caller ends the processes if the call fails.
     """
     ranks = range(core.world_size) if ranks is None else ranks
     plan = CallPlan(ranks, (), {}, GatherPlan("list", range(len(ranks))))
@@ -45,7 +45,7 @@ def constructors(core: Group, ranks: range | None = None) -> Call:
 
 
 def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message] = ()) -> None:
-    """Note that the processes of an epoch are there, and have been told who they are."""
+    """Note that the processes of an epoch exist, and have received their rank configs."""
     call.epoch = epoch
     call.arrivals = Results(call.core.backend, tickets)
     for message in messages:
@@ -55,14 +55,14 @@ def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Itera
 
 
 def given_up(call: Call, error: BaseException) -> None:
-    """Note that constructors failed, or whoever waited was interrupted: nobody asks for what else they tell."""
+    """Note that constructors failed or were interrupted: their remaining results will not be read."""
     if call.was_sent:
         call.arrivals.disregard()
     call.tell_end(error)
 
 
 def joined(core: Group, launched: Launched, staying: Mapping[int, Endpoint], epoch: int) -> list[Ticket]:
-    """Have the ranks that stay rejoin while the others are made, as one call; the tickets of all, by rank."""
+    """Run ``rejoin()`` on the ranks that stay while the others are made; return the tickets of all, by rank."""
     environment = launched.setups[0].environment
     message = host_call(rejoin, Rejoin(epoch, {name: environment[name] for name in _MEETING}))
     tickets = {setup.rank: ticket for setup, ticket in zip(launched.setups, launched.tickets, strict=True)}
@@ -71,12 +71,12 @@ def joined(core: Group, launched: Launched, staying: Mapping[int, Endpoint], epo
 
 
 def make_again(core: Group, trace: str = "", joining: range | None = None) -> None:
-    """Make the calls that are marked for it again, on the ranks of this epoch, one after another.
+    """Repeat the calls of the rerun log on the ranks of this epoch, in order.
 
-    On ranks that are ``joining``, of those that went to all ranks, where each rank got the same.
+    On ``joining`` ranks, only calls that went to all ranks with equal arguments are repeated.
 
     Raises:
-        RemoteCallError, WorkerDiedError, CallTimeout: one of them failed.
+        RemoteCallError, WorkerDiedError, CallTimeout: a call failed.
     """
     epoch = core.epoch
     for made in core.reruns.to_make():

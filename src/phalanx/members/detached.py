@@ -25,8 +25,8 @@ _HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 class DetachedRecord:
     """Record of a detached group for later drivers; plain values only.
 
-    It is published as a line of bytes, which every version reads, and the pickled record, which those of one protocol
-    read.
+    It is published as a line of bytes, which every version reads, and the pickled record, which versions of the same
+    protocol read.
     """
 
     card: GroupCard
@@ -58,7 +58,7 @@ def _key(name: str) -> str:
 
 
 def publish_record(core: Group) -> None:
-    """Publish what ``px.attach`` needs."""
+    """Publish the record that ``px.attach`` needs."""
     record = DetachedRecord(
         card=core.card,
         slots=tuple(endpoint.slot for endpoint in core.endpoints),

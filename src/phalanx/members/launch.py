@@ -82,12 +82,11 @@ def launch(
     trace: str = "",
     present: Present | None = None,
 ) -> Launched:
-    """Start one process per slot and send each its place; does not wait for the constructors.
+    """Start a process per slot and send each process its rank config; does not wait for the constructors.
 
-    ``present`` are processes that are there already. ``name`` is what the ranks call the group, where that is not its
-    own name.
-    ``amend`` has the last word on what each rank is told; ``trace`` is the id of the trace for which it notes what it
-    does.
+    ``present`` are processes that exist already. ``name`` is the name by which ranks know the group, if it differs from
+    its own name. ``amend`` may change each rank's config before it is sent; ``trace`` is the id of the trace for which
+    ranks record events.
 
     Raises:
         PlacementError: the processes, or the extra resources of the group, cannot be had.

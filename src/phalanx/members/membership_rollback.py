@@ -1,4 +1,4 @@
-"""Ranks that stay where a change of members has failed: they end what they are at, or are stopped."""
+"""Ranks that stay after a failed change of members: they end their calls, or are stopped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _INTERRUPTED_S = 1.0
 
 
 def settle(core: Group, staying: Sequence[Endpoint]) -> None:
-    """Have those of the present epoch's ranks that are ``staying`` ready for what comes next.
+    """Make the ``staying`` ranks of the present epoch ready for the next change.
 
-    What is under way on them is interrupted, and they are cut off their peers, since one that waits in a collective
-    for a rank that never comes would wait for ever. Those that do not yield are stopped, and count as lost.
+    Their calls are interrupted, and their collectives are aborted, since a rank that waits in a collective for a rank
+    that never joins would wait for ever. Ranks that do not react are stopped, and count as lost.
     """
     backend, endpoints = core.backend, core.endpoints
     if core.closed or backend.immediate or not backend.connected():
-        return  # whoever closed it ends them all
+        return  # close() ends them all
     ranks = [rank for rank, one in enumerate(endpoints) if one in staying and backend.alive(one)]
     if not ranks:
         return
@@ -39,6 +39,6 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
 
 
 def _late(asked: Call, ranks: Sequence[int], seconds: float) -> list[int]:
-    """Those that have not answered within a while."""
+    """Return the ranks that have not responded after ``seconds``."""
     positions = range(len(ranks))
     return [ranks[position] for position in asked.arrivals.wait(positions, len(positions), seconds)[1]]

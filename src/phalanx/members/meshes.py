@@ -1,4 +1,4 @@
-"""The meshes of a group: those that it was given, and those of which its ranks told, every rank its own place."""
+"""The meshes of a group: declared with the group, or registered by its ranks, each rank its own coordinates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.group.resize_plan import fitted
 from phalanx.topology.mesh import Mesh
 from phalanx.worker import handlers as questions
 
-#: Of one rank: the coordinates by axis in each mesh that its worker registered, by name.
+#: Of a rank: the coordinates by axis in each mesh that its worker registered, by name.
 Places = Mapping[str, Mapping[str, int]]
 
 
@@ -33,7 +33,7 @@ def mesh_of(core: Group, name: str = "default") -> Mesh:
 
 
 def known_meshes(core: Group) -> dict[str, Mesh]:
-    """Return the meshes that were given, and those that the ranks of this epoch have told of already; asks nobody."""
+    """Return the declared meshes, and meshes that the ranks of this epoch reported already; calls no rank."""
     return {**core.epoch.meshes, **{name: mesh_of(core, name) for name in core.card.meshes}}
 
 

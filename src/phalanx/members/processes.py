@@ -1,4 +1,4 @@
-"""The processes of a group: started, ended, and started anew."""
+"""The processes of a group: start, end and restart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from phalanx.wire.messages import Message, RankConfig
 from phalanx.worker import handlers as questions
 
 _CLOSE_PATIENCE_S = 5.0
-_HANDS_OVER_S = 65.0  # of a rank that leaves a group: others go on with what it has
+_HANDS_OVER_S = 65.0  # for a leaving rank: other ranks may continue with its items
 _BUSY_PATIENCE_S = 1.0
 
 
@@ -83,7 +83,7 @@ def _launched(
 
 
 def _attend(core: Group, launched: Launched) -> None:
-    if not core.options.detached:  # those are to outlive this process
+    if not core.options.detached:  # detached processes outlive this process
         core.backend.attend(launched.endpoints)
 
 
@@ -94,9 +94,9 @@ def _note_extras(core: Group, extras: Reservation | None) -> None:
 
 @contextlib.contextmanager
 def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
-    """Start ranks behind those that there are; the time in which they are there and get no calls yet.
+    """Start ranks behind the existing ranks, for a context in which they get no calls yet.
 
-    They are ended, and the group is as it was, where that time ends with an error.
+    If the context ends with an error, they are ended, and the group is as it was.
     """
     old = core.epoch
     call = constructors(core, ranks)
@@ -139,7 +139,7 @@ def close(core: Group, patience: float | None = None) -> None:
 
     Args:
         core: the group.
-        patience: seconds for the workers' own ``close()``; None: what they need, less where one is at a call.
+        patience: seconds for the workers' own ``close()``; None: as long as they need, less if a worker is in a call.
     """
     withdraw(core)
     if core.options.detached:
@@ -167,7 +167,7 @@ def _patience(core: Group) -> float:
 
 
 def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[int] | None = None) -> None:
-    """Ask ranks, or all, to close their instances; one that is busy or gone is not waited for beyond patience."""
+    """Ask ranks, or all, to close their instances; busy or dead ranks are waited for up to the grace period."""
     among = range(len(epoch.endpoints)) if among is None else among
     ranks = [rank for rank in among if core.backend.alive(epoch.endpoints[rank])]
     if ranks:
@@ -183,7 +183,7 @@ def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[i
 
 
 def restart(core: Group, size: int | None = None) -> None:
-    """End what is left of the group and start it anew, on the first ``size`` slots; see ``WorkerGroup.restart``."""
+    """End the remaining processes and start the group again, on the first ``size`` slots; see ``restart()``."""
     with core.changing:
         was_ready = core.lifecycle.state is State.READY
         left = core.begin_restart(size)
@@ -196,7 +196,7 @@ def restart(core: Group, size: int | None = None) -> None:
         except BaseException as error:
             try:
                 _abandon(core)
-            finally:  # also where whoever waits is impatient, and ends that too
+            finally:  # also after a second interrupt
                 if core.epoch.number == begun:
                     core.broken(_as_cause(core.name, "be restarted", error), core.epoch)
             raise
@@ -208,7 +208,7 @@ def restart(core: Group, size: int | None = None) -> None:
 def replace_processes(core: Group, gone: Collection[int], bring_back: Callable[[], None]) -> None:
     """Start new processes for some ranks, at whose constructors the others rejoin; see ``px.replace_ranks``.
 
-    ``bring_back`` gives all of them their states, once they are there. Then they get weights, and then calls.
+    ``bring_back`` restores all states, once the ranks are there. Then they get weights, and then calls.
     """
     left = core.begin_restart(gone=gone)
     begun = core.epoch.number
@@ -219,7 +219,7 @@ def replace_processes(core: Group, gone: Collection[int], bring_back: Callable[[
     except BaseException as error:
         try:
             _leave_as_they_are(core, left, begun)
-        finally:  # also where whoever waits is impatient, and ends that too
+        finally:  # also after a second interrupt
             if core.epoch.number == begun:
                 core.broken(_as_cause(core.name, "be given new ranks", error), core.epoch)
         raise
@@ -233,7 +233,7 @@ def _leave_as_they_are(core: Group, left: Epoch, begun: int) -> None:
     """End the ranks that were started where a replacement failed; have the others ready for another try."""
     here = core.epoch.number == begun
     started = [one for one in core.endpoints if one not in left.endpoints]
-    if here and not core.endpoints:  # those that stay are members again: for another try, or to be ended
+    if here and not core.endpoints:  # ranks that stay are members again, for another try or to be ended
         core.enter(left.endpoints)
     core.backend.kill(started)
     if here:

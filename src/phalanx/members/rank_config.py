@@ -29,7 +29,7 @@ def setups_of(
     options: GroupOptions,
     server: int,
 ) -> list[RankConfig]:
-    """By rank; ``server`` is the one whose process serves torch's store: one that is new, and has a port for it."""
+    """Return the configs by rank; ``server`` is the rank that serves torch's store: a new rank with a port for it."""
     world = _RankSettings(pool, endpoints, options, server, epoch)
     folder = _labels.new(name, epoch)
     setups: list[RankConfig] = []
@@ -82,11 +82,11 @@ class _RankSettings:
         self._store = f"{self._address}:{self._port}/{epoch}"
         self._on_node = _devices_by_node(pool, endpoints)
         self._slots_on = _slots_by_node(pool, endpoints)
-        # What Ray sets before the process starts is the group's too: it wins over what we would choose.
+        # Variables that Ray sets before the process starts belong to the group too: they override our defaults.
         self._given = {**(options.runtime_env or {}).get("env_vars", {}), **options.env}
 
     def devices(self, endpoint: Endpoint) -> tuple[tuple[str, ...], Accelerator | None]:
-        """The accelerators that are its own, and of which kind those of its pool are."""
+        """Return the accelerators of a rank, and the kind of accelerator of its pool."""
         holding = self._pool.holdings[endpoint.slot.pool]
         kind = in_use(holding.resource, {}) if holding.resource else None
         return holding.accelerators.get(endpoint.slot, endpoint.facts.slot.accelerator_ids), kind
@@ -123,7 +123,7 @@ def _threads(environment: Mapping[str, str]) -> int | None:
 
 
 def _hidden(seen: tuple[str, ...]) -> Accelerator | None:
-    """The accelerator to hide from a rank without one: CUDA, whose mask torch reads before anything else."""
+    """Return the accelerator to hide from a rank without any: CUDA, whose mask torch reads before anything else."""
     return None if seen else in_use("GPU", {})
 
 
@@ -135,7 +135,7 @@ def _slots_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> Counter
         block[endpoint.facts.slot.node_id] += 1
     found: Counter[str] = Counter()
     for (name, block), ranks in by_block.items():
-        spread = len(ranks) > 1  # a placement group of somebody else's
+        spread = len(ranks) > 1  # a placement group that is not ours
         found.update(ranks if spread else dict.fromkeys(ranks, pool.holdings[name].blocks[block]))
     return found
 

@@ -20,16 +20,16 @@ _SECONDS = 300.0
 
 
 def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[int, ...]:
-    """Replace ranks of a group that this process owns, and bring states back; see ``px.replace_ranks``.
+    """Replace ranks of a group that this process owns, and restore states; see ``px.replace_ranks``.
 
-    Those on nodes that go are replaced with them, since their slots move: no process is started on such nodes.
+    Ranks on draining nodes are replaced too, since their slots move: no process is started on such nodes.
 
     Returns:
         The ranks that were replaced.
 
     Raises:
-        GroupBroken: nobody has the state of one of them any more; the group is as it was.
-        As the constructors and ``rejoin()``.
+        GroupBroken: no rank has the state of a lost rank any more; the group is as it was.
+        Errors of the constructors and of ``rejoin()``.
     """
     going = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
     gone = tuple(sorted({*ranks, *going}))
@@ -63,10 +63,10 @@ def _hold_again(core: Group, found: Snapshot) -> None:
 
 
 def lost_ranks(core: Group) -> Sequence[int]:
-    """The ranks that are gone: all, where a start has left none.
+    """Return the ranks that died: all ranks, if a start has left none.
 
-    Those too that the failure has named as dead, and those whose processes are not there when they are looked at: not
-    every loss is known at once, least of all of a node.
+    Ranks that the failure has named as dead count too, and ranks whose processes an inspection finds dead: not every
+    loss is known at once, least of all the loss of a node.
     """
     if not core.endpoints:
         return range(core.world_size)
@@ -80,13 +80,13 @@ def lost_ranks(core: Group) -> Sequence[int]:
 
 
 def heal(core: Group) -> None:
-    """Replace the ranks that a broken group has lost, or restart it where that cannot be.
+    """Replace the lost ranks of a broken group, or restart it if that is impossible.
 
-    A group may be broken and have lost none: a call reached some ranks only, or their connections were cut when one was
-    cancelled. One of them is made anew then, with which all others meet.
+    A group may be broken without a lost rank: a call reached some ranks only, or their connections were aborted when a
+    call was cancelled. Then one rank is recreated, so that all ranks form their process groups again.
 
     Raises:
-        As ``px.replace_ranks`` and ``restart()``, where a constructor fails.
+        Errors of ``px.replace_ranks`` and ``restart()``, if a constructor fails.
     """
     gone = lost_ranks(core)
     if not gone:

@@ -47,7 +47,7 @@ def _recover(core: Group) -> None:
     with core.changing:
         if core.is_changed_here:
             return
-        with core.as_it_is():  # what moves and recovers it makes calls itself
+        with core.as_it_is():  # moving and recovering makes calls itself
             if core.notices.urgent:
                 _move_away(core, policy)
             while core.lifecycle.state is State.BROKEN and _has_recovered(core, policy):
@@ -112,7 +112,7 @@ def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
         return
     core.notices.urgent = False
     ranks = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
-    # Whoever recovers a broken group starts no ranks on such nodes.
+    # The recovery of a broken group starts no ranks on such nodes.
     if not isinstance(policy, ReplacePolicy) or not ranks or core.lifecycle.state is not State.READY:
         return
     if not policy.allows_preemption(core.preemptions):
@@ -138,7 +138,7 @@ def move(core: Group, ranks: Sequence[int]) -> Moved:
     nodes, unless it can be done later.
 
     Raises:
-        As the constructors and ``rejoin()``; the group is broken then.
+        Errors of the constructors and ``rejoin()``; the group is broken then.
     """
     if len(ranks) == core.world_size:
         why = "all of its ranks are there, so that none could keep their state; px.save before the deadline"
@@ -173,7 +173,7 @@ def go_back(cores: Sequence[Group]) -> None:
         for core in in_one_order(cores):
             held.enter_context(core.changing)
         for core in cores:
-            if core.card.asynchronous:  # others come to a restore once they have ended what is before it
+            if core.card.asynchronous:  # other ranks start a restore only after the calls before it
                 for call in calls_of(core):
                     with contextlib.suppress(PhalanxError):  # it belongs to processes that are gone
                         call.cancel()
@@ -182,9 +182,9 @@ def go_back(cores: Sequence[Group]) -> None:
 
 
 def _has_gone_back(core: Group) -> bool:
-    """Bring a group back, recovered first where it is broken and has a policy. Return False if that has yet to be done.
+    """Reset a group to its snapshot, recovered first if it is broken and has a policy. Return False to retry.
 
-    A loss that another group has told of may not be known of this one when it is asked.
+    A loss that another group has reported may not be known to this group yet.
     """
     ensure_ready(core)
     core.check()

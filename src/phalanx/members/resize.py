@@ -1,7 +1,7 @@
-"""Ranks that join a group, and ranks that leave it, while the others work on.
+"""Ranks that join a group, and ranks that leave it, while the other ranks continue to work.
 
-Their class works each rank by itself. Those that join are behind the ranks that calls go to until they have what they
-need; those that leave are there until they have finished.
+The ranks of their class work independently. Joining ranks are behind the ranks that calls go to until they are ready;
+leaving ranks stay until they have finished.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def change_members(core: Group, change: Change, timeout: float | None) -> None:
     with core.changing:
         ensure_ready(core)
         core.check()
-        _finish(core, timeout)  # whoever had not finished the last time
-        # Where a restart ended those, their slots are booked still.
+        _finish(core, timeout)  # ranks that had not finished the last time
+        # If a restart ended them, their slots are still booked.
         core.pool.unclaim(core.tenant, core.pool.slots[core.world_size :])
         if change.joining:
             _grow(core, change.joining)
@@ -51,7 +51,7 @@ def change_members(core: Group, change: Change, timeout: float | None) -> None:
 
 
 def restart_with(core: Group, size: int) -> None:
-    """Start the group anew with so many ranks, on as many slots."""
+    """Restart the group with ``size`` ranks, on as many slots."""
     before = core.world_size
     slots = core.pool.slots[min(before, size) : max(before, size)]
     if size > before:
@@ -81,7 +81,7 @@ def _shrink(core: Group, count: int) -> None:
     if core.backend.immediate:  # a stream begins there when it is read
         for stream in streams_on(core, range(core.world_size - count, core.world_size)):
             stream.run_to_end()
-    with core.order:  # what was sent before is before the question, and nothing comes after it
+    with core.order:  # earlier calls arrive before the request, and none after it
         epoch = core.change(core.endpoints, core.world_size - count)
         tail = range(epoch.size, len(epoch.endpoints))
         core.leaving = run_on(core, questions.leave, ranks=tail, title="leave", checked=False)
@@ -129,7 +129,7 @@ def _late(core: Group, epoch: Epoch, limit: float | None) -> list[int]:
     streams = streams_on(core, tail)
     while True:
         for stream in streams:
-            stream.run_to_end()  # whoever reads it may be the one who waits here
+            stream.run_to_end()  # its reader may be the caller that waits here
         left = None if limit is None else max(0.0, limit - core.backend.now())
         late = _at_calls(core, epoch, tail, _LOOKS_EVERY_S if streams else left)
         if not late or (limit is not None and core.backend.now() >= limit):
@@ -138,7 +138,7 @@ def _late(core: Group, epoch: Epoch, limit: float | None) -> list[int]:
 
 
 def _at_calls(core: Group, epoch: Epoch, tail: range, seconds: float | None) -> list[int]:
-    """Those that have not answered within a while, or work on nevertheless."""
+    """Return the leaving ranks that are still running calls after ``seconds``."""
     asked: Call | None = core.leaving
     if asked is not None:
         _, late = asked.arrivals.wait(range(len(tail)), len(tail), seconds)

@@ -1,4 +1,4 @@
-"""The states of ranks copied into the memory of other ranks, and brought back from there."""
+"""The states of ranks: copied into the memory of other ranks, and restored from there."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def has_state(core: Group) -> bool:
 
 
 def take_together(cores: Sequence[Group]) -> list[Snapshot]:
-    """Take snapshots of groups that this driver owns: of all of them, or none counts.
+    """Take snapshots of groups that this driver owns; they count only if all of them succeed.
 
-    A group that is broken, or breaks meanwhile, is not mended for it, since it would go back to the snapshot before
-    this one.
+    A group that is broken, or breaks during the snapshot, is not recovered, since it would go back to the previous
+    snapshot.
 
     Raises:
-        GroupBroken: it is.
+        GroupBroken: a group is broken.
     """
-    with contextlib.ExitStack() as held:  # neither two at once, nor one beside a change of members
+    with contextlib.ExitStack() as held:  # no two snapshots at once, and none during a change of members
         for core in in_one_order(cores):
             held.enter_context(core.as_it_is())
         for core in cores:
@@ -50,7 +50,7 @@ def take_together(cores: Sequence[Group]) -> list[Snapshot]:
 
 
 def in_one_order(cores: Sequence[Group]) -> list[Group]:
-    """Return groups in the order in which they are held, so that nobody who holds several waits crosswise."""
+    """Sort groups in the order in which they are locked, to prevent deadlocks."""
     return sorted(cores, key=lambda one: one.card.number)
 
 
@@ -106,7 +106,7 @@ def check_held(core: Group, gone: Collection[int]) -> Snapshot:
 
 
 def restore(core: Group, found: Snapshot, new: Collection[int], seconds: float) -> None:
-    """Bring all ranks back to a snapshot: those that are ``new`` from the copies that others hold."""
+    """Restore all ranks to a snapshot: ``new`` ranks from the copies of their holders."""
     wanted = {rank: found.holders[rank] for rank in new}
     given = {
         rank: _answer(core, "px.replace_ranks", holder, handlers.give, rank, found.number, seconds=seconds)

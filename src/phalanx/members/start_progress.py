@@ -1,4 +1,4 @@
-"""Shows how a group starts, once that takes longer than one likes to wait without knowing what for."""
+"""Shows the progress of a group's start, if it takes more than a few seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STACKS_EVERY_S = 5.0
 
 
 class Starting:
-    """The time in which a group starts; ``with Starting(...)`` shows it where somebody looks."""
+    """Context in which a group starts; shows the progress in a terminal or notebook."""
 
     def __init__(self, backend: Backend, group: str, world_size: int, console: Console | None = None) -> None:
         self._backend = backend
@@ -54,7 +54,7 @@ class Starting:
             self._thread.join()
 
     def watch(self, endpoints: Sequence[Endpoint], refs: Sequence[Any]) -> None:
-        """The processes are there: show which of their constructors have returned, by what these return."""
+        """Show, now that the processes exist, which of their constructors have returned; ``refs`` are their results."""
         self._endpoints = endpoints
         self._hosts = [endpoint.facts.slot.host for endpoint in endpoints]
         self._refs = refs
@@ -71,7 +71,7 @@ class Starting:
                 shown.update(task, completed=ready, now=now)
 
     def look(self) -> tuple[int, str]:
-        """How many ranks are ready, and what one that is not does."""
+        """Return the number of ready ranks, and the activity of a rank that is not ready."""
         if not self._refs:
             return 0, "waiting for processes"
         try:

@@ -1,4 +1,4 @@
-"""Weights for ranks that are new, before they get calls: by the syncs that brought the group what it has."""
+"""Resync weights to new ranks before they receive calls, by the syncs that the group got its weights from."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _log = logging.getLogger("phalanx")
 
 
 def mend_sources(core: Group) -> None:
-    """Have the groups that a group has its weights from mended as their policies say.
+    """Recover the broken source groups of a group's weights, as their policies say.
 
-    Not while members of the group change: whoever holds several groups takes them in another order.
+    Must not run while members of the group change, since locks of several groups are taken in another order there.
     """
     for one in _all_brought(core):
         one.mend_source()
@@ -25,7 +25,7 @@ def bring_to_joined(core: Group) -> None:
     """Bring weights to ranks that join, and with them to all others.
 
     Raises:
-        As a sync.
+        Errors of a sync.
     """
     for one in _all_brought(core):
         one.bring(core)
@@ -37,7 +37,7 @@ def bring_to_replaced(core: Group, new: Collection[int]) -> None:
     Where that cannot be, the group works on without: the new ranks refuse methods that need weights.
 
     Raises:
-        PhalanxError: the group lost a rank meanwhile.
+        PhalanxError: the group lost a rank during the sync.
     """
     made: dict[Resync, str] = {}
     for (role, name), found in _brought(core).items():
@@ -59,7 +59,7 @@ def bring_to_replaced(core: Group, new: Collection[int]) -> None:
 
 
 def _tried(core: Group, one: Resync) -> str:
-    """Bring weights; why they did not get there, in words."""
+    """Sync weights; return the reason of a failure as text."""
     try:
         with core.preparing():
             one.bring(core)
@@ -75,11 +75,11 @@ def _all_brought(core: Group) -> set[Resync]:
 
 
 def _brought(core: Group) -> dict[tuple[str, str], Sequence[Resync]]:
-    """By role and name of the weights that the group has: what brought them."""
+    """Return the syncs that the group's weights came from, by role and name of the weights."""
     by = list(core.syncs)
     found: dict[tuple[str, str], Sequence[Resync]] = {}
     for key, number in core.had_weights.items():
         sent = {one: newest for one in by if (newest := one.newest(key)) is not None}
-        # One made since may take the place of the one that brought them.
+        # A newer sync may replace the sync that sent them.
         found[key] = [one for one in sent if sent[one] >= number] or [one for one in sent if not sent[one]]
     return found

@@ -34,25 +34,25 @@ _numbers = itertools.count(1)
 
 
 class ResourcePool:
-    """Slots for ranks: ``ResourcePool([8, 8])`` is two blocks of 8, each on one node.
+    """Slots for ranks: ``ResourcePool([8, 8])`` is two blocks of 8, each on a single node.
 
     Args:
         process_on_nodes: size of each block. A block stays on one node; blocks may share a node. All are reserved
             or none.
         use_gpu: True, False, or "auto": accelerators if the cluster has any.
         name_prefix: beginning of the pool's name in tables and dashboards.
-        max_colocate_count: how many groups may share each slot; a process's share of an accelerator is one part of
-            that many.
+        max_colocate_count: number of groups that may share each slot; a process's share of an accelerator is 1 / that
+            number.
         accelerator_type: only nodes with this type, such as "A100" (Ray's names).
-        accelerators_per_slot: whole accelerators of one slot, for an engine that runs several in one process.
+        accelerators_per_slot: whole accelerators of a slot, for an engine that runs several in the same process.
         detached: the slots outlive this driver; see ``px.attach``.
-        timeout: seconds to wait where the cluster is busy; what can never be placed fails at once.
-        backend: "ray" or "inline"; default what ``px.init`` was given, else ``PHALANX_BACKEND``, else "ray".
+        timeout: seconds to wait if the cluster is busy; a pool that can never be placed fails at once.
+        backend: "ray" or "inline"; default the backend of ``px.init``, else ``PHALANX_BACKEND``, else "ray".
 
     Raises:
         DeclarationError: an option that makes no sense.
-        PlacementError: the cluster cannot hold it, or did not within ``timeout``; with a table of what was asked
-            for, what each node has and who holds it.
+        PlacementError: the cluster cannot hold it, or did not within ``timeout``; with a table of the request, the
+            capacity of each node and the holders.
     """
 
     def __init__(
@@ -148,12 +148,12 @@ class ResourcePool:
 
     @property
     def closed(self) -> bool:
-        """Whether any of its slots were given back."""
+        """True if any of its slots were given back."""
         return not all(holding.open for holding in self._holdings.values())
 
     @property
     def use_gpu(self) -> bool:
-        """Whether its slots have accelerators."""
+        """True if its slots have accelerators."""
         return any(holding.resource is not None for holding in self._holdings.values())
 
     @property
@@ -183,7 +183,7 @@ class ResourcePool:
         return self.world_size
 
     def __add__(self, other: ResourcePool) -> ResourcePool:
-        """Return a view over the slots of this pool, then those of the other; groups share accelerators.
+        """Return a view over the slots of this pool, then those of ``other``; groups share accelerators.
 
         Raises:
             DeclarationError: the pools share a slot, or belong to different backends.
@@ -240,7 +240,7 @@ class ResourcePool:
             self._view = SlotView(tuple(self._view.slots[index] for index in order))
 
     def learn(self, facts: Mapping[Slot, SlotFacts]) -> tuple[Slot, ...]:
-        """Note what processes on the slots reported; the slots in rank order, now that it can be told."""
+        """Store the reports of processes on the slots; return the slots in rank order, which depends on the reports."""
         for slot, fact in facts.items():
             holding = self._holdings[slot.pool]
             holding.facts[slot] = fact
@@ -250,10 +250,10 @@ class ResourcePool:
         return self._view.slots
 
     def repair(self, timeout: float) -> None:
-        """Reserve the slots anew that were on a node which is gone; what was known of them is forgotten.
+        """Reserve the slots of lost nodes again; stored facts about them are forgotten.
 
         Raises:
-            PlacementError: there is no room for them.
+            PlacementError: there is no capacity for them.
         """
         self._check_open()
         for holding in self._holdings.values():
@@ -264,7 +264,7 @@ class ResourcePool:
                         del known[slot]
 
     def explain(self) -> Table:
-        """Which slot lies where and which groups are on it."""
+        """Return a table of the slots with their nodes and groups."""
         reservations = {name: holding.reservation for name, holding in self._holdings.items()}
         nodes = () if self.closed else self.backend_api.nodes_of(self.slots, reservations)
         return explain_slots(self.name, self._view, self._holdings, nodes)
@@ -283,7 +283,7 @@ class ResourcePool:
         self._forget()
 
     def let_go(self, everything: bool = False) -> None:
-        """Close the pool before its cluster is left; what is detached stays there unless ``everything`` is to go."""
+        """Close the pool before its cluster is left; detached slots stay reserved unless ``everything`` is true."""
         try:
             if self.backend_api.connected() and (everything or not self._detached):
                 self.close()
@@ -298,9 +298,9 @@ class ResourcePool:
         open_pools.forget(self)
 
     def grow(self, process_on_nodes: int | Sequence[int] = 1, timeout: float = 120.0) -> None:
-        """Reserve more slots like those that there are, behind them: ``pool.grow([8, 8])`` two blocks of 8.
+        """Reserve more slots behind the present slots: ``pool.grow([8, 8])`` adds two blocks of 8.
 
-        Groups stay as they are; ``px.resize`` has them use the slots. Views that were taken before do not see them.
+        Groups stay as they are; ``px.resize`` has them use the slots. Earlier views do not see them.
 
         Raises:
             PlacementError: the cluster cannot hold them, or not within ``timeout`` seconds; nothing has changed.
@@ -318,7 +318,7 @@ class ResourcePool:
         """Give back the slots that the last ``grow()`` reserved.
 
         Raises:
-            PlacementError: groups are on them; says which, and what to do.
+            PlacementError: groups are on them; the message names the groups, and says how to proceed.
             DeclarationError: this is a view, or the pool has not grown.
         """
         self._check_own("shrink")
@@ -345,7 +345,7 @@ class ResourcePool:
             )
 
     def keep(self) -> None:
-        """Hold the slots until they are given back, even if nobody in this process holds the pool any more."""
+        """Hold the slots until they are given back, even if no reference to the pool is left in this process."""
         if not self.closed:
             open_pools.keep(self)
 
@@ -375,7 +375,7 @@ class ResourcePool:
             )
 
     def claim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
-        """Book one share of every slot, or of these, for a group.
+        """Book a share of every slot, or of ``slots``, for a group.
 
         Raises:
             PlacementError: the pool is closed, or a slot has no share left.
@@ -389,7 +389,7 @@ class ResourcePool:
 
 
 class LivePools:
-    """Those that were not closed."""
+    """The open pools of this process."""
 
     def __init__(self) -> None:
         self._open: weakref.WeakSet[ResourcePool] = weakref.WeakSet()
@@ -397,28 +397,28 @@ class LivePools:
         self._lock = threading.Lock()
 
     def add(self, pool: ResourcePool) -> None:
-        """Note one that has reserved slots."""
+        """Add a pool that has reserved slots."""
         with self._lock:
             self._open.add(pool)
 
     def keep(self, pool: ResourcePool) -> None:
-        """Hold one that other processes know a group of, even if nobody in this one does any more."""
+        """Keep a pool alive whose groups other processes know, even if no reference to it is left in this process."""
         self._kept.add(pool)
 
     def forget(self, pool: ResourcePool) -> None:
-        """Note that one is closed. Idempotent."""
+        """Remove a closed pool. Idempotent."""
         with self._lock:
             self._open.discard(pool)
         self._kept.discard(pool)
 
     def now(self) -> list[ResourcePool]:
-        """Those that hold slots, in the order in which they were made."""
+        """Return the pools that hold slots, in the order in which they were made."""
         with self._lock:
             there = list(self._open)
         return sorted((pool for pool in there if not pool.closed), key=lambda pool: pool.number)
 
     def let_go(self, backend: Backend | None) -> None:
-        """Close those of a backend that is let go of; None: all."""
+        """Let go of the pools of a backend before its cluster is left; None: of all pools, detached pools included."""
         for pool in self.now():
             if backend is None or pool.backend_api is backend:
                 pool.let_go(everything=backend is None)

@@ -1,4 +1,4 @@
-"""Slots that a pool gets later, and gives back."""
+"""Slots that a pool reserves later, and releases."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def reserve_more(
 
 
 def check_free(pool: str, holding: SlotReservation, slots: Sequence[Slot]) -> None:
-    """See to it that no group is on slots that are to be given back; ``slots`` are the pool's, by rank.
+    """Check that no group is on slots that are to be given back; ``slots`` are the pool's, by rank.
 
     Raises:
-        PlacementError: one is; the table has each of them with its ranks there, and what to do.
+        PlacementError: a group is on them; the table lists these groups with their ranks there, and how to proceed.
     """
     ranks: dict[int, list[int]] = {}
     tenants: dict[int, Tenant] = {}

@@ -1,4 +1,4 @@
-"""Whether the slots of a pool that lie on nodes which go would fit on others."""
+"""Check whether slots on draining nodes fit on other nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Block = tuple[str, int]
 
 
 def room_elsewhere(pool: ResourcePool) -> bool:
-    """Return whether nodes that stay have room, now, for what the pool has on nodes that go."""
+    """Return whether the other nodes now have capacity for the slots of the pool on draining nodes."""
     backend = pool.backend_api
     going = {node.node_id for node in backend.going_nodes()}
     reservations = {name: holding.reservation for name, holding in pool.holdings.items()}
@@ -34,7 +34,7 @@ def going_blocks(slots: Sequence[Slot], nodes: Sequence[str], going: set[str]) -
 def has_room(
     nodes: Sequence[NodeCapacity], lost: Mapping[Block, int], bundles: Mapping[str, Mapping[str, float]]
 ) -> bool:
-    """Whether the blocks fit on these nodes beside what is held there, those of each pool by themselves; pure."""
+    """Return whether the lost blocks of each pool alone fit on ``nodes`` next to present reservations. Pure."""
     for pool, bundle in bundles.items():
         sizes = [size for (name, _), size in lost.items() if name == pool]
         if sizes and not check_feasible(nodes, sizes, bundle).fits_now:

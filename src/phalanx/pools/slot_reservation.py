@@ -1,4 +1,4 @@
-"""The books of a pool: what is reserved, which groups are on which slot, what is known of each slot."""
+"""The reservation of a pool: its slots, the groups on each slot, and the known facts about each slot."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Tenant(Protocol):
 
 @dataclass
 class SlotReservation:
-    """One reservation and its books: which groups are on which slot, and what is known of each slot.
+    """A reservation with the groups on each slot, and the known facts about each slot.
 
-    ``blocks`` are their sizes, in slots.
+    ``blocks`` are the sizes of its blocks, in slots.
     """
 
     pool: str
@@ -65,7 +65,7 @@ class SlotReservation:
         return self.resource is None or slot in self.accelerators
 
     def share(self) -> dict[str, float]:
-        """Return the share of its slot for one process of a group."""
+        """Return the resources that a process of a group gets of its slot."""
         if self.resource is None:
             return {
                 name: amount / self.max_colocate_count
@@ -80,7 +80,7 @@ class SlotReservation:
 
 
 def resource_of(backend: Placing, use_gpu: bool | str) -> str | None:
-    """The name of the accelerator resource to ask for; None for slots without one."""
+    """Return the name of the accelerator resource to ask for; None for slots without accelerators."""
     if use_gpu is False:
         return None
     totals: dict[str, float] = {}
@@ -143,7 +143,7 @@ class DroppedSlots:
     def give_back_without(
         self, holder: object, backend: Backend, reservation: Reservation
     ) -> weakref.finalize[..., object]:
-        """Give a reservation back once ``holder`` is collected; what to ``detach()`` where somebody else does."""
+        """Release a reservation once ``holder`` is collected; return the finalizer, to detach on explicit release."""
         finalizer = weakref.finalize(holder, self._dropped.put, (backend, reservation))
         finalizer.atexit = False  # the backend then frees everything
         with self._lock:
@@ -166,14 +166,14 @@ dropped_slots = DroppedSlots()
 
 
 books = threading.Lock()
-"""Held while somebody writes them: groups may be started by several threads."""
+"""Held during changes of the bookings: several threads may start groups."""
 
 
 def book(holdings: Mapping[str, SlotReservation], slots: Sequence[Slot], group: Tenant) -> None:
-    """Book one share of each of these slots for a group, unless it has one.
+    """Book a share of each of these slots for a group, unless it has one.
 
     Raises:
-        PlacementError: one of them has no share left; nothing was booked.
+        PlacementError: a slot has no share left; nothing was booked.
     """
     with books:
         slots = [slot for slot in slots if group not in holdings[slot.pool].groups.get(slot, ())]
@@ -203,7 +203,7 @@ def unbook(holdings: Mapping[str, SlotReservation], slots: Sequence[Slot], group
 def explain_slots(
     pool: str, view: SlotView, holdings: Mapping[str, SlotReservation], nodes: Sequence[str]
 ) -> Table:
-    """Which slot lies where, ``nodes`` by rank where they are known, and which groups are on it."""
+    """Return a table of the slots with their nodes (``nodes`` by rank, if known) and groups."""
     rows: list[tuple[Any, ...]] = []
     for rank, slot in enumerate(view.slots):
         holding = holdings[slot.pool]

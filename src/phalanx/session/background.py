@@ -13,7 +13,7 @@ _log = logging.getLogger("phalanx")
 
 
 class BackgroundThread:
-    """One daemon thread that takes turns at several pieces of work, each when it is due."""
+    """A daemon thread that runs the turns of several tasks, each when it is due."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -34,10 +34,10 @@ class BackgroundThread:
         return self._is_running() and (work is self._now or work in self._due)
 
     def take(self, work: Background, after: float) -> bool:
-        """Take a turn at some work in so many seconds, unless one is due already.
+        """Schedule a turn of some work in ``after`` seconds, unless a turn is due already.
 
         Returns:
-            Whether nothing of it was due or under way in this process.
+            True if no turn of it was due or running in this process.
         """
         with self._changed:
             is_new = not self.has(work)
@@ -76,17 +76,17 @@ class BackgroundThread:
 
 
 BACKGROUND = BackgroundThread("phalanx-background")
-"""Takes what may wait for the cluster or for a user's function: nothing that others wait for without a limit."""
+"""Runs work that may wait for the cluster or for a user's function; no other work may depend on it without a limit."""
 MONITOR = BackgroundThread("phalanx-monitor")
 """Takes deadlines, losses and waits for many futures: no function of a user may hold that up."""
 
 
 class Background:
-    """Work that is done in turns on a thread of the process.
+    """Work that is done in turns on a background thread of the process.
 
     Args:
-        turn: does what there is to do; returns the seconds until its next turn, None if nothing is left.
-        thread: that takes the turns.
+        turn: does the pending work; returns the seconds until its next turn, None if no work is left.
+        thread: the thread that runs the turns.
         finish: called once when the interpreter exits, if a turn was ever due.
         first_after: seconds until the first turn.
     """
@@ -106,17 +106,17 @@ class Background:
 
     @property
     def running(self) -> bool:
-        """Whether a turn is taken, or due."""
+        """True if a turn is running or due."""
         return self._thread.has(self)
 
     def begin(self) -> None:
-        """See to it that a turn begins after this, soon; costs some microseconds while one is due."""
+        """Schedule a turn soon after this call; costs some microseconds while a turn is due."""
         if self._thread.take(self, self._first_after) and self._finish is not None:
             atexit.unregister(self._finish)
             atexit.register(self._finish)
 
     def turn(self) -> float | None:
-        """Take a turn; after an error another one follows."""
+        """Run a turn; after an error another turn follows."""
         try:
             return self._turn()
         except Exception:

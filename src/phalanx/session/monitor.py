@@ -1,4 +1,4 @@
-"""Looks after groups while nobody waits for them: ranks that die idle, deadlines, calls that do not move on."""
+"""Monitors groups between calls: ranks that die while idle, deadlines, and stalled calls."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ W = TypeVar("W", bound=MonitoredGroup)
 
 
 class GroupMonitor:
-    """Looks after groups from the first one until the last one is gone.
+    """Monitors groups from the first to the last live group.
 
-    A look costs some microseconds per group while nothing has failed: it reads what the backend knows already.
+    A check takes some microseconds per group while no rank has failed: it reads cached state of the backend.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class GroupMonitor:
         self._background = Background(self._turn, thread=MONITOR, first_after=LOOK_EVERY_S)
 
     def add(self, core: W, look: Callable[[W], None]) -> None:
-        """Look after a group by ``look(core)``, the only one of the group, until it is closed."""
+        """Check a group by ``look(core)``, which replaces an earlier function of the group, until it is closed."""
         with self._lock:
             self._looks[core] = look
         self._background.begin()

@@ -1,4 +1,4 @@
-"""The driver shows what chosen ranks print: one thread follows their files, and writes whole lines with a prefix."""
+"""Prints the output of chosen ranks on the driver: a thread polls their files, and writes full lines with a prefix."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SHARE = 10  # a look may take a tenth of the time: files on other nodes are rea
 
 
 class RankOutput:
-    """The file of one rank, as far as it was shown.
+    """The output file of a rank, and the offset up to which it was shown.
 
-    It does not hold the process's handle: a process whose last handle is dropped is to end.
+    It does not hold the process's handle, since a process ends when its last handle is dropped.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class RankOutput:
         self._lock = threading.Lock()
 
     def look(self) -> bool:
-        """Show what is new; False once the process is gone and all is shown."""
+        """Show new output; return False once the process has ended and all of its output is shown."""
         with self._lock:
-            alive = self._alive()  # asked first: what it wrote before it went is there now
+            alive = self._alive()  # before reading: all output of a dead process is there now
             self._show(self._lines.feed(data) for data in self._new())
             if not alive:
                 self._show([self._lines.finish()])
@@ -67,12 +67,12 @@ class RankOutput:
             return False
 
     def _new(self) -> list[bytes]:
-        """Return output written since the last look; at least one piece, perhaps an empty one."""
+        """Return output written since the last call; at least one chunk, perhaps empty."""
         path, found = self._place.facts.log, list[bytes]()
         while path:
             try:
                 data = self._backend.read(self._place, path, self._offset, _CHUNK)
-            except Exception:  # not there yet, or its node is gone: a look at logs harms nobody
+            except Exception:  # not there yet, or its node was lost: failing to read logs is harmless
                 data = b""
             found.append(data)
             self._offset += len(data)
@@ -95,12 +95,12 @@ def _written(lines: Iterable[str]) -> None:
 
 
 def _behind(prefix: str) -> Callable[[Sequence[str]], None]:
-    """Return the function that writes the lines of one rank."""
+    """Return the function that writes the lines of a rank."""
     return lambda lines: _written(prefix + line for line in lines)
 
 
 class Together:
-    """Output of the ranks of a group, with equal lines of several ranks as one."""
+    """Output of the ranks of a group, with equal lines of several ranks shown as a single line."""
 
     def __init__(self, label: str, hosts: Sequence[str]) -> None:
         self._merged = Merged(label, hosts)
@@ -116,7 +116,7 @@ class Together:
         return write
 
     def flush(self, *, everything: bool = False) -> None:
-        """Write what has waited long enough for other ranks to print the same."""
+        """Write lines that have waited long enough for other ranks to print the same."""
         with self._lock:
             _written(self._merged.take(None if everything else time.monotonic()))
 
@@ -130,7 +130,7 @@ class Display:
         self._background = Background(self._turn, finish=self.finish)
 
     def begin(self, backend: Backend, endpoints: Sequence[Endpoint], label: str, shown: Shown) -> None:
-        """Show what these ranks print from now on, by rank those that were chosen."""
+        """Show the output of the chosen ranks from now on; ``endpoints`` are by rank."""
         if backend.immediate:
             return  # they print to this process's own terminal
         everyone = range(len(endpoints))
@@ -180,7 +180,7 @@ class Display:
 
 
 def _together(sources: Iterable[RankOutput]) -> set[Together]:
-    """The groups of these ranks whose equal lines are shown as one."""
+    """Return the groups of these ranks whose equal lines are shown as a single line."""
     return {source.together for source in sources if source.together is not None}
 
 

@@ -25,17 +25,17 @@ LetGo = Callable[[Backend | None], None]
 class LetGoStep(IntEnum):
     """Steps of letting a backend go, in order."""
 
-    NOTE = 0  # on what is open, why it will be closed
-    PART = 1  # what joins groups: none of them is to wait for another
-    CLOSE = 2  # what this process owns
-    FORGET = 3  # what belongs to others
+    NOTE = 0  # record in open objects why they will be closed
+    PART = 1  # close objects that join groups, so that none waits for another
+    CLOSE = 2  # close objects that this process owns
+    FORGET = 3  # forget objects of other owners
 
 
 _log = logging.getLogger("phalanx")
 
 
 class _Connections:
-    """State of this process's connections. One per process, because one process has one Ray connection."""
+    """State of this process's connections. There is a single instance, since a process has a single Ray connection."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -65,13 +65,14 @@ def init(
     Args:
         backend: "ray" or "inline", from now on also the default of pools, groups, channels and stored values; default
             ``PHALANX_BACKEND``, else "ray".
-        num_cpus: cores that a local cluster is to have; default those of the machine.
-        num_gpus: accelerators that it is to have. On a machine without any they are logical: pools and ranks get
-            numbers for them and ``worker.device`` is the CPU.
-        address: of a running cluster ("auto", "host:port"); default ``RAY_ADDRESS``, else one on this machine, else
-            a new local one.
-        show_ranks: whose output this driver shows, unless a group says otherwise: "all", "merged", "none", a rank or
-            a list of ranks; default ``PHALANX_SHOW_RANKS``, else rank 0. Counts for groups that are made from now on.
+        num_cpus: cores of a local cluster; default those of the machine.
+        num_gpus: its accelerators. On a machine without any they are logical: pools and ranks get numbers for them and
+            ``worker.device`` is the CPU.
+        address: of a running cluster ("auto", "host:port"); default ``RAY_ADDRESS``, else a cluster on this machine,
+            else a new local cluster.
+        show_ranks: ranks whose output this driver shows, unless a group says otherwise: "all", "merged", "none", a rank
+            or a list of ranks; default ``PHALANX_SHOW_RANKS``, else rank 0. Applies to groups that are made from now
+            on.
         **ray_options: anything else that ``ray.init`` takes.
 
     Raises:
@@ -100,7 +101,7 @@ def init(
 
 
 def _default_backend() -> str:
-    """Return the backend of an inline rank for its own code, else the one named by px.init or the environment."""
+    """Return the backend of an inline rank for its own code, else the backend that px.init or the environment names."""
     return "inline" if runs_inline() else _state.backend or settings().backend
 
 
@@ -119,10 +120,10 @@ def _start_ray(given: Mapping[str, Any]) -> None:
 
 
 def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Counts are those of a new local cluster, even where another one is running on this machine.
+    """Return the options with an address; counts request a new local cluster, even if another cluster is running here.
 
     Raises:
-        DeclarationError: counts for a cluster that is there already.
+        DeclarationError: counts for a cluster that exists already.
     """
     counts = [name for name in ("num_cpus", "num_gpus") if name in given]
     named = given.get("address") or running_cluster()
@@ -137,7 +138,7 @@ def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def get_backend(name: str | None = None) -> Backend:
-    """The backend of that name, else the default one; made when first asked for."""
+    """Return the backend of that name, else the default backend; created on first use."""
     name = backend_name(name or _default_backend())
     with _state.lock:
         if name == "ray":
@@ -159,7 +160,7 @@ def get_backend(name: str | None = None) -> Backend:
 
 @contextlib.contextmanager
 def replaced_backend(name: str, other: Backend) -> Generator[None]:
-    """Let another backend stand for one meanwhile, for tests."""
+    """Replace a backend by another for the duration of a context, for tests."""
     with _state.lock:
         before = _state.backends.get(name)
         _state.backends[name] = other
@@ -182,7 +183,7 @@ def _own_accelerators() -> dict[str, float]:
 def at_letting_go(step: LetGoStep, callback: LetGo) -> None:
     """Have a function called when a backend is let go of: with that backend, or with None for all of them.
 
-    The cluster may be gone already (``connected()`` is False): there is nothing to be freed then, only to be noted.
+    The cluster may be lost already (``connected()`` is False): then nothing is freed, only noted.
     """
     _state.letting_go.append((step, callback))
 

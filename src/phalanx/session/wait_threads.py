@@ -17,7 +17,7 @@ from phalanx.session.background import MONITOR, Background
 R = TypeVar("R")
 
 _MOST = 32
-_SPARE = 8  # more, for what has ended while that many wait
+_SPARE = 8  # additional threads, for finished waits while all others are busy
 _IDLE_S = 5.0
 _LOOK_EVERY_S = 0.02
 _ENDED_IN_PART_S = 0.5
@@ -49,11 +49,11 @@ class _Wait:
 
 
 class WaitThreads:
-    """A thread for each wait, up to ``most``; of more, one thread finds those that have ended, for a few to fetch.
+    """A thread for each wait, up to ``most``; further waits are polled together, and a thread fetches finished waits.
 
-    Waits may depend on each other: where none of the threads gets on, more are started. Idle threads end. Unlike those
-    of a ``ThreadPoolExecutor`` they are daemons: the interpreter joins an executor's threads when it exits, so that a
-    wait nobody is interested in any more would keep the process from ending.
+    Waits may depend on each other: if no thread makes progress, more are started. Idle threads end. Unlike the threads
+    of a ``ThreadPoolExecutor`` they are daemons: the interpreter joins an executor's threads when it exits, so that an
+    abandoned wait would keep the process from ending.
     """
 
     def __init__(self, most: int = _MOST, idle_s: float = _IDLE_S) -> None:
@@ -62,16 +62,16 @@ class WaitThreads:
         self._lock = threading.Lock()
         self._work: SimpleQueue[_Wait] = SimpleQueue()
         self._threads = 0
-        self._idle = 0  # threads that wait for work, less those that are to get what is in the queue
+        self._idle = 0  # threads that wait for work, minus the number of waits in the queue
         self._done = 0
         self._done_before = 0
         self._others: list[_Wait] = []
         self._looker = Background(self._look, thread=MONITOR)
 
     def submit(self, work: Callable[[], R], pending: Pending | None = None) -> Future[R]:
-        """Run ``work()`` on one of the threads: now, or where these are many, once what it waits for has ended.
+        """Run ``work()`` on a thread: now, or if all threads are busy, once its pending references have ended.
 
-        Without ``pending`` it begins now, on a thread more if need be.
+        Without ``pending`` it begins now, on an additional thread if necessary.
         """
         future: Future[R] = Future()
         wait = _Wait(future, work, pending)
@@ -84,7 +84,7 @@ class WaitThreads:
         return future
 
     def _begin(self, wait: _Wait) -> None:
-        """Have a wait done by an idle thread, or a new one; under the lock."""
+        """Assign a wait to an idle thread, or to a new thread; under the lock."""
         if self._idle:
             self._idle -= 1
             self._work.put(wait)
@@ -95,7 +95,7 @@ class WaitThreads:
     def _run(self, wait: _Wait | None) -> None:
         while wait is not None:
             wait.do()
-            del wait  # else it would keep its call until the next one
+            del wait  # otherwise it would keep its call until the next wait
             wait = self._next()
 
     def _next(self) -> _Wait | None:
@@ -116,7 +116,7 @@ class WaitThreads:
             return self._work.get()  # which is there, or about to be
 
     def _look(self) -> float | None:
-        """Hand on the waits that are over: as many as there are threads for; one more where none of these got on."""
+        """Hand finished waits to free threads; if no thread made progress, to an additional thread."""
         with self._lock:
             others = list(self._others)
         if not others:
@@ -145,7 +145,7 @@ class WaitThreads:
 
 
 def _sorted_out(waits: Sequence[_Wait]) -> tuple[list[_Wait], list[_Wait]]:
-    """Those that are over, and those of which some references ended a while ago: one that failed ends the call."""
+    """Return the finished waits, and waits that have been partly finished for too long (a failed ref ends a call)."""
     ended = _ended([wait.pending for wait in waits if wait.pending is not None])
     now = time.monotonic()
     over: list[_Wait] = []
@@ -167,7 +167,7 @@ def _sorted_out(waits: Sequence[_Wait]) -> tuple[list[_Wait], list[_Wait]]:
 
 
 def _ended(waits: Sequence[Pending]) -> set[int]:
-    """The ids of the references that have ended; all of a backend that cannot be asked, as those who wait will find."""
+    """Return the ids of the references that have ended; all references of a backend that raises."""
     ended: set[int] = set()
     for backend in {id(one.backend): one.backend for one in waits}.values():
         refs = {id(ref): ref for one in waits if one.backend is backend for ref in one.refs}
@@ -181,4 +181,4 @@ def _ended(waits: Sequence[Pending]) -> set[int]:
 
 
 waiters = WaitThreads()
-"""Those of this process."""
+"""The wait threads of this process."""

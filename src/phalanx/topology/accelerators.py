@@ -1,4 +1,4 @@
-"""One table of accelerators, and the arithmetic of their visible-device masks.
+"""Table of accelerators, and the arithmetic of their visible-device masks.
 
 Variables and resources are named as in Ray's accelerator managers (its accelerator plugins) and the
 vendors' runtimes.
@@ -14,10 +14,10 @@ from phalanx.errors import DeclarationError, PlacementError
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One kind of accelerator.
+    """A kind of accelerator.
 
-    ``visible`` are the variables that mask devices, all of them set to the same ids for a rank; ``lower`` are
-    masks of a layer below, which renumber what ``visible`` then counts, and so must not be set beside it.
+    ``visible`` are the variables that mask devices, all of them set to the same ids for a rank; ``lower`` are masks of
+    a layer below, which renumber the devices that ``visible`` then counts, and so must not be set next to it.
     ``backend`` is the name that ``torch.distributed.init_process_group`` takes.
     """
 
@@ -69,10 +69,10 @@ ACCELERATORS: tuple[Accelerator, ...] = (
 
 
 def accelerator(name: str) -> Accelerator:
-    """The accelerator of that name (``cuda``), or the first of that Ray resource (``GPU``).
+    """Return the accelerator of that name (``cuda``), or the first accelerator of that Ray resource (``GPU``).
 
     Raises:
-        DeclarationError: neither is known; the message lists what is.
+        DeclarationError: neither is known; the message lists the known names.
     """
     for found in ACCELERATORS:
         if name in (found.name, found.resource):
@@ -89,7 +89,7 @@ def resource_names() -> tuple[str, ...]:
 
 
 def in_use(resource: str, env: Mapping[str, str]) -> Accelerator:
-    """The kind behind ``resource`` on a node, told by the mask variables in ``env``.
+    """Return the kind behind ``resource`` on a node, recognized by the mask variables in ``env``.
 
     Several vendors share the resource ``GPU``; without any of their variables it is the first, CUDA.
 
@@ -112,11 +112,11 @@ def visible_value(ids: Sequence[str]) -> str:
 
 
 def physical_to_logical(mask: str | None, physical_id: str) -> int:
-    """The index by which a process under ``mask`` must address the device ``physical_id``.
+    """Return the index by which a process under ``mask`` must address the device ``physical_id``.
 
-    With mask ``"4,5,6,7"`` the device ``"5"`` is index 1: what ``torch.cuda.set_device`` must get. UUIDs
-    (``GPU-...``, ``MIG-...``) match whole or, as CUDA has it, by a prefix that is unique in the mask. Without
-    a mask (None) numbers are their own index.
+    With mask ``"4,5,6,7"`` the device ``"5"`` is index 1, the argument for ``torch.cuda.set_device``. UUIDs
+    (``GPU-...``, ``MIG-...``) match completely or, as in CUDA, by a prefix that is unique in the mask. Without a mask
+    (None) numbers are their own index.
 
     Raises:
         PlacementError: the mask does not show that device, or names it ambiguously.

@@ -20,11 +20,11 @@ Weight = tuple[float, int]
 def balanced_partition(
     lengths: Sequence[float], parts: int, *, group_size: int = 1, equal_counts: bool = False
 ) -> list[list[int]]:
-    """Row indices for each of ``parts`` parts, such that the largest sum of lengths is small.
+    """Return row indices for each of ``parts`` parts, such that the largest sum of lengths is small.
 
-    ``group_size`` consecutive rows stay together (the samples of one prompt). With ``equal_counts`` the
-    parts' numbers of groups differ by at most one. Rows ascend within a part, parts ascend by their first
-    row, empty parts (fewer rows than parts) come last. The same input always gives the same partition.
+    ``group_size`` consecutive rows stay together (the samples of a prompt). With ``equal_counts`` the parts' numbers of
+    groups differ by at most 1. Rows ascend within a part, parts ascend by their first row, empty parts (fewer rows than
+    parts) come last. The same input always returns the same partition.
 
     The better of largest differencing (N. Karmarkar, R. M. Karp, "The Differencing Method of Set
     Partitioning", 1982, in its form for several parts) and longest-first greedy (R. L. Graham, 1969).
@@ -53,7 +53,7 @@ def _any_counts(groups: Sequence[tuple[float, int]], parts: int) -> list[list[in
 
 
 def _even_counts(groups: Sequence[tuple[float, int]], parts: int) -> list[list[int]]:
-    """Layers of ``parts`` items of like length, each part gets one item of every layer."""
+    """Deal layers of ``parts`` items of like length: each part gets an item of every layer."""
     layers = [groups[i : i + parts] for i in range(0, len(groups), parts)]
     return _difference(layers, parts) if layers else [[] for _ in range(parts)]
 
@@ -88,7 +88,7 @@ class _State:
 
 
 def _difference(layers: Sequence[Sequence[tuple[float, int]]], parts: int) -> list[list[int]]:
-    """Merge the two states of largest spread, heaviest part with lightest, until one is left."""
+    """Merge the two states of largest spread, heaviest part with lightest, until a single state is left."""
     empty: list[tuple[Weight, Any]] = [((0.0, 0), None)]
     heap = [
         _State([((length, 1), group) for length, group in layer] + empty * (parts - len(layer)), order)

@@ -1,4 +1,4 @@
-"""The environment variables of one rank, decided before its process imports anything heavy."""
+"""The environment variables of a rank, decided before its process imports large packages."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def rank_environment(
     threads: str | None = None,
     group_env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The variables to set in the process of ``rank``, on top of what its process started with.
+    """Return the variables to set in the process of ``rank``, in addition to its initial environment.
 
     Later wins: the thread count, ``group_env``, the rank's identity and device mask.
 
-    ``LOCAL_RANK`` is the index that ``torch.cuda.set_device`` must get: 0 with ``visible="own"`` (the process
-    sees only ``own_ids``), the index of its first device with ``visible="node"`` (it sees ``node_ids``, all
-    of the group's devices on its node, in one order for all ranks). Without devices it is ``local_rank``.
-    An ``accelerator`` with no ``own_ids`` hides every device; ``accelerator=None`` leaves masks alone.
-    ``OMP_NUM_THREADS`` is ``threads``, which is what the process was started with, where somebody set it; else
-    ``cpus_of_node`` shared by the pool's slots there, at least 1. Ray alone would make it 1.
+    ``LOCAL_RANK`` is the index for ``torch.cuda.set_device``: 0 with ``visible="own"`` (the process sees only
+    ``own_ids``), the index of its first device with ``visible="node"`` (it sees ``node_ids``, all of the group's
+    devices on its node, in the same order for all ranks). Without devices it is ``local_rank``. An ``accelerator`` with
+    no ``own_ids`` hides every device; ``accelerator=None`` leaves masks alone. ``OMP_NUM_THREADS`` is ``threads``, the
+    value that the process was started with, if the user set it; else ``cpus_of_node`` shared by the pool's slots there,
+    at least 1. Ray alone would make it 1.
 
     Raises:
         DeclarationError: an unknown ``visible``, or a value that is not text.
@@ -69,10 +69,10 @@ def rank_environment(
 
 
 def threads_per_rank(cpus_of_node: int, slots_on_node: int) -> int:
-    """The cores of a node shared by the slots there, rounded down, at least 1.
+    """Return the cores of a node divided by the slots there, rounded down, at least 1.
 
-    Groups on other slots of the pool work at the same time; those on the same ones take turns. Threads of one process
-    wait for each other awake, so that more threads than cores make all of them several times slower.
+    Groups on other slots of the pool work at the same time; groups on the same slots take turns. Threads of a process
+    busy-wait for each other, so that more threads than cores make all of them several times slower.
     """
     return max(1, cpus_of_node // max(1, slots_on_node))
 

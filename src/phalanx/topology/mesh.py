@@ -26,9 +26,9 @@ Coordinates = tuple[int, ...]
 class Mesh:
     """Named axes over ranks ``0 .. world_size - 1``; the first axis is the slowest.
 
-    ``Mesh(dp=2, pp=1, tp=2)`` puts rank ``(dp * 1 + pp) * 2 + tp`` at those coordinates. One axis may be -1,
-    "the rest": :meth:`resolve` fills it in. An axis that a mesh lacks counts as an axis of size 1 whose only
-    coordinate is 0, so code written for (dp, pp, cp, tp) also serves a mesh that names fewer.
+    ``Mesh(dp=2, pp=1, tp=2)`` puts rank ``(dp * 1 + pp) * 2 + tp`` at these coordinates. The size of an axis may be -1,
+    "the rest": :meth:`resolve` fills it in. An axis that a mesh lacks counts as an axis of size 1 whose only coordinate
+    is 0, so code written for (dp, pp, cp, tp) also serves a mesh that names fewer.
 
     Raises:
         DeclarationError: no axes, a size that is neither a positive whole number nor -1, or -1 twice.
@@ -50,11 +50,11 @@ class Mesh:
     def from_coordinates(
         cls, reported: Sequence[Mapping[str, int]], *, sizes: Sequence[Mapping[str, int]] | None = None
     ) -> Mesh:
-        """The mesh whose rank ``r`` sits at ``reported[r]``, in whatever order the ranks were laid out.
+        """Return the mesh whose rank ``r`` has coordinates ``reported[r]``, in whatever order the ranks were laid out.
 
         This is how a torch DeviceMesh or Megatron's parallel state becomes a mesh: each rank reports its own
-        coordinates. ``sizes[r]``, where given, is what rank ``r`` holds the axes' sizes to be; otherwise a
-        size is the largest coordinate plus one. The axes' order is that of rank 0.
+        coordinates. ``sizes[r]``, if given, are the sizes of the axes as rank ``r`` reports them; otherwise a size is
+        the largest coordinate plus 1. The axes' order is that of rank 0.
 
         Raises:
             DeclarationError: the coordinates do not tile the group exactly once; names the ranks in conflict.
@@ -85,7 +85,7 @@ class Mesh:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether every axis has a size (none is "the rest")."""
+        """True if every axis has a size (none is "the rest")."""
         return _REST not in self.shape
 
     @cached_property
@@ -119,7 +119,7 @@ class Mesh:
         if axis is None:
             return self.world_size
         size = dict(self.sizes).get(axis, 1)
-        return self.world_size if size == _REST else size  # world_size then says what to do
+        return self.world_size if size == _REST else size  # world_size then raises with advice
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Axis name -> coordinate of ``rank``. Raises DispatchError for a rank outside the mesh."""
@@ -130,10 +130,10 @@ class Mesh:
         return self.coordinates(rank).get(axis, 0)
 
     def rank(self, /, **coordinates: int) -> int:
-        """The rank at these coordinates; axes of size 1 may be left out.
+        """Return the rank at these coordinates; axes of size 1 may be left out.
 
         Raises:
-            DispatchError: an axis of more than one coordinate is missing, or a coordinate is out of range.
+            DispatchError: an axis with several coordinates is missing, or a coordinate is out of range.
         """
         missing = [name for name, size in self.sizes if size != 1 and name not in coordinates]
         if missing:
@@ -161,16 +161,16 @@ class Mesh:
         return self.ranks(**others)
 
     def dp_groups(self, dp_axes: Sequence[str] = DP) -> tuple[tuple[int, ...], ...]:
-        """For each dp coordinate in order, its ranks in order of their other coordinates, leader first.
+        """Return, for each dp coordinate in order, its ranks in order of their other coordinates, leader first.
 
-        ``dp_axes`` are the axes that count as dp, the first slowest: with :data:`PP_AS_DP`, piece
-        ``dp * pp_size + pp`` belongs to (dp, pp), the order of verl's ``MEGATRON_PP_AS_DP``. Axes that the
-        mesh lacks have one coordinate, so a mesh without any of them is one dp coordinate: all ranks.
+        ``dp_axes`` are the axes that count as dp, the first slowest: with :data:`PP_AS_DP`, piece ``dp * pp_size + pp``
+        belongs to (dp, pp), the order of verl's ``MEGATRON_PP_AS_DP``. Axes that the mesh lacks have a single
+        coordinate, so a mesh without any of them is a single dp coordinate: all ranks.
         """
         return self._groups(tuple(dp_axes))[0]
 
     def collectors(self, dp_axes: Sequence[str] = DP) -> tuple[int, ...]:
-        """One rank per dp coordinate whose output counts: the last pp stage, 0 along all other axes."""
+        """Return the rank of each dp coordinate whose output counts: the last pp stage, 0 along all other axes."""
         return self._groups(tuple(dp_axes))[1]
 
     def leaders(self, dp_axes: Sequence[str] = DP) -> tuple[int, ...]:
@@ -326,7 +326,7 @@ def _agreed_sizes(
 
 
 def _check_tiling(axes: Mapping[str, int], table: Sequence[Coordinates]) -> None:
-    """Every coordinate of ``axes`` is held by exactly one rank of ``table``."""
+    """Check that every coordinate of ``axes`` belongs to exactly one rank of ``table``."""
     holders: dict[Coordinates, list[int]] = {}
     for rank, at in enumerate(table):
         holders.setdefault(at, []).append(rank)
@@ -338,7 +338,7 @@ def _check_tiling(axes: Mapping[str, int], table: Sequence[Coordinates]) -> None
         if not fits
     ]
     too_long = [name for name, size in axes.items() if size > len(table)]
-    if too_long:  # not walked for empty places: one wild coordinate could make billions of them
+    if too_long:  # not searched for empty places: a wrong coordinate could make billions of them
         conflicts += [_too_long(axes, table, name) for name in too_long]
     else:
         nobody = (at for at in _row_major(axes.values()) if at not in holders)

@@ -1,4 +1,4 @@
-"""Whether a pool fits on a cluster, and if not, the table that says why and what to do."""
+"""Check whether a pool fits on a cluster; if not, explain the reason and the remedy in a table."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Holder:
 
 @dataclass(frozen=True)
 class Feasibility:
-    """Whether blocks fit.
+    """Result of a placement check.
 
-    ``fits_total``: on the nodes if nobody held a thing; False means never. ``fits_now``: beside what is held.
-    Both are exact unless ``decided`` is False: then the search was cut off, and what could not be ruled out
-    counts as fitting. ``nodes`` is a packing that works now: the node id of each block, or None.
+    ``fits_total``: the blocks fit on the nodes without other reservations; False means never. ``fits_now``: they fit
+    next to the present reservations. Both are exact unless ``decided`` is False: then the search was cut off, and
+    undecided cases count as fitting. ``nodes`` is a packing that works now: the node id of each block, or None.
     """
 
     fits_total: bool
@@ -57,7 +57,7 @@ def check_feasible(
     blocks: Sequence[int],
     resources: Mapping[str, float],
 ) -> Feasibility:
-    """Return whether ``blocks[i]`` slots of ``resources`` each fit, each block whole on one node.
+    """Return whether ``blocks[i]`` slots of ``resources`` each fit, each block on a single node.
 
     Blocks may share a node.
     """
@@ -101,10 +101,10 @@ def bundle_resources(
     accelerator_type: str | None = None,
     cpu: float | None = None,
 ) -> dict[str, float]:
-    """Return the resources of one slot: ``use_accelerator`` is Ray's resource name ("GPU"), or None for CPU slots.
+    """Return the resources of a slot: ``use_accelerator`` is Ray's resource name ("GPU"), or None for CPU slots.
 
-    ``accelerator_type`` keeps the slot on nodes that have that type (Ray's names, such as "A100"). Unless
-    ``cpu`` is given: no CPU beside an accelerator, 0.01 without, so that many ranks start on few cores.
+    ``accelerator_type`` keeps the slot on nodes that have that type (Ray's names, such as "A100"). Unless ``cpu`` is
+    given, an accelerator slot gets no CPU, and a CPU slot 0.01, so that many ranks start on few cores.
 
     Raises:
         DeclarationError: a number is out of range.
@@ -133,7 +133,7 @@ def placement_table(
     resources: Mapping[str, float],
     holders: Sequence[Holder] = (),
 ) -> str:
-    """Lines of text: what was asked for, what each node has, who holds it, and what to do about it."""
+    """Return the lines of a table: the request, the capacity of each node, the holders, and the remedies."""
     request = _Request(tuple(nodes), tuple(blocks), resources, tuple(holders))
     return "\n".join([request.wanted(), *request.rows(), *(f"-> {advice}" for advice in request.advice())])
 
@@ -266,7 +266,7 @@ def amounts_text(resources: Mapping[str, float]) -> str:
 
 
 def amount_text(resource: str, amount: float) -> str:
-    """One amount for people: at most four decimals, memory in GiB."""
+    """Format an amount for people: at most four decimals, memory in GiB."""
     if resource in _BYTES:
         return f"{amount / 2**30:.1f} GiB"
     return f"{round(amount, 4):g}"
@@ -303,14 +303,14 @@ class Packing:
 
     @property
     def possible(self) -> bool:
-        """Whether a packing exists, or at least could not be ruled out."""
+        """True if a packing exists, or at least could not be ruled out."""
         return self.nodes is not None or not self.decided
 
 
 def pack(blocks: Sequence[int], capacities: Sequence[int]) -> Packing:
-    """Put each block whole on one node; ``capacities`` are in slots. Blocks may share a node.
+    """Put each block on a single node; ``capacities`` are in slots. Blocks may share a node.
 
-    Largest blocks first into the fullest node that holds them; where that fails, all choices are searched.
+    Largest blocks first into the fullest node that holds them; if that fails, all choices are searched.
     """
     if not blocks:
         return Packing(())
@@ -380,7 +380,7 @@ class _Search:
             self.free[node] += self.sizes[len(chosen)]
 
     def _choices(self, block: int) -> list[int]:
-        """Nodes for ``block``, the fullest last (tried first); one node of each free size."""
+        """Return nodes for ``block``, the fullest last (tried first); a node of each free size."""
         if self._state(block) in self.dead or not self._room_is_left(block):
             return []
         by_free = {slots: node for node, slots in enumerate(self.free) if slots >= self.sizes[block]}

@@ -13,7 +13,7 @@ from phalanx.errors import DeclarationError, PlacementError
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one rank: bundle ``bundle`` of the pool's block ``block`` (both count from 0)."""
+    """The place of a rank: bundle ``bundle`` of the pool's block ``block`` (both count from 0)."""
 
     block: int
     bundle: int
@@ -25,9 +25,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """Report of the process in a slot on its place; accelerator ids as the node's runtime names them.
+    """Report of the process in a slot about its place; accelerator ids as the node's runtime names them.
 
-    ``threads`` is the ``OMP_NUM_THREADS`` that it was started with, where somebody set one.
+    ``threads`` is the ``OMP_NUM_THREADS`` that it was started with, if the user set it.
     """
 
     node_id: str
@@ -62,10 +62,10 @@ class PoolShape:
 class SlotView:
     """Slots in rank order; the place of rank ``r`` is ``view.slots[r]``.
 
-    Consecutive slots of one block are a local block: they share a node, ``local_ranks`` count within it.
+    Consecutive slots of a block are a local block: they share a node, ``local_ranks`` count within it.
 
     Raises:
-        DeclarationError: no slots, or one slot twice.
+        DeclarationError: no slots, or the same slot twice.
     """
 
     slots: tuple[Slot, ...]
@@ -89,7 +89,7 @@ class SlotView:
 
     @cached_property
     def blocks(self) -> tuple[range, ...]:
-        """The ranks of each local block: runs of consecutive slots of one block of one pool."""
+        """The ranks of each local block: runs of consecutive slots of the same block and pool."""
         runs = itertools.groupby(range(len(self.slots)), key=self._block_of)
         members = [list(run) for _, run in runs]
         return tuple(range(run[0], run[-1] + 1) for run in members)
@@ -134,7 +134,7 @@ class SlotView:
     @overload
     def __getitem__(self, key: slice) -> SlotView: ...
     def __getitem__(self, key: Any) -> SlotView:
-        """The view of one slot, or of a slice; negative indices and steps as in a list.
+        """Return the view of a single slot, or of a slice; negative indices and steps as in a list.
 
         Raises:
             DeclarationError: an empty slice, an index outside the view, or another kind of key.
@@ -172,7 +172,7 @@ class SlotView:
 
 
 def merge(a: SlotView, b: SlotView) -> SlotView:
-    """The slots of ``a``, then those of ``b``.
+    """Return the slots of ``a``, then those of ``b``.
 
     Raises:
         DeclarationError: a slot is in both; names it.
@@ -181,13 +181,13 @@ def merge(a: SlotView, b: SlotView) -> SlotView:
 
 
 def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> tuple[int, ...]:
-    """The stable rank order: ``order[rank]`` is the index in ``slots`` of the slot that gets ``rank``.
+    """Return the stable rank order: ``order[rank]`` is the index in ``slots`` of the slot that gets ``rank``.
 
-    Local blocks keep their place. Within one, slots go by accelerator id, numbers as numbers before names
-    (UUIDs) as text; slots without accelerators, and ties, go by bundle.
+    Local blocks keep their place. Within a block, slots are sorted by accelerator id, numbers as numbers before names
+    (UUIDs) as text; slots without accelerators, and ties, are sorted by bundle.
 
     Raises:
-        PlacementError: ``facts`` are not one per slot, or the slots of one block report different nodes.
+        PlacementError: ``facts`` is not aligned with ``slots``, or the slots of a block report different nodes.
     """
     if len(slots) != len(facts):
         raise PlacementError(

@@ -23,7 +23,7 @@ PART_TIMES = ("encoded", "sent", "received", "started", "finished", "returned", 
 
 
 class TrackKey(NamedTuple):
-    """One rank of one epoch of a group: a process."""
+    """A rank of an epoch of a group: a process."""
 
     group: str
     epoch: int
@@ -50,7 +50,7 @@ class Track:
 
 @dataclass(slots=True)
 class Part:
-    """One rank's part of a call.
+    """A rank's part of a call.
 
     ``encoded``: its message was ready; ``sent``: the backend had it; ``received``: the rank took it up; ``started``:
     its arguments were there, the method began; ``finished``: the method was over; ``returned``: its output was
@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(slots=True)
 class TracedCall:
-    """One call of a group.
+    """A call of a group.
 
     ``asked`` is when a thread began to wait for its value, ``ended`` when it had the value or the error. ``sources``
     are the ids of calls whose results are its arguments by reference.
@@ -108,7 +108,7 @@ class TracedCall:
 
     @property
     def returned(self) -> int | None:
-        """When the last rank was through; None while one is not."""
+        """Time when the last rank had returned; None if a rank has not."""
         times = [part.returned or 0 for part in self.parts]
         return max(times) if times and all(times) else None
 

@@ -130,7 +130,7 @@ def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
     """Return the trace of :func:`entries`; entries of unknown kinds are left out.
 
     Raises:
-        DeclarationError: if they are not of a trace; ``where`` names in the message what was read.
+        DeclarationError: if they are not of a trace; ``where`` names their source in the message.
     """
     found = list(entries)
     if not found:
@@ -188,7 +188,7 @@ def _values(event: Any) -> dict[str, Any]:
 
 
 def _shifted(values: Mapping[str, Any], by: int) -> dict[str, Any]:
-    """Return the values of an event; its times, those that are known, are later by ``by``."""
+    """Return the values of an event, with its known times later by ``by``."""
     return {
         name: value + by if name in _TIMES and value is not None else value for name, value in values.items()
     }

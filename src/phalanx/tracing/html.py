@@ -1,4 +1,4 @@
-"""The HTML report of a trace: one self-contained page with headline figures, charts and a timeline."""
+"""The HTML report of a trace: a self-contained page with headline figures, charts and a timeline."""
 
 from __future__ import annotations
 

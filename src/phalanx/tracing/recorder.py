@@ -1,4 +1,4 @@
-"""The events that the driver records while a trace is on, and their merge with those of the ranks into one trace.
+"""The events that the driver records while a trace is on, and their merge with the ranks' events into a single trace.
 
 Clocks of other hosts are estimated from the messages that went back and forth anyway: a message cannot be taken up
 before it was encoded, nor an output be fetched before it was returned. With a clock that is ``offset`` ahead of the
@@ -29,7 +29,7 @@ MOST_POINTS = 10_000
 
 @dataclass(eq=False)
 class TracedEpoch:
-    """One epoch of a group: its tracks, and the content of its ranks' files.
+    """An epoch of a group: its tracks, and the content of its ranks' files.
 
     ``shares_clock``: its ranks tell the time by the driver's clock, on whichever host they are. ``read`` returns bytes
     of a rank's file from an offset; None before its processes are known, and after they ended.
@@ -113,7 +113,7 @@ class OpenCall:
 
 
 class TraceRecorder:
-    """The events of this process while at least one trace is on. ``id`` names the ranks' files."""
+    """The events of this process while a trace is on. ``id`` names the ranks' files."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.id = secrets.token_hex(4)
@@ -147,7 +147,7 @@ class TraceRecorder:
 
 
 def merge(epochs: Sequence[TracedEpoch], calls: Sequence[OpenCall], own: SpanLog, frame: Trace) -> Trace:
-    """Return calls and the events of the driver and the ranks as one trace, on the driver's clock.
+    """Merge calls and the events of the driver and the ranks into a single trace, on the driver's clock.
 
     ``frame`` has the beginning, the end and the title of the trace.
     """
@@ -193,7 +193,7 @@ def merge(epochs: Sequence[TracedEpoch], calls: Sequence[OpenCall], own: SpanLog
 
 
 def estimate_clock(host: str, parts: Iterable[Part]) -> Clock | None:
-    """Estimate the clock of a host from parts with the times of its ranks; None if one side has no bound.
+    """Estimate the clock of a host from parts with the times of its ranks; None if a side has no bound.
 
     Clocks that drift, or are set during the trace, give bounds that contradict each other: the middle is taken then as
     well, and the uncertainty says how far the bounds are apart.

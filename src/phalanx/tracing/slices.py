@@ -48,7 +48,7 @@ class DrawnTrack(NamedTuple):
 
 
 def drawn_tracks(trace: Trace) -> list[DrawnTrack]:
-    """Return the tracks from top to bottom: the driver's, then those of each group by epoch and rank."""
+    """Return the tracks from top to bottom: the driver's, then the tracks of each group by epoch and rank."""
     drawn = [DrawnTrack(name, "driver", name, "", 0, slices) for name, slices in driver_slices(trace).items()]
     ranks = rank_slices(trace)
     tracks = {track.key: track for track in trace.tracks}
@@ -128,7 +128,7 @@ def _rank_family(
 
 
 def _family(root: Slice, marks: Iterable[tuple[str, int | None]]) -> list[Slice]:
-    """Return a slice and its phases, each from the known mark before to its own; one without a name is not drawn."""
+    """Return a slice and its phases, each from the known mark before to its own; unnamed phases are not drawn."""
     family, at = [root], root.start
     for name, mark in marks:
         end = at if mark is None else min(mark, root.end)

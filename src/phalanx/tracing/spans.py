@@ -43,8 +43,8 @@ class span:
     """Name work in the trace: ``with px.span("load batch", rows=128): ...``, or ``@px.span("score")``.
 
     In a worker it is on its rank's track, inside the call around it; elsewhere on the driver's. Functions, also
-    ``async`` functions, can be decorated. While no trace is on it costs about a microsecond. An object may be
-    entered again, but only by one thread or task at a time; a decorated function has no such limit.
+    ``async`` functions, can be decorated. While no trace is on it costs about a microsecond. An object may be entered
+    again, but only by a single thread or task at a time; a decorated function has no such limit.
 
     Args:
         name: of the slice.
@@ -132,7 +132,7 @@ class SpanWriter:
     """The file of a rank or a driver for a trace. If it cannot be written, that is logged once, and nothing is written.
 
     Args:
-        path: of the file; default one without a name, which ends with this process.
+        path: of the file; default an unnamed file, which ends with this process.
     """
 
     def __init__(self, path: str | None = None) -> None:

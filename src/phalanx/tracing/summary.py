@@ -1,4 +1,4 @@
-"""The summary of a trace: one row per method, with times, bytes and the idle share of its ranks. Pure."""
+"""The summary of a trace: a row per method, with times, bytes and the idle share of its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TIMES_AND_BYTES = ("p50 ms", "p95 ms", "bytes to ranks", "bytes from ranks")
 
 @dataclass(frozen=True)
 class Summary(Table):
-    """The summary of a trace, one row per method.
+    """The summary of a trace, with a row per method.
 
     The columns are the number of calls and of failures, the 50th and 95th percentile of the time from the plan to the
-    value or the last return, bytes each way over all calls, and for each rank of the group the share of its time in
-    which it was at no call, in percent. The notes are what a reader has to know, such as lost parts of the trace.
+    value or the last return, bytes each way over all calls, and for each rank of the group the share of its time
+    without a call, in percent. The notes are facts that a reader has to know, such as lost parts of the trace.
     """
 
     def to_dict(self) -> dict[str, Any]:
