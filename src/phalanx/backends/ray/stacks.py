@@ -156,7 +156,7 @@ def _shown(frames: str) -> list[str]:
 
 
 def _send(pid: int, thread: int, signum: int) -> None:
-    """A signal to this thread of a process; where it is not known, or the C library cannot, to its first one."""
+    """Send a signal to a thread of a process, or to its first thread if that is not known or not possible."""
     to_thread = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None)
     if thread in (0, pid) or to_thread is None:
         os.kill(pid, signum)
