@@ -1,7 +1,7 @@
 """``python -m phalanx.cli.verl_program COMMAND...``: a program with this library as verl's single controller.
 
-What ``phalanx verl`` becomes: a process in which nothing but the overlay comes before the program, so that it ends,
-is interrupted and shows its errors as it does by itself.
+``phalanx verl`` becomes this process, in which only the overlay is installed before the program. So the program ends,
+is interrupted and shows its errors as without Phalanx.
 """
 
 from __future__ import annotations

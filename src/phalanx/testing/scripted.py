@@ -120,7 +120,7 @@ class ScriptedBackend(InlineBackend):
         return ref
 
     def _take(self, endpoint: Endpoint, lost: Lost) -> None:
-        """End a rank: what it has not given back by now is lost."""
+        """End a rank: results that it has not returned by now are lost."""
         endpoint.handle.alive = False
         endpoint.handle.lost = lost
         for ref in self._open:

@@ -31,11 +31,11 @@ _TEXTS = frozenset({str, bytes, bytearray})
 
 
 def nbytes_of(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> int:
-    """Return about how many bytes ``value`` takes on the wire: exact for tensors, arrays, text; numbers count 8.
+    """Return the approximate bytes of ``value`` on the wire: exact for tensors, arrays, text; numbers count 8.
 
     Looks into lists, tuples, dicts, sets, dataclasses, TensorDicts, modules, closures and objects that pickle
-    by their ``__dict__``. An object that is met twice counts once; one whose type is in ``skip``, or whose id is in
-    ``known``, not at all.
+    by their ``__dict__``. An object that is met twice counts once. Objects whose type is in ``skip``, or whose id is
+    in ``known``, do not count.
     """
     total = 0
     for item in _walk(value, skip, known):
@@ -85,13 +85,13 @@ def large_leaves(value: Value, threshold: int) -> list[Leaf]:
 
 @dataclasses.dataclass(frozen=True)
 class _Many:
-    """A run of numbers or texts, walked as one."""
+    """A sequence of numbers or texts, visited as a single object."""
 
     nbytes: int
 
 
 def _walk(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> Iterator[Any]:
-    """Yield every object in the value once, depth first, without containers; lists of atoms as one."""
+    """Yield every object in the value once, depth first, without containers; a list of atoms as a single object."""
     stack: list[Any] = [value]
     seen: set[int] = set(known)
     alive: list[Any] = []  # lists made on the way, so that no id is used twice

@@ -22,7 +22,7 @@ CLOSERS = "closers"
 
 
 class Closers:
-    """The exit hooks of one rank: each runs once, in reverse order of registration."""
+    """The exit hooks of a rank: each runs once, in reverse order of registration."""
 
     def __init__(self, *, own_process: bool) -> None:
         self._own_process = own_process

@@ -41,7 +41,7 @@ def rejoin(host: WorkerRuntime, request: Rejoin) -> None:
     Each object's ``rejoin()`` is called, in the order of their creation.
 
     Raises:
-        BaseException: if one of them raises it.
+        BaseException: if a ``rejoin()`` raises it.
     """
     host.stay(request.epoch)
     shared = host.context.shared
@@ -63,7 +63,7 @@ def rejoin(host: WorkerRuntime, request: Rejoin) -> None:
 
 
 def _leave_world() -> _World | None:
-    """Destroy the process groups. Return the arguments of the default one, None if there was none."""
+    """Destroy the process groups. Return the arguments of the default process group, None if it did not exist."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available():
         return None
