@@ -111,7 +111,7 @@ class InlineBackend:
         self._total = dict(resources or {})
         self._total.setdefault("CPU", float(os.cpu_count() or 1))
         self._held: dict[int, InlineReservation] = {}
-        self._lock = threading.RLock()  # ranks run one at a time, whichever thread calls
+        self._lock = threading.RLock()  # a single rank runs at a time, on any calling thread
         self._folder: str | None = None
         self._published: dict[str, bytes] = {}
 
@@ -209,7 +209,7 @@ class InlineBackend:
             except SystemExit as left:
                 rank.end(Lost(f"the worker called sys.exit({left.code!r})", f"exit code {left.code}"))
                 return InlineRef(lost=rank.lost)
-            except Exception as error:  # the host catches what users raise: this is ours
+            except Exception as error:  # of this library: the worker runtime catches errors of user code
                 return InlineRef(failure=capture(error))
         if split:
             info, output = map(InlineRef, value)

@@ -52,7 +52,7 @@ def fetched(refs: Sequence[Any]) -> list[Any]:
         return [ref.get() for ref in refs]
     except FetchFailed:
         raise
-    except Exception as error:  # RankFailure, or what unpickling raises
+    except Exception as error:  # RankFailure, or an error of unpickling
         raise FetchFailed from error
 
 
@@ -114,7 +114,7 @@ class InlineStream:
     def _over(self) -> None:
         items, self._items = self._items, None
         self.ended.under_way = False
-        with suppress(Exception):  # of a rank that is gone: nobody hears what its method raises at its end
+        with suppress(Exception):  # the rank has ended: errors of its method cannot be reported
             self._context.run(_closed, items)
 
     def __del__(self) -> None:

@@ -42,7 +42,7 @@ _LIMITS = (
 _EPHEMERAL_PORTS = 5000
 _WORKER_PORTS = (10002, 19999)  # of Ray's worker processes, unless `ray start` was told otherwise
 _SET_PORTS = '`sysctl -w net.ipv4.ip_local_port_range="32768 60999"`'
-_STORE_SHARE = 0.3  # of the memory: what Ray's object store takes unless it is told otherwise
+_STORE_SHARE = 0.3  # default share of the memory that Ray's object store uses
 _STORE_LIMIT = 200 * _GIB
 _DISK_FULL = 0.9  # from 0.95 on, Ray refuses to spill objects
 _MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

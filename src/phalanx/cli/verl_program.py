@@ -27,12 +27,12 @@ def main(words: Sequence[str]) -> None:
     """Run ``-m MODULE ...``, a file with its arguments, or any other program."""
     try:
         _check(words)
-        from phalanx.compat.verl import install  # with PHALANX_VERL=1 importing it does what may fail
+        from phalanx.compat.verl import install  # with PHALANX_VERL=1 the import itself may fail
 
         install(overlay=True)
     except PhalanxError as error:
         _fail(str(error))
-    # The last collection of an interpreter that has imported a trainer takes seconds, and frees what ends anyway.
+    # The last collection of an interpreter with a trainer takes seconds, and frees memory that ends with the process.
     atexit.register(gc.freeze)
     if words[0] == "-m":
         sys.path[0] = os.getcwd()
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> None:
     else:  # its Python processes have the variables by which verl asks for its plugins
         try:
             os.execvp(words[0], list(words))
-        except OSError as error:  # not executable, or without a first line that says by what
+        except OSError as error:  # not executable, or without a first line that names the interpreter
             _fail(
                 f"{words[0]} cannot be run ({error.strerror}): is it a script of a shell? Then `phalanx verl bash "
                 f"{words[0]} ...`"

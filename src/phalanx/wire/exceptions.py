@@ -135,7 +135,7 @@ def assemble(cls: type[BaseException], parts: Parts) -> BaseException:
     while native.__flags__ & _HEAP_TYPE and native.__base__ is not None:
         native = native.__base__
     exc: BaseException = native.__new__(cls, *parts.args)
-    # A class may keep other arguments than its base takes: the attributes below restore those.
+    # A class may keep other arguments than its base takes: they are restored below, as attributes.
     with contextlib.suppress(Exception):
         native.__init__(exc, *parts.args)
     object.__setattr__(exc, "args", parts.args)

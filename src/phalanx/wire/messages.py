@@ -29,7 +29,7 @@ HOST = "__phalanx_host__"  # a function of the library, with the runtime as firs
 #: reference.
 OUTPUT, DESCRIBED = 1, 2
 
-#: Epoch of a call that each rank takes by itself, not together with the other ranks of one epoch.
+#: Epoch of a call that each rank accepts alone, in any epoch of its group.
 ANY_EPOCH = -1
 
 #: The body of a message without arguments.

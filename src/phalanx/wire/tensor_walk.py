@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-#: Property of a class of ours without tensors: the bytes of a value. Lists of such values are long, and are not walked
-#: one by one.
+#: Property of this library's classes without tensors: the bytes of a value. Lists of such values are long, and are
+#: counted without a walk.
 TELLS = "__phalanx_nbytes__"
-_NUMBER_BYTES = 8  # bytes; what a number takes in a pickle stream, at most, with its opcode
+_NUMBER_BYTES = 8  # maximum bytes of a number in a pickle stream, with its opcode
 _OBJECT_BYTES = 64  # bytes; a guess for the description of anything that is not payload
 _NUMBERS = frozenset({NoneType, bool, int, float, complex})
 _TEXTS = frozenset({str, bytes, bytearray})
@@ -122,7 +122,7 @@ def _children(item: Value) -> list[Any] | None:
         return _summary(list(item))
     if "torch" in sys.modules and isinstance(item, torch.nn.Module):
         return [*item.parameters(), *item.buffers()]
-    tensordict = sys.modules.get("tensordict")  # 3 s to import: whoever sends one has imported it
+    tensordict = sys.modules.get("tensordict")  # 3 s to import; a sender of a TensorDict has imported it
     if tensordict is not None and isinstance(item, tensordict.TensorDictBase):
         stacked = getattr(item, "tensordicts", None)  # a lazy stack: its values() would be new tensors
         return list(item.values()) if stacked is None else list(stacked)

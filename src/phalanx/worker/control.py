@@ -163,7 +163,7 @@ class Control:
         return True
 
     def _cancel_task(self, number: int) -> None:
-        if number in self._tasks:  # else the task went on to something else meanwhile
+        if number in self._tasks:  # else the task has left the call by now
             self._tasks[number][1].cancel()
 
 
@@ -179,9 +179,7 @@ class _Call:
         control = self._control
         self._slot = control.page.begin(self._number, self._method)
         try:
-            control.running = (
-                self._number
-            )  # before the check: a cancellation in between finds one or the other
+            control.running = self._number  # before the check, so that no cancellation in between is missed
             control.check(self._number)
         except BaseException:
             self.__exit__()

@@ -28,7 +28,7 @@ class Closers:
         self._own_process = own_process
         self._lock = threading.Lock()
         self._waiting: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        #: True if the group continues without this rank: what it holds for others is handed over first.
+        #: True if the group continues without this rank, which first hands over its channel items.
         self.hands_over = False
         #: The rank as text, from its setup on: "rank 2 of group 'actor'".
         self.place = ""

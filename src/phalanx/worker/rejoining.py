@@ -46,7 +46,7 @@ def rejoin(host: WorkerRuntime, request: Rejoin) -> None:
     host.stay(request.epoch)
     shared = host.context.shared
     world: _World | None = None
-    if not host.in_driver:  # where a process group belongs to another group, of one rank
+    if not host.in_driver:  # in the driver a process group belongs to another group, of a single rank
         os.environ.update(request.environment)
         world = shared[_LEFT] = _leave_world() or shared.get(_LEFT)
     shared[REJOIN] = lambda worker: _join_world(worker, world)

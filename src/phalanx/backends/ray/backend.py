@@ -230,7 +230,7 @@ class RayBackend:
         stored = get_local_object_locations(list(refs))
         for ref in refs:
             if not stored.get(ref, {}).get("node_ids"):  # else it is an output, which need not come here
-                ref.future()  # Ray prints the error of a call whose outcome nobody ever asks for
+                ref.future()  # otherwise Ray prints the error of a call whose outcome is never fetched
 
     def find(self, name: str) -> Any | None:
         try:

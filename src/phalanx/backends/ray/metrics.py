@@ -58,7 +58,7 @@ class Exporter:
 
 
 _lock = threading.Lock()
-_of: list[Connection] = []  # the one that is exported on
+_of: list[Connection] = []  # the connection with a running exporter
 
 
 def start(connection: Connection) -> None:

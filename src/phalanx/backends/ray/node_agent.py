@@ -194,7 +194,7 @@ class NodeAgent:
     def _ask(self, request: Mapping[str, Any]) -> Value:
         """Send a request to the reaper, which the first request starts. The caller holds the lock."""
         for _ in range(2):
-            if self._reaper is None:  # or the one before was killed: the new one learns all anew
+            if self._reaper is None:  # or the reaper was killed: a new process is told of all ranks
                 self._reaper = _start_reaper()
                 request = {**request, "watch": list(self._watched.values())}
             child = self._reaper
@@ -230,5 +230,5 @@ def _start_reaper() -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    child.wait(10.0)  # the process that stays is its child: this one forks and leaves
+    child.wait(10.0)  # this process forks and exits; its child is the reaper
     return child

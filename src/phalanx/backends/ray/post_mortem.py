@@ -43,7 +43,7 @@ def read_logs(paths: Sequence[str]) -> PostMortem:
     fatal = next((index for index, line in enumerate(err) if _FATAL in line), None)
     if fatal is None:
         return PostMortem((*out[-_OUT_LINES:], *err[-_ERR_LINES:]))
-    # It stands behind what was printed last, if that had no line's end.
+    # The text follows the last output on the same line, if that output had no newline.
     before, _, signal = err[fatal].partition(_FATAL)
     rest = [line for line in err[fatal + 1 :] if not line.startswith("Extension modules:")]
     said = [*err[:fatal], before] if before else err[:fatal]

@@ -63,7 +63,7 @@ _reported = _Reported()
 
 def log_once() -> None:
     """Keep Ray from logging a traceback at each attempt to fetch a value that cannot be decoded. Idempotent."""
-    logging.getLogger(private.SERIALIZATION_LOGGER).addFilter(_reported)  # the same one is not added twice
+    logging.getLogger(private.SERIALIZATION_LOGGER).addFilter(_reported)  # a filter is not added twice
 
 
 def outcome_of(error: BaseException) -> RankOutcome:
@@ -77,7 +77,7 @@ def outcome_of(error: BaseException) -> RankOutcome:
             return RankOutcome(failure=RankFailure(report))
         return RankOutcome(failure=capture(error))
     if isinstance(error, rayx.RaySystemError) and isinstance(error.client_exc, Exception):
-        return RankOutcome(failure=undecodable(error.client_exc))  # so Ray wraps what unpickling raises here
+        return RankOutcome(failure=undecodable(error.client_exc))  # Ray's wrapper of errors of unpickling
     return RankOutcome(lost=lost_of(error))
 
 
@@ -86,7 +86,7 @@ def remote_traceback(text: str) -> str:
     lines: list[str] = []
     ours = False
     for line in text.strip().splitlines():
-        # Process and method, which the report has; then what Ray leaves of its own frames.
+        # Process and method, which the report has; then the remains of Ray's own frames.
         if "ray::" in line:
             lines.append("Traceback (most recent call last):")
             ours = True

@@ -179,7 +179,7 @@ class Reaper:
         return left
 
     def _wait_for_exit(self, chosen: list[Watched], patience: float) -> None:
-        self.look(marks=True)  # a rank that is gone does not tell its descendants any more
+        self.look(marks=True)  # descendants cannot be found by their parent once the rank has ended
         limit = time.monotonic() + patience
         while any(one.alive() for one in chosen) and time.monotonic() < limit:
             time.sleep(0.002)
@@ -238,7 +238,7 @@ def serve(requests: int, answers: int, starter: int, starter_started: int) -> No
 def main() -> None:
     starter, started = int(sys.argv[1]), int(sys.argv[2])
     if os.fork() > 0:
-        os._exit(0)  # nobody's child: what ends the starter, or its process group, does not end this process
+        os._exit(0)  # the child survives the end of the starter and of its process group
     os.setsid()
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)

@@ -130,7 +130,7 @@ class WorkerActor:
     an empty call on the driver and a rank.
     """
 
-    _px_host: Any  # of the class too: there is one actor in a process
+    _px_host: Any  # on the class for the class method: a process has a single actor
 
     def __init__(self, factory: HostFactory) -> None:
         self._host = type(self)._px_host = factory(RayServices())
@@ -189,7 +189,7 @@ async def _there(refs: list[Any]) -> None:
             done.set_result(None)
 
     def wait() -> None:
-        with contextlib.suppress(Exception):  # what is wrong, the call finds out when it fetches
+        with contextlib.suppress(Exception):  # the call gets the error when it fetches the values
             private.wait(refs, num_returns=len(refs), fetch_local=False)
         with contextlib.suppress(RuntimeError):  # the loop was closed: the process ends
             loop.call_soon_threadsafe(settle)
