@@ -2,8 +2,8 @@
 
 Modules above use only these contracts. Each has a suite of tests in ``tests/conformance/backends.py``.
 
-A *reservation* is what a pool holds; an *endpoint* is one worker process; a *reference* stands for one value that
-is stored or still being computed. Only the backend looks inside them.
+A *reservation* is the set of slots that a pool holds. An *endpoint* is a worker process. A *reference* stands for a
+value that is stored or still being computed. Only the backend looks inside them.
 """
 
 from __future__ import annotations
@@ -37,23 +37,27 @@ class Placing(Protocol):
     """Slots, and the processes on them."""
 
     def nodes(self) -> list[NodeCapacity]:
-        """The nodes of the cluster with their total and free resources."""
+        """Return the nodes of the cluster with their total and free resources."""
         ...
 
     def holders(self) -> list[Holder]:
-        """Who holds what on which node."""
+        """Return the reservations that hold resources, by node."""
         ...
 
     def reserve(self, request: ReserveRequest) -> Reservation:
-        """Reserve all slots or none. Raises PlacementError: at once where it can never be, else at the timeout."""
+        """Reserve all slots or none.
+
+        Raises:
+            PlacementError: at once if the request can never be met, else at its timeout.
+        """
         ...
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
-        """Reserve blocks anew whose node is gone; the blocks that moved. Raises PlacementError as reserve does."""
+        """Reserve blocks anew whose node was lost; return the blocks that moved. Raises as ``reserve``."""
         ...
 
     def release(self, reservation: Reservation) -> None:
-        """Give the slots back; processes on them end. Idempotent."""
+        """Free the slots; processes on them end. Idempotent."""
         ...
 
     def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
@@ -61,29 +65,29 @@ class Placing(Protocol):
         ...
 
     def release_keys(self, keys: Sequence[str]) -> None:
-        """Give back what a driver that is gone had reserved. Idempotent."""
+        """Free the reservations of a driver that has ended. Idempotent."""
         ...
 
     def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
-        """The node id of each slot; no process is started for it."""
+        """Return the node id of each slot. No process is started for it."""
         ...
 
     def probe(
         self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
     ) -> list[tuple[str, ...]]:
-        """The accelerator ids of each slot, learnt by a short task in it; only where no group has told them yet."""
+        """Return the accelerator ids of each slot by a short task in it. Only needed before a group reports them."""
         ...
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
-        """Start processes and wait for their reports. On failure nothing of them is left."""
+        """Start processes and wait for their reports. After an error none of them is left."""
         ...
 
     def find(self, name: str) -> Any | None:
-        """The handle of a process that was started with that name and outlives its driver; None if there is none."""
+        """Return the handle of the detached process of that name, None if there is none."""
         ...
 
     def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
-        """Call ``start`` with the address of this node in a small process that ends with this one.
+        """Call ``start`` with the address of this node in a small process that ends with the calling process.
 
         Returns:
             The handle of that process, and the result of ``start``.
@@ -95,7 +99,7 @@ class Placing(Protocol):
         ...
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
-        """End the processes at once, with all that they started, and wait until they are gone. Idempotent.
+        """Kill the processes with all their descendants, and wait until they have ended. Idempotent.
 
         Returns:
             The pids that could not be ended.
@@ -104,9 +108,9 @@ class Placing(Protocol):
 
 
 class Calling(Protocol):
-    """Calls on processes. Those on one of them run in the order in which they were submitted."""
+    """Calls on processes. Each process runs its calls in the order in which they were submitted."""
 
-    #: Whether a submitted call has ended when ``submit`` returns.
+    #: True if a submitted call has ended when ``submit`` returns.
     immediate: bool
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
@@ -114,7 +118,7 @@ class Calling(Protocol):
         ...
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-        """Send one call; does not wait for it. The rank gives back ``returns`` objects, as the message says."""
+        """Send a call without waiting for it. The rank returns ``returns`` objects, as the message says."""
         ...
 
     def call_id(self, ref: Ref) -> int:
@@ -122,105 +126,114 @@ class Calling(Protocol):
         ...
 
     def stream(self, endpoint: Endpoint, message: Message, buffer: int | None) -> RankStream:
-        """Send one call of a method that yields; does not wait for it.
+        """Send a call of a method that yields, without waiting for it.
 
-        The rank makes at most ``buffer`` items more than were taken; None: as many as there are.
+        The rank makes at most ``buffer`` items more than were taken; None: no limit.
         """
         ...
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
-        """Positions of the references that have ended (up to at least ``count`` unless time runs out), and the rest."""
+        """Wait until ``count`` references are ready or the timeout expires.
+
+        Returns:
+            The positions of the references that are ready, and of the rest.
+        """
         ...
 
     def outcome(self, ref: Ref) -> RankOutcome:
-        """How an ended call ended."""
+        """Return the outcome of a call that has ended."""
         ...
 
     def disregard(self, refs: Sequence[Ref]) -> None:
-        """Note that nobody will ask how these calls end, or that whoever had to know does; does not wait."""
+        """Note that the outcomes of these calls are not needed any more. Does not wait."""
         ...
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
-        """Have ranks drop a call that they have not begun, and interrupt it in those that have; does not wait.
+        """Cancel a call without waiting: ranks that have not begun it drop it, the others are interrupted.
 
-        ``ids`` are those by which the ranks know it.
+        ``ids`` are the ids of the call on each rank.
 
         Returns:
-            For each rank whether it is certain that it had not begun, and so never will.
+            For each rank, True if the rank certainly had not begun the call, and so never will.
         """
         ...
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
-        """Cut the connections of the ranks' process groups, so that those in a collective get an error."""
+        """Cut the connections of the ranks' process groups, so that ranks in a collective get an error."""
         ...
 
     def now(self) -> float:
-        """Seconds on the clock by which this backend waits."""
+        """Return the seconds on the clock by which this backend waits."""
         ...
 
 
 class Storing(Protocol):
-    """Values behind references: stored, or what a call gave back."""
+    """Values behind references: stored values, and results of calls."""
 
     def put(self, value: Value) -> Ref:
-        """Store a value once, to be named in any number of messages."""
+        """Store a value once. Any number of messages can name the reference."""
         ...
 
     def store(self) -> StoreSpace | None:
-        """How full the store is in which ``put`` stores; None where it is not bounded."""
+        """Return the space of the store that ``put`` uses, None if it is not bounded."""
         ...
 
     def address_of(self, ref: Ref) -> Any:
-        """Where another process of the cluster finds a value that this one stored: something that pickles.
+        """Return a picklable address, by which other processes of the cluster find a value of this process.
 
-        It keeps nothing alive: the value is gone with the reference, and with this process.
+        The address keeps nothing alive: the value ends with the reference, and with this process.
         """
         ...
 
     def at(self, address: Any) -> Ref:
-        """The reference to what another process stored, for ``fetch`` or a message; does not wait."""
+        """Return a reference to a value that another process stored, for ``fetch`` or a message. Does not wait."""
         ...
 
     def ref_types(self) -> tuple[type, ...]:
-        """The types of this backend's references that users may hold."""
+        """Return the types of this backend's references that users may hold."""
         ...
 
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
-        """All values, in order. Raises FetchFailed at the first that failed, NotReady at the timeout."""
+        """Return all values, in order.
+
+        Raises:
+            FetchFailed: as soon as a value cannot be had.
+            NotReady: the timeout expired.
+        """
         ...
 
 
 class Watching(Protocol):
-    """Processes as seen from beside them, also while they are busy, stopped or dead."""
+    """Processes as observed from outside, also while they are busy, stopped or dead."""
 
     def attend(self, endpoints: Sequence[Endpoint]) -> None:
-        """From now on, see to it that these ranks end with this process at the latest; does not wait."""
+        """Make these ranks end with this process at the latest, from now on. Does not wait."""
         ...
 
     def alive(self, endpoint: Endpoint) -> bool:
-        """Return whether the process is still known to run; cheap, no round trip."""
+        """Return whether the process is still known to run. Needs no round trip."""
         ...
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
-        """The positions of those that are not known to run any more; a fraction of a microsecond for each."""
+        """Return the positions of processes that are not known to run any more. Takes under 1 us for each."""
         ...
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
-        """Observe each rank from outside: also of one that is busy or stopped. Takes under a second."""
+        """Observe each rank from outside, also if it is busy or stopped. Takes under a second."""
         ...
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
-        """All that can be told of a lost rank: cause, last lines, hints. ``lost`` is what its call ended with."""
+        """Return everything known of a lost rank: cause, last lines, hints. ``lost`` is the outcome of its call."""
         ...
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
-        """Bytes of a file on a rank's node, also while the rank is busy or dead: at most ``limit`` from ``offset`` on.
+        """Read at most ``limit`` bytes from ``offset`` of a file on a rank's node, also if the rank is busy or dead.
 
-        A negative offset counts from the end of the file. Nothing is given where the file ends.
+        A negative offset counts from the end of the file. At the end of the file the result is empty.
 
         Raises:
             FileNotFoundError: there is no such file.
-            OSError: it cannot be read, or nothing on that node answers.
+            OSError: the file cannot be read, or nothing on that node answers.
         """
         ...
 
@@ -230,18 +243,18 @@ class Watching(Protocol):
 
 
 class Noticing(Protocol):
-    """Where a process is found, and what it leaves for others on the cluster to find."""
+    """Addresses of processes, and small values that they publish for other processes of the cluster."""
 
     def job(self) -> str:
         """Return the id of this driver on the cluster."""
         ...
 
     def host(self) -> str:
-        """The address by which the other processes of the cluster reach this one."""
+        """Return the address at which other processes of the cluster reach this process."""
         ...
 
     def publish(self, key: str, value: bytes | None) -> None:
-        """Leave a small value for others on the cluster to find under that key, or take it back."""
+        """Publish a small value under a key for other processes of the cluster; None removes it."""
         ...
 
     def published(self, key: str) -> bytes | None:
@@ -249,26 +262,26 @@ class Noticing(Protocol):
         ...
 
     def going_nodes(self) -> Sequence[DrainingNode]:
-        """The nodes that the cluster will lose, as far as it knows; asks it, which takes some milliseconds."""
+        """Return the nodes that the cluster knows it will lose. Asks the cluster, which takes some milliseconds."""
         ...
 
     def ended_nodes(self) -> Sequence[DrainingNode]:
-        """The nodes that it has lost because they were told to end, by a signal or by an autoscaler."""
+        """Return the nodes that the cluster lost because a signal or an autoscaler ended them."""
         ...
 
 
 class Backend(Placing, Calling, Storing, Watching, Noticing, Protocol):
-    """A backend: all five contracts on one cluster. What needs one of them asks for that one."""
+    """A backend: all five contracts on a cluster. Callers declare only the contracts that they need."""
 
     name: str
 
     def connected(self) -> bool:
-        """Return whether the cluster that it was made for is still this process's; costs a fraction of a microsecond.
+        """Return whether this process is still connected to the backend's cluster. Takes under 1 us.
 
-        Once it is not, calls that need the cluster raise GroupClosed, and those that free something do nothing.
+        Afterwards calls that need the cluster raise GroupClosed, and calls that free something do nothing.
         """
         ...
 
     def leave(self) -> None:
-        """End what this process keeps beside the cluster for its sake, after that was left. Idempotent."""
+        """Release the local helpers of the backend, after the cluster was left. Idempotent."""
         ...

@@ -25,10 +25,10 @@ HostFactory = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class ReserveRequest:
-    """Slots to reserve: ``blocks[i]`` of them on one node, ``bundle`` of resources each, all or none.
+    """Slots to reserve, all or none: ``blocks[i]`` slots on a single node, each with the resources ``bundle``.
 
-    ``names`` are the backend's own, one for each block, where those made from ``name`` will not do; ``strategy``
-    other than STRICT_PACK lets it take a block's slots from several nodes.
+    ``names`` replaces the names of the backend's objects, one for each block, that are otherwise made from ``name``.
+    With another ``strategy`` than STRICT_PACK the slots of a block may be on several nodes.
     """
 
     name: str
@@ -42,14 +42,14 @@ class ReserveRequest:
 
 
 class Reservation(Protocol):
-    """Slots that are held. ``ids`` name the backend's own objects (placement groups), one per block."""
+    """Slots that are held. ``ids`` are the backend's own objects (placement groups), in block order."""
 
     @property
     def ids(self) -> Sequence[Any]: ...
 
 
 class Facade(NamedTuple):
-    """A method by which a worker process can be called without a group: its name there, and what it stands for."""
+    """A method of a worker process for calls without a group: its name there, and its role and method."""
 
     name: str
     role: str
@@ -60,8 +60,8 @@ class Facade(NamedTuple):
 class SpawnRequest:
     """Worker processes to start, one per slot, in the order of ``slots``.
 
-    ``names`` and ``namespace`` are those under which the backend's users find a process (None: unnamed, and the
-    backend's own namespace).
+    ``names`` and ``namespace`` identify a process for the backend's users (None: unnamed, and the backend's own
+    namespace).
     """
 
     class_name: str
@@ -80,10 +80,10 @@ class SpawnRequest:
 
 @dataclass
 class Endpoint:
-    """One worker process. ``facts`` is what it reported; ``handle`` is the backend's own.
+    """A worker process. ``facts`` is its report; ``handle`` is the backend's own object.
 
-    ``retired`` says that it left its group in peace: whatever it was asked has ended. ``since`` is the epoch with which
-    it came to its group; -1: none.
+    ``retired`` is True if the process left its group and all its calls have ended. ``since`` is the epoch in which it
+    joined its group; -1: none.
     """
 
     slot: Slot
@@ -95,7 +95,7 @@ class Endpoint:
 
 
 class Ticket(NamedTuple):
-    """A submitted call on a rank: the references of its value and, if it was to be described, of its ``PartInfo``."""
+    """A submitted call on a rank: the references of its value and, if requested, of its ``PartInfo``."""
 
     value: Ref
     info: Ref | None = None
@@ -105,7 +105,7 @@ class Ticket(NamedTuple):
 class Lost:
     """The cause of a process's death, as far as the backend knows it.
 
-    ``intended``: it was ended on purpose; ``owner_gone``: since the process that owned it ended.
+    ``intended``: the process was ended on purpose. ``owner_gone``: the process that owned it had ended.
     """
 
     reason: str
@@ -123,12 +123,11 @@ class Lost:
 class ProcessStatus:
     """Status of a rank's process, observed from its node. ``running`` maps call numbers to seconds.
 
-    ``methods`` are their names by number, a role's with the role before a dot.
+    ``methods`` maps call numbers to method names, of a role as ``role.method``. ``told`` is the status that the rank
+    reported itself.
 
-    ``told`` is how the rank said itself that it stands.
-
-    ``reachable`` is False for a process that is gone, or stopped by a signal: ``note`` says so. ``gone``: it is not
-    there any more, or its node is lost, whether or not the backend has noticed that yet.
+    ``reachable`` is False if the process died or is stopped by a signal: ``note`` says which. ``gone`` is True if the
+    process or its node was lost, even if the backend has not noticed that yet.
     """
 
     reachable: bool
@@ -140,17 +139,17 @@ class ProcessStatus:
     gone: bool = False
 
     def with_stack(self, stack: str, note: str) -> ProcessStatus:
-        """The same with its stacks, or with why there are none."""
+        """Return a copy with stacks, or with the reason why there are none."""
         return replace(self, stack=stack, note=self.note or note)
 
     def with_loss(self, gone: bool) -> ProcessStatus:
-        """The same where that is known of its node."""
+        """Return a copy with ``gone`` as known of its node."""
         return replace(self, gone=gone)
 
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """How one rank's call ended: with a value, a failure that its host raised, or the loss of its process."""
+    """Outcome of a call on a rank: a value, a failure that the worker runtime raised, or the loss of the process."""
 
     value: Any = None
     failure: RankFailure | None = None
@@ -163,7 +162,7 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class DrainingNode:
-    """A node that will be taken away: ``deadline`` is when, as a Unix time, None where nobody said; why, in words."""
+    """A node that will be lost, with the reason as text. ``deadline`` is a Unix time, None if it is not known."""
 
     node_id: str
     deadline: float | None
@@ -179,33 +178,33 @@ class StoreSpace:
 
 
 class RankStream(Protocol):
-    """Items of one rank of a call: references in order, of its items and last of how it ended.
+    """Items of a call on a rank: references to the items in order, and last to the outcome.
 
-    The last one stands for a ``StreamEnd``, a failure that its host gave (where the call was interrupted) or raised, or
-    the loss of its process. Not for several threads at once.
+    The outcome is a ``StreamEnd``, a failure that the worker runtime returned (if the call was interrupted) or raised,
+    or the loss of the process. Not for several threads at once.
     """
 
     @property
     def coming(self) -> Ref:
-        """For ``wait``: there once :meth:`take` gives something."""
+        """A reference for ``wait``, ready once :meth:`take` returns an item."""
         ...
 
     @property
     def ended(self) -> Ref:
-        """For ``wait``: there once the rank is through with the call, whether or not its items were taken."""
+        """A reference for ``wait``, ready once the rank has finished the call, even if items were not taken."""
         ...
 
     def take(self) -> Ref | None:
-        """The next reference, which makes room for one item more; None if none is there. Does not wait."""
+        """Return the next reference, None if there is none yet. Makes room for another item. Does not wait."""
         ...
 
     def leave(self) -> None:
-        """Note that the call was cancelled, so that the rank need not wait for a reader any more."""
+        """Note that the call was cancelled, so that the rank does not wait for a reader any more."""
         ...
 
 
 class FetchFailed(Exception):
-    """Raised by ``fetch`` as soon as one of its values cannot be had; ``outcome`` tells which and why."""
+    """Raised by ``fetch`` as soon as a value cannot be had; ``outcome`` tells which value and why."""
 
 
 class NotReady(Exception):

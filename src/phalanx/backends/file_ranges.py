@@ -1,4 +1,4 @@
-"""Reading a part of a file; what the backends share of it."""
+"""Reading a part of a file, for all backends."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def read_file(path: str, offset: int, limit: int) -> bytes:
-    """At most ``limit`` bytes from ``offset`` on; a negative offset counts from the end of the file.
+    """Return at most ``limit`` bytes from ``offset`` on; a negative offset counts from the end of the file.
 
     Raises:
-        OSError: there is no such file, or it cannot be read.
+        OSError: the file does not exist or cannot be read.
     """
     with open(path, "rb") as file:
         if offset < 0:

@@ -1,8 +1,7 @@
 """The inline backend: every rank lives in this process and runs on the calling thread.
 
-Breakpoints, pdb and coverage reach worker code. Arguments and results pass the codec as they do elsewhere, so
-that nobody shares memory by accident; every rank runs even when an earlier one raised; the environment is
-swapped per rank.
+Breakpoints, pdb and coverage reach worker code. Arguments and results pass the codec as in other backends, so ranks
+do not share memory by accident. Every rank runs even if an earlier rank raised. The environment is swapped per rank.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _NODE = "inline"
 
 @dataclass
 class InlineReservation:
-    """Slots of the one node, with the accelerator ids given to each bundle."""
+    """Slots on the only node, with the accelerator ids of each bundle."""
 
     name: str
     blocks: tuple[int, ...]
@@ -88,7 +87,7 @@ class InlineServices:
 
 @dataclass
 class InlineRank:
-    """One rank in this process: its host, and what became of it."""
+    """A rank in this process: its worker runtime, and the cause of its loss."""
 
     host: Any
     alive: bool = True
@@ -96,7 +95,7 @@ class InlineRank:
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
     def end(self, lost: Lost) -> None:
-        """Run no further call."""
+        """End the rank: further calls are refused."""
         self.alive, self.lost = False, lost
         if self.host is not None:
             self.host.lost(lost.exit or lost.reason)
@@ -112,7 +111,7 @@ class InlineBackend:
         self._total = dict(resources or {})
         self._total.setdefault("CPU", float(os.cpu_count() or 1))
         self._held: dict[int, InlineReservation] = {}
-        self._lock = threading.RLock()  # ranks run one at a time, whichever thread calls
+        self._lock = threading.RLock()  # a single rank runs at a time, on any calling thread
         self._folder: str | None = None
         self._published: dict[str, bytes] = {}
 
@@ -183,7 +182,7 @@ class InlineBackend:
         return endpoints
 
     def _own_folder(self) -> str:
-        """A folder for the files of all ranks, until this process exits."""
+        """Return the folder for the files of all ranks, which exists until this process exits."""
         if self._folder is None:
             self._folder = new_folder()
         return self._folder
@@ -210,7 +209,7 @@ class InlineBackend:
             except SystemExit as left:
                 rank.end(Lost(f"the worker called sys.exit({left.code!r})", f"exit code {left.code}"))
                 return InlineRef(lost=rank.lost)
-            except Exception as error:  # the host catches what users raise: this is ours
+            except Exception as error:  # of this library: the worker runtime catches errors of user code
                 return InlineRef(failure=capture(error))
         if split:
             info, output = map(InlineRef, value)
@@ -221,7 +220,7 @@ class InlineBackend:
         return 1  # a call has ended when its submission returns
 
     def stream(self, endpoint: Endpoint, message: Message, buffer: int | None) -> RankStream:
-        """The rank makes an item when one is taken, whatever ``buffer`` is."""
+        """Start a stream. The rank makes each item when it is taken, for any ``buffer``."""
         host = endpoint.handle.host
         if host is None:
             return InlineStream(iter(()), lambda _: InlineRef(lost=endpoint.handle.lost))
@@ -235,7 +234,7 @@ class InlineBackend:
         return InlineRef(value)
 
     def store(self) -> None:
-        """Values lie in this process's own memory."""
+        """Return None: values are in this process's own memory."""
 
     def ref_types(self) -> tuple[type, ...]:
         return (InlineRef,)
@@ -257,7 +256,7 @@ class InlineBackend:
         return outcome_of(ref)
 
     def disregard(self, refs: Sequence[Ref]) -> None:
-        """Nothing to do: nobody else hears of failures."""
+        """Do nothing: failures are only reported to the caller."""
 
     def find(self, name: str) -> Any | None:
         return None  # nothing outlives this process
@@ -291,7 +290,7 @@ class InlineBackend:
         return time.monotonic()
 
     def attend(self, endpoints: Sequence[Endpoint]) -> None:
-        """Nothing to do: the ranks are this process."""
+        """Do nothing: the ranks are in this process."""
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
         return [ProcessStatus(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
@@ -300,10 +299,10 @@ class InlineBackend:
         return [False] * len(endpoints)  # a call has ended when its submission returns
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
-        """Nothing to do: there are no collectives over more than one rank here."""
+        """Do nothing: collectives of several ranks do not exist here."""
 
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
-        """What ends a process ends the rank; other signals say nothing to it."""
+        """End the ranks by a signal that ends a process; ignore other signals."""
         if signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV):
             name = signal.Signals(signum).name
             for endpoint in endpoints:
@@ -351,7 +350,7 @@ def _inline(reservation: Reservation) -> InlineReservation:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Generator[None]:
-    """The rank's environment for the time of a call; what the call itself sets stays with the rank no longer."""
+    """Set a rank's environment variables during a call, and restore the former values afterwards."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:

@@ -17,7 +17,7 @@ from phalanx.wire.value import Value
 
 
 class InlineRef:
-    """A stored value (an encoded one as bytes, so that each reader decodes its own) or a failure."""
+    """A stored value or a failure. Encoded values are kept as bytes, so each reader decodes its own copy."""
 
     __slots__ = ("_encoded", "_value", "failure", "lost")
 
@@ -38,7 +38,7 @@ class InlineRef:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last of a stream."""
+        """True if this is the last reference of a stream."""
         return (
             self.failure is not None
             or self.lost is not None
@@ -47,17 +47,17 @@ class InlineRef:
 
 
 def fetched(refs: Sequence[Any]) -> list[Any]:
-    """The values behind references that are there. Raises FetchFailed."""
+    """Return the values behind references. Raises FetchFailed."""
     try:
         return [ref.get() for ref in refs]
     except FetchFailed:
         raise
-    except Exception as error:  # RankFailure, or what unpickling raises
+    except Exception as error:  # RankFailure, or an error of unpickling
         raise FetchFailed from error
 
 
 def outcome_of(ref: Any) -> RankOutcome:
-    """How a call ended of which a reference is there."""
+    """Return the outcome of the call of a reference."""
     if ref.failure is not None or ref.lost is not None:
         return RankOutcome(failure=ref.failure, lost=ref.lost)
     try:
@@ -67,15 +67,15 @@ def outcome_of(ref: Any) -> RankOutcome:
 
 
 class Unended:
-    """Stands for the end of a call that is under way until somebody takes its last item."""
+    """The end of a stream, for ``wait``. The call is in flight until its last item is taken."""
 
     under_way = True
 
 
 class InlineStream:
-    """A call that goes on to its next item when that is taken, on the thread that takes it.
+    """A call that runs on to its next item when that is taken, on the thread that takes it.
 
-    ``step(work)`` does work as the rank, and gives the reference of what comes of it.
+    ``step(work)`` runs a function as the rank, and returns a reference to its result.
     """
 
     def __init__(self, items: Iterator[Any], step: Callable[[Callable[[], Any]], InlineRef]) -> None:
@@ -114,7 +114,7 @@ class InlineStream:
     def _over(self) -> None:
         items, self._items = self._items, None
         self.ended.under_way = False
-        with suppress(Exception):  # of a rank that is gone: nobody hears what its method raises at its end
+        with suppress(Exception):  # the rank has ended: errors of its method cannot be reported
             self._context.run(_closed, items)
 
     def __del__(self) -> None:

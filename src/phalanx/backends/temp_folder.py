@@ -9,7 +9,7 @@ import tempfile
 
 
 def new_folder() -> str:
-    """Return a new folder, which is removed when this process exits; one that is killed leaves it."""
+    """Return a new folder, which is removed when this process exits. A process that is killed leaves it."""
     path = tempfile.mkdtemp(prefix="phalanx-inline-")
     atexit.register(_remove, path, os.getpid())
     return path

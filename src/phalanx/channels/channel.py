@@ -437,7 +437,7 @@ def _reclaim_unless_accepted(offer: PutOffer, future: Future[Any]) -> None:
 
 
 def _index(value: Any) -> int | None:
-    """Return a whole number of Python, numpy or a tensor of one element, None for other values."""
+    """Return an integer of Python, numpy or a tensor with a single element as an int, None for other values."""
     if isinstance(value, bool):
         return None
     try:

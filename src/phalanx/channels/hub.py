@@ -1,4 +1,4 @@
-"""The hub: all channels and stalenesses of a process behind one lock, and the peers that use them."""
+"""The hub: all channels and staleness managers of a process behind a common lock, and the peers that use them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from phalanx.worker.exit_hooks import Closers, current_closers
 #: Name of this process among all processes of the run.
 PROCESS = secrets.token_hex(8)
 CHANNEL_THREAD = BackgroundThread("phalanx-channels")
-"""Sends acknowledgements and returns leases, for which nobody waits."""
+"""Sends acknowledgements and returned leases, for which no caller waits."""
 _CONNECTS_WITHIN_S = 10.0
 _DEFERRED_S = 0.02
 _IDLE_TURNS = 50
@@ -216,12 +216,15 @@ class RemoteClient(HubClient):
             return not self.died
 
     def _flush(self) -> None:
-        """Send what waits for the next request. A rank that ends must not take acknowledgements with it."""
+        """Send the deferred messages now, so that a rank that exits does not lose acknowledgements."""
         if self._deferred:
             self._send()
 
     def _take_turn(self) -> float | None:
-        """Send what waits. Turns follow for a while, since the start of a thread can take milliseconds."""
+        """Send the deferred messages. Return the seconds until the next turn, None if there is none.
+
+        Turns follow for a while, because the start of a thread can take milliseconds.
+        """
         self._flush()
         with self._lock:
             self._idle_turns += 1

@@ -161,7 +161,7 @@ class LiveChannels:
                 handle.name,
                 losses_text(answer[1]),
             )
-        if backend.connected():  # what was published ends with the cluster
+        if backend.connected():  # published values end with the cluster
             backend.publish(published_key(backend, handle.name), None)
             if entry is not None:
                 backend.publish(entry.key, None)

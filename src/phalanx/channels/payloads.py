@@ -91,7 +91,7 @@ def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float,
     """Return the length of each row of an item.
 
     Raises:
-        DispatchError: if there is not exactly one number for each row.
+        DispatchError: if the number of lengths is not the number of rows.
     """
     if callable(lengths):
         given = lengths(value)

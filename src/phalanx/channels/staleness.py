@@ -53,7 +53,7 @@ class RowLease:
 
         Args:
             rows: number of rows.
-            versions: version of the first token of each row, or one version for all rows.
+            versions: version of the first token of each row, or a single version for all rows.
 
         Returns:
             Positions of the accepted rows, from 0. Hand only these rows to the trainer. Other rows would exceed
@@ -70,13 +70,13 @@ class RowLease:
     ) -> int:
         """Put the rows of an item into a channel. Rows that are too old are dropped.
 
-        The rows count as accepted as soon as the channel contains them. The lease and the channel must belong to one
-        process. Rows that the channel drops or loses, or that become too old, free their quota.
+        The rows count as accepted as soon as the channel contains them. The lease and the channel must belong to the
+        same process. Rows that the channel drops or loses, or that become too old, free their quota.
 
         Args:
             channel: channel for the rows.
             item: item made of rows.
-            versions: version of the first token of each row, or one version for all rows.
+            versions: version of the first token of each row, or a single version for all rows.
             timeout: maximum wait for capacity in seconds.
 
         Returns:

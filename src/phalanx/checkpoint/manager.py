@@ -257,7 +257,7 @@ class RunSave:
 
 
 class _DriverPart:
-    """The driver's part of a run; the arguments are those of ``CheckpointManager``.
+    """The driver's part of a run, with the arguments of ``CheckpointManager``.
 
     Raises:
         DeclarationError: if ``state`` has no state, two channels have the same name, or another process owns a channel

@@ -1,4 +1,4 @@
-"""One driver writes to a path at a time.
+"""Lock of a path, so that a single driver writes to it at a time.
 
 On a file system the kernel releases the lock with the process. Stores have no locks: there the newest driver claims
 the path, and a driver that lost its claim commits nothing.

@@ -143,7 +143,7 @@ def _check_dense(key: str, tensor: torch.Tensor) -> None:
 
 @contextmanager
 def _pickling(key: str, value: Any) -> Generator[None]:
-    """Raise an error of the block as one that names the value."""
+    """Convert errors of the block to errors that name the value."""
     try:
         yield
     except (PhalanxError, MemoryError):

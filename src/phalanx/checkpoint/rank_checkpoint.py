@@ -128,7 +128,7 @@ def plan_save(
         save: identifies the save.
         role: the role to save; "": each role with a state.
         alone: no other rank saves.
-        model: save the model alone, with keys relative to it. A state without a model is one itself.
+        model: save the model alone, with keys relative to it. A state without a model is itself the model.
     """
     rank = RankCheckpoint.of(host)
     planners: dict[str, SavePlanner] = {}

@@ -74,7 +74,7 @@ class _Save:
     ) -> CheckpointInfo:
         """Save the state of a group's workers as a step of ``path``: complete, or not at all.
 
-        The state is the one that ``px.register_state`` declares, else the worker's ``state_dict()``. Each role of a
+        The state is declared by ``px.register_state``; by default it is the worker's ``state_dict()``. Each role of a
         colocated group is saved by its name. Sharded tensors (DTensor, Megatron's, declared boxes) are written once,
         each box by a rank that holds it. Other values are written once if they are equal on all ranks, and by rank
         if they differ.
@@ -84,7 +84,7 @@ class _Save:
             path: a path that the driver and all ranks share, or a URL that fsspec knows. Each step is a folder.
             step: number of the step. A step of that number stays until this step is complete.
             keep: complete steps to keep in ``path``, this step included; None: all.
-            format: "hugging face" writes the model alone, as one new folder of safetensors files.
+            format: "hugging face" writes the model alone, as a new folder of safetensors files.
             shard_bytes: of such a file at most, unless it has a single tensor.
 
         Raises:
@@ -171,7 +171,7 @@ def load(
 
     Raises:
         CheckpointMismatch: if the step does not fit: names, shapes, types, or other values that differed by rank and
-            the number of ranks is another one. Nothing was changed.
+            the number of ranks is different. Nothing was changed.
         CheckpointCorrupted: if a file is missing or differs. Nothing was changed.
         CheckpointError: if there is no such step, or ranks do not see the path.
         WorkerDiedError, RemoteCallError: as of calls.

@@ -127,7 +127,7 @@ class Storage:
         return FileFacts(size, found.hexdigest())
 
     def open(self, name: str, mode: str) -> Any:
-        """Open a file. Errors are those of the store."""
+        """Open a file. Raises the store's own errors."""
         return open(self._at(name), mode) if self.is_local else self._files.open(self._at(name), mode)
 
     def write(self, name: str, data: bytes) -> None:

@@ -75,8 +75,8 @@ class StoredState:
         """Return the state for a number of ranks.
 
         Args:
-            generators: the ranks have random generators. On another number of ranks, each takes those of its own
-                number, and those of ranks that do not exist are left out.
+            generators: the ranks have random generators. On another number of ranks, each rank takes the generators
+                of its own number, and generators of ranks that do not exist are left out.
 
         Raises:
             CheckpointMismatch: if other leaves differed by rank, and the world size differs.

@@ -42,7 +42,7 @@ _LIMITS = (
 _EPHEMERAL_PORTS = 5000
 _WORKER_PORTS = (10002, 19999)  # of Ray's worker processes, unless `ray start` was told otherwise
 _SET_PORTS = '`sysctl -w net.ipv4.ip_local_port_range="32768 60999"`'
-_STORE_SHARE = 0.3  # of the memory: what Ray's object store takes unless it is told otherwise
+_STORE_SHARE = 0.3  # default share of the memory that Ray's object store uses
 _STORE_LIMIT = 200 * _GIB
 _DISK_FULL = 0.9  # from 0.95 on, Ray refuses to spill objects
 _MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -81,10 +81,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, as far as it matters to ranks.
+    """Properties of this machine that concern ranks.
 
-    Sizes are bytes; ``cores`` are those that this process may use; ``limits`` are soft and hard, None for no limit;
-    ``gpus`` are names of accelerators; ``disk_used`` is the full part of the disk with Ray's files, from 0 to 1;
+    Sizes are in bytes. ``cores`` counts the cores that this process may use. ``limits`` are soft and hard, None for no
+    limit. ``gpus`` are names of accelerators. ``disk_used`` is the used fraction of the disk with Ray's files.
     ``verl_hook`` is True if verl finds this library's plugin: the library is installed, not merely on the path.
     """
 
@@ -152,7 +152,7 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
 
 
 def _cluster(address: str | None) -> tuple[ClusterReader | None, str]:
-    """Return the cluster that was named, or the one on this machine; otherwise the reason why there is none."""
+    """Return the named cluster or the cluster of this machine; otherwise None and the reason."""
     try:
         return cluster_reader(address), ""
     except PlacementError as error:
@@ -425,7 +425,7 @@ def _overlay_failure(m: Machine) -> str:
 
 
 def facts(m: Machine) -> dict[str, str]:
-    """Return what the machine is, by topic, whether or not something is wrong with it."""
+    """Return the properties of the machine by topic, with or without problems."""
     cluster, mode = m.cluster, m.environment.get("RAY_AUTH_MODE") or "Ray's default mode"
     versions = {"python": m.python, **m.versions}
     limits = [f"{name} {_limit_text(name, soft)}" for name, (soft, _) in m.limits.items()]

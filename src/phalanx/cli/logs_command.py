@@ -32,7 +32,7 @@ InOrder = Annotated[Order, typer.Option("--order", help="Rank after rank, or by 
 
 
 class Line(NamedTuple):
-    """One line of a rank; ``at`` is the date and time that it, or the line before it, bears."""
+    """A line of a rank; ``at`` is the date and time in the line, or in the last line before it that has them."""
 
     rank: int
     prefix: str
@@ -76,7 +76,7 @@ def logs(
 
 
 class RankFile:
-    """The file of one rank, read on and on."""
+    """The log file of a rank, which is read again and again."""
 
     def __init__(self, observer: RankObserver, group: GroupRecord, entry: RankRecord) -> None:
         self._observer = observer
@@ -107,7 +107,7 @@ class RankFile:
 
 
 def merged(by_rank: Sequence[list[Line]], order: Order, tail: int | None = None) -> list[Line]:
-    """Return the lines of several ranks in one list; a line without a time stays behind the line before it."""
+    """Return the lines of several ranks in a list; a line without a time stays behind the line before it."""
     lines = [
         line
         for of_rank in by_rank

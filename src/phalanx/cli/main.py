@@ -1,4 +1,4 @@
-"""The command ``phalanx``. What its commands need beside typer and rich is imported when they run."""
+"""The command ``phalanx``. Its commands import other packages than typer and rich when they run."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _data(entry: RankRecord, status: ProcessStatus) -> dict[str, object]:
 
 
 def by_place(ranks: Sequence[RankRecord], statuses: Sequence[ProcessStatus]) -> list[tuple[str, str]]:
-    """Return ranks with their calls, and their stack; ranks of one stack together, in the order of the first."""
+    """Return ranks with their calls, and their stack. Ranks with equal stacks are grouped, in order of the first."""
     together: dict[tuple[str, tuple[str, ...], bool], list[tuple[RankRecord, float]]] = {}
     for entry, status in zip(ranks, statuses, strict=True):
         calls = running_calls(status)

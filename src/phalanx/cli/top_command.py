@@ -1,4 +1,4 @@
-"""`phalanx top`: what runs on a cluster, live."""
+"""`phalanx top`: live view of a cluster."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def rank_data(
     now: Usage | None,
     gpus: Sequence[Gpu] | None,
 ) -> dict[str, Any]:
-    """Return what is known of a rank, from two inspections of its process; unknown things are None."""
+    """Return the data of a rank, from two inspections of its process. Unknown values are None."""
     cpu = None
     if before is not None and now is not None and now.at > before.at:
         cpu = 100 * (now.cpu_s - before.cpu_s) / (now.at - before.at)

@@ -1,7 +1,7 @@
 """``python -m phalanx.cli.verl_program COMMAND...``: a program with this library as verl's single controller.
 
-What ``phalanx verl`` becomes: a process in which nothing but the overlay comes before the program, so that it ends,
-is interrupted and shows its errors as it does by itself.
+``phalanx verl`` becomes this process, in which only the overlay is installed before the program. So the program ends,
+is interrupted and shows its errors as without Phalanx.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def main(words: Sequence[str]) -> None:
     """Run ``-m MODULE ...``, a file with its arguments, or any other program."""
     try:
         _check(words)
-        from phalanx.compat.verl import install  # with PHALANX_VERL=1 importing it does what may fail
+        from phalanx.compat.verl import install  # with PHALANX_VERL=1 the import itself may fail
 
         install(overlay=True)
     except PhalanxError as error:
         _fail(str(error))
-    # The last collection of an interpreter that has imported a trainer takes seconds, and frees what ends anyway.
+    # The last collection of an interpreter with a trainer takes seconds, and frees memory that ends with the process.
     atexit.register(gc.freeze)
     if words[0] == "-m":
         sys.path[0] = os.getcwd()
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> None:
     else:  # its Python processes have the variables by which verl asks for its plugins
         try:
             os.execvp(words[0], list(words))
-        except OSError as error:  # not executable, or without a first line that says by what
+        except OSError as error:  # not executable, or without a first line that names the interpreter
             _fail(
                 f"{words[0]} cannot be run ({error.strerror}): is it a script of a shell? Then `phalanx verl bash "
                 f"{words[0]} ...`"

@@ -162,7 +162,7 @@ class PaddedRunner(ModelRunner):
         return DecodeBatch(answers, out.past_key_values, mask, tokens), sampled
 
     def _decode(self, batch: DecodeBatch) -> list[SampledToken]:
-        """Read the last token of each row, and sample the next one."""
+        """Read the last token of each row, and sample the next token."""
         positions = batch.mask.sum(dim=1, keepdim=True)
         batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.answers), 1)], dim=1)
         options: dict[str, Any] = {"past_key_values": batch.cache, "use_cache": True, "logits_to_keep": 1}

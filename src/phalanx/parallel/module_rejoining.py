@@ -45,7 +45,7 @@ def keep_tensors(
             wrapped[id(old)] = torch.nn.Parameter(local, requires_grad=old.requires_grad)
     made.load_state_dict({name: wrapped[id(old)] for name, old in olds.items()}, strict=False, assign=True)
     for path, module in kept.named_modules():
-        made.get_submodule(path)._buffers.update(module._buffers)  # also those that no state_dict has
+        made.get_submodule(path)._buffers.update(module._buffers)  # also buffers that state_dict() omits
     made.train(kept.training)
     if optimizer is not None:
         news = _parameters(made)

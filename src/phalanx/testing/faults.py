@@ -5,7 +5,7 @@
     with faults.full_store(0.9), faults.taken_ports(64):
         ...
 
-They act on the worker processes themselves, so what a test sees is what a user would see.
+They act on the worker processes themselves, so a test sees the same behavior as a user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS: tuple[FaultKind, ...] = ("raise", "kill", "stop", "slow")
 
 
 class InjectedFault(RuntimeError):
-    """Error of an injected "raise", unless the test names one of its own."""
+    """Error of an injected "raise", unless the test passes its own error."""
 
 
 def kill(group: GroupView, rank: int, signum: int = signals.SIGKILL) -> None:
@@ -38,30 +38,30 @@ def kill(group: GroupView, rank: int, signum: int = signals.SIGKILL) -> None:
 
 
 def stop(group: GroupView, rank: int) -> None:
-    """Freeze the process of a rank (SIGSTOP): it is there, holds everything, and does nothing. Not inline."""
+    """Freeze the process of a rank (SIGSTOP): it keeps its memory, and does nothing. Not for the inline backend."""
     kill(group, rank, signals.SIGSTOP)
 
 
 def resume(group: GroupView, rank: int) -> None:
-    """Let a frozen rank go on (SIGCONT)."""
+    """Let a frozen rank continue (SIGCONT)."""
     kill(group, rank, signals.SIGCONT)
 
 
 def raises(
     group: GroupView, rank: int, error: BaseException | None = None, *, method: str, on_call: int = 1
 ) -> None:
-    """Make a method raise on one rank, at its ``on_call``-th call from now, once."""
+    """Make a method raise on a rank, at its ``on_call``-th call from now, once."""
     raised = error if error is not None else InjectedFault(f"injected into rank {rank}")
     group[rank].run(_patch, method, on_call, raised, 0.0)
 
 
 def slow(group: GroupView, rank: int, seconds: float, *, method: str, on_call: int = 1) -> None:
-    """Make a method take ``seconds`` longer on one rank, at its ``on_call``-th call from now, once."""
+    """Make a method take ``seconds`` longer on a rank, at its ``on_call``-th call from now, once."""
     group[rank].run(_patch, method, on_call, None, seconds)
 
 
 def _patch(worker: Any, method: str, on_call: int, error: BaseException | None, seconds: float) -> None:
-    """Put a wrapper in front of a method of this instance, which takes itself away when it has acted."""
+    """Wrap a method of this instance. The wrapper removes itself once it has acted."""
     inner = getattr(worker, method)
     calls = 0
 
@@ -79,12 +79,12 @@ def _patch(worker: Any, method: str, on_call: int, error: BaseException | None, 
 
 
 def drop_node(ray_cluster: Any, group: GroupView, rank: int) -> str:
-    """Kill the raylet of a rank's node, as a lost node looks to everybody else; the id of the node.
+    """Kill the raylet of a rank's node, which looks like a lost node. Return the id of the node.
 
     Args:
         ray_cluster: a ``ray.cluster_utils.Cluster`` on whose worker nodes the group runs.
         group: the group.
-        rank: whose node is to go.
+        rank: the rank whose node is killed.
 
     Raises:
         DeclarationError: the rank is not on a worker node of that cluster.
@@ -102,7 +102,7 @@ def drop_node(ray_cluster: Any, group: GroupView, rank: int) -> str:
 
 @contextlib.contextmanager
 def full_store(fraction: float = 0.9, *, backend: str | None = None) -> Generator[int]:
-    """Fill the object store of the first node up to ``fraction`` of its size; gives the bytes that were put."""
+    """Fill the object store of the first node up to ``fraction`` of its size. Yield the bytes that were put."""
     if not 0 < fraction <= 1:
         raise DeclarationError(f"full_store({fraction!r}): expected a fraction from 0 to 1")
     storing = cluster.get_backend(backend)
@@ -115,7 +115,7 @@ def full_store(fraction: float = 0.9, *, backend: str | None = None) -> Generato
 
 @contextlib.contextmanager
 def taken_ports(count: int = 32, *, seed: int = 0) -> Generator[tuple[int, ...]]:
-    """Listen on ``count`` ports of this host, near each other, as another program might; gives the ports."""
+    """Listen on ``count`` random ports of this host, as another program might. Yield the ports."""
     choice, ports = random.Random(seed), list[int]()
     with contextlib.ExitStack() as stack:
         while len(ports) < count:
@@ -129,7 +129,7 @@ def taken_ports(count: int = 32, *, seed: int = 0) -> Generator[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault of a schedule: before call ``call`` (from 0), on ``rank``."""
+    """A fault of a schedule: before call ``call`` (from 0), on ``rank``."""
 
     kind: FaultKind
     call: int
@@ -137,7 +137,7 @@ class Fault:
     seconds: float = 0.0
 
     def inject(self, group: GroupView, method: str) -> None:
-        """Inject it now. ``method`` is the method of the next call."""
+        """Inject the fault now. ``method`` is the method of the next call."""
         if self.kind == "kill":
             kill(group, self.rank)
         elif self.kind == "stop":

@@ -34,18 +34,18 @@ from phalanx.wire.messages import OUTPUT, Message
 
 Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
 Script = Callable[[str, int], Event]
-"""(what, number) -> event; what is "reserve", "spawn", "setup" or "call", counted from 0 each."""
+"""(operation, number) -> event; the operation is "reserve", "spawn", "setup" or "call", counted from 0 each."""
 
 _FOREVER = float("inf")
 
 
 class ScriptedFault(RuntimeError):
-    """Error of a rank where the script says "raise"."""
+    """Error of a rank if the script says "raise"."""
 
 
 @dataclass(eq=False)
 class TimedRef:
-    """An inline result that is there from ``at`` on."""
+    """An inline result that is ready from ``at`` on."""
 
     inner: InlineRef
     at: float = 0.0
@@ -73,7 +73,7 @@ class ScriptedBackend(InlineBackend):
         self._slow_s = slow_s
         self._counts: dict[str, int] = {}
         self._open: list[TimedRef] = []
-        #: The nodes that it says will be taken away; its one node is called "inline".
+        #: The nodes that are reported as draining; the only node is called "inline".
         self.going: list[DrainingNode] = []
 
     def _next(self, what: str) -> Event:
@@ -120,7 +120,7 @@ class ScriptedBackend(InlineBackend):
         return ref
 
     def _take(self, endpoint: Endpoint, lost: Lost) -> None:
-        """End a rank: what it has not given back by now is lost."""
+        """End a rank: results that it has not returned by now are lost."""
         endpoint.handle.alive = False
         endpoint.handle.lost = lost
         for ref in self._open:
@@ -154,7 +154,7 @@ class ScriptedBackend(InlineBackend):
         return fetched(refs)
 
     def _pass(self, until: float, timeout: float | None) -> None:
-        """Let time pass until then, or until the time limit."""
+        """Advance the clock to that time, or to the time limit."""
         limit = _FOREVER if timeout is None else self.clock.now() + timeout
         if min(until, limit) == _FOREVER:
             raise InternalError("a caller waits without a limit for a rank that never ends")
@@ -162,7 +162,7 @@ class ScriptedBackend(InlineBackend):
 
 
 def _time_of(ref: Ref) -> float:
-    """Return from when on a reference is there; a stored value is there at once."""
+    """Return the time from which a reference is ready; a stored value is ready at once."""
     if isinstance(ref, TimedRef):
         return ref.at
     return _FOREVER if isinstance(ref, Unended) and ref.under_way else 0.0
@@ -175,7 +175,7 @@ def _plain(refs: Sequence[Ref]) -> list[Ref]:
 
 @contextlib.contextmanager
 def scripted(script: Script, clock: FakeClock | None = None) -> Generator[ScriptedBackend]:
-    """Let the pools of backend "inline" that are made meanwhile be under a script."""
+    """Put all pools of backend "inline" that are created in the block under a script."""
     backend = ScriptedBackend(script, clock)
     with cluster.replaced_backend("inline", backend):
         yield backend

@@ -68,8 +68,8 @@ def buckets_from(
     Boxes that do not fit are divided along their first dimensions.
 
     Args:
-        by_readers: if True, a bucket has boxes for one set of readers only, so that no rank is sent bytes that it
-            does not need. Otherwise all boxes share buckets, which is best if readers see the same memory.
+        by_readers: if True, all boxes of a bucket have the same readers, so that no rank is sent bytes that it does
+            not need. Otherwise all boxes share buckets, which is best if readers see the same memory.
     """
     buckets: list[Bucket] = []
     open_slots: dict[tuple[int, ...], list[Slot]] = {}

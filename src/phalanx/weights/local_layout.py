@@ -36,8 +36,8 @@ class ShardSpec:
 
     Args:
         shape: shape of the global tensor.
-        boxes: (offsets, sizes) of each box. A single box is the complete local tensor. Several boxes lie one after
-            another along ``dim`` of it.
+        boxes: (offsets, sizes) of each box. A single box is the complete local tensor. Several boxes are stacked
+            along ``dim`` of it.
         dim: dimension along which several boxes are stacked in the local tensor.
     """
 

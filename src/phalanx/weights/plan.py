@@ -40,7 +40,7 @@ class Locality(IntEnum):
 
 
 class RankLocation(NamedTuple):
-    """The place of a rank. Two ranks have one ``node`` only if they can share memory.
+    """The place of a rank. Two ranks have the same ``node`` only if they can share memory.
 
     ``device`` identifies the physical CUDA device that has the rank's tensors; "" if they are in host memory.
     """
@@ -377,7 +377,7 @@ def choose_senders(
 
 
 def _neighbors(overlap: _Overlap, locations: Locations) -> list[list[int]]:
-    """Return the target ranks in groups that read from one source: of a process that has one, or of a node."""
+    """Return the target ranks in groups that share a source: of a process with a source rank, or else of a node."""
     processes = {locations.sources[rank][:2] for rank, _ in overlap.holders}
     groups: dict[object, list[int]] = defaultdict(list)
     for rank in overlap.ranks:

@@ -36,7 +36,7 @@ def _name(member: _Member) -> str:
 
 @contextlib.contextmanager
 def _losing(peer: str) -> Generator[None]:
-    """Raise torch's errors as one that names the peer. An operation on a closed connection fails as it begins."""
+    """Convert torch's errors to an error that names the peer. Operations on closed connections fail at their begin."""
     try:
         yield
     except RuntimeError as error:
@@ -198,7 +198,7 @@ class ProcessGroupEndpoint(Endpoint):
                 self._wait(work, self._peer(bucket), deadline)
 
     def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]]) -> list[Any]:
-        """Begin the operations of buckets with one reader: for NCCL a single one, in the group's communicator."""
+        """Begin the operations of buckets with a single reader. For NCCL they are coalesced into one operation."""
         group, device = self._groups[None], self.device
         coalesces = device.type == "cuda"
         if coalesces:

@@ -1,4 +1,4 @@
-"""The future of a sync: the calls on the ranks of all its groups as one."""
+"""The future of a sync: the calls on the ranks of all its groups as a single call."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class SyncPair:
         return sent, received
 
     def close(self) -> None:
-        """Release what the ranks have for it, as far as they can be reached, without waiting."""
+        """Release the endpoints on the ranks that can be reached, without waiting."""
         for side, epoch in zip((self.source, self.target), self.epochs, strict=True):
             core = side.core
             ranks = side.ranks if core.epoch is epoch else range(core.epoch.size)

@@ -31,7 +31,7 @@ _SMALL = 1 << 16
 
 
 def close_endpoints(endpoints: Sequence[Endpoint], *, aborts: bool) -> None:
-    """Close all endpoints, also after an error of one."""
+    """Close all endpoints, also if closing an endpoint raises an error."""
     for endpoint in endpoints:
         with contextlib.suppress(OSError):
             if aborts:
@@ -116,7 +116,7 @@ class WeightSource:
     def _changes(self, tensors: Tensors, sync: SyncRequest) -> bytes:
         """Return a byte for each name of the plan: whether this rank's values differ from the last version.
 
-        The last version is that of the same ``px.WeightSync``: another one from this source has its own.
+        The last version is that of the same ``px.WeightSync``. Each sync from this source has its own last version.
         """
         samples = self._registry.samples
         versions = samples.pop((self._key, sync.origin), {})

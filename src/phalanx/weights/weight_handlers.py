@@ -62,7 +62,7 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
 
 
 def _location(runtime: WorkerRuntime, device: str) -> RankLocation:
-    """Ranks of a node can share memory if they have the same kernel, network namespace and user."""
+    """Return the location of this rank. Ranks can share memory if kernel, network namespace and user are the same."""
     namespace = os.stat("/proc/self/ns/net").st_ino if os.path.exists("/proc/self/ns/net") else 0
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
@@ -94,7 +94,7 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> Connected:
 
 
 def disconnect(runtime: WorkerRuntime, connection: str) -> None:
-    """Release what this rank has for a connection."""
+    """Release the endpoint of this rank for a connection."""
     for side in ("source", "target"):
         part = runtime.weights.parts.pop((side, connection), None)
         if part is not None:

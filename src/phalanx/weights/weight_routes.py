@@ -96,7 +96,7 @@ def make_endpoints(
         check: raises if the tensors of a source were written to during a sync.
 
     Raises:
-        WeightsTransferError: if a transport needs device tensors, and they are not on one device.
+        WeightsTransferError: if a transport needs device tensors, and they are not on a single device.
     """
     by_transport: dict[str, list[Locality]] = {}
     for locality in _ORDER:

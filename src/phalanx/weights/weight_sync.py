@@ -182,7 +182,7 @@ class WeightSync:
         on_end: Callable[[WeightsVersion | BaseException], None],
     ) -> SyncFuture:
         began, number = time.monotonic(), request.number
-        for pair in pairs:  # now: nobody may ask for the outcome before a restart
+        for pair in pairs:  # now: the caller may restart before it asks for the outcome
             pair.target.core.had_weights.setdefault(pair.target.key, number)
         sent: list[tuple[SyncPair, Sequence[Call]]] = []
         calls: list[Call] = []

@@ -5,7 +5,7 @@ the page through ``/proc/<pid>/fd`` and reads it, also while the worker is insid
 stopped by a signal. It writes the numbers of cancelled calls there. Linux only: elsewhere there is no such page, and
 nothing is known of a busy rank.
 
-Requests to a rank go through its pipe, one byte each. Its stacks are returned in a file, complete between two marks.
+Requests to a rank are single bytes in its pipe. Its stacks are returned in a file, complete between two marks.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def _text(field: bytes) -> str:
 
 
 def cancel(fd: int, call: int) -> None:
-    """Write the number of a cancelled call on the page behind ``fd``, in place of the oldest of many.
+    """Write the number of a cancelled call on the page of ``fd``; it replaces the oldest number if the page is full.
 
-    The number is there before the count that announces it. There is one writer per node.
+    The number is written before the count that announces it. A page has a single writer, the agent of its node.
     """
     (count,) = _NUMBER.unpack(os.pread(fd, 8, 0))
     os.pwrite(fd, _NUMBER.pack(call), _CANCELLED_AT + (count % CANCELLED) * _NUMBER.size)
@@ -123,7 +123,7 @@ def cancel(fd: int, call: int) -> None:
 
 
 def answer(stacks: str) -> bytes:
-    """Return the response to a request for stacks, to be written in one piece."""
+    """Return the response to a request for stacks, to be written by a single ``write``."""
     return _BEGIN + stacks.encode(errors="backslashreplace") + _END
 
 

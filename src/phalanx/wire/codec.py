@@ -1,9 +1,9 @@
 """Encode any picklable value so that tensors and arrays inside it are never copied more than once.
 
 A value becomes a pickle stream (``head``, by cloudpickle, protocol 5) and the bytes of its tensors and arrays
-as they lie in memory (``buffers``). `phalanx.wire.pack` says what is sent of a tensor or array;
-`phalanx.wire.unpack` in what memory and on which device it arrives. Nothing global is patched: the reductions belong
-to this pickler alone.
+as they are in memory (``buffers``). `phalanx.wire.pack` describes the sent parts of a tensor or array,
+`phalanx.wire.unpack` the memory and the device of the received value. Nothing global is patched: the reductions
+belong to this pickler alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Encoded:
         return head + sum([memoryview(buffer).nbytes for buffer in self.buffers]) if self.buffers else head
 
     def to_bytes(self) -> bytes:
-        """Return the value in one bytes object for `decode`."""
+        """Return the value as a single bytes object for `decode`."""
         if not self.buffers and not self.tokens:
             return self.head
         return _MARK + (cloudpickle if self.tokens else pickle).dumps(self, _PROTOCOL)

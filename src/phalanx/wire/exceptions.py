@@ -1,9 +1,9 @@
 """Exceptions as bytes for any process, and back without running the code of their class.
 
 Default pickling of an exception calls its class again with `args`: it fails for every class whose `__init__` takes
-other arguments, loses `OSError.filename`, and one attribute that cannot be pickled loses all. Here class, arguments and
-attributes, those of C classes too, are pickled one by one; a note names those that cannot be pickled. The bytes hold
-plain data only: unpickling them needs no class of the user's.
+other arguments, loses `OSError.filename`, and loses the exception if any attribute cannot be pickled. Here class,
+arguments and attributes, also of C classes, are pickled separately; a note names the attributes that cannot be pickled.
+The bytes hold plain data only: unpickling them needs no class of the user's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class _Item:
-    """One pickled value; `data` is None if it could not be pickled."""
+    """A pickled value; `data` is None if it could not be pickled."""
 
     name: str
     type_name: str
@@ -135,7 +135,7 @@ def assemble(cls: type[BaseException], parts: Parts) -> BaseException:
     while native.__flags__ & _HEAP_TYPE and native.__base__ is not None:
         native = native.__base__
     exc: BaseException = native.__new__(cls, *parts.args)
-    # A class may keep other arguments than its base takes: the attributes below restore those.
+    # A class may keep other arguments than its base takes: they are restored below, as attributes.
     with contextlib.suppress(Exception):
         native.__init__(exc, *parts.args)
     object.__setattr__(exc, "args", parts.args)
@@ -245,7 +245,7 @@ def _loads(item: _Item, lost: list[str], default: Value) -> Value:
 
 
 def _find_class(packed: _Packed) -> type[BaseException] | None:
-    """Return the class, by its name first: by value, one of the driver's `__main__` would become another class."""
+    """Return the class, by its name first: a class of the driver's `__main__` by value would be another class."""
     with contextlib.suppress(Exception):
         named: Any = sys.modules.get(packed.module) or importlib.import_module(packed.module)
         for name in packed.qualname.split("."):

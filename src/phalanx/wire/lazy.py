@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _Lazy(ModuleType):
-    """A module that is imported when one of its attributes is first used."""
+    """A module that is imported at the first use of an attribute."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(importlib.import_module(self.__name__), name)
@@ -21,7 +21,7 @@ class _Lazy(ModuleType):
 
 
 def lazy(name: str) -> ModuleType:
-    """Return the module of that name, imported when one of its attributes is first used."""
+    """Return the module of that name, imported at the first use of an attribute."""
     return _Lazy(name)
 
 

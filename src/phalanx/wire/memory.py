@@ -92,7 +92,7 @@ class _Region:
 
 
 class _Lease:
-    """The use of a region by one block; ends with the block's last user."""
+    """The use of a region by a block; ends with the block's last user."""
 
     __slots__ = ("_pool", "_region")
 
@@ -137,7 +137,7 @@ class BufferPool:
         return None
 
     def give_back(self, region: _Region) -> None:
-        """Keep a region. Free those kept longest if they are too many bytes."""
+        """Keep a region. If the kept regions have too many bytes, free the oldest first."""
         if region.nbytes > self._most:
             return
         region.advise("MADV_FREE")
@@ -229,8 +229,8 @@ def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:
 def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Join tensors along dim 0, in new memory that none of them shares, detached from any graph.
 
-    Large contiguous CPU tensors of one dtype and one row shape are copied straight into huge pages, in parallel. All
-    else (other devices or layouts, subclasses, dtypes to be promoted) goes to ``torch.cat``.
+    Large contiguous CPU tensors of equal dtype and row shape are copied directly into huge pages, in parallel. Other
+    tensors (other devices or layouts, subclasses, dtypes to be promoted) are passed to ``torch.cat``.
 
     Raises:
         ValueError: if there are no tensors.
@@ -252,8 +252,8 @@ def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Join arrays along their first axis, in new writable memory that none of them shares.
 
-    Large arrays in C order of one dtype and one row shape are copied straight into huge pages, in parallel. All else
-    goes to ``numpy.concatenate``.
+    Large arrays in C order of equal dtype and row shape are copied directly into huge pages, in parallel. Other arrays
+    are passed to ``numpy.concatenate``.
 
     Raises:
         ValueError: if there are no arrays, or their row shapes differ (from ``numpy.concatenate``).

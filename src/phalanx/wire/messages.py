@@ -1,9 +1,9 @@
 """Messages of a call between processes: plain tuples and frozen dataclasses, cheap to pickle.
 
-A call is sent under a name, with one ``bytes`` object (Ray passes those on unpickled) and, if values are stored or by
-reference, a list of the backend's references. Small tokens in the encoded arguments name references by their index in
-that list. A call without arguments is sent under its name alone: every argument costs a process about a fifth of an
-empty call.
+A call is sent under a name, with a single ``bytes`` object (which Ray does not pickle) and, if values are stored or by
+reference, a list of the backend's references. Small placeholders in the encoded arguments name references by their
+index in that list. A call without arguments is sent under its name alone: every argument takes about a fifth of the
+time of an empty call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOST = "__phalanx_host__"  # a function of the library, with the runtime as firs
 #: reference.
 OUTPUT, DESCRIBED = 1, 2
 
-#: Epoch of a call that each rank takes by itself, not together with the other ranks of one epoch.
+#: Epoch of a call that each rank accepts alone, in any epoch of its group.
 ANY_EPOCH = -1
 
 #: The body of a message without arguments.
@@ -54,7 +54,7 @@ def full_name(role: str, method: str) -> str:
 
 
 class RankCall(NamedTuple):
-    """The call of one rank.
+    """The call of a rank.
 
     Attributes:
         epoch: epoch whose ranks make the call together, and only they take it; or ``ANY_EPOCH``.
@@ -99,7 +99,7 @@ def call_of_name(name: str) -> RankCall:
 
 
 class Message(NamedTuple):
-    """One rank's call, ready to be submitted: ``data`` is the pickled :class:`RankCall`; empty: ``name`` says all."""
+    """A rank's call, ready to be submitted: ``data`` is the pickled :class:`RankCall`; empty: ``name`` says all."""
 
     name: str
     data: bytes = b""
@@ -117,25 +117,25 @@ def host_call(function: Callable[..., Any], *args: Value) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Token: the value that was stored under ``refs[index]``."""
+    """Placeholder: the value that was stored under ``refs[index]``."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Token: the user's own reference ``refs[index]``, handed over as it is."""
+    """Placeholder: the user's own reference ``refs[index]``, passed on unchanged."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """Token: the result of a call, whose parts are stored on its ranks; ``gather`` is the plan that joins them.
+    """Placeholder: the result of a call, whose parts are stored on its ranks; ``gather`` is the plan that joins them.
 
-    ``parts`` index the references to the parts. ``share``: index, count, padding and expected rows of one of its even
-    pieces; None: all of it. ``infos`` index the references to the :class:`PartInfo` of each part, by which a rank
-    fetches those alone that overlap its share.
+    ``parts`` index the references to the parts. ``share``: index, count, padding and expected rows of a shard of equal
+    size; None: the complete result. ``infos`` index the references to the :class:`PartInfo` of each part, by which a
+    rank fetches only the parts that overlap its shard.
     """
 
     parts: tuple[int, ...]

@@ -2,19 +2,19 @@
 
 Sent parts of a tensor or array:
 
-* Only the bytes that it covers, never the rest of its storage. Dense ones (contiguous, or a permutation of
-  contiguous, such as a transpose or Fortran order) are not copied and keep their strides; others (a column, a
-  step, an expanded or negatively strided one) are made contiguous first, and arrive so.
+* Only the bytes that it covers, never the rest of its storage. Dense tensors (contiguous, or a permutation of
+  contiguous, such as a transpose or Fortran order) are not copied and keep their strides. Others (a column, a step,
+  an expanded or negatively strided tensor) are made contiguous first, and arrive so.
 * Conjugate and negative bits are resolved: the values are the same, the bits are gone.
 * Leaves keep ``requires_grad``; a tensor that has a history arrives detached from it, without requiring grad.
   ``.grad`` and hooks stay behind, attributes (``tensor.__dict__``) are sent.
-* Aliasing inside one value: one object arrives as one object. Different objects that cover exactly the same
+* Aliasing inside a value: references to the same object stay so. Different objects that cover exactly the same
   bytes (``t`` and ``t.T``, ``t`` and ``t.detach()``, an array and the tensor over it) are sent once and share
   memory again. Views that overlap only in part arrive as independent copies.
 * Tensors of an accelerator are copied through host memory.
-* Subclasses of ``torch.Tensor`` that do not say how they are pickled keep their type. Those that do (jagged
-  nested tensors, DTensor), and sparse, quantised and meta tensors are pickled their own way; the plain
-  tensors inside them are sent as above. ``numpy.memmap`` arrives as a plain array.
+* Subclasses of ``torch.Tensor`` without their own pickling keep their type. Subclasses with it (jagged nested
+  tensors, DTensor), and sparse, quantised and meta tensors are pickled their own way; the plain tensors inside
+  them are sent as above. ``numpy.memmap`` arrives as a plain array.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _host() -> torch.device:
 
 
 class Sink:
-    """The buffers of one value, each once, in the order in which they were met."""
+    """The buffers of a value, each once, in the order in which they were met."""
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []

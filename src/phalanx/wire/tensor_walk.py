@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-#: Property of a class of ours without tensors: the bytes of a value. Lists of such values are long, and are not walked
-#: one by one.
+#: Property of this library's classes without tensors: the bytes of a value. Lists of such values are long, and are
+#: counted without a walk.
 TELLS = "__phalanx_nbytes__"
-_NUMBER_BYTES = 8  # bytes; what a number takes in a pickle stream, at most, with its opcode
+_NUMBER_BYTES = 8  # maximum bytes of a number in a pickle stream, with its opcode
 _OBJECT_BYTES = 64  # bytes; a guess for the description of anything that is not payload
 _NUMBERS = frozenset({NoneType, bool, int, float, complex})
 _TEXTS = frozenset({str, bytes, bytearray})
 
 
 def nbytes_of(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> int:
-    """Return about how many bytes ``value`` takes on the wire: exact for tensors, arrays, text; numbers count 8.
+    """Return the approximate bytes of ``value`` on the wire: exact for tensors, arrays, text; numbers count 8.
 
     Looks into lists, tuples, dicts, sets, dataclasses, TensorDicts, modules, closures and objects that pickle
-    by their ``__dict__``. An object that is met twice counts once; one whose type is in ``skip``, or whose id is in
-    ``known``, not at all.
+    by their ``__dict__``. An object that is met twice counts once. Objects whose type is in ``skip``, or whose id is
+    in ``known``, do not count.
     """
     total = 0
     for item in _walk(value, skip, known):
@@ -85,13 +85,13 @@ def large_leaves(value: Value, threshold: int) -> list[Leaf]:
 
 @dataclasses.dataclass(frozen=True)
 class _Many:
-    """A run of numbers or texts, walked as one."""
+    """A sequence of numbers or texts, visited as a single object."""
 
     nbytes: int
 
 
 def _walk(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> Iterator[Any]:
-    """Yield every object in the value once, depth first, without containers; lists of atoms as one."""
+    """Yield every object in the value once, depth first, without containers; a list of atoms as a single object."""
     stack: list[Any] = [value]
     seen: set[int] = set(known)
     alive: list[Any] = []  # lists made on the way, so that no id is used twice
@@ -122,7 +122,7 @@ def _children(item: Value) -> list[Any] | None:
         return _summary(list(item))
     if "torch" in sys.modules and isinstance(item, torch.nn.Module):
         return [*item.parameters(), *item.buffers()]
-    tensordict = sys.modules.get("tensordict")  # 3 s to import: whoever sends one has imported it
+    tensordict = sys.modules.get("tensordict")  # 3 s to import; a sender of a TensorDict has imported it
     if tensordict is not None and isinstance(item, tensordict.TensorDictBase):
         stacked = getattr(item, "tensordicts", None)  # a lazy stack: its values() would be new tensors
         return list(item.values()) if stacked is None else list(stacked)

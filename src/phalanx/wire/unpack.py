@@ -1,6 +1,6 @@
 """Tensors and arrays from their description and bytes: the receiving side.
 
-Encoded streams name functions of this module: renaming one breaks the streams of other versions.
+Encoded streams name functions of this module: renaming a function breaks the streams of other versions.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class Policy(enum.Enum):
 
     READONLY = "readonly"
     """The encoded bytes themselves, without a copy. Arrays are not writeable. Torch has no read-only tensors:
-    whoever writes to one changes what every other reader of the same object sees."""
+    a write to such a tensor changes it for every other reader of the same object."""
 
     VIEW = "view"
     """As READONLY, without any promise: for code that copies at once, such as a gather."""
 
 
 class Meter:
-    """Counts the decoded bytes, of heads and buffers. ``on_value`` is called with those of each value."""
+    """Counts the decoded bytes, of heads and buffers. ``on_value`` is called with the bytes of each value."""
 
     def __init__(self, on_value: Callable[[int], None] | None = None) -> None:
         self.nbytes = 0
         self._on_value = on_value
 
     def add(self, nbytes: int) -> None:
-        """Count one value."""
+        """Add the bytes of a value."""
         self.nbytes += nbytes
         if self._on_value is not None:
             self._on_value(nbytes)
@@ -118,7 +118,7 @@ class decoding:
 
 
 class Frame:
-    """The buffers and tokens of one value while it is decoded; each becomes memory, or an object, once.
+    """The buffers and placeholders of a value during decoding; each becomes memory, or an object, once.
 
     ``policy`` is the sender's: read-only wins over the receiver's private, and a view over both.
     """

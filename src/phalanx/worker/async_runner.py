@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Loop:
-    """One event loop for all ``async`` methods of a rank, created at the first of their calls."""
+    """The event loop of all ``async`` methods of a rank, created at their first call."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

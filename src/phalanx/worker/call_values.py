@@ -56,14 +56,14 @@ def arguments_of(
 
 
 class Arguments:
-    """Restores the values behind the tokens of one message; ``fetch`` returns those of the backend's references."""
+    """Restores the values of a message's placeholders; ``fetch`` returns the values of the backend's references."""
 
     def __init__(self, refs: Sequence[Any], fetch: Fetch) -> None:
         self._refs = refs
         self._fetch = fetch
 
     def restore(self, token: Any) -> Any:
-        """Return the value of a token."""
+        """Return the value of a placeholder."""
         match token:
             case Stored(index):
                 return self._fetch([self._refs[index]])[0]
@@ -79,7 +79,7 @@ class Arguments:
                 raise TypeError(f"unknown token {token!r}")
 
     def _assembled(self, value: Assembled) -> Any:
-        """Return stored parts joined, or as a list. A join copies, so its parts may be views."""
+        """Return stored parts, joined or as a list. A join copies, so its parts may be views."""
         complete = all(cut[2] for _, cut in value.parts)
         copied = value.joined and (len(value.parts) > 1 or value.pad_to_multiple is not None)
         parts = [self._stored_part(source, *cut, copied) for source, cut in value.parts]
@@ -98,7 +98,7 @@ class Arguments:
         return part if whole else slice_rows(part, start, stop)  # a view: copied by the join
 
     def _result(self, result: ResultOf) -> Any:
-        """Return a result as its caller would get it, or one of its even pieces."""
+        """Return a result as its caller would get it, or a shard of it."""
         with _decoding_parts(copied=result.gather.how == "rows" or result.share is not None):
             outputs = self._fetch([self._refs[i] for i in result.parts])
         value = gather(result.gather, outputs)
@@ -125,7 +125,7 @@ class Arguments:
 
 
 def _decoding_parts(*, copied: bool) -> AbstractContextManager[None]:
-    """Decode parts on the device of the call's arguments: views if they are ``copied`` next, else as those."""
+    """Decode parts on the device of the call's arguments, as views if they are ``copied`` next."""
     arrival = current_arrival()
     policy = Policy.VIEW if copied else arrival.policy
     return decoding(policy, device=arrival.device, every_tensor=arrival.every_tensor)

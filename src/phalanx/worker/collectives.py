@@ -21,7 +21,7 @@ class Collectives:
 
     @contextlib.contextmanager
     def noting(self) -> Generator[None]:
-        """Note the sockets that are opened meanwhile as those of a process group."""
+        """Note all sockets that are opened during the block as sockets of a process group."""
         with self._lock:
             self._blocks += 1
             if self._before is None:
@@ -46,9 +46,9 @@ class Collectives:
     def abort(self) -> None:
         """Shut the sockets down, so that a thread in a collective gets an error.
 
-        gloo's own abort frees no thread; its sockets do. Listeners have no peer and must be left alone: gloo ends the
-        process when one is shut down. Ray's connections and the store's are not touched: a rank that stays in its
-        group needs them.
+        gloo's own abort frees no thread, but closing its sockets does. Listeners have no peer and stay open, because
+        gloo ends the process if a listener is shut down. Connections of Ray and of the rendezvous store stay open too:
+        a rank that stays in its group needs them.
         """
         before = self._before
         for fd, name in _sockets().items():

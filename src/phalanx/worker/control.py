@@ -40,7 +40,7 @@ class Interrupted(BaseException):
 
 
 class Control:
-    """The side channel of one worker process."""
+    """The side channel of a worker process."""
 
     def __init__(self) -> None:
         self.page = CallPage()
@@ -67,7 +67,7 @@ class Control:
         """Show a call on the page, and let it be interrupted on the main thread.
 
         Raises:
-            Interrupted: if the call was cancelled before, or is cancelled meanwhile.
+            Interrupted: if the call was cancelled before the block, or is cancelled in it.
         """
         return _Call(self, number, method)
 
@@ -82,10 +82,10 @@ class Control:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Generator[None]:
-        """Let one item of a call be interrupted on the main thread.
+        """Let a single item of a call be interrupted on the main thread.
 
         Raises:
-            Interrupted: if the call was cancelled before, or is cancelled meanwhile.
+            Interrupted: if the call was cancelled before the block, or is cancelled in it.
         """
         try:
             self.running = number  # before the check, as for a call
@@ -96,10 +96,10 @@ class Control:
 
     @contextlib.contextmanager
     def task_step(self, number: int) -> Generator[None]:
-        """Let a call, or one item of it, be interrupted in the current task, which is then cancelled.
+        """Let a call, or an item of it, be interrupted by cancelling the current task.
 
         Raises:
-            Interrupted: if the call was cancelled before, or is cancelled meanwhile.
+            Interrupted: if the call was cancelled before the block, or is cancelled in it.
         """
         self.check(number)
         task = asyncio.current_task()
@@ -152,9 +152,9 @@ class Control:
     def _signal(self) -> bool:
         """Interrupt the main thread if its call was cancelled. Return whether it was.
 
-        A signal between the interpreter's last check for one and the system call in which the thread then waits wakes
-        nothing, and the sending thread runs in just that moment, since the other releases the interpreter there. So
-        the signal is repeated until the call ends, up to 5 s.
+        A signal has no effect if it arrives after the interpreter's last check for signals and before the system call
+        in which the main thread waits. The sending thread often runs just then, since the main thread releases the
+        interpreter there. So the signal is repeated until the call ends, up to 5 s.
         """
         main = threading.main_thread().ident
         if not self._main or main is None or not self.page.cancelled(self.running):
@@ -163,7 +163,7 @@ class Control:
         return True
 
     def _cancel_task(self, number: int) -> None:
-        if number in self._tasks:  # else the task went on to something else meanwhile
+        if number in self._tasks:  # else the task has left the call by now
             self._tasks[number][1].cancel()
 
 
@@ -179,9 +179,7 @@ class _Call:
         control = self._control
         self._slot = control.page.begin(self._number, self._method)
         try:
-            control.running = (
-                self._number
-            )  # before the check: a cancellation in between finds one or the other
+            control.running = self._number  # before the check, so that no cancellation in between is missed
             control.check(self._number)
         except BaseException:
             self.__exit__()

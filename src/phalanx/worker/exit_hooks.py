@@ -22,13 +22,13 @@ CLOSERS = "closers"
 
 
 class Closers:
-    """The exit hooks of one rank: each runs once, in reverse order of registration."""
+    """The exit hooks of a rank: each runs once, in reverse order of registration."""
 
     def __init__(self, *, own_process: bool) -> None:
         self._own_process = own_process
         self._lock = threading.Lock()
         self._waiting: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        #: True if the group continues without this rank: what it holds for others is handed over first.
+        #: True if the group continues without this rank, which first hands over its channel items.
         self.hands_over = False
         #: The rank as text, from its setup on: "rank 2 of group 'actor'".
         self.place = ""

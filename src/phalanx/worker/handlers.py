@@ -1,6 +1,6 @@
 """Library functions that a driver runs on ranks, with the runtime as first argument.
 
-A function keeps its name and arguments from version to version: a driver may call ranks that an older one started.
+A function keeps its name and arguments from version to version: a driver may call ranks that an older driver started.
 """
 
 from __future__ import annotations

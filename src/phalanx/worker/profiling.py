@@ -57,7 +57,7 @@ class ProfileOrder:
 
 @dataclass(frozen=True)
 class ProfileReport:
-    """Result of a rank: names of the profiled calls, and the trace (gzip of Chrome's JSON) if there is one."""
+    """Result of a rank: names of the profiled calls, and the trace (gzip of Chrome's JSON), None without a trace."""
 
     calls: tuple[str, ...]
     failed: tuple[str, ...]

@@ -41,12 +41,12 @@ def rejoin(host: WorkerRuntime, request: Rejoin) -> None:
     Each object's ``rejoin()`` is called, in the order of their creation.
 
     Raises:
-        BaseException: if one of them raises it.
+        BaseException: if a ``rejoin()`` raises it.
     """
     host.stay(request.epoch)
     shared = host.context.shared
     world: _World | None = None
-    if not host.in_driver:  # where a process group belongs to another group, of one rank
+    if not host.in_driver:  # in the driver a process group belongs to another group, of a single rank
         os.environ.update(request.environment)
         world = shared[_LEFT] = _leave_world() or shared.get(_LEFT)
     shared[REJOIN] = lambda worker: _join_world(worker, world)
@@ -63,7 +63,7 @@ def rejoin(host: WorkerRuntime, request: Rejoin) -> None:
 
 
 def _leave_world() -> _World | None:
-    """Destroy the process groups. Return the arguments of the default one, None if there was none."""
+    """Destroy the process groups. Return the arguments of the default process group, None if it did not exist."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available():
         return None

@@ -1,4 +1,4 @@
-"""The trace files of a worker process: one for each trace in which it runs calls."""
+"""The trace files of a worker process, by trace in which it runs calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NOT_TRACED: AbstractContextManager[None] = nullcontext()
 
 
 class Journals:
-    """Opened at the first call of a trace. ``own_process``: neither the driver nor another rank is in the process."""
+    """Span writers by trace, opened at its first call. ``own_process``: the process has no driver or other rank."""
 
     def __init__(self, own_process: bool) -> None:
         #: Beginning of the paths of the rank's files.
@@ -21,7 +21,7 @@ class Journals:
         self._open: dict[str, SpanWriter] = {}
 
     def of(self, trace: str, number: int, *, waits: bool = True) -> AbstractContextManager[Noted | None]:
-        """Return a context around one call; its value is None if the call is not traced.
+        """Return a context around a call; its value is None if the call is not traced.
 
         ``waits``: the call may have to wait for arguments.
         """

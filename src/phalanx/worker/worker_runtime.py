@@ -82,7 +82,7 @@ class Services(Protocol):
 
 
 class _Presence:
-    """Makes a rank the current one of the calling thread during a call: ranks may share the driver's process."""
+    """Makes a rank the current rank of the calling thread during a call: ranks may share the driver's process."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
@@ -97,7 +97,7 @@ class _Presence:
 
 
 class WorkerRuntime:
-    """Owns the objects of one rank by role; the role "" is a group of a single class.
+    """Owns the objects of a rank by role; the role "" is a group of a single class.
 
     Attributes:
         in_driver: True if the rank shares the driver's process.
@@ -258,7 +258,7 @@ class WorkerRuntime:
     # Calls
 
     def run(self, message: Message) -> Any:
-        """Run one call to its end on this thread; an ``async def`` method on the rank's own loop.
+        """Run a call to its end on this thread; an ``async def`` method on the rank's own loop.
 
         Raises:
             RankFailure: for every error of the call; always picklable.
@@ -283,7 +283,7 @@ class WorkerRuntime:
             raise self.failure(error, call.role, call.method) from None
 
     async def run_async(self, message: Message) -> Any:
-        """Run one call on the running loop, as :meth:`run`: awaits of several calls interleave."""
+        """Run a call on the running loop, as :meth:`run`: awaits of several calls interleave."""
         call, refs, call_id = message.unpack(), message.refs, self._services.call_id()
         self._check(call)
         try:
@@ -301,10 +301,10 @@ class WorkerRuntime:
             raise self.failure(error, call.role, call.method) from None
 
     def stream(self, message: Message) -> Generator[Any]:
-        """Run one call whose method yields, up to the next item at each request; the last is a ``StreamEnd``.
+        """Run a call whose method yields, up to the next item at each request; the last item is a ``StreamEnd``.
 
-        Closing it before its end interrupts the call. An interrupted call gives its failure as the last item instead
-        of raising it: there may be no reader left.
+        Closing the generator before its end interrupts the call. An interrupted call yields its failure as the last
+        item instead of raising it, because there may be no reader left.
 
         Raises:
             RankFailure: for every other error of the call.
@@ -338,7 +338,7 @@ class WorkerRuntime:
             return source if isinstance(source, GeneratorType) else self._loop.iterate(source)
 
     async def stream_async(self, message: Message) -> AsyncGenerator[Any]:
-        """Run one call whose method yields on the running loop, as :meth:`stream`."""
+        """Run a call whose method yields on the running loop, as :meth:`stream`."""
         call, refs, call_id = message.unpack(), message.refs, self._services.call_id()
         self._check(call)
         count = nbytes = 0
@@ -437,10 +437,10 @@ class WorkerRuntime:
     # Steps of a call
 
     def _check(self, call: RankCall) -> None:
-        """Check that this rank may run a call: it is of the rank's epoch, and its role has weights of one version.
+        """Check that a call is of the rank's epoch, and that all weights of its role have the same version.
 
         Raises:
-            RankFailure: if it may not.
+            RankFailure: if the rank may not run the call.
         """
         if (self._leaves or call.epoch not in (ANY_EPOCH, self._epoch)) and not is_library_call(call.method):
             group, name = self.context.group, full_name(call.role, call.method)

@@ -54,7 +54,7 @@ _SIGHT_WITHIN_S = 0.9
 
 
 def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-    """Send one call to a rank; see ``Calling.submit``."""
+    """Send a call to a rank; see ``Calling.submit``."""
     handle, name = endpoint.handle, _task_name(endpoint, message)
     if not message.data:
         return Ticket(private.call(handle, "_px_named_call", name=name))
@@ -66,21 +66,21 @@ def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticke
 
 
 def _arguments(message: Message) -> tuple[Any, ...]:
-    """Return what a rank is sent beside the name of the task, which is all there is of most calls."""
+    """Return the arguments of the task. Most calls have none: the name of the task says all."""
     if message.refs:
         return message.data, list(message.refs)
     return (message.data,) if message.data else ()
 
 
 def _task_name(endpoint: Endpoint, message: Message) -> str:
-    """Return the name of the call after that of the class, as dashboards show it."""
+    """Return ``Class.method`` of the call, as dashboards show it."""
     return f"{private.class_name(endpoint.handle)}.{message.name}"
 
 
 class RayStream:
-    """One rank's items. Ray stops the producer at so many that were not taken.
+    """Items of a rank. Ray pauses the producer if too many items were not taken.
 
-    Dropping Ray's generator stops nobody; it even lets the producer run on. So a stream that is left is cancelled, and
+    Dropping Ray's generator does not stop the producer, but lets it run on. So an abandoned stream is cancelled, and
     then read to its end.
     """
 
@@ -92,7 +92,7 @@ class RayStream:
         return next(self.coming, None) if self.coming.next_ready() else None
 
     def leave(self) -> None:
-        """Nothing to do: whoever left it takes what is there, and thereby lets the rank go on to its end."""
+        """Do nothing: the caller takes the remaining items, so that the rank can finish the call."""
 
 
 def stream(endpoint: Endpoint, message: Message, buffer: int | None) -> RayStream:
@@ -230,7 +230,7 @@ class RayBackend:
         stored = get_local_object_locations(list(refs))
         for ref in refs:
             if not stored.get(ref, {}).get("node_ids"):  # else it is an output, which need not come here
-                ref.future()  # Ray prints the error of a call whose outcome nobody ever asks for
+                ref.future()  # otherwise Ray prints the error of a call whose outcome is never fetched
 
     def find(self, name: str) -> Any | None:
         try:
@@ -349,7 +349,7 @@ class RayBackend:
         return with_post_mortem(found, left, facts.log)
 
     def _ask_ray(self, endpoint: Endpoint) -> Lost:
-        """Why an actor is dead: any call on it says so."""
+        """Return the cause of an actor's death, which the error of any call on it tells."""
         try:
             private.get(private.call(endpoint.handle, "_px_report"), timeout=_SIGHT_WITHIN_S)
         except rayx.GetTimeoutError:

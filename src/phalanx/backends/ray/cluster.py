@@ -1,4 +1,4 @@
-"""Starting, joining and leaving a Ray cluster; nothing of ours starts one by a call that comes too late."""
+"""Starting, joining and leaving a Ray cluster. A late call of this library never starts a cluster."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def is_running() -> bool:
 
 
 def start(options: dict[str, Any]) -> None:
-    """Connect to the cluster that ``options`` or the environment name; start a local one if there is none.
+    """Connect to the cluster that ``options`` or the environment name, else start a local cluster.
 
-    Ray notes the cluster that was started last on this machine, also once that has died, and would wait for it for a
-    minute; one that does not answer is passed over.
+    Ray records the cluster that was started last on this machine, and would wait a minute for it even if it has died.
+    A recorded cluster that does not answer is ignored.
     """
     noted = None if options.get("address") or os.environ.get("RAY_ADDRESS") else _noted_address()
     if noted is not None and not _answers(noted):
@@ -44,7 +44,7 @@ def start(options: dict[str, Any]) -> None:
 
 
 def _noted_address() -> str | None:
-    """The address of the cluster that Ray's ``init()`` would join; None where there is none, or nobody can tell."""
+    """Return the address of the cluster that Ray's ``init()`` would join, None if there is none or it is not known."""
     try:
         return private.last_address()
     except Exception:  # private to Ray: without it, Ray finds out by itself
@@ -62,33 +62,33 @@ def _answers(address: str) -> bool:
 
 
 def stop() -> None:
-    """Leave the cluster; a local one that this process started ends."""
+    """Leave the cluster; a local cluster that this process started ends."""
     ray.shutdown()
 
 
 def address() -> str:
-    """Where the cluster is found, host:port."""
+    """Return the address of the cluster, host:port."""
     return private.runtime_context().gcs_address
 
 
 def job_id() -> str:
-    """Id of this driver's job."""
+    """Return the id of this driver's job."""
     return private.runtime_context().get_job_id()
 
 
 class Connection:
-    """This process's connection to a cluster, from ``ray.init()`` to ``ray.shutdown()``; a later one is another."""
+    """This process's connection to a cluster, from ``ray.init()`` to ``ray.shutdown()``."""
 
     def __init__(self) -> None:
         self._connection = private.connection()
 
     @property
     def open(self) -> bool:
-        """Whether it is the connection of now; costs 0.1 us."""
+        """True if this is the current connection. Takes 0.1 us."""
         return private.connection() is self._connection and private.is_connected()
 
     def check(self) -> None:
-        """See to it that it is the connection of now.
+        """Check that this is the current connection.
 
         Raises:
             GroupClosed: the cluster was left.

@@ -26,7 +26,7 @@ class NodeView:
 
 
 class ClusterReader:
-    """Reads what is known of a cluster from outside: no job, no process, no log of its own."""
+    """Reads the state of a cluster from outside, without a job, a process or a log there."""
 
     def __init__(self, address: str | None = None) -> None:
         self.address = find_cluster(address)
@@ -45,7 +45,7 @@ class ClusterReader:
             ) from None
 
     def notices(self) -> ClusterRegistry:
-        """Return the entries of living drivers and detached groups; those of dead ones are removed."""
+        """Return the entries of living drivers and detached groups; entries of dead drivers are removed."""
         entries = self._entries()
         found = read_notices(entries)
         jobs = [job for job, alive in self._client.jobs().items() if alive]
@@ -59,7 +59,7 @@ class ClusterReader:
         return read_notices({key: data for key, data in entries.items() if key not in stale})
 
     def nodes(self) -> list[NodeView]:
-        """The nodes of the cluster."""
+        """Return the nodes of the cluster."""
         return [
             NodeView(
                 host=info.node_manager_hostname,
@@ -70,7 +70,7 @@ class ClusterReader:
         ]
 
     def metadata(self) -> bytes | None:
-        """Return the cluster's facts on itself, as JSON: versions of ray and python among others."""
+        """Return the cluster's metadata as JSON, such as the versions of Ray and Python."""
         with contextlib.suppress(Exception):  # private to Ray, and only shown
             return self._client.metadata()
         return None
@@ -81,7 +81,7 @@ class ClusterReader:
 
 
 def find_cluster(address: str | None = None) -> str:
-    """The address that was given or that ``RAY_ADDRESS`` names, else that of the cluster on this machine.
+    """Return the given address, that of ``RAY_ADDRESS``, or that of the cluster on this machine, in this order.
 
     Raises:
         PlacementError: there is none.
@@ -107,7 +107,7 @@ def find_cluster(address: str | None = None) -> str:
 
 
 def _drivers_of(address: str) -> str:
-    """Who runs on a cluster, in a line."""
+    """Return the drivers of a cluster in a line of text."""
     try:
         notices = ClusterReader(address).notices()
     except PlacementError:

@@ -1,8 +1,8 @@
-"""Nodes that Ray drains, or that were told to end. Private to Ray (2.60): where it does not say so, none is said to go.
+"""Nodes that Ray drains, or that a signal ended. Uses private parts of Ray (2.60); without them no node is reported.
 
-A signal on a node (a spot machine that is shut down, a pod that is deleted, ``ray stop``) ends its raylet, and with
-that all ranks there at once: there is no time in which they could be moved. But the raylet tells why it goes, so that
-the loss is known for what it is. A signal to a rank alone is a failure of that rank: Ray itself sends it to workers.
+A signal on a node (a spot machine that is shut down, a pod that is deleted, ``ray stop``) ends its raylet and all
+ranks there at once: they cannot be moved in time. But the raylet reports the reason, so the loss can be told from a
+crash. A signal to a rank alone is a failure of that rank, because Ray itself sends signals to workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _told: list[str] = []
 
 
 def ended_nodes() -> list[DrainingNode]:
-    """The nodes that are gone because they were told to."""
+    """Return the nodes that were lost because a signal or an autoscaler ended them."""
     if not private.is_connected():
         return []
     return [
@@ -30,7 +30,7 @@ def ended_nodes() -> list[DrainingNode]:
 
 
 def going_nodes() -> list[DrainingNode]:
-    """The nodes that are drained: before a preemption, by an autoscaler, or by ``ray drain-node``."""
+    """Return the nodes that are drained: before a preemption, by an autoscaler, or by ``ray drain-node``."""
     if not private.is_connected():
         return []
     try:

@@ -24,7 +24,7 @@ _BOUNDARIES = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0]
 
 
 class Exporter:
-    """Hands what the meters hold to Ray; ``made_of`` is the module ``ray.util.metrics``."""
+    """Hands the contents of a metric buffer to Ray; ``made_of`` is the module ``ray.util.metrics``."""
 
     def __init__(self, source: MetricBuffer, made_of: Value) -> None:
         tags = ("group", "method")
@@ -44,7 +44,7 @@ class Exporter:
         )
 
     def flush(self) -> None:
-        """Hand over what came since the last time."""
+        """Hand over the values since the last call."""
         ended, moved = self._source.drain()
         calls = Counter((one.group, one.method) for one in ended)
         failures = Counter((one.group, one.method) for one in ended if one.failed)
@@ -58,11 +58,11 @@ class Exporter:
 
 
 _lock = threading.Lock()
-_of: list[Connection] = []  # the one that is exported on
+_of: list[Connection] = []  # the connection with a running exporter
 
 
 def start(connection: Connection) -> None:
-    """Export from now on, in a thread, until that cluster is left; once, and not where ``PHALANX_METRICS=0``."""
+    """Start a thread that exports until the cluster is left, once per connection. Not if ``PHALANX_METRICS=0``."""
     with _lock:
         if not settings().metrics or (_of and _of[0] is connection):
             return
@@ -88,7 +88,7 @@ _gauges: dict[str, Any] = {}
 
 
 def show(what: str, rank: str, values: Mapping[str, float]) -> None:
-    """Set ``phalanx_WHAT_NAME`` to each value, for ``rank``; nothing where ``PHALANX_METRICS=0``."""
+    """Set the metric ``phalanx_{what}_{name}`` to each value, for ``rank``. Does nothing if ``PHALANX_METRICS=0``."""
     if not settings().metrics:
         return
     with contextlib.suppress(Exception):  # monitoring never ends what it looks at

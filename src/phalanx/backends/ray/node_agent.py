@@ -1,6 +1,6 @@
 """Agent of a node, which observes ranks and ends them.
 
-A :class:`NodeAgent` never asks the rank, which may be busy for hours, but the kernel.
+A :class:`NodeAgent` asks the kernel, never the rank, which may be busy for hours.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NodeAgent:
         self._oom_kills = oom_kills()
 
     def prepare(self) -> None:
-        """Start the reaper before it is needed, while something else takes its time."""
+        """Start the reaper in a thread before it is needed."""
         self._expected = True
         threading.Thread(target=self._prepare, daemon=True).start()
 
@@ -47,19 +47,19 @@ class NodeAgent:
                 self._reaper = _start_reaper()
 
     def dismiss(self) -> None:
-        """Let the reaper go, unless it has something to watch."""
+        """End the reaper, unless it watches ranks."""
         with self._lock:
             if not self._watched:
                 self._dismiss()
 
     def leave(self) -> None:
-        """Let the reaper go, which ends what it still watches."""
+        """End the reaper, which first ends all ranks that it still watches."""
         with self._lock:
             self._watched.clear()
             self._dismiss()
 
     def watch(self, targets: Sequence[ProcessHandle]) -> None:
-        """See to it that these ranks end with whoever made this agent, at the latest."""
+        """Make these ranks end with the process that created this agent, at the latest."""
         targets = [target for target in targets if target.same() is not None]
         with self._lock:
             self._note(targets)
@@ -78,7 +78,7 @@ class NodeAgent:
                 self._ask({"look": True})
 
     def end(self, targets: Sequence[ProcessHandle]) -> tuple[int, ...]:
-        """End these ranks with all their descendants; the pids that could not be ended."""
+        """End these ranks with all their descendants; return the pids that could not be ended."""
         pids = [target.pid for target in targets]
         with self._lock:
             new = [target for target in targets if target.pid not in self._watched]
@@ -99,7 +99,7 @@ class NodeAgent:
         return True
 
     def sights(self, targets: Sequence[ProcessHandle], stacks: bool) -> list[ProcessStatus]:
-        """Observe each rank, without asking it; with the stacks of those that can give them."""
+        """Observe each rank without calling it; with ``stacks``, also its stack if that can be read."""
         sights = [self._sight(target) for target in targets]
         if not stacks:
             return sights
@@ -124,12 +124,17 @@ class NodeAgent:
         )
 
     def cancel(self, targets: Sequence[ProcessHandle], calls: Mapping[int, int]) -> list[bool]:
-        """Tell ranks that a call is cancelled: those that have not begun it drop it, others are interrupted.
+        """Cancel a call: ranks that have not begun it drop it, the others are interrupted.
 
-        ``calls`` are the ids of the call, by the pids of the ranks.
+        A rank first writes that it has begun a call, and then looks for its cancellation. This function works in the
+        opposite order: the rank sees the cancellation, or this function sees that the call has begun, or both.
 
-        Returns for each rank whether it drops it. A rank writes that it has begun before it looks for cancelled
-        calls, and here it is the other way round: one of the two always sees the other.
+        Args:
+            targets: the processes of the ranks.
+            calls: the ids of the call, by the pids of the ranks.
+
+        Returns:
+            For each rank whether it drops the call.
         """
         drops: list[bool] = []
         for target in targets:
@@ -150,7 +155,7 @@ class NodeAgent:
         return drops
 
     def sever(self, targets: Sequence[ProcessHandle]) -> None:
-        """Cut the connections of the ranks' process groups: threads in a collective get an error."""
+        """Cut the connections of the ranks' process groups, so that threads in a collective get an error."""
         self._tell(targets, side_channel.SEVER)
 
     def _tell(self, targets: Sequence[ProcessHandle], request: bytes) -> None:
@@ -160,15 +165,15 @@ class NodeAgent:
                     target.request(request)
 
     def usage(self, targets: Sequence[ProcessHandle]) -> list[Usage | None]:
-        """Memory and processor time of each process; None where it is gone."""
+        """Return the memory and processor time of each process, None if it has ended."""
         return [usage_of(t.pid, t.side.started) if t.side is not None else None for t in targets]
 
     def gpus(self, targets: Sequence[ProcessHandle]) -> list[list[Gpu]]:
-        """The accelerators of this node, for each of these ranks."""
+        """Return the accelerators of this node, once for each rank."""
         return [gpus()] * len(targets)
 
     def read(self, target: ProcessHandle, path: str, offset: int, limit: int) -> bytes | str:
-        """Bytes of a file of this node; why there are none."""
+        """Return bytes of a file of this node, or the error as text ("": the file does not exist)."""
         try:
             return read_file(path, offset, limit)
         except FileNotFoundError:
@@ -187,9 +192,9 @@ class NodeAgent:
         )
 
     def _ask(self, request: Mapping[str, Any]) -> Value:
-        """One request to the reaper, which is started for the first one; under the lock."""
+        """Send a request to the reaper, which the first request starts. The caller holds the lock."""
         for _ in range(2):
-            if self._reaper is None:  # or the one before was killed: the new one learns all anew
+            if self._reaper is None:  # or the reaper was killed: a new process is told of all ranks
                 self._reaper = _start_reaper()
                 request = {**request, "watch": list(self._watched.values())}
             child = self._reaper
@@ -207,7 +212,7 @@ class NodeAgent:
         return None
 
     def _dismiss(self) -> None:
-        """Let the reaper go: it ends what it still watches, and exits. Under the lock."""
+        """Close the pipes of the reaper: it ends the ranks that it still watches, and exits. Under the lock."""
         child, self._reaper, self._expected = self._reaper, None, False
         if child is not None:
             for stream in (child.stdin, child.stdout):
@@ -225,5 +230,5 @@ def _start_reaper() -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    child.wait(10.0)  # the process that stays is its child: this one forks and leaves
+    child.wait(10.0)  # this process forks and exits; its child is the reaper
     return child

@@ -1,6 +1,6 @@
-"""The node agents of all nodes that some ranks are on, asked at once.
+"""The node agents of the nodes of ranks, called in parallel.
 
-On this process's own node that is the process itself; on every other node an actor that asks for no resources.
+The agent of this process's own node is in this process. On every other node it is an actor without resources.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ NOTHING_ANSWERS = ProcessStatus(reachable=False, note="nothing on its node answe
 
 
 class AgentTarget(NamedTuple):
-    """A rank's process and its node; "" is the node of the process that asks."""
+    """A rank's process and its node; "" is the node of the calling process."""
 
     node: str
     target: ProcessHandle
 
 
 class NodeAgents:
-    """One agent per node, made when it is first needed."""
+    """An agent per node, created at its first use."""
 
     def __init__(self) -> None:
         self.local = NodeAgent()
@@ -48,9 +48,9 @@ class NodeAgents:
     def ask(
         self, places: Sequence[AgentTarget], verb: str, *args: Value, timeout: float, each: bool = False
     ) -> list[Any]:
-        """``verb(targets, *args)`` of the agents of all these nodes at once, by rank; None where no answer came.
+        """Call ``verb(targets, *args)`` of all agents in parallel; return the results by rank, None without a response.
 
-        With ``each``, the verb takes one target and is asked once per rank.
+        With ``each``, ``verb`` takes a single target and is called once per rank.
         """
         answers: list[Any] = [None] * len(places)
         here: list[tuple[list[int], Any]] = []
@@ -72,7 +72,7 @@ class NodeAgents:
         return answers
 
     def tell(self, places: Sequence[AgentTarget], verb: str) -> None:
-        """``verb(targets)`` of the agents of all these nodes; does not wait for those on other nodes."""
+        """Call ``verb(targets)`` of the agents of all these nodes, without waiting for other nodes."""
         for node, members in _by_node(places).items():
             targets = [places[i].target for i in members]
             if node == _HERE:
@@ -90,7 +90,7 @@ class NodeAgents:
                         private.kill(actor)
 
     def forget(self) -> None:
-        """Let go of the agents of other nodes, without asking the cluster, which was left."""
+        """Forget the agents of other nodes, without calls on the cluster, which was left."""
         self._remote.clear()
 
     @property
@@ -109,7 +109,7 @@ class NodeAgents:
 
 
 class OwnRanks:
-    """The agents of all nodes on which this process has ranks: they look at these, and end them."""
+    """The agents of all nodes on which this process has ranks. They observe the ranks and end them."""
 
     def __init__(self) -> None:
         self._agents = NodeAgents()
@@ -117,15 +117,15 @@ class OwnRanks:
         self._watched: dict[str, set[int]] = {}
 
     def prepare(self) -> None:
-        """Start the reaper of this node while something else, the start of ranks, takes its time."""
+        """Start the reaper of this node while ranks start."""
         self._agents.local.prepare()
 
     def dismiss(self) -> None:
-        """Take :meth:`prepare` back, where no ranks came of it."""
+        """Undo :meth:`prepare`, if the start of the ranks failed."""
         self._agents.local.dismiss()
 
     def watch(self, endpoints: Sequence[Endpoint]) -> None:
-        """Put ranks under the care of their nodes' agents; does not wait for agents on other nodes to start."""
+        """Let the agents of their nodes watch these ranks. Does not wait for agents on other nodes to start."""
         places = self._places(endpoints)
         for place in places:
             self._watched.setdefault(place.node, set()).add(place.target.pid)
@@ -134,17 +134,17 @@ class OwnRanks:
     def ask(
         self, endpoints: Sequence[Endpoint], verb: str, *args: Value, timeout: float, each: bool = False
     ) -> list[Any]:
-        """As :meth:`NodeAgents.ask`."""
+        """Call the agents of the ranks; see :meth:`NodeAgents.ask`."""
         return self._agents.ask(self._places(endpoints), verb, *args, timeout=timeout, each=each)
 
     def release(self, endpoints: Sequence[Endpoint]) -> None:
-        """Let go of agents on other nodes that have no ranks left to care for."""
+        """Forget these ranks, and end the agents on other nodes that have no ranks left."""
         for place in self._places(endpoints):
             self._watched.get(place.node, set()).discard(place.target.pid)
         self._agents.drop(node for node in self._agents.others if not self._watched.get(node))
 
     def leave(self) -> None:
-        """Let go of everything, without asking the cluster, which was left: what is still watched here is ended."""
+        """End the ranks on this node and forget all agents, without calls on the cluster, which was left."""
         self._agents.local.leave()
         self._agents.forget()
         self._watched.clear()
@@ -160,9 +160,10 @@ class OwnRanks:
 
 
 class RankObserver:
-    """Looks at published ranks from outside, on this machine by itself; nothing goes through the ranks' driver.
+    """Observes published ranks from outside, without their driver.
 
-    Only ranks on other nodes make this process a driver of the cluster, of a job without logs that ends with it.
+    Ranks on this machine are observed directly. For ranks on other nodes this process joins the cluster as a driver,
+    with a job without logs that ends with the process.
     """
 
     def __init__(self, address: str) -> None:
@@ -172,22 +173,22 @@ class RankObserver:
         self._connected = False
 
     def sights(self, ranks: Sequence[RankRecord], stacks: bool = False) -> list[ProcessStatus]:
-        """Observe each rank; with its stack where that is asked for."""
+        """Observe each rank, with its stack if ``stacks`` is true."""
         return [NOTHING_ANSWERS if sight is None else sight for sight in self._ask(ranks, "sights", stacks)]
 
     def usage(self, ranks: Sequence[RankRecord]) -> list[Usage | None]:
-        """Memory and processor time of each rank's process; None where it is gone."""
+        """Return the memory and processor time of each rank's process, None if it has ended."""
         return self._ask(ranks, "usage")
 
     def gpus(self, ranks: Sequence[RankRecord]) -> list[list[Gpu] | None]:
-        """The accelerators of each rank's node."""
+        """Return the accelerators of each rank's node."""
         return self._ask(ranks, "gpus")
 
     def read(self, rank: RankRecord, offset: int, limit: int) -> bytes:
-        """Bytes of a rank's log; a negative offset counts from its end.
+        """Return bytes of a rank's log; a negative offset counts from its end.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the log cannot be read.
         """
         if rank.log is None:
             raise FileNotFoundError("it has no file of its own")
@@ -198,7 +199,7 @@ class RankObserver:
         raise OSError(f"{rank.log} on host {rank.host}: {why}")
 
     def close(self) -> None:
-        """Leave the cluster, where it was joined."""
+        """Leave the cluster if this observer joined it."""
         if self._connected:
             ray.shutdown()
             self._connected = False
@@ -223,7 +224,7 @@ class RankObserver:
 
 
 def _target_of(endpoint: Endpoint) -> ProcessHandle:
-    """The process behind an endpoint."""
+    """Return the process of an endpoint."""
     facts = endpoint.facts
     own = (facts.log,) if facts.log and facts.files else ()
     return ProcessHandle(facts.pid, facts.side, (*own, *facts.log_paths))
@@ -241,7 +242,7 @@ def _by_node(places: Sequence[AgentTarget]) -> dict[str, list[int]]:
 
 
 def _spread(answers: list[Any], part: Sequence[int], answer: Value, each: bool) -> None:
-    """Give a node's answer to its ranks: one value for a single one, else a list by rank."""
+    """Assign a node's response to its ranks: a list by rank, or a value for all ranks of ``part``."""
     if each or not isinstance(answer, list):
         for index in part:
             answers[index] = answer

@@ -1,4 +1,4 @@
-"""Pools on Ray: one placement group per block, checked before anything is waited for."""
+"""Pools on Ray: a placement group per block, checked before waiting for resources."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROBED_WITHIN_S = 60.0
 
 @dataclass
 class RayReservation:
-    """Placement groups, one per block, in block order."""
+    """Placement groups, in block order."""
 
     name: str
     groups: list[PlacementGroup] = field(default_factory=list[PlacementGroup])
@@ -40,7 +40,7 @@ class RayReservation:
 
 
 def store_space() -> StoreSpace | None:
-    """The object store of this process's node; Ray reports it every 100 ms."""
+    """Return the space of the object store of this process's node; Ray reports it every 100 ms."""
     node = private.runtime_context().get_node_id()
     capacity = private.total_resources().get(node, {}).get("object_store_memory")
     free = private.free_resources().get(node, {}).get("object_store_memory", 0.0)
@@ -48,7 +48,7 @@ def store_space() -> StoreSpace | None:
 
 
 def nodes() -> list[NodeCapacity]:
-    """Alive nodes with total and free resources."""
+    """Return the living nodes with total and free resources."""
     free = private.free_resources()
     return [
         NodeCapacity(
@@ -63,14 +63,14 @@ def nodes() -> list[NodeCapacity]:
 
 
 def _plain(resources: Mapping[str, float]) -> dict[str, float]:
-    """Without the entries by which Ray books placement groups (GPU_group_1_<id>) and addresses nodes."""
+    """Return resources without Ray's entries for placement groups (GPU_group_1_<id>) and node addresses."""
     return {
         key: value for key, value in resources.items() if "_group_" not in key and not key.startswith("node:")
     }
 
 
 def holders() -> list[Holder]:
-    """Placement groups that hold something, by node."""
+    """Return the placement groups that hold resources, by node."""
     found: list[Holder] = []
     for table in private.placement_group_table().values():
         if table["state"] != "CREATED":
@@ -89,7 +89,7 @@ def reserve(request: ReserveRequest) -> RayReservation:
     """Reserve every block or none.
 
     Raises:
-        PlacementError: at once where the cluster can never hold it, after ``request.timeout`` s where it is busy.
+        PlacementError: at once if the request can never fit the cluster, or after ``request.timeout`` s.
     """
     deadline = time.monotonic() + request.timeout
     one_node = request.strategy == "STRICT_PACK"
@@ -134,7 +134,7 @@ def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> No
 
 
 def _autoscales() -> bool:
-    """Return whether the cluster can still grow, so that what does not fit now may fit later."""
+    """Return whether the cluster can still grow, so that a request may fit later."""
     with contextlib.suppress(Exception):  # private to Ray: where it does not say so, nothing grows
         return bool(private.largest_cluster())
     return False
@@ -147,10 +147,10 @@ def _table(request: ReserveRequest, verdict: str) -> str:
 
 
 def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
-    """Reserve blocks anew whose node is gone, or is drained; blocks on other nodes stay where they are.
+    """Reserve blocks anew whose node was lost or is drained; blocks on other nodes stay in place.
 
     Raises:
-        PlacementError: there is no room for them; the blocks stay lost, and can be repaired later.
+        PlacementError: the blocks do not fit; they stay lost, and can be repaired later.
     """
     request = reservation.request
     if request is None:
@@ -173,7 +173,10 @@ def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
 
 
 def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> bool:
-    """Whether a block lies on a node that goes, or is gone; waits until Ray knows that, else it might be put there."""
+    """Return whether the node of a block is drained or lost.
+
+    Waits until Ray knows of the loss, else Ray might place the block there again.
+    """
     table: Mapping[str, Any] = private.placement_group_table(group)
     on = set(dict(table.get("bundles_to_node_id") or {}).values())
     if not on.isdisjoint(going):
@@ -187,7 +190,7 @@ def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> boo
 
 
 def release(reservation: RayReservation) -> None:
-    """Remove the placement groups and wait until Ray has."""
+    """Remove the placement groups, and wait until Ray has removed them."""
     groups, reservation.groups = reservation.groups, []
     if not private.is_connected():
         return
@@ -200,18 +203,18 @@ def release(reservation: RayReservation) -> None:
 
 
 def keys_of(reservation: Value) -> tuple[str, ...]:
-    """Ids of the placement groups of a reservation. (Names would be found in one Ray namespace only.)"""
+    """Return the ids of the placement groups of a reservation. (Names are limited to a Ray namespace.)"""
     return tuple(group.id.hex() for group in reservation.groups)
 
 
 def release_keys(keys: Sequence[str]) -> None:
-    """Remove placement groups by id, also such as another driver made."""
+    """Remove placement groups by id, also of other drivers."""
     groups = [PlacementGroup(PlacementGroupID(bytes.fromhex(key))) for key in keys]
     release(RayReservation("", groups))
 
 
 def nodes_of(slots: Sequence[Slot], reservations: Mapping[str, Any]) -> list[str]:
-    """The node of each slot, from Ray's table of placement groups."""
+    """Return the node of each slot, from Ray's table of placement groups."""
     tables: dict[tuple[str, int], Mapping[int, str]] = {}
     for slot in slots:
         key = (slot.pool, slot.block)
@@ -223,7 +226,7 @@ def nodes_of(slots: Sequence[Slot], reservations: Mapping[str, Any]) -> list[str
 
 
 def strategy(slot: Slot, reservations: Mapping[str, Any]) -> PlacementGroupSchedulingStrategy:
-    """Ray's way to say: in this slot."""
+    """Return the scheduling strategy that places an actor in this slot."""
     return PlacementGroupSchedulingStrategy(
         reservations[slot.pool].ids[slot.block], placement_group_bundle_index=slot.bundle
     )
@@ -237,10 +240,10 @@ def _accelerator_ids() -> tuple[str, ...]:
 def probe(
     slots: Sequence[Slot], reservations: Mapping[str, Any], bundle: Mapping[str, float]
 ) -> list[tuple[str, ...]]:
-    """The accelerator ids of each slot, by a task that takes the whole slot for a moment.
+    """Return the accelerator ids of each slot, by a short task that takes the complete slot.
 
     Raises:
-        PlacementError: not every slot had told within a minute.
+        PlacementError: a slot has not reported within a minute.
     """
     task = ray.remote(_accelerator_ids)
     gpus = bundle.get("GPU", 0)

@@ -22,7 +22,7 @@ _FATAL_SIGNALS = {
 
 
 class PostMortem(NamedTuple):
-    """Return the remains of a rank's process: last lines, the stack of a crash, and the kernel's memory books."""
+    """Remains of a rank's process: its last lines, the stack of a crash, and the kernel's memory counters."""
 
     log_tail: tuple[str, ...] = ()
     fatal_signal: str | None = None
@@ -33,9 +33,9 @@ class PostMortem(NamedTuple):
 
 
 def read_logs(paths: Sequence[str]) -> PostMortem:
-    """The last lines of a process's own files, and how it crashed if the interpreter wrote that down.
+    """Return the last lines of a process's log files, and the signal and stack that the interpreter logged.
 
-    A rank has a file for all that it prints; Ray has two, with what came before that.
+    A rank has a file for all its output; Ray has two files, with the output before that.
     """
     own = [line for path in paths if path.endswith(".log") for line in last_lines(path)]
     out = [] if own else [line for path in paths if path.endswith(".out") for line in last_lines(path)]
@@ -43,7 +43,7 @@ def read_logs(paths: Sequence[str]) -> PostMortem:
     fatal = next((index for index, line in enumerate(err) if _FATAL in line), None)
     if fatal is None:
         return PostMortem((*out[-_OUT_LINES:], *err[-_ERR_LINES:]))
-    # It stands behind what was printed last, if that had no line's end.
+    # The text follows the last output on the same line, if that output had no newline.
     before, _, signal = err[fatal].partition(_FATAL)
     rest = [line for line in err[fatal + 1 :] if not line.startswith("Extension modules:")]
     said = [*err[:fatal], before] if before else err[:fatal]
@@ -55,7 +55,7 @@ def read_logs(paths: Sequence[str]) -> PostMortem:
 
 
 def last_lines(path: str) -> list[str]:
-    """The last lines of a log file without the lines by which Ray marks whose they are."""
+    """Return the last lines of a log file without Ray's marker lines."""
     try:
         with open(path, "rb") as log:
             log.seek(0, os.SEEK_END)
@@ -67,7 +67,7 @@ def last_lines(path: str) -> list[str]:
 
 
 def oom_kills() -> int:
-    """How often the kernel has killed for want of memory, by the books of this control group (v2, then v1)."""
+    """Return the number of out-of-memory kills that the kernel counted in this control group (v2, then v1)."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         with contextlib.suppress(OSError, ValueError), open(path) as events:
             for line in events:
@@ -77,7 +77,7 @@ def oom_kills() -> int:
 
 
 def node_memory() -> int:
-    """Memory of the node, or of its control group where that is less."""
+    """Return the memory of the node, or of its control group if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError), open(path) as limit:

@@ -1,7 +1,7 @@
-"""Private parts of Ray, and the functions behind those that start a cluster.
+"""Private parts of Ray, and variants of its public functions that never start a cluster.
 
 Ray's public functions call ``ray.init()`` if no cluster is connected. A background thread of this library must never
-do so after the user's ``ray.shutdown()``, so this module follows ``__wrapped__`` to the functions behind: they raise
+do so after the user's ``ray.shutdown()``. So this module calls the wrapped functions (``__wrapped__``), which raise
 instead. No other module names a private part of Ray; ``tests/backends/test_private.py`` checks each on a real cluster.
 """
 
@@ -179,7 +179,7 @@ def _core() -> Any:
 
 
 def connection() -> object:
-    """Return an object that is another one for each connection of this process to a cluster."""
+    """Return an object that identifies this process's current connection to a cluster."""
     return worker_module.global_worker.node
 
 
@@ -322,7 +322,7 @@ class ClusterClient:
 
 
 def use_own_token() -> bool:
-    """Present the user's token to clusters from now on, if there is one; return whether there is.
+    """Present the user's token, if it exists, to clusters from now on. Return whether it exists.
 
     A local cluster asks for a token by default, but only its own driver is configured for it.
     """

@@ -1,4 +1,4 @@
-"""A rank's process, reached through ``/proc`` from beside it on its node."""
+"""A rank's process, reached through ``/proc`` from another process of its node."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _KILLED = 1 << (signal.SIGKILL - 1)
 
 
 class ProcessHandle(NamedTuple):
-    """A rank's process as an agent needs to know it."""
+    """Identifies a rank's process for the agent of its node."""
 
     pid: int
     side: SideChannel | None
     log_paths: tuple[str, ...] = ()
 
     def same(self) -> reaper.Process | None:
-        """The process, if it is there and is still the one that reported itself."""
+        """Return the process, None if it has ended (also if its pid is in use again)."""
         process = reaper.look_at(self.pid)
         if process is None or self.side is None or process.started != self.side.started:
             return None
         return process
 
     def dies(self) -> bool:
-        """Return whether the process was killed and is on its way out, which takes a while where it holds much memory.
+        """Return whether the process was killed but has not ended yet; the end takes a while if it holds much memory.
 
-        proc(5), ``status``: SIGKILL stays among the signals that are pending for the whole process.
+        proc(5), ``status``: SIGKILL remains among the pending signals of the process.
         """
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/status", "rb") as status:
             return any(int(line.split()[1], 16) & _KILLED for line in status if line.startswith(b"ShdPnd:"))
         return False
 
     def open(self, fd: int, flags: int) -> int:
-        """One of the process's own file descriptors, opened anew."""
+        """Open the file of a file descriptor of the process again."""
         return os.open(f"/proc/{self.pid}/fd/{fd}", flags)
 
     def page(self) -> bytes:
-        """The page on which the process says what it is at.
+        """Return the page on which the process notes its calls.
 
         Raises:
-            OSError: it is gone.
+            OSError: the process has ended.
         """
         if self.side is None:
             return b""
@@ -56,10 +56,10 @@ class ProcessHandle(NamedTuple):
             os.close(fd)
 
     def request(self, request: bytes) -> None:
-        """Ask the thread of the process that is there for such requests; does not wait for it.
+        """Send a request to the control thread of the process, without waiting.
 
         Raises:
-            OSError: it is gone, or was asked so often that no more is taken.
+            OSError: the process has ended, or its queue of requests is full.
         """
         if self.side is None:
             return

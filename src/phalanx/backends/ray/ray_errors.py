@@ -1,4 +1,4 @@
-"""Ray's exceptions, mapped at this one boundary to what the rest of the library knows."""
+"""Conversion of Ray's exceptions to call outcomes; other modules never see them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _HOST_CODE = tuple(f"{_PACKAGE / package}{os.sep}" for package in ("compat", "wo
 
 
 class _Reported(logging.Filter):
-    """Lets nothing pass that is also raised: what fails where our own values are decoded becomes the call's error."""
+    """Drops log records of errors that are also raised: an error while decoding a value becomes the call's error."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         frame = record.exc_info[2] if record.exc_info else None
@@ -62,12 +62,12 @@ _reported = _Reported()
 
 
 def log_once() -> None:
-    """Keep Ray from logging the tracebacks of values that cannot be decoded, once for each attempt to fetch one."""
-    logging.getLogger(private.SERIALIZATION_LOGGER).addFilter(_reported)  # the same one is not added twice
+    """Keep Ray from logging a traceback at each attempt to fetch a value that cannot be decoded. Idempotent."""
+    logging.getLogger(private.SERIALIZATION_LOGGER).addFilter(_reported)  # a filter is not added twice
 
 
 def outcome_of(error: BaseException) -> RankOutcome:
-    """How a call ended that Ray reports with ``error``."""
+    """Return the outcome of a call for which Ray raised ``error``."""
     if isinstance(error, rayx.RayTaskError):
         cause: Any = error.cause
         if isinstance(cause, RankFailure):
@@ -77,16 +77,16 @@ def outcome_of(error: BaseException) -> RankOutcome:
             return RankOutcome(failure=RankFailure(report))
         return RankOutcome(failure=capture(error))
     if isinstance(error, rayx.RaySystemError) and isinstance(error.client_exc, Exception):
-        return RankOutcome(failure=undecodable(error.client_exc))  # so Ray wraps what unpickling raises here
+        return RankOutcome(failure=undecodable(error.client_exc))  # Ray's wrapper of errors of unpickling
     return RankOutcome(lost=lost_of(error))
 
 
 def remote_traceback(text: str) -> str:
-    """The text that Ray gives of a traceback in another process, from the first frame of user code on."""
+    """Return Ray's text of a remote traceback, from the first frame of user code on."""
     lines: list[str] = []
     ours = False
     for line in text.strip().splitlines():
-        # Process and method, which the report has; then what Ray leaves of its own frames.
+        # Process and method, which the report has; then the remains of Ray's own frames.
         if "ray::" in line:
             lines.append("Traceback (most recent call last):")
             ours = True
@@ -99,7 +99,7 @@ def remote_traceback(text: str) -> str:
 
 
 def lost_of(error: BaseException) -> Lost:
-    """Read Ray's exception on a process, or of a stored object, that is gone."""
+    """Convert Ray's exception about a lost process or a lost object."""
     text = str(error)
     hint = _OOM_BY_RAY if isinstance(error, rayx.OutOfMemoryError) or "memory monitor" in text else None
     if isinstance(error, rayx.NodeDiedError):
@@ -130,7 +130,7 @@ def _exit_of(text: str) -> str | None:
 
 
 def _reason(text: str) -> str:
-    """Ray's own sentence on how the worker ended, where it has one that says more than "unexpectedly"."""
+    """Return Ray's own sentence on the end of a worker, if it says more than "unexpectedly"."""
     detail = _DETAIL.search(text)
     said = detail.group(1).split(". ")[0].strip(" .") if detail else _first_line(text)
     return _UNEXPECTED if said.startswith(_SAYS_NOTHING) else said
@@ -141,7 +141,7 @@ def _first_line(text: str) -> str:
 
 
 def with_post_mortem(lost: Lost, left: PostMortem | None, log_path: str | None) -> Lost:
-    """``lost`` with what its process left: a crash's signal, last lines, hints of the memory books."""
+    """Return ``lost`` with the remains of its process: a crash's signal, last lines, hints from memory counters."""
     if left is None:
         return replace(lost, log_path=log_path)
     exit = lost.exit
@@ -171,7 +171,7 @@ def _memory_hint(left: PostMortem) -> str | None:
 
 
 def node_is_gone(node_id: str) -> bool:
-    """Return whether a node is known to be dead, or its raylet takes no connections any more."""
+    """Return whether a node is known to be dead, or its raylet refuses connections."""
     with contextlib.suppress(Exception):  # of a cluster that does not answer: then nothing is known
         for node in private.nodes():
             if node["NodeID"] != node_id:
@@ -189,7 +189,7 @@ def node_is_gone(node_id: str) -> bool:
 
 
 def of_node(lost: Lost, node_id: str, host: str) -> Lost:
-    """``lost`` where the whole node is gone with the rank."""
+    """Return ``lost`` as the loss of the complete node."""
     return replace(
         lost,
         reason=f"node {node_id[:8]} (host {host}) is lost: its raylet is gone",

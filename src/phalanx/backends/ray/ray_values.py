@@ -1,4 +1,4 @@
-"""Values that go through Ray by themselves, not in a message: plain arguments and results of an actor's methods."""
+"""Values that Ray transports outside of messages: plain arguments and results of an actor's methods."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _RAYS_OWN = dict.fromkeys((ray.ObjectRef, ActorHandle), _itself)
 
 
 def portable(value: Value) -> Value:
-    """``value`` as it should be given to Ray: tensors out of band, a view without the rest of its storage.
+    """Return ``value`` encoded for Ray: tensors out of band, a view without the rest of its storage.
 
-    What comes out at the other end is the value itself, in memory of its own.
+    The receiver gets the value itself, in its own memory.
     """
     return value if type(value) in _AS_THEY_ARE else encode(value, hoist=_RAYS_OWN)

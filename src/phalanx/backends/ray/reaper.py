@@ -1,15 +1,15 @@
-"""A small process per node that ends what ranks leave behind, and that exits last.
+"""A small process per node that kills ranks and their descendants, and that exits last.
 
-Run as a script with nothing but the standard library: it starts in some 20 ms and holds 10 MB. It reads one JSON
-object per line and answers each with one line. When its input ends, because the process that started it is gone
-(whatever ended it), it kills every rank that it still watches, with all their descendants, and exits.
+The script needs only the standard library: it starts in some 20 ms and uses 10 MB. It reads a JSON object per line
+and writes a line in response. Its input ends with the process that started it. Then it kills every rank that it
+still watches, with all their descendants, and exits.
 
-A descendant is found by any of: its parent; the process group that the rank leads; an environment variable with
-the rank's mark; or having been seen as a descendant before its parent went (a look is taken every second).
-Pids are always checked with the time at which the process was started, so that nobody else's process is hit.
+A descendant is found by its parent, by the process group that the rank leads, or by an environment variable with
+the rank's mark. A process stays a descendant if its parent ends after a look, which is taken every second. Pids are
+always compared with the start time of the process, so that no other process is killed.
 
-Python's resource tracker, a process that unlinks the shared memory and the semaphores of those that were killed, is
-left to do so: it ends by itself once they are gone. Folders with a rank's mark in their names go with it.
+Python's resource tracker unlinks the shared memory and the semaphores of killed processes. It is not killed at once,
+because it ends by itself afterwards. Folders with a rank's mark in their names are removed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from typing import Any, NamedTuple
 MARK_VARIABLE = "PHALANX_PROCESS"
 LOOK_EVERY_S = 1.0
 GONE_WITHIN_S = 3.0
-#: Ray has told the rank to exit; it reports the death of one that somebody else kills before as an error.
+#: Grace period after Ray told a rank to exit: Ray reports the death of a rank that is killed earlier as an error.
 EXIT_WITHIN_S = 0.3
-#: Of the seconds before, what is left to a resource tracker that has not ended.
+#: Last part of ``GONE_WITHIN_S``, in which remaining resource trackers are killed too.
 TRACKERS_LAST_S = 1.0
 _TRACKER = b"resource_tracker import main"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Process(NamedTuple):
-    """One line of /proc/<pid>/stat: proc(5), fields 1, 3, 4, 5 and 22 (clock ticks since boot)."""
+    """A process, from /proc/<pid>/stat: proc(5), fields 1, 3, 4, 5 and 22 (clock ticks since boot)."""
 
     pid: int
     state: str
@@ -50,12 +50,12 @@ class Process(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal has stopped it."""
+        """True if a signal has stopped the process."""
         return self.state in "Tt"
 
 
 def look_at(pid: int) -> Process | None:
-    """The process of that pid; None where there is none. A zombie counts as none."""
+    """Return the process of a pid, None if there is none or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
@@ -66,27 +66,27 @@ def look_at(pid: int) -> Process | None:
 
 
 def processes() -> list[Process]:
-    """All processes of this node that this process may see."""
+    """Return all processes of this node that this process may see."""
     found = (look_at(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return [process for process in found if process is not None]
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process holds; 0 where it is gone."""
+    """Return the resident memory of a process in bytes, 0 if it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm", "rb") as statm:
         return int(statm.read().split()[1]) * _PAGE
     return 0
 
 
 def is_tracker(pid: int) -> bool:
-    """Return whether this is a resource tracker of Python's multiprocessing, or of what is made like it."""
+    """Return whether a process is a resource tracker of Python's multiprocessing, or of a library like it."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
         return _TRACKER in command.read()
     return False
 
 
 def remove_folders(marks: Collection[str]) -> None:
-    """Remove the folders of temporary files whose names are "phalanx-", one of these marks, and more."""
+    """Remove the temporary folders whose names begin with ``phalanx-`` and any of these marks."""
     place = os.environ.get("TMPDIR") or "/tmp"
     with contextlib.suppress(OSError):
         for name in os.listdir(place):
@@ -97,7 +97,7 @@ def remove_folders(marks: Collection[str]) -> None:
 
 
 class Watched:
-    """One rank and the descendants that were seen."""
+    """A rank and the descendants that were seen."""
 
     def __init__(self, pid: int, started: int, mark: str) -> None:
         self.pid = pid
@@ -111,7 +111,7 @@ class Watched:
         return process is not None and process.started == self.started
 
     def look(self, everything: list[Process]) -> None:
-        """Note the descendants that can be told by parent or by process group."""
+        """Note the descendants that are found by parent or by process group."""
         present = {process.identity for process in everything}
         self.seen &= present
         alive = (self.pid, self.started) in present
@@ -141,7 +141,7 @@ class Watched:
 
 
 class Reaper:
-    """The watched ranks of one node."""
+    """The watched ranks of a node."""
 
     def __init__(self) -> None:
         self.watched: dict[int, Watched] = {}
@@ -154,9 +154,9 @@ class Reaper:
                 one.look_for_mark(everything)
 
     def end(self, pids: list[int], patience: float = 0.0) -> list[int]:
-        """Kill these ranks with all their descendants; the pids of those that were still there at the end.
+        """Kill these ranks with all their descendants; return the pids of processes that did not end.
 
-        Ranks that are to exit by themselves get ``patience`` seconds for it.
+        Ranks have ``patience`` seconds to exit by themselves.
         """
         chosen = [self.watched[pid] for pid in pids if pid in self.watched]
         if patience:
@@ -179,7 +179,7 @@ class Reaper:
         return left
 
     def _wait_for_exit(self, chosen: list[Watched], patience: float) -> None:
-        self.look(marks=True)  # a rank that is gone does not tell its descendants any more
+        self.look(marks=True)  # descendants cannot be found by their parent once the rank has ended
         limit = time.monotonic() + patience
         while any(one.alive() for one in chosen) and time.monotonic() < limit:
             time.sleep(0.002)
@@ -211,7 +211,7 @@ class Reaper:
 
 
 def serve(requests: int, answers: int, starter: int, starter_started: int) -> None:
-    """Answer until the input ends or the process that started this one is gone; then end everything."""
+    """Serve requests until the input ends or the starter has ended; then kill all watched ranks."""
     reaper = Reaper()
     buffer = b""
     while True:
@@ -238,7 +238,7 @@ def serve(requests: int, answers: int, starter: int, starter_started: int) -> No
 def main() -> None:
     starter, started = int(sys.argv[1]), int(sys.argv[2])
     if os.fork() > 0:
-        os._exit(0)  # nobody's child: what ends the starter, or its process group, does not end this process
+        os._exit(0)  # the child survives the end of the starter and of its process group
     os.setsid()
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)

@@ -1,9 +1,9 @@
-"""Where ranks stand, asked from beside them on their node.
+"""Stacks of ranks, read by another process of their node.
 
-A thread of each rank writes the stacks of all its threads: it waits for nothing but the interpreter, which blocking
-calls let go of. Only where it does not answer, since native code holds the interpreter, a signal makes the thread that
-runs the rank's calls write its own stack. The signal does not ask for the others': these would be read while they run,
-and a frame that is just being left is freed memory, which has ended ranks.
+A thread of each rank writes the stacks of all its threads. It waits only for the interpreter, which blocking calls
+release. If it does not respond because native code holds the interpreter, a signal makes the thread that runs the
+rank's calls write its own stack. The signal does not read other threads: they run on, and a frame that just returns
+is freed memory, which has crashed ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ STOPPED = "the process is stopped, as by SIGSTOP: its stack cannot be read; SIGC
 _SIGNAL = signal.SIGUSR2
 _THREAD_WITHIN_S, _SIGNAL_WITHIN_S = 0.3, 0.25
 _LOOK_EVERY_S = 0.005
-_ALONE = "Stack (most recent call first):"  # how faulthandler begins where it writes of one thread
+_ALONE = "Stack (most recent call first):"  # begin of faulthandler's text for a single thread
 _RUNS_CALLS = "/phalanx/worker/worker_runtime.py"
 
 
 def stacks_of(targets: Sequence[ProcessHandle]) -> list[tuple[str, str]]:
-    """The stack of each of these ranks and, where there is none, why; all are asked at once."""
+    """Return the stack of each rank, or "" and the reason. All ranks are asked in parallel."""
     asked = [_Asked(target) for target in targets]
     for one in asked:
         one.ask_its_thread()
@@ -59,7 +59,7 @@ class _Asked:
         self.done = False
 
     def ask_its_thread(self) -> None:
-        """Have a thread of the rank write all stacks, which needs the interpreter."""
+        """Let a thread of the rank write all stacks, which needs the interpreter."""
         process = self._target.same()
         if process is None:
             self._give_up("its process is gone")
@@ -73,7 +73,7 @@ class _Asked:
                 self._give_up(f"its stack cannot be read: {error}")
 
     def signal(self) -> None:
-        """Have the thread that runs calls write its own stack, which needs nothing."""
+        """Let the thread that runs calls write its own stack, which does not need the interpreter."""
         if self._target.same() is None:
             self._give_up("its process is gone")
         elif not _catches(self._target.pid, _SIGNAL):  # else the signal would end it
@@ -89,21 +89,21 @@ class _Asked:
                 self._give_up(f"its stack cannot be read: {error}")
 
     def look(self) -> bool:
-        """Look whether it has answered by now; whether there is nothing more to wait for."""
+        """Read the response of the rank. Return whether it is complete or will not come."""
         if not self.done:
             try:
                 written = self._written()
             except OSError:
                 self._give_up("its process is gone")
                 return True
-            # What a signal makes it write has no end: it is complete when nothing has been added for a moment.
+            # A response to a signal has no end mark: it is complete when nothing has been added for a moment.
             whole = side_channel.answered(written)
             self.done = whole is not None or (self._signalled and written != b"" and written == self._text)
             self._text = written if whole is None else whole
         return self.done
 
     def told(self) -> tuple[str, str]:
-        """Its stack; else why there is none."""
+        """Return the stack of the rank, or "" and the reason."""
         text = readable_stack(self._text.decode(errors="replace"))
         return (
             text,
@@ -133,8 +133,10 @@ class _Asked:
 
 
 def readable_stack(dump: str) -> str:
-    """A dump as ``faulthandler`` writes it: the thread that runs the call without the outermost of our own frames, and
-    how many others there are."""
+    """Return the readable part of a ``faulthandler`` dump.
+
+    This is the thread that runs the call, without this library's outermost frames, and the number of other threads.
+    """
     if _ALONE in dump:
         note = "(native code holds the interpreter: only this thread could be read)"
         return "\n".join([*_shown(dump.rpartition(_ALONE)[2]), note])
@@ -143,7 +145,7 @@ def readable_stack(dump: str) -> str:
     ]
     if not threads:
         return ""
-    # The thread that runs the call; of a rank between calls the main one, which comes last.
+    # The thread that runs the call; between calls the main thread, which comes last.
     chosen = next((block for block in threads if _RUNS_CALLS in block), threads[-1])
     more = f"({len(threads) - 1} more threads)" if len(threads) > 1 else ""
     return "\n".join([*_shown(chosen.partition("\n")[2]), more]).rstrip()
@@ -156,7 +158,7 @@ def _shown(frames: str) -> list[str]:
 
 
 def _send(pid: int, thread: int, signum: int) -> None:
-    """A signal to this thread of a process; where it is not known, or the C library cannot, to its first one."""
+    """Send a signal to a thread of a process, or to its first thread if that is not known or not possible."""
     to_thread = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None)
     if thread in (0, pid) or to_thread is None:
         os.kill(pid, signum)

@@ -1,4 +1,4 @@
-"""Starting actors: all at once where they are few, else in waves."""
+"""Start actors: small groups at once, large groups in waves."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from phalanx.backends.ray.worker_actor import actor_class
 
 NAMESPACE = "phalanx"
 WAVE = 256
-"""Processes that are asked for at once."""
+"""Number of processes that are started at once."""
 
 
 def started(
     request: SpawnRequest, handles: dict[int, Any], prepare: Callable[[], None] | None = None
 ) -> list[Any]:
-    """Start the processes in waves, into ``handles``; return what each reported.
+    """Start the processes in waves, add them to ``handles``, and return their reports.
 
-    A wave begins when the one before it is there: the controller of the cluster has a short queue then, and no process
-    waits in it for longer than it takes to start. ``prepare`` is called as soon as the first wave was asked for.
+    A wave begins when the wave before it has started. So the queue of the cluster's controller is short, and no process
+    waits in it for longer than it takes to start. ``prepare`` is called once the first wave has been requested.
 
     Raises:
-        GetTimeoutError: they did not all report in time.
-        RayError: one did not start.
+        GetTimeoutError: not all processes reported in time.
+        RayError: a process did not start.
     """
     create = _creating(request)
     deadline = time.monotonic() + request.timeout

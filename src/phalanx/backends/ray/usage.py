@@ -17,7 +17,7 @@ _MIB = 2**20
 
 
 class Usage(NamedTuple):
-    """A process as the kernel counts it: bytes it holds, seconds on a processor, and when that was (monotonic)."""
+    """Usage of a process: resident bytes, processor seconds, and the monotonic time of the measurement."""
 
     memory: int
     cpu_s: float
@@ -35,7 +35,7 @@ class Gpu(NamedTuple):
 
 
 def usage_of(pid: int, started: int) -> Usage | None:
-    """The process of that pid, if it is still the one that was started then (clock ticks since boot)."""
+    """Return the usage of a process, None if the pid has ended or has another start time (clock ticks since boot)."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()  # proc(5): from field 3 on
         if int(fields[19]) == started:
@@ -45,7 +45,7 @@ def usage_of(pid: int, started: int) -> Usage | None:
 
 
 def gpus() -> list[Gpu]:
-    """The NVIDIA accelerators of this node, as ``nvidia-smi`` tells; none where that is not there."""
+    """Return the NVIDIA accelerators of this node according to ``nvidia-smi``; none without that program."""
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_GPUS_WITHIN_S)

@@ -1,4 +1,4 @@
-"""The Ray actor around a host. Its methods bear the user's names, so that dashboards and handles show them."""
+"""The Ray actor around a worker runtime. Its methods have the user's names, for dashboards and handles."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _no_references(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[A
 class RayServices:
     """Services of Ray for the runtime in an actor's process.
 
-    ``upstream`` gives the references that a method called with plain arguments would wait for: a factory whose users
-    pass such values sets it.
+    ``upstream`` returns the references that a method with plain arguments has to wait for. Factories whose users pass
+    such values set it.
     """
 
     in_driver = False
@@ -68,7 +68,7 @@ class RayServices:
         return private.put(value)
 
     def measure(self, what: str, rank: str, values: Mapping[str, float]) -> None:
-        """Show values of this rank in Ray's metrics, as ``phalanx_WHAT_NAME``; see ``WorkerContext.measure``."""
+        """Show values of this rank in Ray's metrics as ``phalanx_{what}_{name}``; see ``WorkerContext.measure``."""
         metrics.show(what, rank, values)
 
     def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
@@ -87,7 +87,7 @@ class RayServices:
 
 
 def _started_with(name: str) -> str | None:
-    """A variable as this process was started: Ray sets a number of threads of its own when it makes an actor."""
+    """Return an environment variable as of the start of this process: Ray changes thread counts for actors."""
     with contextlib.suppress(OSError, IndexError):  # there is no such file, or no such variable
         with open("/proc/self/environ", "rb") as file:
             text = b"\0" + file.read()
@@ -96,7 +96,7 @@ def _started_with(name: str) -> str | None:
 
 
 def _log_paths(worker_id: str) -> tuple[str, ...]:
-    """Ray's own files with what this process prints: worker-{worker id}-{job}-{pid}.out and .err."""
+    """Return Ray's own files of this process's output: worker-{worker id}-{job}-{pid}.out and .err."""
     logs = private.log_folder()
     if logs is None:
         return ()
@@ -105,10 +105,10 @@ def _log_paths(worker_id: str) -> tuple[str, ...]:
 
 
 def _of_worker(shell: Any, name: str) -> Any:
-    """What the actor itself has not: the user's object's, for functions that are sent by ``handle.__ray_call__``.
+    """Return an attribute of the user's object, for functions that are sent by ``handle.__ray_call__``.
 
     Raises:
-        AttributeError: neither has it; also while there is no such object, and in groups of several roles.
+        AttributeError: the object has no such attribute or does not exist yet, or the group has several roles.
     """
     host = shell.__dict__.get("_host")
     worker = None if host is None or name.startswith("__") else host.instances.get("")
@@ -118,19 +118,19 @@ def _of_worker(shell: Any, name: str) -> Any:
 
 
 def _message(data: bytes = b"", refs: Sequence[Any] = ()) -> Message:
-    """Return the message of this task: a task without data is told by its name, behind that of the class."""
+    """Return the message of this task. Without data, the name of the task after the class is the method."""
     return Message("", data, tuple(refs)) if data else Message(private.task_name().partition(".")[2])
 
 
 class WorkerActor:
-    """Every actor of a group: makes the host, reports, becomes a rank, and passes calls on.
+    """Actor of a group: creates the worker runtime, reports, becomes a rank, and passes calls on.
 
-    What most calls are sent to is of the class and has no parameters: Ray gives each method of an instance a hidden
-    parameter for its own tracing, binds parameters on either side of a call, and passes through one more function. That
-    is a tenth of what an empty call costs the driver and a rank.
+    Most calls are sent to a class method without parameters. For a method of an instance Ray adds a hidden parameter
+    for its own tracing, binds parameters on both sides, and calls another function. That takes a tenth of the time of
+    an empty call on the driver and a rank.
     """
 
-    _px_host: Any  # of the class too: there is one actor in a process
+    _px_host: Any  # on the class for the class method: a process has a single actor
 
     def __init__(self, factory: HostFactory) -> None:
         self._host = type(self)._px_host = factory(RayServices())
@@ -156,19 +156,19 @@ class WorkerActor:
 
 
 class Turns:
-    """When the calls of an asynchronous actor begin: each once its arguments are there, else as they came.
+    """Order in which an asynchronous actor begins calls: each once its arguments exist, otherwise in order of arrival.
 
-    An argument may be the result of an earlier call on this very group. Were it fetched on the loop before it is
-    there, the earlier calls of this rank could neither go on nor hand on their outcomes, for which others wait. And
-    no call waits behind another's arguments: Ray delivers the calls of asynchronous actors in any order, so that
-    those arguments may be what the call itself is to give.
+    An argument may be the result of an earlier call on this group. If the loop fetched it too early, the earlier calls
+    of this rank could neither continue nor deliver their outcomes, for which other ranks wait. A call never waits for
+    the arguments of another call: Ray delivers calls of asynchronous actors in any order, so these arguments may depend
+    on the result of the waiting call.
     """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()  # first come, first served
 
     async def come(self, refs: Sequence[Any]) -> None:
-        """Return when it is the caller's turn; what it then does before its first await is done before the next."""
+        """Wait for the caller's turn. The next turn begins after the caller's first ``await``."""
         if refs:
             await _there(list(dict.fromkeys(refs)))
         async with self._lock:
@@ -177,9 +177,9 @@ class Turns:
 
 
 async def _there(refs: list[Any]) -> None:
-    """Wait until all results exist, wherever that is; errors count as results. Fetches nothing.
+    """Wait until all results exist on any node; errors count as results. Fetches nothing.
 
-    On a thread of its own: calls that wait in the loop's few ones could keep out the call that they wait for.
+    Waits on its own thread: calls that wait in the few threads of the loop could block the call that they wait for.
     """
     loop = asyncio.get_running_loop()
     done = loop.create_future()
@@ -189,7 +189,7 @@ async def _there(refs: list[Any]) -> None:
             done.set_result(None)
 
     def wait() -> None:
-        with contextlib.suppress(Exception):  # what is wrong, the call finds out when it fetches
+        with contextlib.suppress(Exception):  # the call gets the error when it fetches the values
             private.wait(refs, num_returns=len(refs), fetch_local=False)
         with contextlib.suppress(RuntimeError):  # the loop was closed: the process ends
             loop.call_soon_threadsafe(settle)
@@ -199,7 +199,7 @@ async def _there(refs: list[Any]) -> None:
 
 
 class AsyncWorkerActor:
-    """The same for ``max_concurrency``: constructor and methods share the actor's one event loop."""
+    """Actor of a group with ``max_concurrency``: constructor and methods share the actor's event loop."""
 
     def __init__(self, factory: HostFactory) -> None:
         self._services = RayServices()
@@ -251,7 +251,7 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
 
 @functools.lru_cache(maxsize=256)
 def actor_class(class_name: str, methods: tuple[Facade, ...], asynchronous: bool) -> Value:
-    """The Ray actor class for a user's class; cached, so that a second group exports nothing anew."""
+    """Return the Ray actor class for a user's class. It is cached, so a second group exports nothing."""
     base = AsyncWorkerActor if asynchronous else WorkerActor
     facades = {facade.name: _forward(facade, class_name, asynchronous) for facade in methods}
     return ray.remote(type(class_name, (base,), facades))

@@ -122,7 +122,7 @@ _OWN_ARGUMENTS = {"api_key": "token=", "host": "host=", "port": "port="}
 
 
 def _server_of(app: Any) -> Any:
-    """A server that leaves signals alone, for the process is a rank."""
+    """Return a server without signal handlers, because the process is a rank."""
 
     class Quiet(find("uvicorn.Server")):  # comes with vLLM
         def capture_signals(self) -> contextlib.AbstractContextManager[None]:
@@ -207,7 +207,7 @@ class EndpointServer:
         try:
             with contextlib.redirect_stderr(said):
                 return parser.parse_args([*flags, *_flags(options)])
-        except SystemExit:  # what its parser does where a script would end
+        except SystemExit:  # raised by its argument parser, to end a script
             why = said.getvalue().strip().rpartition("error: ")[2]
             raise DeclarationError(
                 f"server_options={options!r}: {why}; expected options of `vllm serve`, such as "
@@ -267,7 +267,7 @@ def _node_address() -> str:
 
 
 def _flags(options: dict[str, Any]) -> list[str]:
-    """With "=", for a value may begin with a dash."""
+    """Return command-line flags with "=", because a value may begin with a dash."""
     flags: list[str] = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
