@@ -1,0 +1,86 @@
+"""Docstrings name the thing that they are about, and packages do not grow."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.imports.source import MODULES
+
+#: Words that stand in place of a noun, with how often they may occur among 1,000 words of docstrings.
+MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
+#: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
+LINES = {
+    "api": 1310,
+    "backends": 2720,
+    "calls": 2550,
+    "channels": 2720,
+    "checkpoint": 2180,
+    "cli": 1080,
+    "collect": 600,
+    "compat": 2350,
+    "debug": 670,
+    "declare": 1150,
+    "dispatch": 1340,
+    "display": 440,
+    "engines": 1890,
+    "group": 1060,
+    "members": 1270,
+    "parallel": 470,
+    "pools": 540,
+    "session": 570,
+    "testing": 260,
+    "topology": 990,
+    "tracing": 1230,
+    "weights": 3350,
+    "wire": 1350,
+    "worker": 1980,
+}
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+def docstrings() -> Iterator[str]:
+    for name, tree in TREES.items():
+        if not name.startswith("phalanx.compat.verl"):  # which follows verl's own words
+            for node in ast.walk(tree):
+                if isinstance(node, Documented):
+                    yield ast.get_docstring(node) or ""
+
+
+def code_lines(name: str) -> int:
+    """Count the lines of a module that hold code."""
+    text = MODULES[name].read_text().splitlines()
+    lines = {number for number, line in enumerate(text, 1) if not re.match(r"\s*(#|$)", line)}
+    for node in ast.walk(TREES[name]):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+@pytest.mark.parametrize("word", MOST)
+def test_docstrings_name_the_noun(word: str) -> None:
+    words = Counter(found for text in docstrings() for found in re.findall(r"[a-z']+", text.lower()))
+    assert 1000 * words[word] / words.total() <= MOST[word]
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    texts = [text for text in docstrings() if text]
+    badly = [text.partition("\n")[0] for text in texts if re.match(r"\W*(What|Whether|That)\b", text)]
+    assert len(badly) <= 0.01 * len(texts), badly
+
+
+@pytest.mark.parametrize("package", LINES)
+def test_a_package_does_not_grow(package: str) -> None:
+    modules = [
+        name for name in MODULES if name.startswith(f"phalanx.{package}.") or name == f"phalanx.{package}"
+    ]
+    assert sum(map(code_lines, modules)) <= LINES[package]
