@@ -204,7 +204,7 @@ class RankStream(Protocol):
 
 
 class FetchFailed(Exception):
-    """Raised by ``fetch`` as soon as a value cannot be had; ``outcome`` tells which value and why."""
+    """Raised by ``fetch`` as soon as a value cannot be had; ``outcome`` of each reference returns the reason."""
 
 
 class NotReady(Exception):

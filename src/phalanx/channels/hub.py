@@ -130,7 +130,7 @@ class Hub:
             self._outbox.append((self._peers[peer], note))
 
     def _wait(self, key: tuple[str, int], waits: bool, state: Any, request: Any) -> None:
-        """Cancel a request that was not answered: immediately, or when its peer asks for it."""
+        """Cancel a request without a response: immediately, or when its peer requests it."""
         if request is None:
             return
         if waits:

@@ -259,7 +259,7 @@ class StalenessManager:
         Raises:
             StalenessTimeout: if training was too far behind during that time. The message names the reason.
             PhalanxError: if the manager was closed, or its owner died.
-            ValueError: if the last of so many rows would always be too old.
+            ValueError: if the last of ``rows`` rows would always be too old.
         """
         pending = self._begin(rows, timeout)
         return self._leased(pending, pending.result(), rows, on_overdue)

@@ -248,7 +248,7 @@ class _GroupSave:
         """Yield the reports of the ranks' threads, until all are there: items by role, or the text of an error.
 
         A rank that died has None. Threads report by a file, since a call waits for the calls that a rank has. Ranks
-        whose file is missing are asked.
+        without a file are called.
         """
         storage, ranks, backend = Storage(self._notes), self.group.ranks, self.group.core.backend
         found: dict[int, Any] = {}

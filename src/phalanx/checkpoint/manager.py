@@ -408,7 +408,7 @@ def _read_format_1(step: Step) -> dict[str, Any]:
 
 
 class _Format1(pickle.Unpickler):
-    """Reads the file of format 1, whose class is gone."""
+    """Reads the file of format 1, whose class was removed."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         if module_name == "phalanx.checkpoint.flow_state":

@@ -39,7 +39,7 @@ def rank_key(key: str, rank: int) -> str:
 
 
 def value_digest(value: Any) -> str:
-    """Return a digest by which ranks compare a value: equal for equal values, whatever memory their parts share."""
+    """Return a digest by which ranks compare a value: equal for equal values, even if other parts share memory."""
     try:
         return xxh3_64_hexdigest(_pickled(value, shares_parts=False))
     except ValueError:  # a part refers to itself

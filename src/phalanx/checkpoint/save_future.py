@@ -25,7 +25,7 @@ _open: set[SaveFuture[Any]] = set()
 def finish_open_saves() -> None:
     """Wait for submitted saves at the end of the script, and log unread errors.
 
-    Each save registers it anew, so that it runs before the exit hooks that stop the ranks.
+    Each save registers it again, so that it runs before the exit hooks that stop the ranks.
     """
     for future in list(_open):
         future.finish()

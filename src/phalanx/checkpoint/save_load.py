@@ -234,7 +234,7 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
 def _tensors(
     group: Ranks, offered: Sequence[SavePlan], metadata: Metadata
 ) -> dict[str, TensorStorageMetadata]:
-    """Return the tensors of a model, if it has nothing else, and no tensor that differs by rank."""
+    """Return the tensors of a model, if it has only tensors, and no tensor that differs by rank."""
     stored = metadata.state_dict_metadata
     tensors = {name: one for name, one in stored.items() if isinstance(one, TensorStorageMetadata)}
     values = sorted(stored.keys() - tensors.keys())

@@ -182,7 +182,7 @@ def variables() -> dict[str, str]:
 
 
 def gather(reader: ClusterReader | None = None, environment: Mapping[str, str] | None = None) -> Machine:
-    """Describe this machine now, and a cluster; ``environment`` as it was before anybody changed it."""
+    """Describe this machine now, and a cluster; ``environment`` is the original environment of the process."""
     from phalanx.backends.ray.usage import gpus  # loads Ray
 
     host = socket.gethostname()

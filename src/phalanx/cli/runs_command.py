@@ -59,7 +59,7 @@ def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None
 
 
 def describe(step: Step, check: bool) -> dict[str, Any] | None:
-    """Return a step as plain data; None if its writer removes it meanwhile."""
+    """Return a step as plain data, None if its writer removes it during the call."""
     faults = step.faults
     if check and step.whole:
         try:

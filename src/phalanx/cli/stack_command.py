@@ -1,4 +1,4 @@
-"""`phalanx stack GROUP`: where each rank stands, without stopping it."""
+"""`phalanx stack GROUP`: the stack of each rank, without stopping it."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None)
     Each has the groups and channels of a run, and the calls of each rank.
 
     Raises:
-        NoSuchGroup: if the group that was asked for is not there.
+        NoSuchGroup: if the requested group does not exist.
     """
     before: dict[tuple[int, str], Usage | None] = {}
     while True:

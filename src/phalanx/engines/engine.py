@@ -215,7 +215,7 @@ class EngineLoop:
         self._runner.sleep(tags)
 
     def wake(self, tags: Sequence[str]) -> None:
-        """Allocate the memory of ``tags``, and continue if nothing else stops the loop."""
+        """Allocate the memory of ``tags``, and continue unless the loop is stopped for another reason."""
         self._runner.wake(tags)
         self._asleep = self._asleep.difference(tags)
         self._continue()
@@ -504,7 +504,7 @@ class RolloutEngine(Worker):
 
     @register(needs_weights=False)
     async def sleep(self, tags: Sequence[str] = TAGS) -> None:
-        """Release the memory of "weights" and "kv_cache" until :meth:`wake`; there are no steps meanwhile.
+        """Release the memory of "weights" and "kv_cache" until :meth:`wake`; no steps run before that.
 
         An engine that cannot do that (``capabilities``) warns once, and continues.
         """

@@ -186,7 +186,7 @@ class DeltaPacking(Packing):
     """Packs the changes since the version that both sides have. Source and target have an object each per transport.
 
     A source keeps its last version, in the types of the targets, as the base: another copy, in host memory. After an
-    error both sides are connected anew and everything is sent.
+    error both sides are connected again and everything is sent.
     """
 
     varies = True

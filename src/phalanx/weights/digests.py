@@ -1,6 +1,6 @@
 """Digests of sent and of arrived boxes, comparable between sides that are sharded differently.
 
-The elements of a box are digested in the box's own order, whatever the layout of the side. Boxes that were swapped, a
+The elements of a box are digested in the box's own order, for any layout of the side. Boxes that were swapped, a
 neighbor's box and rows in another order therefore differ. A wrong ``rename`` between tensors of equal shape is not
 detected, because both sides name the box by the same pair.
 """
@@ -52,7 +52,7 @@ def digest_boxes(
     Args:
         plan: the rank's part of the plan.
         tensors: local tensors of the rank by name.
-        version: moves the sample from sync to sync, on both sides alike.
+        version: moves the sample from sync to sync, equally on both sides.
     """
     digests: list[BoxDigest] = []
     for batch, pair, box in plan.transfers() if verify != "off" else ():

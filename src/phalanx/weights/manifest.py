@@ -114,7 +114,7 @@ def refuse(faults: Sequence[LayoutFault]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TensorLayout:
-    """The layout of a tensor on a group, which all tensors held alike share: they are compared by identity.
+    """The layout of a tensor on a group. Tensors of equal layout share the object: layouts are compared by identity.
 
     Attributes:
         holders: (rank, boxes) of each rank that has a part.

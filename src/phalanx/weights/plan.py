@@ -1,7 +1,7 @@
 """The resharding plan of a sync: which box of which tensor goes from which source rank to which target ranks. Pure.
 
 Steps of ``make_plan``: each side alone (``merge_manifests``), names (``NameMatch``), the source boxes that make up each
-target box (``find_overlaps``, once for all tensors held alike), and the replica that sends each of them
+target box (``find_overlaps``, once for all tensors of equal layout), and the replica that sends each of them
 (``choose_senders``). Faults of all steps are raised as a single error.
 """
 
@@ -81,7 +81,7 @@ class TransferBox(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """Tensors that are sent alike: each of ``pairs`` in each of ``boxes``, cast from ``source_dtype`` to ``dtype``."""
+    """Tensors with equal boxes: each of ``pairs`` is sent in ``boxes``, cast from ``source_dtype`` to ``dtype``."""
 
     source_dtype: str
     dtype: str
@@ -132,7 +132,7 @@ class Plan:
                     yield batch, pair, box
 
     def boxes(self, localities: Sequence[Locality]) -> Iterator[TransferBox]:
-        """Yield the boxes of some localities, once for all tensors that are sent alike."""
+        """Yield the boxes of some localities, once per batch of tensors."""
         for batch in self.batches:
             yield from (box for box in batch.boxes if box.locality in localities)
 

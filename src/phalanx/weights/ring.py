@@ -2,7 +2,7 @@
 
 The ring is in host memory or, for ranks that share a CUDA device or can reach each other's, in device memory. It is
 allocated once and kept from sync to sync: the first write of a page costs three to four times a later write. A target
-serves whichever source is ready, so that targets that share sources never wait for each other crosswise.
+serves any source that is ready, so that targets that share sources never wait for each other in a cycle.
 """
 
 from __future__ import annotations

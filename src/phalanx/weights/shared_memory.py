@@ -5,7 +5,7 @@ Unix socket, so that no path and no process number (which differs between contai
 container's memory, not the size of /dev/shm.
 
 Device memory is allocated with ``cudaMalloc`` instead of torch's allocator, whose reference counts between processes
-never drop if a reader is killed. Here the owner frees the memory when it closes it, whatever became of its readers.
+never drop if a reader is killed. Here the owner frees the memory when it closes it, even if readers were killed.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class CopyEndpoint(Endpoint):
     """The end of a role, ``side`` and ``rank``, that has its peers in this process.
 
     A source only offers its tensors, since the same thread may receive afterwards. The target copies them, and then
-    calls ``check``, which raises if they were written to meanwhile.
+    calls ``check``, which raises if they were written to during the copy.
     """
 
     connection: str

@@ -58,7 +58,7 @@ class WeightSync:
         delta: True sends only the elements whose bits changed since the last version, for tensors in host memory. A
             target without the last version receives everything. The sources keep another copy of the tensors that
             they send; see :meth:`explain`.
-        staleness: manager that is told each version once the targets have it. Its versions then have the numbers of
+        staleness: manager that gets each version once the targets have it. Its versions then have the numbers of
             the weights. Up to ``rows_per_version`` rows count as trained per version, none if the source's ``step`` is
             the same.
         bucket_bytes: size of the buckets in which weights are sent. Between ranks of a node they have at most 16 MB,
@@ -206,7 +206,7 @@ class WeightSync:
     def _next_number(self, pairs: Sequence[SyncPair]) -> int:
         """Return a number greater than every number that a rank or the staleness manager knows.
 
-        The number of a failed sync is used again: ranks that had begun with it told so when they were connected.
+        The number of a failed sync is used again: ranks that had begun with it reported so when they were connected.
         """
         published = self._source.core.published_weights
         last = published.get(self._source.key, 0)

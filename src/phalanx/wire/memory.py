@@ -120,7 +120,7 @@ class BufferPool:
         return sum(region.nbytes for region in list(self._kept))
 
     def block(self, nbytes: int) -> Bytes:
-        """Return ``nbytes`` of writable memory with arbitrary content, given back with its last user."""
+        """Return ``nbytes`` of writable memory with arbitrary content, returned to the pool with its last user."""
         region = self._take(nbytes) or _Region(nbytes)
         return bytes_at(_Lease(self, region), region.address, nbytes)
 

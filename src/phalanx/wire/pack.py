@@ -73,7 +73,7 @@ class Sink:
     ) -> int:
         """Return the number of the buffer with these bytes of ``device`` (None: the host).
 
-        ``read()`` returns them as a uint8 array. ``owner`` is kept alive, so that nothing else gets this address.
+        ``read()`` returns them as a uint8 array. ``owner`` is kept alive, so that no other object gets this address.
         """
         key = (device, address, nbytes)
         if key not in self._places:

@@ -40,7 +40,7 @@ class Collectives:
         self._noted.clear()
 
     def keep_port(self, port: int) -> None:
-        """Never shut down connections to this port, the rendezvous store's: other ranks go on to need it."""
+        """Never shut down connections to this port of the rendezvous store, which other ranks still need."""
         self._kept_ports.add(port)
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""Access to a busy rank from beside it: interrupts of cancelled calls, stacks of threads, and the call page.
+"""Access to a busy rank from outside: interrupts of cancelled calls, stacks of threads, and the call page.
 
 A busy process answers no request, so all of this works while its main thread is elsewhere. A daemon thread reads
 requests from a pipe: it interrupts calls, aborts collectives and writes stacks. If native code holds the interpreter,
@@ -213,11 +213,11 @@ Frames = list[tuple[CodeType, int | None]]
 def stacks() -> str:
     """Return the stacks of all threads as ``faulthandler`` writes them: innermost frame first, the main thread last.
 
-    ``faulthandler`` itself needs no interpreter for that, but the threads run on meanwhile, and frames that are being
-    left are freed memory, which ends a process now and then. This thread holds the interpreter, so they cannot change.
+    ``faulthandler`` itself needs no interpreter for that, but the threads run on, and a frame that just returns is
+    freed memory, which sometimes crashes the process. This thread holds the interpreter, so frames cannot change.
 
-    No garbage is collected meanwhile. Python 3.11 makes frames into objects under a lock that each new thread needs: a
-    collection there runs finalizers, which may wait for such a thread forever
+    Garbage collection is disabled during this. Python 3.11 makes frames into objects under a lock that each new thread
+    needs: a collection there runs finalizers, which may wait for such a thread forever
     (https://github.com/python/cpython/issues/106883).
     """
     collecting = gc.isenabled()

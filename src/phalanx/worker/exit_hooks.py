@@ -1,8 +1,8 @@
 """Cleanup at the end of a rank, registered by the library while it creates things that must not outlive the rank.
 
 The hooks run after the users' own ``close()``, also if that raised, and at an orderly exit of a process that was not
-closed. A killed process runs nothing, so whatever must not outlive its rank has no name (anonymous memory, abstract
-sockets) and ends with the process.
+closed. A killed process runs no hooks, so a resource that must not outlive its rank has no name (anonymous memory,
+abstract sockets) and ends with the process.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class _Torch:
 
 
 class _Nsys:
-    """Nsight Systems around the process: it is told where to begin and where to stop, and writes its own file."""
+    """Nsight Systems around the process. This class starts and stops its recording; it writes its own file."""
 
     def __init__(self) -> None:
         if NSYS_VARIABLE not in os.environ:

@@ -349,7 +349,7 @@ class RayBackend:
         return with_post_mortem(found, left, facts.log)
 
     def _ask_ray(self, endpoint: Endpoint) -> Lost:
-        """Return the cause of an actor's death, which the error of any call on it tells."""
+        """Return the cause of an actor's death, from the error of a call on it."""
         try:
             private.get(private.call(endpoint.handle, "_px_report"), timeout=_SIGHT_WITHIN_S)
         except rayx.GetTimeoutError:

@@ -182,7 +182,7 @@ class NodeAgent:
             return str(error)
 
     def post_mortem(self, target: ProcessHandle) -> PostMortem:
-        """Return the last output of a rank whose process is gone."""
+        """Return the last output of a rank whose process has died."""
         kills = oom_kills()
         with self._lock:
             memory = self._ask({"memory": target.pid}) if target.pid in self._watched else 0

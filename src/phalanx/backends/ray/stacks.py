@@ -49,7 +49,7 @@ def _wait(asked: Sequence[_Asked], seconds: float) -> None:
 
 
 class _Asked:
-    """A rank that was asked for its stacks."""
+    """A request for the stacks of a rank."""
 
     def __init__(self, target: ProcessHandle) -> None:
         self._target = target
