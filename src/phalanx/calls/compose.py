@@ -19,7 +19,6 @@ from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_
 from phalanx.group.group import Group
 from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
 from phalanx.wire.messages import (
-    NO_ARGUMENTS,
     Assembled,
     Message,
     RankCall,
@@ -165,18 +164,18 @@ def messages(core: Group, plan: CallPlan, header: RankCall, call: Call | None = 
 
 
 def _messages_alike(core: Group, plan: CallPlan, header: RankCall, call: Call | None) -> Iterator[Message]:
-    body: bytes | None = NO_ARGUMENTS
     refs: tuple[Ref, ...] = ()
     if plan.ranks and (plan.args or plan.kwargs):
         body, refs = encode_body(core, plan.arguments_of(0), call)
+        header = header._replace(body=body)
     if len(plan.gather.take) == len(plan.ranks):
-        yield from itertools.repeat(header._replace(body=body).pack(refs), len(plan.ranks))
+        yield from itertools.repeat(header.pack(refs), len(plan.ranks))
         return
     packed: dict[bool, Message] = {}  # by whether the rank's output is kept
     for position in range(len(plan.ranks)):
         keep = plan.keeps(position)
         if keep not in packed:
-            packed[keep] = header._replace(body=body, keep=keep).pack(refs)
+            packed[keep] = header._replace(keep=keep).pack(refs)
         yield packed[keep]
 
 

@@ -78,16 +78,16 @@ class RankCall(NamedTuple):
 
     def pack(self, refs: tuple[Any, ...] = ()) -> Message:
         """Return the message, with the backend's references that the body names."""
-        name = call_name(self.role, self.method, self.epoch)
+        named = named_message(self.role, self.method, self.epoch)
         if self.body == NO_ARGUMENTS and self.keep and self.returns == OUTPUT and not self.number:
-            return Message(name)
-        return Message(name, pickle.dumps(tuple(self), 5), refs)
+            return named
+        return Message(named.name, pickle.dumps(tuple(self), 5), refs)
 
 
 @functools.lru_cache(maxsize=4096)
-def call_name(role: str, method: str, epoch: int) -> str:
-    """Return the name under which a call is sent, such as ``actor.update@3``."""
-    return f"{full_name(role, method)}@{epoch}"
+def named_message(role: str, method: str, epoch: int) -> Message:
+    """Return the message of a call without arguments: its name, such as ``actor.update@3``."""
+    return Message(f"{full_name(role, method)}@{epoch}")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -119,7 +119,12 @@ def _of_worker(shell: Any, name: str) -> Any:
 
 def _message(data: bytes = b"", refs: Sequence[Any] = ()) -> Message:
     """Return the message of this task. Without data, the name of the task after the class is the method."""
-    return Message("", data, tuple(refs)) if data else Message(private.task_name().partition(".")[2])
+    return Message("", data, tuple(refs)) if data else _named_message(private.task_name())
+
+
+@functools.lru_cache(maxsize=4096)
+def _named_message(task: str) -> Message:
+    return Message(task.partition(".")[2])
 
 
 class WorkerActor:
