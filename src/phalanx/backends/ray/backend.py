@@ -73,8 +73,8 @@ def _arguments(message: Message) -> tuple[Any, ...]:
 
 
 def _task_name(endpoint: Endpoint, message: Message) -> str:
-    """Return ``Class.method`` of the call, as dashboards show it."""
-    return f"{private.class_name(endpoint.handle)}.{message.name}"
+    """Return ``Class.method@epoch`` of the call, as dashboards show it; the rank reads what follows the first dot."""
+    return f"{private.class_name(endpoint.handle).replace('.', '_')}.{message.name}"
 
 
 class RayStream:
@@ -288,7 +288,8 @@ class RayBackend:
         ]
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
-        calls = {endpoint.facts.pid: call for endpoint, call in zip(endpoints, ids, strict=True)}
+        sides = [endpoint.facts.side for endpoint in endpoints]
+        calls = {side.mark: call for side, call in zip(sides, ids, strict=True) if side is not None}
         return list(map(bool, self._agents.ask(endpoints, "cancel", calls, timeout=_SIGHT_WITHIN_S)))
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:

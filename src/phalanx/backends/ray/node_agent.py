@@ -123,7 +123,7 @@ class NodeAgent:
             told=seen.told,
         )
 
-    def cancel(self, targets: Sequence[ProcessHandle], calls: Mapping[int, int]) -> list[bool]:
+    def cancel(self, targets: Sequence[ProcessHandle], calls: Mapping[str, int]) -> list[bool]:
         """Cancel a call: ranks that have not begun it drop it, the others are interrupted.
 
         A rank first writes that it has begun a call, and then looks for its cancellation. This function works in the
@@ -131,7 +131,7 @@ class NodeAgent:
 
         Args:
             targets: the processes of the ranks.
-            calls: the ids of the call, by the pids of the ranks.
+            calls: the ids of the call, by the marks of the processes: pids repeat on other nodes.
 
         Returns:
             For each rank whether it drops the call.
@@ -142,7 +142,7 @@ class NodeAgent:
             if target.side is not None and target.same() is not None:
                 with contextlib.suppress(OSError):
                     fd = target.open(target.side.page, os.O_RDWR)
-                    call = calls[target.pid]
+                    call = calls[target.side.mark]
                     try:
                         side_channel.cancel(fd, call)
                         began = call in side_channel.read(os.pread(fd, side_channel.SIZE, 0)).running
