@@ -20,7 +20,7 @@ LINES = {
     "calls": 2550,
     "channels": 2720,
     "checkpoint": 2180,
-    "cli": 1080,
+    "cli": 1010,
     "collect": 600,
     "compat": 2350,
     "debug": 670,
