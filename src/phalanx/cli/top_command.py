@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 _BETWEEN_LOOKS_S = 0.3
 _LINES_PER_GROUP = 6
-#: Columns of the table of channels, with the values in them.
-_CHANNEL_COLUMNS = {
-    **{"channel": "name", "may wait": "limit", "waiting": "waiting", "bytes": "waiting_bytes"},
-    **{"oldest": "oldest", "taken": "taken", "puts wait": "puts", "takes wait": "takes"},
-    **{"items/s": "per_second", "dropped": "dropped", "lost": "lost"},
-}
+#: Columns of the table of channels: values of a channel, some with another title.
+_CHANNEL_VALUES = (
+    *("name", "limit", "waiting", "waiting_bytes", "oldest", "taken"),
+    *("puts", "takes", "per_second", "dropped", "lost"),
+)
+_CHANNEL_TITLES = {"name": "channel", "limit": "may wait", "waiting_bytes": "bytes", "per_second": "items/s"}
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "broken": "bold red"}
 
 Name = Annotated[
@@ -205,7 +205,7 @@ def _channel_table(channels: Sequence[dict[str, Any]], at: float) -> Any:
     for channel in channels:
         oldest = None if channel["oldest"] is None else duration(at - channel["oldest"])
         values = channel | {"oldest": oldest, "per_second": round(channel["per_second"], 1)}
-        cells.append({title: values[name] for title, name in _CHANNEL_COLUMNS.items()})
+        cells.append({_CHANNEL_TITLES.get(name, name): values[name] for name in _CHANNEL_VALUES})
     return titled_table(Text("channels", "bold"), cells)
 
 
