@@ -111,10 +111,10 @@ def _drivers_of(address: str) -> str:
         notices = ClusterReader(address).notices()
     except PlacementError:
         return "does not answer"
-    runs = [
-        f"{run.script} (pid {run.pid}): {', '.join(g.name for g in notices.groups_of(run.run)) or 'no groups'}"
-        for run in notices.runs
-    ]
+    runs: list[str] = []
+    for run in notices.runs:
+        groups = ", ".join(group.name for group in notices.groups if group.run == run.run)
+        runs.append(f"{run.script} (pid {run.pid}): {groups or 'no groups'}")
     return "; ".join(runs) or "no driver of phalanx"
 
 
