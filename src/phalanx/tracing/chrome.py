@@ -46,10 +46,8 @@ def events(trace: Trace) -> Iterator[dict[str, Any]]:
     for track in tracks:
         process = (isinstance(track.key, str), track.group)
         if process not in pids:
-            pids[process] = len(pids) + 1
-            yield from _names(
-                "process", {"pid": pids[process], "tid": 0}, f"group {track.group}", pids[process]
-            )
+            pid = pids[process] = len(pids) + 1
+            yield from _names("process", {"pid": pid, "tid": 0}, f"group {track.group}", pid)
         name = " · ".join([track.label, *([track.place, str(track.pid)] if track.place else [])])
         for lane in range(1 + max((one.lane for one in track.slices), default=0)):
             threads[track.key, lane] = thread = {"pid": pids[process], "tid": len(threads) + 1}

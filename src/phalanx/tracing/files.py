@@ -136,15 +136,10 @@ def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
     Raises:
         DeclarationError: if they are not of a trace; ``where`` names their source in the message.
     """
-    found = list(entries)
-    if not found:
+    head, *found = [*entries] or [{}]
+    if not isinstance(head, dict) or head.get("kind") != _FORMAT:
         raise DeclarationError(f"{where} holds no trace; expected one that px.trace(...) wrote")
-    head = found[0]
     try:
-        if head["kind"] != _FORMAT:
-            raise DeclarationError(
-                f"{where} does not begin as a trace of phalanx does; expected one that px.trace(...) wrote"
-            )
         if head["version"] != _VERSION:
             raise DeclarationError(
                 f"{where} was written by another version of phalanx (format {head['version']}, here {_VERSION}); read "
