@@ -75,21 +75,17 @@ class span:
 
     def __call__(self, function: F) -> F:
         name, attributes = self._name, self._attributes
-        if inspect.iscoroutinefunction(function):
 
-            @functools.wraps(function)
-            async def awaited(*args: Any, **kwargs: Any) -> Any:
-                with span(name, **attributes):
-                    return await function(*args, **kwargs)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with span(name, **attributes):
+                return await function(*args, **kwargs)
 
-            return awaited  # pyright: ignore[reportReturnType]
-
-        @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
             with span(name, **attributes):
                 return function(*args, **kwargs)
 
-        return called  # pyright: ignore[reportReturnType]
+        wrapper = awaited if inspect.iscoroutinefunction(function) else called
+        return functools.wraps(function)(wrapper)  # pyright: ignore[reportReturnType]
 
 
 def path_of(files: str, trace: str) -> str:
