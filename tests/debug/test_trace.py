@@ -378,6 +378,19 @@ def test_a_trace_can_be_given_to_opentelemetry(group: Any) -> None:
     assert {span.name for span in memory.get_finished_spans()} == {"traced.add", "add", "adding"}
 
 
+def test_the_json_file_is_valid_by_the_trace_event_format(group: Any, tmp_path: Path) -> None:
+    with px.trace(tmp_path / "run.json"), px.span("step"):
+        group.double(group.double.submit(torch.ones(4, 1)))
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+
+    place = {"ph", "name", "pid", "tid"}
+    flow = place | {"ts", "id", "cat"}
+    needed = {"M": place | {"args"}, "X": place | {"ts", "dur", "cat"}, "s": flow, "f": flow | {"bp"}}
+    assert {event["ph"] for event in events} == needed.keys()
+    assert all(needed[event["ph"]] <= event.keys() for event in events)
+    assert all(event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0 for event in events)
+
+
 def test_the_librarys_own_calls_are_not_in_a_trace(group: Any) -> None:
     with px.trace() as trace, pytest.raises(px.DispatchError):
         group.mesh("none")  # asks the ranks

@@ -15,7 +15,7 @@ from tests.imports.source import MODULES
 MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
-    "api": 1222,
+    "api": 1217,
     "backends": 2720,
     "calls": 2550,
     "channels": 2720,
@@ -23,10 +23,10 @@ LINES = {
     "cli": 995,
     "collect": 600,
     "compat": 2350,
-    "debug": 660,
+    "debug": 652,
     "declare": 1150,
     "dispatch": 1340,
-    "display": 414,
+    "display": 407,
     "engines": 1890,
     "group": 1060,
     "members": 1270,
@@ -35,7 +35,7 @@ LINES = {
     "session": 570,
     "testing": 245,
     "topology": 990,
-    "tracing": 1117,
+    "tracing": 1094,
     "weights": 3350,
     "wire": 1350,
     "worker": 1980,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from phalanx.api.selection import Selection
@@ -277,9 +276,7 @@ class WorkerGroup(GroupView):
     def __enter__(self) -> WorkerGroup:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close()
 
 

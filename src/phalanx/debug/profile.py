@@ -8,7 +8,6 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from phalanx.api.selection import Selection
@@ -146,9 +145,7 @@ class Profile:
     def __enter__(self) -> Profile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._end(None if error is None else _REFUSED_WITHIN_S)
 
     def __str__(self) -> str:

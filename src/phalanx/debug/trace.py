@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -134,9 +133,7 @@ class Tracer:
     def __enter__(self) -> Tracer:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
         try:
             self.stop()
         except Exception as failure:

@@ -73,13 +73,8 @@ def bar(console: Console, transient: bool) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     now = TextColumn("[dim]{task.fields[now]}", markup=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        now,
-    )
+    counts = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), *counts, now)
     # Else output into a file would be redirected to the terminal while a bar is there.
     redirect = sys.stdout.isatty()
     return Progress(*columns, console=console, transient=transient, redirect_stdout=redirect)

@@ -52,7 +52,7 @@ def events(trace: Trace) -> Iterator[dict[str, Any]]:
         for one in track.slices:
             more = {"call": one.call, "error": one.error, "unfinished": one.open or None}
             args = one.attributes | {name: value for name, value in more.items() if value is not None}
-            times = {"ts": (one.start - trace.began) / 1e3, "dur": one.duration / 1e3}
+            times = {"ts": (one.start - trace.began) / 1e3, "dur": (one.end - one.start) / 1e3}
             thread = threads[track.key, one.lane]
             yield {"ph": "X", "name": one.name, "cat": one.kind, **thread, **times, "args": args}
             if one.kind == "call":
@@ -70,9 +70,7 @@ def _names(kind: str, thread: dict[str, int], name: str, order: int) -> Iterator
     yield {"ph": "M", **thread, "name": f"{kind}_sort_index", "args": {"sort_index": order}}
 
 
-def _arrows(
-    trace: Trace, at: Mapping[tuple[TrackKey | str, int | None], dict[str, int]]
-) -> Iterator[dict[str, Any]]:
+def _arrows(trace: Trace, at: Mapping[Any, dict[str, int]]) -> Iterator[dict[str, Any]]:
     """Return the arrows from the driver to each rank, and from a call to the call that got its result by reference."""
     numbers = itertools.count(1)
     calls = {call.id: call for call in trace.calls}

@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,10 @@ from phalanx.tracing import chrome, html
 from phalanx.tracing.events import PART_TIMES, Clock, Counter, Part, Span, Trace, TracedCall, Track, TrackKey
 
 SUFFIXES = (".json", ".jsonl", ".html")
-_PERFETTO = (".pftrace", ".perfetto-trace")
 _FORMAT = "phalanx-trace"
 _VERSION = 2
 _HEAD = ("began", "ended", "host", "pid", "title", "notes")
-_KINDS = {"track": Track, "call": TracedCall, "span": Span, "counter": Counter}
+_KINDS = {"clock": Clock, "track": Track, "call": TracedCall, "span": Span, "counter": Counter}
 _TIMES = {"began", "planned", "asked", "joined", "ended", "opened", "closed", *PART_TIMES}
 _PART_FIELDS = tuple(field.name for field in fields(Part))
 
@@ -34,7 +33,7 @@ def check_path(path: Path) -> None:
     Raises:
         DeclarationError: if it does not.
     """
-    if path.suffix in _PERFETTO:
+    if path.suffix in (".pftrace", ".perfetto-trace"):
         raise DeclarationError(
             f"{path}: Perfetto opens traces that end in .json, so name it {path.stem}.json"
         )
@@ -109,9 +108,9 @@ def load(path: Path) -> Trace:
 
 
 def entries(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Return a trace as plain data: its head, then tracks, calls, spans and counters."""
+    """Return a trace as plain data: its head, then clocks, tracks, calls, spans and counters."""
     head = {name: getattr(trace, name) for name in _HEAD}
-    yield {"kind": _FORMAT, "version": _VERSION, **head, "clocks": [asdict(clock) for clock in trace.clocks]}
+    yield {"kind": _FORMAT, "version": _VERSION, **head}
     for kind in _KINDS:
         for event in getattr(trace, f"{kind}s"):
             yield {"kind": kind, **_data(event, trace.began)}
@@ -144,7 +143,6 @@ def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
                 "it with that version"
             )
         known: dict[str, Any] = {name: head[name] for name in _HEAD} | {"notes": tuple(head["notes"])}
-        known["clocks"] = tuple(Clock(**clock) for clock in head["clocks"])
         for kind, made in _KINDS.items():
             known[f"{kind}s"] = tuple(
                 _event(made, data, head["began"]) for data in found if data["kind"] == kind

@@ -112,7 +112,7 @@ def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
         name = names.setdefault(one.name, len(names))
         text = -1 if one.error is None else texts.setdefault(one.error, len(texts))
         call = -1 if one.call is None else numbers.get(one.call, -1)
-        place = (one.start - trace.began, one.duration, one.lane, one.depth)
+        place = (one.start - trace.began, one.end - one.start, one.lane, one.depth)
         return (*place, name, _KINDS[one.kind], call, int(one.open), text)
 
     rows: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
             rows.append({"group": track.group, "top": top, "height": _HEADING, "heading": True})
             labels.append(f'<div class="group" style="top:{top + 5}px">{html.escape(track.group)}</div>')
             top, striped = top + _HEADING, True
-        kept = [one for one in track.slices if one.kind != "phase" or one.duration >= least]
+        kept = [one for one in track.slices if one.kind != "phase" or one.end - one.start >= least]
         lane = _FIRST + nested * max((one.depth for one in kept), default=0) + _GAP
         height, striped = lane * (1 + max((one.lane for one in kept), default=0)), not striped
         label, where = html.escape(track.label), html.escape(track.place)

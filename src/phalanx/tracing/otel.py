@@ -34,16 +34,13 @@ def export(trace: Trace, provider: Any = None) -> int:
             "spans for OpenTelemetry need the package opentelemetry-sdk: pip install 'phalanx[otel]'"
         ) from error
     tracer = (provider or api.get_tracer_provider()).get_tracer("phalanx")
-    count = 0
 
     def send(name: str, start: int, end: int | None, parent: Any, error: str | None, **more: Any) -> Any:
-        nonlocal count
         context = api.set_span_in_context(parent) if parent is not None else None
         span = tracer.start_span(name, context=context, start_time=start, **more)
         if error is not None:
             span.set_status(api.StatusCode.ERROR, error)
         span.end(end_time=max(start, trace.ended if end is None else end))
-        count += 1
         return span
 
     tracks = {track.key: track for track in trace.tracks}
@@ -68,7 +65,7 @@ def export(trace: Trace, provider: Any = None) -> int:
         attributes = _attributes(span, (), span.attributes | of_rank)
         parent = parts.get((span.call, span.track))
         send(span.name, span.began, span.ended, parent, span.error, attributes=attributes)
-    return count
+    return len(sent) + len(parts) + len(trace.spans)
 
 
 def _attributes(event: object, names: Sequence[str], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,10 +33,6 @@ class Slice:
     lane: int = 0
     depth: int = 0
 
-    @property
-    def duration(self) -> int:
-        return self.end - self.start
-
 
 class DrawnTrack(NamedTuple):
     """The slices of a rank, or of the calls of a group or the spans on the driver (``key`` is the name then)."""

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, TypeVar
 
 from phalanx.tracing.events import Part, Span, TrackKey
@@ -66,9 +65,7 @@ class span:
         self._open.append((sink, number))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         sink, number = self._open.pop()
         if sink is not None:
             sink.leave(number, error)
@@ -220,9 +217,7 @@ class Noted:
         """Record that the method is over."""
         self._finished = time.time_ns()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         now = time.time_ns()
         finished = self._finished if self._finished is not None else now
         text = "null" if error is None else json.dumps(describe(error))
