@@ -56,25 +56,23 @@ def test_what_another_version_wrote_is_left_out(data: bytes) -> None:
     assert read_notices({"run/x": data, "group/x/1": data, "else": data}) == ClusterRegistry((), ())
 
 
-def test_a_group_is_found_by_its_name_or_the_beginning_of_it() -> None:
-    notices = ClusterRegistry((), (group("trainer"), group("trainer-2"), group("rollout")))
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("roll", "rollout"),
+        ("trainer", "trainer"),  # not trainer-2, which begins so
+        ("TrainingWorker", "Zvl4r5TrainingWorker"),  # verl's random beginning
+        ("b/twin", "twin"),
+    ],
+)
+def test_a_group_is_found_by_its_name_its_beginning_or_end(text: str, found: str) -> None:
+    names = ("trainer", "trainer-2", "rollout", "Zvl4r5TrainingWorker", "twin")
+    notices = ClusterRegistry((), (*map(group, names), group("twin", of="b")))
 
-    assert notices.find("roll").name == "rollout"
-    assert notices.find("trainer").name == "trainer"
-
-
-def test_a_group_is_found_by_the_end_of_its_name_behind_verls_random_beginning() -> None:
-    notices = ClusterRegistry((), (group("Zvl4r5TrainingWorker"), group("rollout")))
-
-    assert notices.find("TrainingWorker").name == "Zvl4r5TrainingWorker"
-
-
-def test_groups_of_one_name_are_told_apart_by_their_runs() -> None:
-    notices = ClusterRegistry((), (group("trainer", of="a"), group("trainer", of="b")))
-
-    with pytest.raises(NoSuchGroup, match="a/trainer, b/trainer"):
-        notices.find("trainer")
-    assert notices.find("b/trainer").run == "b"
+    assert notices.find(text).name == found
+    assert notices.find("b/twin").run == "b"
+    with pytest.raises(NoSuchGroup, match="a/twin, b/twin"):
+        notices.find("twin")
 
 
 def test_a_name_that_nobody_has_is_refused_with_the_names_that_there_are() -> None:
@@ -101,15 +99,10 @@ def test_a_detached_group_outlives_its_driver_as_long_as_its_processes() -> None
 
 
 def test_what_channels_of_a_dead_driver_left_is_stale() -> None:
-    flow = ChannelEntry("b", "rollouts", "8 items", 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 1.0)
-    handles = ("channel/01/kept", "channel/02/rollouts")
-    notices = ClusterRegistry((run("a", "01"), run("b", "02")), (group("one", of="a"),), (flow,), handles)
+    flow = ChannelEntry("b", "rollouts", "8 items", 3, 10, 1, 0, 2, 5, 0, 0, 1.5, 9.0, 2.0)
+    entries = [run("a", "01"), run("b", "02"), group("one", of="a"), flow]
+    handles = {"channel/01/kept": b"\x80pickled", "channel/02/rollouts": b"\x80pickled"}
+    notices = read_notices({entry.key: to_bytes(entry) for entry in entries} | handles)
 
+    assert (notices.channels, notices.handles) == ((flow,), tuple(handles))
     assert notices.stale(["01"], ()) == ["run/b", "flow/b/rollouts", "channel/02/rollouts"]
-
-
-def test_channels_are_read_back_as_they_were_published() -> None:
-    flow = ChannelEntry("a", "rollouts", "8 items", 3, 10, 1, 0, 2, 5, 0, 0, 1.5, 9.0, 2.0)
-    notices = read_notices({flow.key: to_bytes(flow), "channel/01/rollouts": b"\x80pickled"})
-
-    assert (notices.channels, notices.handles) == ((flow,), ("channel/01/rollouts",))

@@ -15,55 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.tracing.events import Clock, Part, Span, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.events import Counter as Counted
+from phalanx.tracing.events import Part, Span, Trace, TracedCall
 from phalanx.tracing.files import entries, from_entries, load, write
 from tests.tracing.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
 
-whole = st.integers(0, 10**15)
-maybe = st.none() | whole
-parts = st.builds(Part, st.integers(0, 99), *[maybe] * 7, *[st.integers(0, 10**9)] * 3, st.none() | st.text())
-keys = st.builds(TrackKey, st.text(max_size=5), st.integers(0, 3), st.integers(0, 99))
-calls = st.builds(
-    TracedCall,
-    id=whole,
-    group=st.text(max_size=5),
-    epoch=st.integers(0, 3),
-    role=st.text(max_size=5),
-    method=st.text(max_size=5),
-    began=whole,
-    planned=maybe,
-    asked=maybe,
-    joined=maybe,
-    ended=maybe,
-    stored_bytes=whole,
-    error=st.none() | st.text(max_size=9),
-    sources=st.lists(whole, max_size=2).map(tuple),
-    parts=st.lists(parts, max_size=3).map(tuple),
-)
-attributes = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3) | st.none(), max_size=2)
-spans = st.builds(
-    Span, st.text(max_size=5), whole, maybe, st.none() | keys, maybe, attributes, st.none() | st.text()
-)
-tracks = st.builds(
-    Track, keys, st.text(max_size=3), st.text(max_size=3), whole, st.just(("0",)), maybe, maybe
-)
-points = st.lists(whole, max_size=2).map(tuple)
-series = st.dictionaries(st.text(max_size=3), st.lists(st.integers(0, 9), max_size=2).map(tuple), max_size=2)
-counters = st.builds(Counted, st.text(max_size=5), points, series)
+
+def several(elements: st.SearchStrategy[Any]) -> Any:
+    return st.lists(elements, max_size=3).map(tuple)
+
+
+plain = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3) | st.none(), max_size=2)
+series = st.dictionaries(st.text(max_size=3), several(st.integers(0, 9)), max_size=2)
+#: Fields that are not here have values of their types.
 traces = st.builds(
     Trace,
-    began=whole,
-    ended=whole,
-    host=st.text(max_size=3),
-    pid=whole,
-    title=st.text(max_size=3),
-    tracks=st.lists(tracks, max_size=2).map(tuple),
-    calls=st.lists(calls, max_size=3).map(tuple),
-    spans=st.lists(spans, max_size=3).map(tuple),
-    counters=st.lists(counters, max_size=2).map(tuple),
-    clocks=st.lists(st.builds(Clock, st.text(max_size=3), whole, whole), max_size=2).map(tuple),
-    notes=st.lists(st.text(max_size=3), max_size=2).map(tuple),
+    calls=several(st.builds(TracedCall, parts=several(st.from_type(Part)))),
+    spans=several(st.builds(Span, attributes=plain)),
+    counters=several(st.builds(Counted, values=series)),
 )
 
 
