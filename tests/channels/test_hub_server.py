@@ -18,7 +18,7 @@ from phalanx.channels import hub_server
 from phalanx.channels.hub import Hub, PutOffer
 from phalanx.channels.hub_client import RemoteClient, clients
 from phalanx.channels.hub_server import HubServer
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 from tests.support.fault_workers import within
 
 WITHIN = 30.0
@@ -45,7 +45,7 @@ def far(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteCl
     """Have all handles of this process use a connection."""
     made = RemoteClient(server.address)
     monkeypatch.setattr(clients, "to", lambda *_: made)
-    cluster.get_backend("inline")
+    session.get_backend("inline")
     yield made
     made.close()
 

@@ -25,7 +25,7 @@ from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
 from phalanx.errors import CallCancelled
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.session.monitor import monitor
+from phalanx.session.session import session
 from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, HOST, OUTPUT, Message, RankCall, titled
 from phalanx.worker import handlers as questions
 
@@ -78,7 +78,7 @@ def new_call(core: Group, epoch: Epoch, request: CallRequest, method: str, numbe
     limit = request.timeout if request.timeout is not None else card.call_timeout
     stall = request.stall_report_after if request.stall_report_after is not None else card.stall_report_after
     if (stall is not None or limit is not None) and not core.backend.immediate:
-        monitor.add(core, look_after)
+        session.monitor.add(core, look_after)
     return Call(
         core,
         epoch,

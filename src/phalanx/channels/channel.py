@@ -21,7 +21,7 @@ from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack
 from phalanx.channels.pending_request import PendingRequest, note_thread
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 from phalanx.wire.value import Reduced, Value
 
 Leased = tuple[str, int, tuple[int, ...]]
@@ -62,12 +62,12 @@ class Channel:
         size = None if maxsize is None else positive_number(maxsize, "Channel(maxsize=)")
         if by not in ("items", "bytes"):
             raise DeclarationError(f"px.Channel(by={by!r}): expected 'items' or 'bytes'")
-        used = cluster.get_backend(backend)
+        used = session.get_backend(backend)
         self._set(live_channels.open(name, size, by, handoff, lengths, used))
 
     def _set(self, handle: ChannelHandle) -> None:
         self._handle = handle
-        self._backend = cluster.get_backend(handle.backend)
+        self._backend = session.get_backend(handle.backend)
 
     @classmethod
     def find(cls, name: str, *, backend: str | None = None) -> Channel:
@@ -76,7 +76,7 @@ class Channel:
         Raises:
             ChannelError: if no channel of that name is open.
         """
-        used = cluster.get_backend(backend)
+        used = session.get_backend(backend)
         data = used.published(published_key(used, name))
         if data is None:
             raise ChannelError(

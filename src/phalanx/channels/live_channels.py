@@ -21,8 +21,8 @@ from phalanx.channels.hub_server import HubAddress, start_hub
 from phalanx.channels.payloads import Lengths
 from phalanx.display.registry_records import CHANNEL_PREFIX, ChannelEntry, to_bytes
 from phalanx.errors import DeclarationError
-from phalanx.session import session as cluster
 from phalanx.session.background import Background
+from phalanx.session.session import session
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
 
@@ -213,7 +213,7 @@ def channel_entry(handle: ChannelHandle, status: ChannelStatus) -> ChannelEntry:
     depth, items = status.depth, status.items
     now = time.time()
     return ChannelEntry(
-        run=cluster.RUN_ID,
+        run=session.run_id,
         name=handle.name,
         limit=handle.limit,
         waiting=depth.waiting,
@@ -232,4 +232,4 @@ def channel_entry(handle: ChannelHandle, status: ChannelStatus) -> ChannelEntry:
 
 live_channels = LiveChannels()
 """Channels of this process."""
-cluster.at_letting_go(cluster.LetGoStep.PART, live_channels.close_all)
+session.before_groups_close(live_channels.close_all)

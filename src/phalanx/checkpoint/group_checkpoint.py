@@ -261,7 +261,9 @@ class _GroupSave:
             if not any(isinstance(answer, NotReady) for answer in answers.values()) and asked is not None:
                 asked, due = None, time.monotonic() + _ASK_S
             for index in set(range(len(ranks))) - found.keys():
-                is_alive = backend.alive(self._epoch.endpoints[ranks[index]])  # a rank may report and end
+                is_alive = not backend.dead_of(
+                    [self._epoch.endpoints[ranks[index]]]
+                )  # a rank may report and end
                 note = storage.read(note_name(index))
                 report = answers.get(ranks[index]) if note is None else pickle.loads(note)
                 if isinstance(report, dict | str):

@@ -19,7 +19,7 @@ from phalanx.calls.listeners import CallInfo, CallListener, everywhere
 from phalanx.config import settings
 from phalanx.errors import DeclarationError
 from phalanx.group.group import Group
-from phalanx.session.session import at_shutdown
+from phalanx.session.session import session
 from phalanx.tracing.events import STARTING, Part, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.otel import export
@@ -355,4 +355,4 @@ def keep_saved(every_s: float = 5.0) -> None:
             _traces.saver.start()
 
 
-at_shutdown(save_environment_trace)
+session.at_shutdown(save_environment_trace)

@@ -23,7 +23,8 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
     backend, endpoints = core.backend, core.endpoints
     if core.closed or backend.immediate or not backend.connected():
         return  # close() ends them all
-    ranks = [rank for rank, one in enumerate(endpoints) if one in staying and backend.alive(one)]
+    dead = backend.dead_of(endpoints)
+    ranks = [rank for rank, one in enumerate(endpoints) if one in staying and rank not in dead]
     if not ranks:
         return
     asked = run_on(core, questions.meet, ranks=ranks, title="settle", checked=False)

@@ -16,7 +16,7 @@ from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
-from phalanx.group.preemption_monitor import watchman
+from phalanx.group.preemption_monitor import watch
 from phalanx.group.roster import publish, withdraw
 from phalanx.members.constructor_calls import constructors, given_up, joined, make_again, sent_to
 from phalanx.members.detached import publish_record, withdraw_record
@@ -25,8 +25,7 @@ from phalanx.members.membership_rollback import settle
 from phalanx.members.start_progress import Starting
 from phalanx.members.weight_resync import bring_to_replaced
 from phalanx.pools.pool import ResourcePool
-from phalanx.session.monitor import monitor
-from phalanx.session.output import display
+from phalanx.session.session import session
 from phalanx.wire.messages import Message, RankConfig
 from phalanx.worker import handlers as questions
 
@@ -53,8 +52,8 @@ def start(core: Group) -> None:
         raise
     _ready(core)
     if not core.backend.immediate:
-        monitor.add(core, look_after)
-        watchman.add(core)
+        session.monitor.add(core, look_after)
+        watch()
 
 
 def _ready(core: Group) -> None:
@@ -124,7 +123,7 @@ def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
 
 def _stop(core: Group, endpoints: Sequence[Endpoint]) -> None:
     core.backend.kill(endpoints)
-    display.finish(endpoints)
+    session.display.finish(endpoints)
 
 
 def dismiss(core: Group, epoch: Epoch, ranks: range) -> None:
@@ -169,7 +168,8 @@ def _patience(core: Group) -> float:
 def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[int] | None = None) -> None:
     """Ask ranks, or all, to close their instances; busy or dead ranks are waited for up to the grace period."""
     among = range(len(epoch.endpoints)) if among is None else among
-    ranks = [rank for rank in among if core.backend.alive(epoch.endpoints[rank])]
+    dead = core.backend.dead_of(epoch.endpoints)
+    ranks = [rank for rank in among if rank not in dead]
     if ranks:
         call = run_on(
             core,

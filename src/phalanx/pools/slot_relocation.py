@@ -15,7 +15,7 @@ Block = tuple[str, int]
 def room_elsewhere(pool: ResourcePool) -> bool:
     """Return whether the other nodes now have capacity for the slots of the pool on draining nodes."""
     backend = pool.backend_api
-    going = {node.node_id for node in backend.going_nodes()}
+    going = {node.node_id for node in backend.draining_nodes()}
     reservations = {name: holding.reservation for name, holding in pool.holdings.items()}
     lost = going_blocks(pool.slots, backend.nodes_of(pool.slots, reservations), going)
     bundles = {name: holding.bundle for name, holding in pool.holdings.items()}

@@ -18,21 +18,24 @@ _log = logging.getLogger("phalanx")
 _told: list[str] = []
 
 
-def ended_nodes() -> list[DrainingNode]:
-    """Return the nodes that were lost because a signal or an autoscaler ended them."""
+def draining_nodes(ended: bool = False) -> list[DrainingNode]:
+    """Return the nodes that are drained: before a preemption, by an autoscaler, or by ``ray drain-node``.
+
+    With ``ended``, return also the nodes that were lost because a signal or an autoscaler ended them.
+    """
     if not private.is_connected():
         return []
-    return [
-        DrainingNode(node["NodeID"], None, f"its node was told to end: {node.get('DeathReasonMessage')}")
-        for node in private.nodes()
-        if not node["Alive"] and node.get("DeathReason") in private.TOLD_TO_END
-    ]
+    found = _draining()
+    if ended:
+        found += [
+            DrainingNode(node["NodeID"], None, f"its node was told to end: {node.get('DeathReasonMessage')}")
+            for node in private.nodes()
+            if not node["Alive"] and node.get("DeathReason") in private.TOLD_TO_END
+        ]
+    return found
 
 
-def going_nodes() -> list[DrainingNode]:
-    """Return the nodes that are drained: before a preemption, by an autoscaler, or by ``ray drain-node``."""
-    if not private.is_connected():
-        return []
+def _draining() -> list[DrainingNode]:
     try:
         found = private.draining_nodes()
         return [

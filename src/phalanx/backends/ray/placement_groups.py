@@ -15,12 +15,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from phalanx.backends.backend_types import ReserveRequest, StoreSpace
 from phalanx.backends.ray import private
-from phalanx.backends.ray.draining import going_nodes
+from phalanx.backends.ray.draining import draining_nodes
 from phalanx.backends.ray.ray_errors import node_is_gone
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot
-from phalanx.wire.value import Value
 
 NODE_LABEL = "ray.io/node-id"
 _PROBED_WITHIN_S = 60.0
@@ -37,6 +36,11 @@ class RayReservation:
     @property
     def ids(self) -> Sequence[Any]:
         return self.groups
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Ids of the placement groups. (Names are limited to a Ray namespace.)"""
+        return tuple(group.id.hex() for group in self.groups)
 
 
 def store_space() -> StoreSpace | None:
@@ -156,7 +160,7 @@ def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
     if request is None:
         return frozenset()
     deadline = time.monotonic() + timeout
-    going = {node.node_id for node in going_nodes()}  # no process is started there any more
+    going = {node.node_id for node in draining_nodes()}  # no process is started there any more
     lost = [index for index, group in enumerate(reservation.groups) if _lost(group, deadline, going)]
     if not lost:
         return frozenset()
@@ -200,11 +204,6 @@ def release(reservation: RayReservation) -> None:
     for group in groups:
         while private.placement_group_table(group).get("state") != "REMOVED" and time.monotonic() < deadline:
             time.sleep(0.002)
-
-
-def keys_of(reservation: Value) -> tuple[str, ...]:
-    """Return the ids of the placement groups of a reservation. (Names are limited to a Ray namespace.)"""
-    return tuple(group.id.hex() for group in reservation.groups)
 
 
 def release_keys(keys: Sequence[str]) -> None:
