@@ -28,7 +28,7 @@ LINES = {
     "dispatch": 1340,
     "display": 440,
     "engines": 1890,
-    "group": 895,
+    "group": 900,
     "members": 1260,
     "parallel": 470,
     "pools": 480,
