@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
 from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.run_on import gather_before_end
 from phalanx.debug.trace import from_environment
 from phalanx.declare.bind import Colocation, WorkerClass, as_bound
+from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, GroupClosed, PlacementError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
@@ -84,24 +87,21 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
 
 def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) -> None:
     bound = dict(cls.roles) if isinstance(cls, Colocation) else {"": as_bound(cls)}
-    expected = {
-        (role, method): (repr(spec.mode), str(spec.signature))
-        for role, one in bound.items()
-        for method, spec in one.spec.methods.items()
-    }
-    found = {
-        (role, method): (repr(spec.mode), str(spec.signature))
-        for role, methods in record.methods.items()
-        for method, spec in methods.items()
-    }
+    expected = _signatures({role: one.spec.methods for role, one in bound.items()})
+    found = _signatures(record.methods)
     if expected != found:
-        differing = sorted(
-            ".".join(filter(None, key))
-            for key in expected.keys() | found.keys()
-            if expected.get(key) != found.get(key)
-        )
+        keys = [key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)]
+        differing = sorted(".".join(filter(None, key)) for key in keys)
         raise DeclarationError(
             f"group {name!r} runs {', '.join(record.classes.values())}, whose registered methods are not those "
             f"expected: {', '.join(differing)} differ in name, signature or dispatch mode. Attach with the class that "
             "the group was made of, or close the group and make it anew"
         )
+
+
+def _signatures(
+    methods: Mapping[str, Mapping[str, MethodSpec]],
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return mode and signature of each method, by role and name."""
+    specs = {(role, name): spec for role, named in methods.items() for name, spec in named.items()}
+    return {key: (repr(spec.mode), str(spec.signature)) for key, spec in specs.items()}
