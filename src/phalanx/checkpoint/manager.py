@@ -27,7 +27,7 @@ from phalanx.checkpoint.group_checkpoint import (
 )
 from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.steps import Step, StepWriter, checked_number, listed, read_step
+from phalanx.checkpoint.steps import Step, StepWriter, checked_keep, listed, read_step
 from phalanx.checkpoint.storage import Storage
 from phalanx.declare.stateful import stateful, ways_of
 from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError
@@ -86,10 +86,6 @@ class CheckpointManager:
         staleness: StalenessManager | None = None,
         keep: int | None = 3,
     ) -> None:
-        if keep is not None:
-            keep = checked_number(
-                "keep", keep, 1, f"give {_VERB} how many steps shall stay, from 1, or None for all"
-            )
         if groups is not None and not isinstance(groups, Mapping):
             raise DeclarationError(
                 f"{_VERB}(groups={groups!r}): give them by name: groups={{'policy': group}}"
@@ -102,7 +98,7 @@ class CheckpointManager:
             if not name or "/" in name or name in (".", ".."):
                 raise DeclarationError(f"{_VERB}(groups={{{name!r}: ...}}): a name is a word without slashes")
         self._driver = _DriverPart(state, self._groups, channels, staleness)
-        self._keep = keep
+        self._keep = checked_keep(keep)
         self._pending: SaveFuture[Step] | None = None
         self._closed = False
         self.save = RunSave(self)
