@@ -254,8 +254,8 @@ def test_versions_of_weights_never_go_back(group: px.WorkerGroup, path: str) -> 
     ("changed", "why"),
     [
         ({"groups": {}}, "saved with groups model and has none"),
-        ({"state": {"other": 1}}, "saved as progress and is other now"),
-        ({"channels": []}, "saved with channels 'rollouts' and has none"),
+        ({"state": {"other": 1}}, "saved with state progress and has other"),
+        ({"channels": []}, "saved with channels rollouts and has none"),
         ({"staleness": True}, "saved with no staleness"),
     ],
 )
