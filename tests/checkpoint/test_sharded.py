@@ -308,7 +308,9 @@ def test_a_save_that_waits_for_one_whose_rank_dies_fails_too(ray_cluster: None, 
         threading.Thread(target=save, daemon=True).start()
         go.rmdir()
 
-        with pytest.raises(px.checkpoint.CheckpointError, match=r"rank 1 of .* died while it wrote step 2"):
+        with pytest.raises(
+            px.checkpoint.CheckpointError, match=r"rank 1 of .* could not write step 2: it died"
+        ):
             first.result(60)
         with pytest.raises(px.PhalanxError, match="rank 1"):
             second.result(60)

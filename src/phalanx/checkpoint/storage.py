@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from phalanx.errors import CheckpointError, PhalanxError
@@ -125,6 +125,10 @@ class Storage:
         except FileNotFoundError:
             return None
         return FileFacts(size, found.hexdigest())
+
+    def differing(self, files: Mapping[str, FileFacts]) -> list[str]:
+        """Return the files that are missing or have other facts, by reading them."""
+        return [name for name, facts in files.items() if self.facts(name) != facts]
 
     def open(self, name: str, mode: str) -> Any:
         """Open a file. Raises the store's own errors."""
