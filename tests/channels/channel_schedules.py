@@ -9,8 +9,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from phalanx.channels.channel_items import Item, RowRange
-from phalanx.channels.channel_state import ChannelState, Request
+from phalanx.channels.channel_state import By, ChannelState, Item
 from phalanx.channels.staleness_state import StalenessState
 
 STEPS = 45
@@ -23,16 +22,17 @@ class Schedule:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         choose = self._random.choice
-        maxsize, by = choose([None, 1, 3, 12]), choose(["items", "bytes"])
+        maxsize = choose([None, 1, 3, 12])
+        by: By = "items" if choose([True, False]) else "bytes"
         self._reclaimed: Counter[int] = Counter()
         self.channel = ChannelState("c", maxsize, by, reclaim=self._reclaim)
-        self.staleness = StalenessState(choose([0, 1, 2, 3]), choose([1, 2, 4]), choose([0, 1, 2]))
+        numbers = choose([0, 1, 2, 3]), choose([1, 2, 4]), choose([0, 1, 2])
+        self.staleness = StalenessState(*numbers, evict=lambda *args: self.channel.expire(*args))
         self._lives: Counter[tuple[str, int]] = Counter()
         self._puts: Counter[str] = Counter()
         self._order: dict[str, list[int]] = {}
         self._origin: dict[int, tuple[str, int]] = {}
-        self._waiting: list[tuple[Any, Request]] = []
-        self._rows_leased: dict[int, int] = {}
+        self._waiting: list[tuple[Any, tuple[str, int]]] = []
         self._number = 0
         self.told_lost = 0
 
@@ -46,12 +46,17 @@ class Schedule:
         self._drain()
 
     def _reclaim(self, item: Item) -> None:
-        self._reclaimed[item.token[1]] += 1
-        assert self._reclaimed[item.token[1]] == 1
+        self._reclaimed[item.number] += 1
+        assert self._reclaimed[item.number] == 1
 
     def _peer(self, kind: str) -> str:
         index = self._random.randrange(PEERS)
         return f"{kind}{index}.{self._lives[kind, index]}"
+
+    def _request(self, peer: str, state: Any) -> tuple[str, int]:
+        self._number += 1
+        self._waiting.append((state, (peer, self._number)))
+        return peer, self._number
 
     def _step(self) -> None:
         step = self._random.choice(
@@ -82,7 +87,7 @@ class Schedule:
         producer = self._peer("p")
         holder = producer if self._random.random() < 0.5 else None
         bound = self.staleness if versions else None
-        item = Item(producer, b"", self._random.randrange(9), rows, holder, versions=versions, bound=bound)
+        item = Item(producer, b"", self._random.randrange(9), rows, (), holder, versions, bound)
         place = self._puts[producer]
         self._puts[producer] += 1
 
@@ -92,10 +97,8 @@ class Schedule:
                 order = self._order.setdefault(producer, [])
                 assert not order or order[-1] < place, "order of a producer"
                 order.append(place)
-            elif versions:
-                self.staleness.fail_put(len(versions))
 
-        self._keep(self.channel, self.channel.put(item, done))
+        self.channel.put(self._request(producer, self.channel), done, item)
 
     def _do_put_leased(self) -> None:
         if self.staleness._leases:
@@ -111,8 +114,7 @@ class Schedule:
 
     def _do_take(self) -> None:
         consumer, rows = self._peer("c"), self._random.random() < 0.5
-        self._number += 1
-        name, count = self._number, self._random.randint(1, 5)
+        count = self._random.randint(1, 5)
 
         def done(answer: tuple[Any, ...]) -> None:
             if answer[0] == "lost":
@@ -122,8 +124,7 @@ class Schedule:
                 taken = sum(part.rows for part in answer[1]) if rows else len(answer[1])
                 assert taken == count or (answer[2] and taken < count)
 
-        counts = (None, count) if rows else (count, None)
-        self._keep(self.channel, self.channel.take(consumer, name, done, *counts))
+        self.channel.take(self._request(consumer, self.channel), done, count, rows, count)
 
     def _check_slices(self, slices: Any) -> None:
         assert [part.number for part in slices] == sorted(part.number for part in slices)
@@ -136,14 +137,11 @@ class Schedule:
     def _do_lease(self) -> None:
         most = (self.staleness.max_lag + 1) * self.staleness.rows_per_version
         rows = self._random.randint(1, min(most, 4))
-        self._keep(self.staleness, self.staleness.lease(self._peer("p"), rows, lambda answer: None))
-
-    def _keep(self, state: Any, request: Any) -> None:
-        if request is not None:
-            self._waiting.append((state, request))
+        request = self._request(self._peer("p"), self.staleness)
+        self.staleness.lease(request, lambda answer: None, rows)
 
     def _lease(self) -> Any:
-        return self._random.choice([*self.channel.leases, 0])
+        return self._random.choice([*self.channel.leases, ("nobody", 0)])
 
     def _do_ack(self) -> None:
         self.channel.ack(self._lease())
@@ -170,17 +168,14 @@ class Schedule:
         kind, index = self._random.choice("pc"), self._random.randrange(PEERS)
         peer = f"{kind}{index}.{self._lives[kind, index]}"
         self._lives[kind, index] += 1
-        self.staleness.peer_died(peer, f"{peer}: killed")
+        self.staleness.peer_died(peer, "killed")
         self.channel.peer_died(peer, "killed")
-        assert not [lease for lease in self.channel.leases.values() if lease.consumer == peer]
+        assert not [lease for lease in self.channel.leases if lease[0] == peer]
 
     def _do_advance(self) -> None:
         trained = self._random.choice([None, None, None, 0])
         version = self.staleness.version + self._random.choice([1, 1, 1, 2])
-        for rows in self.staleness.advance(version, trained, self._random.random() < 0.7):
-            if rows.token[0] == "c":
-                self.channel.drop_rows(RowRange(rows.token[1], rows.start, rows.stop))
-        self.channel.expire()
+        self.staleness.advance(version, trained, self._random.random() < 0.7)
 
     def _do_serve(self) -> None:
         self.staleness.serve(self.staleness.version)
@@ -195,11 +190,11 @@ class Schedule:
 
     def _do_leave(self) -> None:
         if self._random.random() < 0.2:
-            self.channel.leave(self._peer("p"), lambda answer: None)
+            self.channel.leave(self._peer("p"))
 
     def _do_move(self) -> None:
-        for number, _ in self.channel.held_by(self._peer("p"))[:1]:
-            self.channel.move(number, b"here")
+        for item in [*self.channel._items.values()][:1]:
+            self.channel.move(item.number, b"here")
 
     def _check(self) -> None:
         channel, stats = self.channel, self.staleness.stats()
@@ -214,7 +209,7 @@ class Schedule:
         )
         assert not (channel._takes and channel._puts), "a put and a take wait for each other"
         items = channel._items
-        assert channel._waiting.rows == sum(items[units.number].rows_in(units) for units in channel._waiting)
+        assert channel._rows == sum(items[units.number].rows_in(units) for units in channel._waiting)
         for units in channel._waiting:
             item = channel._items[units.number]
             assert not item.versions or min(item.versions[units.start : units.stop]) >= self.staleness.oldest
@@ -222,9 +217,8 @@ class Schedule:
     def _drain(self) -> None:
         for _ in range(300):
             answers: list[tuple[Any, ...]] = []
-            request = self.channel.take("last", ("last", _), answers.append, 2, None, 1)
-            if request is not None:
-                self.channel.cancel(request)
+            self.channel.take(("last", _), answers.append, 2, False, 1)
+            self.channel.cancel(("last", _))
             if answers[0][0] == "taken":
                 self._check_slices(answers[0][1])
             if answers[0][0] == "lost":

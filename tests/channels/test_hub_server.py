@@ -15,7 +15,7 @@ import pytest
 
 import phalanx as px
 from phalanx.channels import hub_server
-from phalanx.channels.hub import Hub, PutOffer
+from phalanx.channels.hub import Hub
 from phalanx.channels.hub_client import RemoteClient, clients
 from phalanx.channels.hub_server import HubServer
 from phalanx.session.session import session
@@ -35,7 +35,7 @@ def server() -> Iterator[HubServer]:
 @pytest.fixture
 def client(server: HubServer) -> Iterator[RemoteClient]:
     made = RemoteClient(server.address)
-    made.request("", "open_channel", KEY, "name", 2, "items")
+    made.request("", "open", KEY, "name", 2, "items")
     yield made
     made.close()
 
@@ -50,8 +50,10 @@ def far(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteCl
     made.close()
 
 
-def put(client: RemoteClient, data: bytes, waits: bool = False) -> Any:
-    return client.request(KEY, "put", PutOffer(data, len(data), None), waits)
+def put(client: RemoteClient, data: bytes) -> Any:
+    request, answer = client.ask(KEY, "put", data, len(data), None, (), None)
+    client.send(KEY, "cancel", request)
+    return answer.result()
 
 
 def raw(server: HubServer) -> socket.socket:
@@ -110,11 +112,11 @@ def test_a_peer_that_does_not_read_delays_no_other_peer(server: HubServer, clien
             stopped.wait(WITHIN)
 
     deaf = Stopped(server.address)
-    deaf.send(KEY, "take", 1, None, None, True)
+    deaf.send(KEY, "take", 1, False, 1)
     data = b"x" * (1 << 20)
     for _ in range(30):
         put(client, data)
-        deaf.ask(KEY, "take", 1, None, None, True)
+        deaf.ask(KEY, "take", 1, False, 1)
     began = time.monotonic()
     assert client.request(KEY, "status")[0] == "done"
     assert time.monotonic() - began < 5
@@ -126,13 +128,13 @@ def test_a_peer_that_does_not_read_delays_no_other_peer(server: HubServer, clien
 def test_the_death_of_a_peer_requeues_its_lease(server: HubServer, client: RemoteClient) -> None:
     other = RemoteClient(server.address)
     put(client, b"kept")
-    assert other.request(KEY, "take", 1, None, None, True)[0] == "taken"
+    assert other.request(KEY, "take", 1, False, 1)[0] == "taken"
     other.close()
-    assert client.request(KEY, "take", 1, None, None, True)[1][0].payload == b"kept"
+    assert client.request(KEY, "take", 1, False, 1)[1][0].payload == b"kept"
 
 
 def test_every_waiting_request_is_answered_when_the_hub_dies(server: HubServer, client: RemoteClient) -> None:
-    waiting = [client.ask(KEY, "take", 1, None, None, True)[1] for _ in range(3)]
+    waiting = [client.ask(KEY, "take", 1, False, 1)[1] for _ in range(3)]
     server.stop()
     assert {future.result(WITHIN) for future in waiting} == {("gone", "the process that hosts it died")}
     assert client.request(KEY, "status")[0] == "gone"

@@ -53,7 +53,7 @@ class Pipeline:
     def _ask(self) -> None:
         if self._asked < 2 * self._versions:
             self._asked += 1
-            self.staleness.lease("engine", ROWS // 2, self._leased)
+            self.staleness.lease(("engine", self._asked), self._leased, ROWS // 2)
 
     def _leased(self, answer: tuple[Any, ...]) -> None:
         _, lease, version = answer

@@ -18,7 +18,7 @@ LINES = {
     "api": 1265,
     "backends": 2720,
     "calls": 2550,
-    "channels": 2720,
+    "channels": 2470,
     "checkpoint": 2180,
     "cli": 1006,
     "collect": 600,

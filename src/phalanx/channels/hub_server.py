@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections import deque
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
@@ -53,11 +54,11 @@ class HubServer:
 
     def stop(self) -> None:
         """Close the listening socket and all connections."""
-        _shut_down(self._listening)
+        shut_down(self._listening)
         self._listening.close()
         with self._lock:
             for sock in self._open:
-                _shut_down(sock)
+                shut_down(sock)
 
     def _accept(self) -> None:
         while True:
@@ -81,22 +82,17 @@ class HubServer:
         try:
             name = self._authenticate(sock, connection)
             if name is not None:
-                peer = ConnectedPeer(name, sock, connection)
-                self._hub.connect(name, peer.tell)
-                self._serve_peer(peer)
-                self._hub.peer_died(name, "its process ended")
-                _shut_down(sock)
-                peer.close()
+                self._serve_peer(name, HubPeer(sock, connection))
         finally:
             with self._lock:
                 self._open.discard(sock)
-            _shut_down(sock)
+            shut_down(sock)
             connection.close()
             sock.close()
 
     def _authenticate(self, sock: socket.socket, connection: Connection) -> str | None:
         """Return the name of the peer, None if it does not know the key or does not prove it in time."""
-        deadline = threading.Timer(_AUTHENTICATES_WITHIN_S, _shut_down, (sock,))
+        deadline = threading.Timer(_AUTHENTICATES_WITHIN_S, shut_down, (sock,))
         deadline.daemon = True
         deadline.start()
         try:
@@ -109,32 +105,34 @@ class HubServer:
             deadline.cancel()
             self._unauthenticated.release()
 
-    def _serve_peer(self, peer: ConnectedPeer) -> None:
+    def _serve_peer(self, name: str, peer: HubPeer) -> None:
+        self._hub.connect(name, partial(peer.send, None))
         try:
             while True:
-                for ticket, answered, key, verb, args in pickle.loads(peer.receive()):
-                    answer = peer.answer(ticket) if answered else None
-                    self._hub.ask(peer.name, ticket, answer, key, verb, args)
+                for ticket, is_answered, key, verb, args in pickle.loads(peer.receive()):
+                    answer = partial(peer.send, ticket) if is_answered else None
+                    self._hub.ask((name, ticket), answer, key, verb, args)
         except (OSError, EOFError):
-            return
+            pass
         except Exception:
             _log.warning(
-                "a message of %s to its channels is damaged; it is disconnected", peer.name, exc_info=True
+                "a message of %s to its channels is damaged; it is disconnected", name, exc_info=True
             )
+        self._hub.peer_died(name, "its process ended")
+        peer.close()
 
 
-class ConnectedPeer:
+class HubPeer:
     """A process at the other end of a connection. Sending never waits for that process to read."""
 
-    def __init__(self, name: str, sock: socket.socket, connection: Connection) -> None:
-        self.name = name
-        self._connection = connection
+    def __init__(self, sock: socket.socket, connection: Connection) -> None:
+        self._sock, self._connection = sock, connection
         self._lock = threading.Lock()
         self._unsent: deque[bytes] = deque()
         self._writer: threading.Thread | None = None
-        self._closed = False
         self._poll = select.poll()
         self._poll.register(sock, select.POLLOUT)
+        self._closed = False
 
     def receive(self) -> bytes:
         """Return the next message. A peer that does not read its answers is not served further."""
@@ -142,36 +140,29 @@ class ConnectedPeer:
             time.sleep(0.01)
         return self._connection.recv_bytes()
 
-    def answer(self, ticket: int) -> Any:
-        """Return a function that sends the answer to a request."""
-        return lambda result: self._send((ticket, result))
-
-    def tell(self, note: tuple[Any, ...]) -> None:
-        """Send a notification."""
-        self._send((None, note))
-
-    def close(self) -> None:
-        """Close the connection, which was shut down, once no thread sends."""
+    def send(self, ticket: int | None, result: Any) -> None:
+        """Send the answer to a request, or the number of a stored item that is not needed any more."""
+        data = pickle.dumps((ticket, result), pickle.HIGHEST_PROTOCOL)
         with self._lock:
-            writer, self._closed = self._writer, True
-        if writer is not None:
-            writer.join()
-        self._connection.close()
-
-    def _send(self, message: tuple[Any, ...]) -> None:
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        with self._lock:
-            if self._closed:
-                return
             # A socket that is ready takes a small message without blocking.
             if not self._unsent and len(data) <= _SENT_DIRECTLY_BYTES and self._poll.poll(0):
                 with contextlib.suppress(OSError):  # the reading thread notices the end of the connection
                     self._connection.send_bytes(data)
-                return
-            self._unsent.append(data)
-            if len(self._unsent) == 1:
-                self._writer = threading.Thread(target=self._send_unsent, name="phalanx-hub", daemon=True)
-                self._writer.start()
+            elif not self._closed:
+                self._unsent.append(data)
+                if len(self._unsent) == 1:
+                    self._writer = threading.Thread(target=self._send_unsent, name="phalanx-hub", daemon=True)
+                    self._writer.start()
+
+    def close(self) -> None:
+        """Close the connection, once no thread sends."""
+        shut_down(self._sock)
+        with self._lock:
+            self._closed = True
+        if self._writer is not None:
+            self._writer.join()
+        with self._lock:
+            self._connection.close()
 
     def _send_unsent(self) -> None:
         while True:
@@ -196,7 +187,8 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _shut_down(sock: socket.socket) -> None:
+def shut_down(sock: socket.socket) -> None:
+    """End a connection, whose threads then stop waiting."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 

@@ -242,7 +242,9 @@ class _GroupSave:
         pause = _POLL_S[0]
         while self._notes is not None:
             for index in set(range(len(ranks))) - reports.keys():
-                died = dead_of([self._epoch.endpoints[ranks[index]]])  # before reading: a rank may report and end
+                died = dead_of(
+                    [self._epoch.endpoints[ranks[index]]]
+                )  # before reading: a rank may report and end
                 note = self._notes.read(note_name(index))
                 if note:
                     reports[index] = pickle.loads(note)

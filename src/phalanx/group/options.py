@@ -93,7 +93,9 @@ def _is_number(value: object) -> bool:
 def _check_kinds(values: Mapping[str, Any]) -> None:
     name = values.get("name", "default")
     if not isinstance(name, str) or not name:
-        raise DeclarationError(f"WorkerGroup(name={name!r}): expected a text that is not empty, or leave it out")
+        raise DeclarationError(
+            f"WorkerGroup(name={name!r}): expected a text that is not empty, or leave it out"
+        )
     if not isinstance(values.get("on_failure"), RestartPolicy | ReplacePolicy | None):
         raise DeclarationError(
             f"WorkerGroup(on_failure={values['on_failure']!r}): expected "
