@@ -11,7 +11,7 @@ import pytest
 import phalanx as px
 from phalanx.backends.backend_types import DrainingNode, Endpoint, Reservation, SpawnRequest
 from phalanx.group.preemption_monitor import look_once
-from phalanx.pools.slot_relocation import going_blocks, has_room
+from phalanx.members.recovery import going_blocks, has_room
 from phalanx.session.session import session
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedBackend

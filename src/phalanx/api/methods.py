@@ -11,8 +11,7 @@ from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, Stream
 from phalanx.calls.item_stream import ByRow, Form, ItemStream, form_of
-from phalanx.calls.request import CallRequest
-from phalanx.calls.send import planning_began, send
+from phalanx.calls.send import CallRequest, planning_began, send
 from phalanx.calls.stream_rows import StreamedRows
 from phalanx.calls.streams import PendingStream, Streaming
 from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result

@@ -11,8 +11,7 @@ from phalanx.api.handle_serialization import LocalGroup, PortableGroup, pack, un
 from phalanx.api.methods import BoundMethod, StreamingMethod
 from phalanx.api.selection import Selection, Which
 from phalanx.calls.future import CallFuture
-from phalanx.calls.request import CallRequest
-from phalanx.calls.send import planning_began, send
+from phalanx.calls.send import CallRequest, planning_began, send
 from phalanx.debug.profile import Profile, start_profile
 from phalanx.declare.dispatch_modes import Execute
 from phalanx.declare.result_types import Returns, Yields

@@ -15,8 +15,7 @@ from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.group.options import GroupOptions, checked_options
-from phalanx.group.policy import ReplacePolicy, RestartPolicy
+from phalanx.group.options import GroupOptions, ReplacePolicy, RestartPolicy, checked_options
 from phalanx.group.preemption_notices import PreemptionNotice
 from phalanx.members import processes
 from phalanx.members.meshes import known_meshes

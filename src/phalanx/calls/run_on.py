@@ -10,8 +10,7 @@ from phalanx.backends.backend_types import NotReady
 from phalanx.calls.call import Call
 from phalanx.calls.compose import messages
 from phalanx.calls.listeners import Listeners
-from phalanx.calls.request import CallRequest
-from phalanx.calls.send import send, submit
+from phalanx.calls.send import CallRequest, send, submit
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.errors import PhalanxError

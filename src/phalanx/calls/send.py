@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from phalanx.backends.backend_types import RankStream, Ticket
 from phalanx.calls.call import Call
@@ -16,12 +16,11 @@ from phalanx.calls.divergence_check import Executed, check_order, check_replicat
 from phalanx.calls.health_check import look_after
 from phalanx.calls.in_flight import add_chosen, add_stream
 from phalanx.calls.listeners import everywhere
-from phalanx.calls.request import CallRequest
 from phalanx.calls.resent_calls import ResentResults
 from phalanx.calls.streams import PendingStream, Streaming
 from phalanx.collect.message import rank_list
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
 from phalanx.errors import CallCancelled
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
@@ -240,3 +239,25 @@ def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[An
 def _all_kept(plan: CallPlan) -> CallPlan:
     """The same call with the outputs of all ranks given back, for them to be compared."""
     return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
+
+
+class CallRequest(NamedTuple):
+    """A call as requested, before it is assigned an epoch and a call number.
+
+    A custom collect function gets ``collector`` as the group. ``timeout`` and ``stall_report_after``, in seconds,
+    override those of the group. ``describe`` asks each rank for the row count of its output next to the output, for a
+    future that may be passed on by reference. ``began`` is the time when the caller began to plan the call, for a
+    trace. ``chosen`` says that its rank is the least busy rank. ``streaming`` says how items of a method that yields
+    are streamed.
+    """
+
+    plan: CallPlan
+    spec: MethodSpec
+    role: str
+    collector: Target | None = None
+    timeout: float | None = None
+    stall_report_after: float | None = None
+    describe: bool = False
+    began: int = 0
+    chosen: bool = False
+    streaming: Streaming | None = None

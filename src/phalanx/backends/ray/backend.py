@@ -31,8 +31,8 @@ from phalanx.backends.file_ranges import read_file
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
 from phalanx.backends.ray.cluster import Connection, job_id
-from phalanx.backends.ray.draining import draining_nodes
 from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, OwnRanks
+from phalanx.backends.ray.placement_groups import draining_nodes
 from phalanx.backends.ray.ray_errors import (
     log_once,
     lost_of,

@@ -1,8 +1,14 @@
-"""Pools on Ray: a placement group per block, checked before waiting for resources."""
+"""Pools on Ray: a placement group per block, checked before waiting for resources; and nodes that Ray drains.
+
+A signal on a node (a spot machine that is shut down, a pod that is deleted, ``ray stop``) ends its raylet and all
+ranks there at once: they cannot be moved in time. But the raylet reports the reason, so the loss can be told from a
+crash. A signal to a rank alone is a failure of that rank, because Ray itself sends signals to workers.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +19,8 @@ from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from phalanx.backends.backend_types import ReserveRequest, StoreSpace
+from phalanx.backends.backend_types import DrainingNode, ReserveRequest, StoreSpace
 from phalanx.backends.ray import private
-from phalanx.backends.ray.draining import draining_nodes
 from phalanx.backends.ray.ray_errors import node_is_gone
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
@@ -273,3 +278,43 @@ def _unknown(slots: Sequence[Slot], bundle: Mapping[str, float]) -> str:
         "not of this library holds the slot: look at `ray status`; a first group on the whole pool, not on a view of "
         "it, needs no such task"
     )
+
+
+_log = logging.getLogger("phalanx")
+_told: list[str] = []
+
+
+def draining_nodes(ended: bool = False) -> list[DrainingNode]:
+    """Return the nodes that are drained: before a preemption, by an autoscaler, or by ``ray drain-node``.
+
+    With ``ended``, return also the nodes that were lost because a signal or an autoscaler ended them.
+    """
+    if not private.is_connected():
+        return []
+    found = _draining()
+    if ended:
+        found += [
+            DrainingNode(node["NodeID"], None, f"its node was told to end: {node.get('DeathReasonMessage')}")
+            for node in private.nodes()
+            if not node["Alive"] and node.get("DeathReason") in private.TOLD_TO_END
+        ]
+    return found
+
+
+def _draining() -> list[DrainingNode]:
+    try:
+        found = private.draining_nodes()
+        return [
+            DrainingNode(str(node), deadline / 1000.0 if deadline else None, "Ray drains its node")
+            for node, deadline in found.items()
+        ]
+    except (AttributeError, TypeError, ValueError) as error:
+        if not _told:
+            _told.append(str(error))
+            _log.warning(
+                "this version of Ray (%s) does not tell which nodes it drains (%s): there are no notices of "
+                "preemptions",
+                ray.__version__,
+                error,
+            )
+        return []

@@ -21,8 +21,7 @@ from phalanx.backends.ray.placement_groups import RayReservation
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
 from phalanx.calls.health_check import look_after
-from phalanx.calls.request import CallRequest
-from phalanx.calls.send import new_call, planning_began
+from phalanx.calls.send import CallRequest, new_call, planning_began
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.remote import make_host, make_overlay_host
 from phalanx.config import Settings, own_variables, settings
