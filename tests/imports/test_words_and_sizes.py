@@ -17,7 +17,7 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 LINES = {
     "api": 1265,
     "backends": 2690,
-    "calls": 2530,
+    "calls": 2551,
     "channels": 2470,
     "checkpoint": 2180,
     "cli": 1006,

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from phalanx.backends.backend_types import RankStream, Ticket
 from phalanx.calls.call import Call
@@ -29,10 +29,36 @@ from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, HOST, OUTPUT, Message, R
 from phalanx.worker import handlers as questions
 
 
-def send(core: Group, request: CallRequest) -> Call:
+def send(
+    core: Group,
+    plan: CallPlan,
+    spec: MethodSpec,
+    role: str,
+    *,
+    collector: Target | None = None,
+    timeout: float | None = None,
+    stall_report_after: float | None = None,
+    describe: bool = False,
+    chosen: bool = False,
+    streaming: Streaming | None = None,
+    began: int = 0,
+) -> Call:
     """Send a call to its ranks; does not wait for its outputs.
 
     May wait for capacity in the object store, and for futures among the arguments that only this process can join.
+
+    Args:
+        core: the group.
+        plan: ranks and arguments of the call.
+        spec: its method.
+        role: the method's role.
+        collector: passed to a custom collect function as the group.
+        timeout: seconds until the call ends with an error; None: as the group says.
+        stall_report_after: seconds after which its state is logged; None: as the group says.
+        describe: ask each rank for the row count of its output, for a future that may be passed on by reference.
+        chosen: its rank is the least busy one.
+        streaming: how items of a method that yields are streamed.
+        began: when the caller began to plan it, for a trace.
 
     Raises:
         GroupClosed, GroupBroken: the group takes no calls.
@@ -40,17 +66,26 @@ def send(core: Group, request: CallRequest) -> Call:
         DispatchError: an argument cannot be pickled, or the object store cannot hold it.
     """
     epoch = core.check()
-    plan, spec, streaming = request.plan, request.spec, request.streaming
     if core.card.independent or core.is_view:
-        _check_there(core, epoch, request)
-    call = new_call(core, epoch, request, spec.title or spec.name, core.new_number())
+        _check_there(core, epoch, plan, spec)
+    call = new_call(
+        core,
+        epoch,
+        plan,
+        role,
+        spec.title or spec.name,
+        collector=collector,
+        timeout=timeout,
+        stall_report_after=stall_report_after,
+        began=began,
+    )
     if call.heard.planned:
         call.tell(call.heard.planned)
     sent_plan = plan
     if core.debug:
         call.verify = None if streaming else _verifier(core, spec)
         sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
-    header = _header(core, call, spec, DESCRIBED if request.describe else OUTPUT)
+    header = _header(core, call, spec, DESCRIBED if describe else OUTPUT)
     composed: Iterable[Message] = messages(core, sent_plan, header, call)
     if call.heard.composed or call.heard.posted:
         composed = _told(call, composed)
@@ -58,7 +93,7 @@ def send(core: Group, request: CallRequest) -> Call:
         composed = _noted(call, composed)
     _submit(core, call, composed, header.returns, streaming)
     call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
-    if request.chosen:
+    if chosen:
         add_chosen(core, call)
     if streaming is not None and streaming.buffer is not None:
         add_stream(core, call)
@@ -71,25 +106,35 @@ def planning_began() -> int:
     return time.time_ns() if everywhere.heard.planned else 0
 
 
-def new_call(core: Group, epoch: Epoch, request: CallRequest, method: str, number: int) -> Call:
+def new_call(
+    core: Group,
+    epoch: Epoch,
+    plan: CallPlan,
+    role: str,
+    method: str,
+    *,
+    collector: Target | None = None,
+    timeout: float | None = None,
+    stall_report_after: float | None = None,
+    began: int = 0,
+) -> Call:
     """Make a call of that epoch that is about to be sent; a deadline of it is looked after from now on."""
-    card = core.card
-    limit = request.timeout if request.timeout is not None else card.call_timeout
-    stall = request.stall_report_after if request.stall_report_after is not None else card.stall_report_after
+    limit = core.card.call_timeout if timeout is None else timeout
+    stall = core.card.stall_report_after if stall_report_after is None else stall_report_after
     if (stall is not None or limit is not None) and not core.backend.immediate:
         session.monitor.add(core, look_after)
     return Call(
         core,
         epoch,
-        request.plan,
-        request.role,
+        plan,
+        role,
         method,
-        number,
+        core.new_number(),
         everywhere,
         limit=limit,
         stall_after=stall,
-        collector=request.collector,
-        began=request.began,
+        collector=collector,
+        began=began,
     )
 
 
@@ -175,15 +220,15 @@ def _half_sent(core: Group, call: Call, reached: int, error: BaseException) -> N
     core.broken(CallCancelled(text, group=core.name, method=call.method), call.epoch)
 
 
-def _check_there(core: Group, epoch: Epoch, request: CallRequest) -> None:
+def _check_there(core: Group, epoch: Epoch, plan: CallPlan, spec: MethodSpec) -> None:
     """Check that the ranks of a call, planned a moment ago, are still members.
 
     Raises:
         StaleEpoch: a rank leaves, or has left.
     """
-    there = len(epoch.endpoints) if request.spec.name == HOST else epoch.size
-    if any(rank >= there for rank in request.plan.ranks):
-        raise core.lifecycle.stale_error(epoch.number, request.spec.name)
+    there = len(epoch.endpoints) if spec.name == HOST else epoch.size
+    if any(rank >= there for rank in plan.ranks):
+        raise core.lifecycle.stale_error(epoch.number, spec.name)
 
 
 def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall:
@@ -230,7 +275,7 @@ def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[An
         if spec.name != HOST and len(call.plan.ranks) >= max(2, core.world_size):
             ranks = range(core.world_size)
             asked = CallPlan(ranks, (Same(questions.order),), {}, GatherPlan("list", ranks))
-            orders = send(core, CallRequest(asked, MethodSpec(HOST), "")).result(None)
+            orders = send(core, asked, MethodSpec(HOST), "").result(None)
             check_order(core.name, call.method, [[Executed(*one) for one in order] for order in orders])
 
     return verify
@@ -239,25 +284,3 @@ def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[An
 def _all_kept(plan: CallPlan) -> CallPlan:
     """The same call with the outputs of all ranks given back, for them to be compared."""
     return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
-
-
-class CallRequest(NamedTuple):
-    """A call as requested, before it is assigned an epoch and a call number.
-
-    A custom collect function gets ``collector`` as the group. ``timeout`` and ``stall_report_after``, in seconds,
-    override those of the group. ``describe`` asks each rank for the row count of its output next to the output, for a
-    future that may be passed on by reference. ``began`` is the time when the caller began to plan the call, for a
-    trace. ``chosen`` says that its rank is the least busy rank. ``streaming`` says how items of a method that yields
-    are streamed.
-    """
-
-    plan: CallPlan
-    spec: MethodSpec
-    role: str
-    collector: Target | None = None
-    timeout: float | None = None
-    stall_report_after: float | None = None
-    describe: bool = False
-    began: int = 0
-    chosen: bool = False
-    streaming: Streaming | None = None

@@ -1,6 +1,6 @@
 """Processes of ranks, observed through ``/proc`` by another process of their node: calls, stacks, memory.
 
-Stacks: a thread of each rank writes the stacks of all its threads. It waits only for the interpreter, which blocking calls
+A thread of each rank writes the stacks of all its threads. It waits only for the interpreter, which blocking calls
 release. If it does not respond because native code holds the interpreter, a signal makes the thread that runs the
 rank's calls write its own stack. The signal does not read other threads: they run on, and a frame that just returns
 is freed memory, which has crashed ranks.

@@ -21,13 +21,12 @@ from phalanx.backends.ray.placement_groups import RayReservation
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
 from phalanx.calls.health_check import look_after
-from phalanx.calls.send import CallRequest, new_call, planning_began
+from phalanx.calls.send import new_call, planning_began
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.remote import make_host, make_overlay_host
 from phalanx.config import Settings, own_variables, settings
 from phalanx.debug.trace import from_environment, keep_saved
 from phalanx.declare.bind import BoundClass
-from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
@@ -116,9 +115,7 @@ class TrackedCalls:
         began = planning_began()
         epoch = core.check()
         plan = CallPlan(range(ranks), (), {}, GatherPlan("list", range(ranks)))
-        call = new_call(
-            core, epoch, CallRequest(plan, MethodSpec(method), "", began=began), method, core.new_number()
-        )
+        call = new_call(core, epoch, plan, "", method, began=began)
         call.tell(call.heard.planned)
         if stored:
             call.tell(call.heard.stored, stored)
