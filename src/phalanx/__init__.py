@@ -113,15 +113,7 @@ _HOMES = {
     "span": "phalanx.tracing.spans",
     "trace": "phalanx.debug.trace",
 }
-_SUBMODULES = {
-    "channels": "phalanx.channels",
-    "checkpoint": "phalanx.checkpoint",
-    "data": "phalanx.data",
-    "debug": "phalanx.debug",
-    "engines": "phalanx.engines",
-    "errors": "phalanx.errors",
-    "weights": "phalanx.weights",
-}
+_SUBMODULES = ("channels", "checkpoint", "data", "debug", "engines", "errors", "weights")
 
 __version__ = "0.2.0"
 __all__ = sorted([*_HOMES, *_SUBMODULES])  # pyright: ignore[reportUnsupportedDunderAll]

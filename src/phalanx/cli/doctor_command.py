@@ -383,8 +383,7 @@ def _variables(m: Machine, problem: Report) -> str:
 def _disk(m: Machine, problem: Report) -> str:
     if m.disk_used > _DISK_FULL:
         fix = "remove old folders /tmp/ray/session_*, or `ray start --temp-dir` on another disk"
-        what = f"the disk with Ray's files is {m.disk_used:.0%} full; at 95% Ray spills no objects any more"
-        problem(what, fix)
+        problem(f"the disk with Ray's files is {m.disk_used:.0%} full; Ray spills nothing above 95%", fix)
     return f"{m.disk_used:.0%} full"
 
 

@@ -138,14 +138,12 @@ class Fault:
 
     def inject(self, group: GroupView, method: str) -> None:
         """Inject the fault now. ``method`` is the method of the next call."""
-        if self.kind == "kill":
-            kill(group, self.rank)
-        elif self.kind == "stop":
-            stop(group, self.rank)
-        elif self.kind == "slow":
+        if self.kind == "slow":
             slow(group, self.rank, self.seconds, method=method)
-        else:
+        elif self.kind == "raise":
             raises(group, self.rank, method=method)
+        else:
+            kill(group, self.rank, signals.SIGKILL if self.kind == "kill" else signals.SIGSTOP)
 
 
 def schedule(
