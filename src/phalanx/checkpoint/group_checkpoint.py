@@ -247,7 +247,9 @@ class _GroupSave:
                 if note:
                     reports[index] = pickle.loads(note)
                 elif note is None:
-                    reports[index] = "its report could not be written either; see whether the disk is full"
+                    reports[index] = (
+                        "its report cannot be seen by the driver: the disk is full, or only one node sees the path"
+                    )
                 elif not is_alive:
                     reports[index] = "it died"
             yield reports

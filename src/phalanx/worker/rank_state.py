@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from phalanx.declare.context import WorkerContext
@@ -290,9 +289,6 @@ class _Model:
     name = "model"
 
     def __init__(self, declared: StateOf) -> None:
-        for module in declared.model.modules() if isinstance(declared.model, torch.nn.Module) else ():
-            if isinstance(module, FSDPModule):
-                module.reshard()  # a forward pass without gradients leaves the gathered parameters in place
         self._declared = declared
         self._copied: dict[str, torch.Tensor] = {}
 
