@@ -249,7 +249,9 @@ class _GroupSave:
                 if note:
                     reports[index] = pickle.loads(note)
                 elif note is None:
-                    reports[index] = "its report could not be written either; see whether the disk is full"
+                    reports[index] = (
+                        "its report cannot be seen by the driver: the disk is full, or only one node sees the path"
+                    )
                 elif died:
                     reports[index] = "it died"
             yield reports
@@ -413,17 +415,13 @@ def _saved_parts(group: Ranks, step: Step, name: str | None) -> dict[str, str]:
     saved, role, mine = by_group[name], group.role, set(group.core.card.callables)
     if role in saved:
         return {role: saved[role]}
-    if role or mine <= {""}:
-        if len(saved) == 1:
-            return {role: next(iter(saved.values()))}
+    is_single = bool(role) or mine <= {""}
+    if is_single and len(saved) == 1:
+        return {role: next(iter(saved.values()))}
+    if is_single or saved.keys() - mine:
         raise CheckpointMismatch(
-            f"{step.folder} has the roles {', '.join(map(role_title, sorted(saved)))}, and none is named "
-            f"{role_title(role)!r}; load into a role of that name"
-        )
-    missing = sorted(saved.keys() - mine)
-    if missing:
-        raise CheckpointMismatch(
-            f"{step.folder} has the role {role_title(missing[0])!r}, which group {group.name!r} does not have; its "
-            f"roles are {', '.join(sorted(mine))}. Load the roles one by one: px.load(group.{sorted(mine)[0]}, path)"
+            f"{step.folder} has the roles {', '.join(map(role_title, sorted(saved)))}, and {group.name!r} has "
+            f"{', '.join(map(role_title, [role] if role else sorted(mine)))}; load into roles of these names, or role "
+            "by role: px.load(group.actor, path)"
         )
     return saved

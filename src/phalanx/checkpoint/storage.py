@@ -188,7 +188,8 @@ def storage_errors(path: str, verb: str) -> Generator[None]:
         if verb in ("read", "removed"):
             raise
         raise CheckpointError(
-            f"{path} cannot be {verb}: its folder is gone; does something else clean up there?"
+            f"{path} cannot be {verb}: its folder is gone; choose a path that the driver and all ranks share, and "
+            "where nothing else cleans up"
         ) from error
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, f"{type(error).__name__}: {error}")
