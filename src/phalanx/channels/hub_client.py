@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import itertools
 import os
-import pickle
 import secrets
 import socket
 import threading
@@ -18,14 +17,12 @@ import time
 import weakref
 from concurrent.futures import Future
 from functools import partial
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 from phalanx.backends.backend_types import Ref
 from phalanx.channels.channel_state import ChannelState
 from phalanx.channels.hub import Hub
-from phalanx.channels.hub_server import HubAddress, shut_down, tune
+from phalanx.channels.hub_connection import HubAddress, connect
 from phalanx.channels.staleness_state import RequestId
 from phalanx.errors import DeclarationError, InternalError
 from phalanx.session.background import Background, BackgroundThread
@@ -37,7 +34,6 @@ from phalanx.worker.exit_hooks import Closers, current_closers
 PROCESS = secrets.token_hex(8)
 CHANNEL_THREAD = BackgroundThread("phalanx-channels")
 """Sends acknowledgements and returned leases, for which no caller waits."""
-_CONNECTS_WITHIN_S = 10.0
 _DEFERRED_S = 0.02
 _TURNS_FOR_S = 1.0
 _DIED = ("gone", "the process that hosts it died")
@@ -106,8 +102,7 @@ class RemoteClient(HubClient):
         self._flusher = Background(self._take_turn, thread=CHANNEL_THREAD, first_after=_DEFERRED_S)
         self.died = False
         try:
-            self._connection = _connect(address)
-            self._connection.send_bytes(self.name.encode())
+            self._connection = connect(address, self.name)
         except OSError:  # nothing listens there any more
             self.died = True
             return
@@ -125,29 +120,21 @@ class RemoteClient(HubClient):
     def close(self) -> None:
         """End the connection."""
         if not self.died:
-            with (
-                contextlib.suppress(OSError),
-                socket.socket(fileno=os.dup(self._connection.fileno())) as sock,
-            ):
-                shut_down(sock)
+            self._connection.shut_down()
 
     def _send(self, ticket: int, future: Future[Any] | None, key: str, verb: str, args: Any) -> None:
         if future is not None:
             self._futures[ticket] = future
-        if not self._flush((ticket, future is not None, key, verb, args)):
+        self._flush((ticket, future is not None, key, verb, args))
+        if self.died:
             self._answer_all()
 
-    def _flush(self, *messages: tuple[Any, ...]) -> bool:
-        """Send the deferred messages now, for example before a rank exits. Return False if the hub died."""
+    def _flush(self, *messages: tuple[Any, ...]) -> None:
+        """Send the deferred messages now, for example before a rank exits."""
         with self._lock:
-            messages = (*self._deferred, *messages)
-            self._deferred = []
-            try:
-                if messages and not self.died:
-                    self._connection.send_bytes(pickle.dumps(messages, pickle.HIGHEST_PROTOCOL))
-            except OSError:
-                return False
-            return not self.died
+            messages, self._deferred = (*self._deferred, *messages), []
+            if messages and not self.died:
+                self._connection.send(messages)
 
     def _take_turn(self) -> float | None:
         """Send the deferred messages. Return the seconds until the next turn, None if there is none.
@@ -160,14 +147,13 @@ class RemoteClient(HubClient):
     def _receive(self) -> None:
         with contextlib.suppress(OSError, EOFError):
             while True:
-                ticket, result = pickle.loads(self._connection.recv_bytes())
+                ticket, result = self._connection.receive()
                 if ticket is None:
                     reclaim(result)
                 elif (future := self._futures.pop(ticket, None)) is not None:
                     _resolve(future, result)
-        with self._lock:
-            self.died = True
-            self._connection.close()
+        self.died = True
+        self._connection.close()
         self._answer_all()
 
     def _answer_all(self) -> None:
@@ -184,25 +170,6 @@ def _resolve(future: Future[Any], result: tuple[Any, ...]) -> None:
             future.set_exception(ValueError(reason))
         case _:
             future.set_result(result)
-
-
-def _connect(address: HubAddress) -> Connection:
-    """Return an authenticated connection. A hub with too many new connections is tried again."""
-    limit = time.monotonic() + _CONNECTS_WITHIN_S
-    while True:
-        sock = socket.create_connection((address.host, address.port), timeout=_CONNECTS_WITHIN_S)
-        sock.settimeout(None)
-        tune(sock)
-        connection = Connection(sock.detach())
-        try:
-            answer_challenge(connection, address.key)
-            deliver_challenge(connection, address.key)
-            return connection
-        except (OSError, EOFError, AuthenticationError) as error:
-            connection.close()
-            if isinstance(error, AuthenticationError) or time.monotonic() > limit:
-                raise ConnectionError(str(error)) from error
-            time.sleep(0.05)
 
 
 def _count_level(channel: ChannelState) -> None:

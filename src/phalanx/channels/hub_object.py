@@ -14,7 +14,8 @@ from concurrent.futures import thread as futures
 from typing import Any, Generic, TypeVar
 
 from phalanx.channels.hub_client import PROCESS, SILENT, HubClient, clients
-from phalanx.channels.hub_server import HubAddress
+from phalanx.channels.hub_connection import HubAddress
+from phalanx.channels.staleness_state import RequestId
 from phalanx.errors import ChannelEmpty, ChannelFull, StalenessTimeout
 from phalanx.tracing.spans import span
 
@@ -34,6 +35,7 @@ class HubObject:
     """Handle of a channel or a staleness, whose state is at the hub of the process that created it."""
 
     _key: str
+    _name: str
     _address: HubAddress | None
 
     @property
@@ -43,6 +45,10 @@ class HubObject:
     def _client(self) -> HubClient:
         _users.add(threading.current_thread())
         return clients.to(self._key, self._address)
+
+    def _send(self, verb: str, *args: Any) -> None:
+        """Send a request without an answer."""
+        self._client().send(self._key, verb, *args)
 
     def _request(self, verb: str, *args: Any) -> Any:
         """Send a request that does not wait, and return its result."""
@@ -61,17 +67,15 @@ class PendingRequest(Generic[R]):
 
     def __init__(
         self,
-        client: HubClient,
-        key: str,
-        name: str,
+        owner: HubObject,
         timeout: float | None,
-        finish: Callable[[Any, tuple[Any, ...]], R],
+        finish: Callable[[RequestId, tuple[Any, ...]], R],
         verb: str,
         *args: Any,
     ) -> None:
-        self._client, self._key, self._name = client, key, name
-        self._timeout, self._finish, self._verb = timeout, finish, verb
-        self.id, self.future = client.ask(key, verb, *args)
+        self._owner, self._timeout, self._finish, self._verb = owner, timeout, finish, verb
+        self._client = owner._client()
+        self.id, self.future = self._client.ask(owner._key, verb, *args)
 
     def result(self) -> R:
         """Wait for the answer. An interrupted request is withdrawn.
@@ -92,7 +96,7 @@ class PendingRequest(Generic[R]):
         try:
             await asyncio.wait([waiting], timeout=self._timeout)
             if not waiting.done():
-                self._cancel()
+                self._send("cancel", self.id)
                 await asyncio.wait([waiting], timeout=_ANSWERS_WITHIN_S)
             answer = waiting.result() if waiting.done() else self._give_up()
         except BaseException:
@@ -110,19 +114,19 @@ class PendingRequest(Generic[R]):
                 return
             match future.result():
                 case ("taken", *_):
-                    self._client.send(self._key, "requeue", self.id)
+                    self._send("requeue", self.id)
                 case ("leased", lease, _):
-                    self._client.send(self._key, "end", lease, "its producer was interrupted")
+                    self._send("end", lease, "its producer was interrupted")
                 case ("accepted", number, _) if number >= 0:
-                    self._client.send(self._key, "drop", _CALLED_OFF, (number,))
+                    self._send("drop", _CALLED_OFF, (number,))
                 case _:
                     pass
 
-        self._cancel()
+        self._send("cancel", self.id)
         self.future.add_done_callback(undo)
 
-    def _cancel(self) -> None:
-        self._client.send(self._key, "cancel", self.id)
+    def _send(self, verb: str, *args: Any) -> None:
+        self._client.send(self._owner._key, verb, *args)
 
     def _give_up(self) -> tuple[Any, ...]:
         self.withdraw()
@@ -135,26 +139,23 @@ class PendingRequest(Generic[R]):
         if self._client.is_local:
             prompt = 0.0
             if self._timeout != 0 and not _can_end_wait():
-                raise _hopeless(self._verb, self._name)
+                raise _hopeless(self._verb, self._owner._name)
         prompt = prompt if self._timeout is None else min(prompt, self._timeout)
         with contextlib.suppress(concurrent.futures.TimeoutError):  # the built-in one from Python 3.11 on
             return self.future.result(prompt)
-        with span(f"{self._verb} waits", channel=self._name):
+        with span(f"{self._verb} waits", channel=self._owner._name):
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 return self.future.result(None if self._timeout is None else self._timeout - prompt)
-            self._cancel()
+            self._send("cancel", self.id)
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 return self.future.result(_ANSWERS_WITHIN_S)
         return self._give_up()
 
 
 def _can_end_wait() -> bool:
-    """Return whether another thread uses channels, or is busy and not a daemon, so that an inline wait can end."""
-    me = threading.current_thread()
-    return any(
-        other is not me and (other in _users or not (other.daemon or _is_idle(other)))
-        for other in threading.enumerate()
-    )
+    """Return whether another thread is busy, and uses channels or is not a daemon, so that an inline wait can end."""
+    others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+    return any((other in _users or not other.daemon) and not _is_idle(other) for other in others)
 
 
 def _is_idle(thread: threading.Thread) -> bool:
