@@ -22,7 +22,7 @@ from typing import Any
 from phalanx.backends.backend_types import Ref
 from phalanx.channels.channel_state import ChannelState
 from phalanx.channels.hub import Hub
-from phalanx.channels.hub_connection import HubAddress, connect
+from phalanx.channels.hub_server import HubAddress, connect
 from phalanx.channels.staleness_state import RequestId
 from phalanx.errors import DeclarationError, InternalError
 from phalanx.session.background import Background, BackgroundThread
@@ -58,6 +58,7 @@ class HubClient:
         self.name = f"{place} (host {socket.gethostname()}, pid {os.getpid()})#{next(_serial)}"
         self._tickets = itertools.count()
         self._hub, self.is_local = hub, hub is not None
+        self.channels_to_leave: set[str] = set()
         if hub is not None:
             hub.connect(self.name, reclaim)
 
@@ -180,14 +181,13 @@ def _count_level(channel: ChannelState) -> None:
 
 
 class HubClients:
-    """Clients of this process, by remote hub and by inline rank."""
+    """Clients of this process, by remote hub and by inline rank. The key of the process outside of ranks is this."""
 
     def __init__(self) -> None:
         self.hub = Hub(_count_level)
         self._pid = os.getpid()
         self._remote: dict[HubAddress, RemoteClient] = {}
-        self._own: HubClient | None = None
-        self._of_ranks: weakref.WeakKeyDictionary[Closers, HubClient] = weakref.WeakKeyDictionary()
+        self._local: weakref.WeakKeyDictionary[Closers | HubClients, HubClient] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def to(self, key: str, address: HubAddress | None) -> HubClient:
@@ -205,13 +205,11 @@ class HubClients:
             )
         closers = current_closers()
         with self._lock:
-            if closers is None:
-                self._own = self._own or HubClient(self.hub)
-                return self._own
-            client = self._of_ranks.get(closers)
+            client = self._local.get(closers or self)
             if client is None:
-                client = self._of_ranks[closers] = HubClient(self.hub)
-                closers.if_lost.append(partial(self.hub.peer_died, client.name))
+                client = self._local[closers or self] = HubClient(self.hub)
+                if closers is not None:
+                    closers.if_lost.append(partial(self.hub.peer_died, client.name))
             return client
 
     def to_remote(self, address: HubAddress) -> RemoteClient:

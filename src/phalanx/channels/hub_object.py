@@ -14,7 +14,7 @@ from concurrent.futures import thread as futures
 from typing import Any, Generic, TypeVar
 
 from phalanx.channels.hub_client import PROCESS, SILENT, HubClient, clients
-from phalanx.channels.hub_connection import HubAddress
+from phalanx.channels.hub_server import HubAddress
 from phalanx.channels.staleness_state import RequestId
 from phalanx.errors import ChannelEmpty, ChannelFull, StalenessTimeout
 from phalanx.tracing.spans import span

@@ -1,25 +1,161 @@
-"""Serves a hub to other processes: a thread for each connection.
+"""Serves a hub to other processes over ``multiprocessing.connection``: a thread for each connection.
 
-A connection stands for the process at its other end: the end of the connection is the death of that process.
+A connection stands for the process at its other end: the end of the connection is the death of that process. Nothing
+is unpickled before both sides have proved that they know the key of the hub.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import pickle
 import secrets
+import select
 import socket
 import threading
 import time
+from collections import deque
 from functools import partial
 from multiprocessing import AuthenticationError
-from typing import Any
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any, NamedTuple
 
 from phalanx.channels.hub import Hub
-from phalanx.channels.hub_connection import HubAddress, HubConnection
 
+_CONNECTS_WITHIN_S = 10.0
 _AUTHENTICATES_WITHIN_S = 10.0
 _MOST_UNAUTHENTICATED = 64
+_SENT_DIRECTLY_BYTES = 64 << 10
+_SEND_BUFFER_BYTES = 1 << 20
+_MOST_UNSENT = 1024
+_MOST_NAME_BYTES = 4096
 _log = logging.getLogger("phalanx")
+
+
+class HubAddress(NamedTuple):
+    """Host, port and key of a hub."""
+
+    host: str
+    port: int
+    key: bytes
+
+
+class HubConnection:
+    """A connection. Unless ``may_wait``, sending never waits for the other end to read."""
+
+    def __init__(self, sock: socket.socket, *, may_wait: bool) -> None:
+        _tune(sock)
+        self._may_wait = may_wait
+        self._connection = Connection(sock.detach())
+        self._lock, self._closing = threading.Lock(), threading.Lock()
+        self._unsent: deque[bytes] = deque()
+        self._writer: threading.Thread | None = None
+        self._poll = select.poll()
+        self._poll.register(self._connection.fileno(), select.POLLOUT)
+        self._closed = False
+
+    def accept(self, key: bytes) -> str:
+        """Authenticate the hub's end, and return the name of the peer. Nothing is unpickled before.
+
+        Raises:
+            OSError, EOFError, AuthenticationError, ValueError: if the peer does not know the key.
+        """
+        deliver_challenge(self._connection, key)
+        answer_challenge(self._connection, key)
+        return self._connection.recv_bytes(_MOST_NAME_BYTES).decode()
+
+    def introduce(self, key: bytes, name: str) -> None:
+        """Authenticate the peer's end, and send its name.
+
+        Raises:
+            OSError, EOFError, AuthenticationError: if the hub does not know the key.
+        """
+        answer_challenge(self._connection, key)
+        deliver_challenge(self._connection, key)
+        self._connection.send_bytes(name.encode())
+
+    def receive(self) -> Any:
+        """Return the next message. A peer that does not read its answers is not served further.
+
+        Raises:
+            OSError, EOFError: at the end of the connection.
+        """
+        while len(self._unsent) > _MOST_UNSENT:
+            time.sleep(0.01)
+        return pickle.loads(self._connection.recv_bytes())
+
+    def send(self, message: Any) -> None:
+        """Send a message, unless the connection has ended, which the receiving thread notices."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with self._lock:
+            # A socket that is ready takes a small message without blocking.
+            is_small = len(data) <= _SENT_DIRECTLY_BYTES
+            if not self._unsent and (self._may_wait or (is_small and self._poll.poll(0))):
+                with contextlib.suppress(OSError):
+                    self._connection.send_bytes(data)
+            elif not self._closed:
+                self._unsent.append(data)
+                if len(self._unsent) == 1:
+                    self._writer = threading.Thread(target=self._send_unsent, name="phalanx-hub", daemon=True)
+                    self._writer.start()
+
+    def shut_down(self) -> None:
+        """End the connection. Its threads stop waiting."""
+        with self._closing, contextlib.suppress(OSError):  # it was closed
+            sock = socket.socket(fileno=self._connection.fileno())
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            finally:
+                sock.detach()
+
+    def close(self) -> None:
+        """End the connection, and free its descriptors once no thread sends."""
+        self.shut_down()
+        with self._lock:
+            self._closed = True
+        if self._writer is not None:
+            self._writer.join()
+        with self._lock, self._closing:
+            self._connection.close()
+
+    def _send_unsent(self) -> None:
+        while True:
+            try:
+                self._connection.send_bytes(self._unsent[0])
+            except OSError:
+                self._unsent.clear()
+                return
+            with self._lock:
+                self._unsent.popleft()
+                if not self._unsent:
+                    return
+
+
+def connect(address: HubAddress, name: str) -> HubConnection:
+    """Return an authenticated connection, once the hub has capacity for it.
+
+    Raises:
+        OSError: if no hub listens there, or it has another key.
+    """
+    sock = socket.create_connection((address.host, address.port), timeout=_CONNECTS_WITHIN_S)
+    sock.settimeout(None)
+    connection = HubConnection(sock, may_wait=True)
+    try:
+        connection.introduce(address.key, name)
+    except (OSError, EOFError, AuthenticationError) as error:
+        connection.close()
+        raise ConnectionError(str(error)) from error
+    return connection
+
+
+def _tune(sock: socket.socket) -> None:
+    """Send small messages at once, and detect the loss of a node within seconds."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 class HubServer:
@@ -39,18 +175,18 @@ class HubServer:
         self._listening.close()
 
     def _accept(self) -> None:
+        """Accept connections. While too many are not authenticated, others wait in the backlog."""
         while True:
+            self._unauthenticated.acquire()
             try:
                 sock, _ = self._listening.accept()
             except OSError:
+                self._unauthenticated.release()
                 if self._listening.fileno() < 0:
                     return
                 time.sleep(0.1)  # out of descriptors: connections that end free some
-                continue
-            if self._unauthenticated.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(sock,), name="phalanx-hub", daemon=True).start()
             else:
-                sock.close()
+                threading.Thread(target=self._serve, args=(sock,), name="phalanx-hub", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
         connection = HubConnection(sock, may_wait=False)

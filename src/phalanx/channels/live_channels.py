@@ -15,8 +15,7 @@ import cloudpickle
 from phalanx.backends.api import Backend
 from phalanx.channels.channel_state import By, ChannelStatus, Loss
 from phalanx.channels.hub_client import PROCESS, clients
-from phalanx.channels.hub_connection import HubAddress
-from phalanx.channels.hub_server import start_hub
+from phalanx.channels.hub_server import HubAddress, start_hub
 from phalanx.channels.payloads import Lengths
 from phalanx.channels.staleness_state import display_name
 from phalanx.display.byte_format import size
