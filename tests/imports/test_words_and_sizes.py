@@ -18,7 +18,7 @@ LINES = {
     "api": 1310,
     "backends": 2720,
     "calls": 2550,
-    "channels": 2430,
+    "channels": 2420,
     "checkpoint": 2180,
     "cli": 1080,
     "collect": 600,

@@ -16,8 +16,7 @@ from phalanx.backends.backend_types import FetchFailed
 from phalanx.calls.future import CallFuture
 from phalanx.calls.stored_rows import StoredPart, StoredParts
 from phalanx.channels.channel_state import ItemSlice
-from phalanx.channels.hub_client import CHANNEL_THREAD
-from phalanx.channels.hub_object import HubObject
+from phalanx.channels.hub_client import CHANNEL_THREAD, HubObject, clients
 from phalanx.channels.live_channels import lost_items
 from phalanx.channels.payloads import reference, unpack
 from phalanx.channels.staleness_state import RequestId
@@ -227,7 +226,7 @@ class Batch(StoredParts):
     def __del__(self) -> None:
         # A destructor must not send messages: a thread requeues the lease.
         if getattr(self, "_open", False) and not sys.is_finalizing():
-            _leaked.append((self._channel, self._lease))
+            leaked.append((self._channel, self._lease))
             _requeuer.begin()
 
     def __reduce__(self) -> Reduced:
@@ -243,19 +242,21 @@ class Batch(StoredParts):
 
 def requeue_leaked() -> None:
     """Requeue the leases of batches that were garbage-collected without an acknowledgement."""
-    with _requeueing:  # a caller that waits for the lock finds all of them requeued
-        while _leaked:
-            channel, lease = _leaked.popleft()
+    with _requeueing:
+        while leaked:
+            channel, lease = leaked[0]
             _log.warning(
                 "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in "
                 "a `with` block, or call batch.ack() or batch.ack_with(future)",
                 channel._name,
             )
-            channel._send("requeue", lease)
+            client = clients.to(channel._key, channel._address)
+            client.send(channel._key, "requeue", lease)
+            leaked.popleft()  # a caller that finds none left finds all of them requeued
 
 
-_leaked: deque[tuple[HubObject, RequestId]] = deque()
-_requeueing = threading.RLock()  # the request that requeues begins with the same
+leaked: deque[tuple[HubObject, RequestId]] = deque()
+_requeueing = threading.Lock()
 _requeuer = Background(requeue_leaked, thread=CHANNEL_THREAD)
 
 

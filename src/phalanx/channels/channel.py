@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.batch import Batch, requeue_leaked
+from phalanx.channels.batch import Batch, leaked, requeue_leaked
 from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
 from phalanx.channels.hub import StoredPayload
-from phalanx.channels.hub_client import HubClient, reclaim
-from phalanx.channels.hub_object import HubObject, PendingRequest
+from phalanx.channels.hub_client import HubClient, HubObject, PendingRequest, reclaim
 from phalanx.channels.live_channels import (
     ChannelHandle,
     limit_text,
@@ -428,7 +427,8 @@ class Channel(HubObject):
         )
 
     def _client(self) -> HubClient:
-        requeue_leaked()
+        if leaked:
+            requeue_leaked()
         return super()._client()
 
     def __reduce__(self) -> Reduced:

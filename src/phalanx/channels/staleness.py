@@ -12,7 +12,7 @@ from typing import Any
 
 from phalanx.calls.timeouts import checked
 from phalanx.channels.channel import Channel, Leased, whole_number
-from phalanx.channels.hub_object import HubObject, PendingRequest
+from phalanx.channels.hub_client import HubObject, PendingRequest
 from phalanx.channels.hub_server import HubAddress
 from phalanx.channels.live_channels import new_key, own_hubs
 from phalanx.channels.staleness_state import RequestId, StalenessStats
