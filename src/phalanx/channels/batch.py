@@ -7,7 +7,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from types import TracebackType
 from typing import Any
@@ -16,9 +15,9 @@ from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.calls.future import CallFuture
 from phalanx.calls.stored_rows import StoredPart, StoredParts
-from phalanx.channels.channel_reports import lost_items
 from phalanx.channels.channel_state import ItemSlice
-from phalanx.channels.hub_client import CHANNEL_THREAD, HubClient
+from phalanx.channels.hub_client import CHANNEL_THREAD, HubObject, clients
+from phalanx.channels.live_channels import lost_items
 from phalanx.channels.payloads import reference, unpack
 from phalanx.channels.staleness_state import RequestId
 from phalanx.collect.join import join_rows
@@ -46,16 +45,14 @@ class Batch(StoredParts):
 
     def __init__(
         self,
-        client: HubClient,
-        key: str,
-        name: str,
+        channel: HubObject,
         lease: RequestId,
         backend: Backend,
         slices: Sequence[ItemSlice],
         joined: bool,
         short: bool,
     ) -> None:
-        self._client, self._key, self._name, self._lease = client, key, name, lease
+        self._channel, self._lease = channel, lease
         self._backend, self._slices = backend, slices
         self._open, self._end = True, ""
         self._value: list[Any] = []
@@ -138,7 +135,7 @@ class Batch(StoredParts):
     def _check_open(self) -> None:
         if self._end:
             raise DeclarationError(
-                f"this batch of channel {self._name!r} was {self._end}; use it before that: inside its `with` "
+                f"this batch of channel {self._channel._name!r} was {self._end}; use it before that: inside its `with` "
                 "block, or call batch.ack_with(future) if a call uses it"
             )
 
@@ -150,7 +147,7 @@ class Batch(StoredParts):
             raise self._lose_unreadable() from None
         except DispatchError as error:
             raise DispatchError(
-                f"channel {self._name!r}: the rows of its items cannot be joined, since the items are not "
+                f"channel {self._channel._name!r}: the rows of its items cannot be joined, since the items are not "
                 f"alike; put items of one structure, or take them unjoined by take(n). {error}"
             ) from None
 
@@ -172,20 +169,19 @@ class Batch(StoredParts):
             except FetchFailed:
                 unreadable.append(part.number)
         self._open, self._end = False, "requeued"
-        answer = self._client.request(self._key, "requeue", self._lease, unreadable)
-        return lost_items(self._name, answer[1] if answer[0] == "done" else ())
+        return lost_items(self._channel._name, self._channel._request("requeue", self._lease, unreadable))
 
     def ack(self) -> None:
         """Acknowledge the batch: its bytes are freed. Idempotent."""
         if self._open:
             self._open, self._end = False, "acknowledged"
-            self._client.send_soon(self._key, "ack", self._lease)
+            _ack(self._channel, self._lease)
 
     def requeue(self) -> None:
         """Return the items to the front of the channel, in order. Idempotent; no effect after :meth:`ack`."""
         if self._open:
             self._open, self._end = False, "requeued"
-            self._client.send(self._key, "requeue", self._lease)
+            self._channel._send("requeue", self._lease)
 
     def ack_with(self, future: CallFuture[Any]) -> None:
         """Acknowledge the batch when a call has succeeded, requeue it if the call fails. Does not wait.
@@ -199,13 +195,13 @@ class Batch(StoredParts):
                 "future of a call (group.method.submit(batch)), once"
             )
         self._open = False
-        client, key, lease = self._client, self._key, self._lease
+        channel, lease = self._channel, self._lease
 
         def finish() -> None:
             if future.exception() is None:
-                client.send_soon(key, "ack", lease)
+                _ack(channel, lease)
             else:
-                client.send(key, "requeue", lease)
+                channel._send("requeue", lease)
 
         if self._backend.immediate:  # the call has ended
             finish()
@@ -230,7 +226,7 @@ class Batch(StoredParts):
     def __del__(self) -> None:
         # A destructor must not send messages: a thread requeues the lease.
         if getattr(self, "_open", False) and not sys.is_finalizing():
-            _leaked.append((self._name, partial(self._client.send, self._key, "requeue", self._lease)))
+            leaked.append((self._channel, self._lease))
             _requeuer.begin()
 
     def __reduce__(self) -> Reduced:
@@ -241,25 +237,31 @@ class Batch(StoredParts):
 
     def __repr__(self) -> str:
         content = f"{self.rows} rows" if self.joined else f"{len(self._slices)} items"
-        return f"<batch of channel {self._name}: {content}, {'taken' if self._open else 'over'}>"
+        return f"<batch of channel {self._channel._name}: {content}, {'taken' if self._open else 'over'}>"
 
 
 def requeue_leaked() -> None:
     """Requeue the leases of batches that were garbage-collected without an acknowledgement."""
-    with _requeueing:  # a caller that waits for the lock finds all of them requeued
-        while _leaked:
-            name, requeue = _leaked.popleft()
+    with _requeueing:
+        while leaked:
+            channel, lease = leaked[0]
             _log.warning(
                 "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in "
                 "a `with` block, or call batch.ack() or batch.ack_with(future)",
-                name,
+                channel._name,
             )
-            requeue()
+            client = clients.to(channel._key, channel._address)
+            client.send(channel._key, "requeue", lease)
+            leaked.popleft()  # a caller that finds none left finds all of them requeued
 
 
-_leaked: deque[tuple[str, partial[None]]] = deque()
+leaked: deque[tuple[HubObject, RequestId]] = deque()
 _requeueing = threading.Lock()
 _requeuer = Background(requeue_leaked, thread=CHANNEL_THREAD)
+
+
+def _ack(channel: HubObject, lease: RequestId) -> None:
+    channel._client().send_soon(channel._key, "ack", lease)
 
 
 def _cut(part: ItemSlice, start: int, stop: int) -> ItemSlice:

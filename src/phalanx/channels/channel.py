@@ -12,15 +12,22 @@ from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.batch import Batch, requeue_leaked
-from phalanx.channels.channel_reports import channel_table, limit_text, lost_items
+from phalanx.channels.batch import Batch, leaked, requeue_leaked
 from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
 from phalanx.channels.hub import StoredPayload
-from phalanx.channels.hub_client import HubClient, reclaim
-from phalanx.channels.hub_object import HubObject, PendingRequest
-from phalanx.channels.live_channels import ChannelHandle, live_channels, new_key, own_hubs, published_key
+from phalanx.channels.hub_client import HubClient, HubObject, PendingRequest, reclaim
+from phalanx.channels.live_channels import (
+    ChannelHandle,
+    limit_text,
+    live_channels,
+    lost_items,
+    new_key,
+    own_hubs,
+    published_key,
+)
 from phalanx.channels.payloads import Lengths, Payload, leave, leave_at_exit, pack
 from phalanx.channels.staleness_state import RequestId, display_name
+from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session.session import session
@@ -72,7 +79,8 @@ class Channel(HubObject):
         self._set(handle)
 
     def _set(self, handle: ChannelHandle) -> None:
-        self._handle, self._key, self._address = handle, handle.key, handle.address
+        self._handle = handle
+        self._key, self._name, self._address = handle.key, handle.name, handle.address
         self._backend = session.get_backend(handle.backend)
 
     @classmethod
@@ -95,7 +103,7 @@ class Channel(HubObject):
     @property
     def name(self) -> str:
         """Name of the channel, unique in the run."""
-        return self._handle.name
+        return self._name
 
     def put(self, item: Value, timeout: float | None = None) -> int:
         """Put an item, and wait for capacity if the channel is full.
@@ -144,8 +152,7 @@ class Channel(HubObject):
         if isinstance(payload, StoredPayload):
             # On the inline backend no consumer could take items while a rank closes.
             leave_at_exit(client, self._backend, key, self._handle.handoff or client.is_local)
-        finish = self._accepted
-        pending = PendingRequest(client, key, self.name, timeout, finish, "put", payload, *facts, leased)
+        pending = PendingRequest(self, timeout, self._accepted, "put", payload, *facts, leased)
         pending.future.add_done_callback(partial(_reclaim_unless_accepted, payload))
         return pending
 
@@ -247,18 +254,14 @@ class Channel(HubObject):
         timeout = checked(timeout, "Channel.take")
         count = positive_number(n, "Channel.take_rows" if joined else "Channel.take")
         enough = count if at_least is None else positive_number(at_least, "Channel.take(at_least=)")
-        client = self._client()
-        finish = partial(self._batch, client, count, joined)
-        args = (count, joined, min(enough, count))
-        return PendingRequest(client, self._key, self.name, timeout, finish, "take", *args)
+        finish = partial(self._batch, count, joined)
+        return PendingRequest(self, timeout, finish, "take", count, joined, min(enough, count))
 
-    def _batch(
-        self, client: HubClient, n: int, joined: bool, lease: RequestId, answer: tuple[Any, ...]
-    ) -> Batch:
+    def _batch(self, n: int, joined: bool, lease: RequestId, answer: tuple[Any, ...]) -> Batch:
         wanted = f"{n} {'rows' if joined else 'items'} were asked for"
         match answer:
             case ("taken", slices, short):
-                return Batch(client, self._key, self.name, lease, self._backend, slices, joined, short)
+                return Batch(self, lease, self._backend, slices, joined, short)
             case ("lost", losses):
                 raise lost_items(self.name, losses)
             case ("empty", items, rows):
@@ -389,7 +392,34 @@ class Channel(HubObject):
 
     def explain(self) -> Table:
         """Return a table of waiting items and callers, their ages, and rates. It can be called at any time."""
-        return channel_table(self.name, self._handle.limit, self.status)
+        status = self.status
+        depth, items, rows = status.depth, status.items, status.rows
+        waiting = f"{depth.waiting_rows} rows, {size(depth.waiting_bytes)}"
+        accepted = f"{rows.submitted} rows, {depth.accepted_per_second:.1f} items/s"
+        speed = f"{depth.delivered_per_second:.1f} items/s, {size(depth.delivered_bytes_per_second)}/s"
+        dropped = ", ".join(f"{count} {reason}" for reason, count in status.reasons.items())
+        lines = (
+            ("waiting", depth.waiting, waiting, depth.oldest_item),
+            ("taken, not acknowledged", items.taken, f"{depth.leases} leases", depth.oldest_lease),
+            ("puts that wait for room", depth.puts, "", depth.oldest_put),
+            ("takes that wait for items", depth.takes, "", depth.oldest_take),
+            ("put so far", items.submitted, accepted, 0.0),
+            ("delivered", items.delivered, f"{rows.delivered} rows, {speed}", 0.0),
+            ("dropped by request", items.dropped, dropped, 0.0),
+            ("lost with a process", items.lost, f"{rows.lost} rows", 0.0),
+        )
+        table = tuple(
+            (title, count, more, f"{age:.1f} s" if age else "") for title, count, more, age in lines
+        )
+        notes = tuple(
+            f"{display_name(peer)}: {leases} open leases" for peer, leases in status.consumers.items()
+        )
+        return Table(
+            f"channel {self.name}: {self._handle.limit} may wait",
+            ("what", "items", "more", "oldest"),
+            table,
+            notes,
+        )
 
     def _closed(self, reason: str) -> ChannelClosed:
         return ChannelClosed(
@@ -397,7 +427,8 @@ class Channel(HubObject):
         )
 
     def _client(self) -> HubClient:
-        requeue_leaked()
+        if leaked:
+            requeue_leaked()
         return super()._client()
 
     def __reduce__(self) -> Reduced:

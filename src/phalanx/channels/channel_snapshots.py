@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.channels.channel import Channel
-from phalanx.channels.hub_object import HubObject
+from phalanx.channels.hub_client import HubObject
 from phalanx.channels.live_channels import live_channels
 from phalanx.channels.payloads import pack, to_bytes
 from phalanx.channels.staleness import StalenessManager

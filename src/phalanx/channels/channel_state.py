@@ -259,14 +259,7 @@ class ChannelState:
 
     def expire(self, bound: StalenessState, surplus: Counter[int]) -> None:
         """Drop waiting rows that are too old, and the last ``surplus`` rows of each version of a staleness."""
-
-        def is_stale(item: Item, row: int) -> bool:
-            version = item.versions[row]
-            is_surplus = item.bound is bound and surplus[version] > 0
-            surplus[version] -= is_surplus
-            return is_surplus or _is_stale(item, row)
-
-        self._drop_stale(is_stale)
+        self._drop_stale(bound, surplus)
         self._advance()
 
     def leave(self, peer: str) -> list[tuple[int, Any]]:
@@ -288,14 +281,9 @@ class ChannelState:
     def peer_died(self, peer: str, why: str) -> None:
         """Requeue the leases of a dead process, and count the items lost whose bytes it stored."""
         self._died.setdefault(peer, why)
-        puts = [self._puts.pop(request) for request in [*self._puts] if request[0] == peer]
-        takes = [self._takes.pop(request) for request in [*self._takes] if request[0] == peer]
-        for item, done in puts:
-            _refuse(item, done, ("ended", why))
-        for take in takes:
-            take.done(("ended", why))
+        puts = self._end_requests(why, peer)
         if puts:
-            self._losses.setdefault(peer, Loss(peer, why)).puts += len(puts)
+            self._losses.setdefault(peer, Loss(peer, why)).puts += puts
         for lease in [lease for lease in self.leases if lease[0] == peer]:
             self._restore(self.leases.pop(lease).ranges)
         self._lose(self._withdraw(lambda item: item.holder == peer), why, self._losses)
@@ -311,14 +299,19 @@ class ChannelState:
         if self.closed:
             return []
         self.closed, self.ended = True, reason
-        puts, self._puts = self._puts, {}
-        takes, self._takes = self._takes, {}
-        for item, done in puts.values():
-            _refuse(item, done, ("ended", reason))
-        for take in takes.values():
-            take.done(("ended", reason))
+        self._end_requests(reason)
         self._drop(self._withdraw(lambda item: True), reason)
         return self.losses
+
+    def _end_requests(self, reason: str, peer: str | None = None) -> int:
+        """Answer the waiting requests, all or those of a process. Return the number of puts."""
+        puts = [self._puts.pop(request) for request in [*self._puts] if peer in (None, request[0])]
+        takes = [self._takes.pop(request) for request in [*self._takes] if peer in (None, request[0])]
+        for item, done in puts:
+            _refuse(item, done, ("ended", reason))
+        for take in takes:
+            take.done(("ended", reason))
+        return len(puts)
 
     # Reports
 
@@ -421,11 +414,9 @@ class ChannelState:
         self._row_counts["submitted"] += item.rows or 0
         self._rates[0][int(item.at)] += 1
         stale = frozenset[int]() if item.bound is None else item.bound.enter(item.versions)
-        units = RowRange(item.number, 0, item.size)
-        fresh, old = _split(units, stale.__contains__) if stale else ([units], [])
-        for units in fresh:
-            self._waiting.append(self._count(units, 1))
-        self._settle_stale(old)
+        fresh, old = _split(RowRange(item.number, 0, item.size), stale)
+        self._waiting.extend(self._count(units, 1) for units in fresh)
+        self._drop(old, STALE, frees_quota=False)
         done(("accepted", item.number, item.size - len(stale)))
         return True
 
@@ -510,7 +501,7 @@ class ChannelState:
             if item.bound is not None:
                 item.bound.requeue(item.versions_in(units))
         self._insert(ranges)
-        self._drop_stale(_is_stale)
+        self._drop_stale()
         if self.closed:
             self._drop(self._withdraw(lambda item: True), self.ended or "")
         for holder in {self._items[units.number].holder for units in self._waiting} & self._died.keys():
@@ -535,34 +526,23 @@ class ChannelState:
             self._waiting = deque(units for units in self._waiting if not matches(self._items[units.number]))
         return [self._count(units, -1) for units in leaving]
 
-    def _drop_stale(self, is_stale: Callable[[Item, int], bool]) -> None:
-        """Drop the waiting rows with a bound that are stale, the last rows first."""
-        if all(item.bound is None for item in self._items.values()):
-            return
+    def _drop_stale(self, bound: StalenessState | None = None, surplus: Counter[int] | None = None) -> None:
+        """Drop waiting rows that are too old, and the last ``surplus`` rows. Their staleness dropped them before."""
+        surplus = Counter() if surplus is None else surplus
         waiting, self._waiting = self._waiting, deque()
-        stale: list[RowRange] = []
+        dropped: list[RowRange] = []
         for units in reversed(waiting):
             item = self._items[units.number]
-            if item.bound is None:
-                self._waiting.appendleft(units)
-                continue
-            self._count(units, -1)
-            rows = {row for row in range(units.stop - 1, units.start - 1, -1) if is_stale(item, row)}
-            fresh, old = _split(units, rows.__contains__)
+            stale = _stale_rows(item, units, surplus if item.bound is bound else Counter())
+            fresh, old = _split(self._count(units, -1), stale)
             self._waiting.extendleft(self._count(part, 1) for part in reversed(fresh))
-            stale += old
-        self._settle_stale(stale)
+            dropped += old
+        self._drop(dropped, STALE, frees_quota=False)
 
-    def _settle_stale(self, ranges: Sequence[RowRange]) -> None:
-        """Count ranges as stale, of which their staleness knows already."""
-        if ranges:
-            self.reasons[STALE] += len(ranges)
-        self._settle(ranges, "dropped")
-
-    def _drop(self, ranges: Sequence[RowRange], reason: str) -> None:
+    def _drop(self, ranges: Sequence[RowRange], reason: str, *, frees_quota: bool = True) -> None:
         if ranges:
             self.reasons[reason] += len(ranges)
-        self._remove(ranges, "dropped")
+        self._settle(ranges, "dropped", frees_quota=frees_quota)
 
     def _lose(self, ranges: Sequence[RowRange], why: str, losses: dict[str, Loss]) -> None:
         numbers: set[int] = set()
@@ -573,20 +553,14 @@ class ChannelState:
             loss.items += units.number not in numbers
             loss.rows += item.rows_in(units)
             numbers.add(units.number)
-        self._remove(ranges, "lost")
+        self._settle(ranges, "lost", frees_quota=True)
 
-    def _remove(self, ranges: Sequence[RowRange], outcome: Outcome) -> None:
-        """Count ranges that are not delivered. Their rows free the quota of their staleness."""
-        for units in ranges:
-            item = self._items[units.number]
-            if item.bound is not None:
-                item.bound.remove(item.versions_in(units), f"{outcome} in the channel")
-        self._settle(ranges, outcome)
-
-    def _settle(self, ranges: Iterable[RowRange], outcome: Outcome) -> None:
+    def _settle(self, ranges: Iterable[RowRange], outcome: Outcome, *, frees_quota: bool = False) -> None:
         """Count ranges that are neither waiting nor taken any more. An item without open units is forgotten."""
         for units in ranges:
             item = self._items[units.number]
+            if item.bound is not None and frees_quota:
+                item.bound.remove(item.versions_in(units), f"{outcome} in the channel")
             item.open_units -= units.stop - units.start
             item.outcome = outcome if _SEVERITY[outcome] > _SEVERITY[item.outcome] else item.outcome
             self._row_counts[outcome] += item.rows_in(units)
@@ -611,15 +585,26 @@ def _refuse(item: Item, done: Done, answer: tuple[Any, ...]) -> None:
     done(answer)
 
 
-def _is_stale(item: Item, row: int) -> bool:
-    return item.bound is not None and item.versions[row] < item.bound.oldest
+def _stale_rows(item: Item, units: RowRange, surplus: Counter[int]) -> set[int]:
+    """Return the rows that are too old, and the last rows that are in surplus, which are counted down."""
+    stale: set[int] = set()
+    for row in reversed(range(units.start, units.stop) if item.bound is not None else ()):
+        version = item.versions[row]
+        if surplus[version] > 0:
+            surplus[version] -= 1
+            stale.add(row)
+        elif item.bound is not None and version < item.bound.oldest:
+            stale.add(row)
+    return stale
 
 
-def _split(units: RowRange, is_old: Callable[[int], bool]) -> tuple[list[RowRange], list[RowRange]]:
-    """Return the other ranges, and the ranges of old rows."""
+def _split(units: RowRange, stale: Collection[int]) -> tuple[list[RowRange], list[RowRange]]:
+    """Return the ranges of other rows, and the ranges of stale rows."""
+    if not stale:
+        return [units], []
     parts: tuple[list[RowRange], list[RowRange]] = [], []
     for row in range(units.start, units.stop):
-        part = parts[is_old(row)]
+        part = parts[row in stale]
         if part and part[-1].stop == row:
             part[-1] = part[-1]._replace(stop=row + 1)
         else:

@@ -6,19 +6,21 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
 
 from phalanx.backends.api import Backend
-from phalanx.channels.channel_reports import channel_entry, losses_text
-from phalanx.channels.channel_state import By
+from phalanx.channels.channel_state import By, ChannelStatus, Loss
 from phalanx.channels.hub_client import PROCESS, clients
 from phalanx.channels.hub_server import HubAddress, start_hub
 from phalanx.channels.payloads import Lengths
+from phalanx.channels.staleness_state import display_name
+from phalanx.display.byte_format import size
 from phalanx.display.registry_records import CHANNEL_PREFIX, ChannelEntry, to_bytes
-from phalanx.errors import DeclarationError
+from phalanx.errors import DeclarationError, ItemsLost
 from phalanx.session.background import Background
 from phalanx.session.session import session
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
@@ -170,6 +172,57 @@ class LiveChannels:
             if key in self._open and self._published.get(key) != replace(entry, changed=0.0):
                 self._published[key] = replace(entry, changed=0.0)
                 backend.publish(entry.key, to_bytes(entry))
+
+
+def channel_entry(name: str, limit: str, status: ChannelStatus) -> ChannelEntry:
+    """Return the registry record of a channel."""
+    depth, items = status.depth, status.items
+    now = time.time()
+    return ChannelEntry(
+        run=session.run_id,
+        name=name,
+        limit=limit,
+        waiting=depth.waiting,
+        waiting_bytes=depth.waiting_bytes,
+        taken=items.taken,
+        puts=depth.puts,
+        takes=depth.takes,
+        delivered=items.delivered,
+        dropped=items.dropped,
+        lost=items.lost,
+        per_second=round(depth.delivered_per_second, 1),
+        changed=now,
+        oldest=round(now - depth.oldest_item, 1) if depth.waiting else None,
+    )
+
+
+def limit_text(maxsize: int | None, by: str) -> str:
+    """Return the bound of a channel as text."""
+    if maxsize is None:
+        return "any number of items"
+    return size(maxsize) if by == "bytes" else f"{maxsize} item{'s' if maxsize > 1 else ''}"
+
+
+def losses_text(losses: Iterable[Loss]) -> str:
+    """Return the losses as text, by process."""
+    return "; ".join(f"{_counts_text(loss)} of {display_name(loss.holder)}: {loss.why}" for loss in losses)
+
+
+def _counts_text(loss: Loss) -> str:
+    counts = ((loss.items, "item"), (loss.rows, "row"), (loss.puts, "waiting put"))
+    return ", ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count)
+
+
+def lost_items(channel: str, losses: Sequence[Loss]) -> ItemsLost:
+    """Return the error that names the lost items and the processes that stored them."""
+    error = ItemsLost(
+        f"channel {channel!r}: items were lost with the process that stored their bytes: "
+        f"{losses_text(losses) or 'part of this batch'}. Other items can be taken; to keep items longer than the "
+        "process that put them, drain the channel before that process is closed, or create it with handoff=True",
+        channel=channel,
+    )
+    error.losses = tuple(losses)
+    return error
 
 
 live_channels = LiveChannels()

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import math
 import time
-import weakref
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -30,7 +29,6 @@ _CLOSES_WITHIN_S = 4.0  # less than the time in which a rank has to close
 _LEAVES_WITHIN_S = 60.0  # less than the time in which a rank has to leave a group that continues
 _LOOKS_EVERY_S = 0.05
 _numbers = itertools.count()
-_registered: weakref.WeakKeyDictionary[Closers, set[str]] = weakref.WeakKeyDictionary()
 
 Lengths = str | Callable[[Any], Any]
 Payload = bytes | StoredPayload
@@ -139,8 +137,8 @@ def leave_at_exit(client: HubClient, backend: Backend, key: str, handoff: bool) 
     A rank that leaves a group which continues moves its items to the hub.
     """
     closers = current_closers()
-    if closers is not None and key not in _registered.setdefault(closers, set()):
-        _registered[closers].add(key)
+    if closers is not None and key not in client.channels_to_leave:
+        client.channels_to_leave.add(key)
         at_close(_leave_within, closers, client, backend, key, handoff)
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from phalanx.calls.timeouts import checked
 from phalanx.channels.channel import Channel, Leased, whole_number
-from phalanx.channels.hub_client import HubClient
-from phalanx.channels.hub_object import HubObject, PendingRequest
+from phalanx.channels.hub_client import HubObject, PendingRequest
 from phalanx.channels.hub_server import HubAddress
 from phalanx.channels.live_channels import new_key, own_hubs
 from phalanx.channels.staleness_state import RequestId, StalenessStats
@@ -38,17 +37,15 @@ class RowLease:
     def __init__(
         self,
         staleness: StalenessManager,
-        client: HubClient,
         number: int,
         rows: int,
         version: int,
         on_overdue: Callable[[], object] | None,
     ) -> None:
-        self._staleness, self._client, self.number = staleness, client, number
-        self.rows, self.version = rows, version
+        self._staleness, self.number, self.rows, self.version = staleness, number, rows, version
         self.overdue = False
         self._on_overdue = on_overdue
-        client.ask(staleness._key, "watch", number)[1].add_done_callback(self._notify)
+        staleness._client().ask(staleness._key, "watch", number)[1].add_done_callback(self._notify)
 
     def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
         """Accept rows for training, without a channel. A lease can be accepted in parts.
@@ -105,7 +102,7 @@ class RowLease:
             raise ValueError(
                 "RowLease.put: the item is not made of rows; pass tensors, arrays, lists or structures of these"
             )
-        if channel._client() is not self._client:
+        if channel._client() is not self._staleness._client():
             raise DeclarationError(
                 f"RowLease.put: channel {channel.name!r} and the staleness belong to different processes or backends; "
                 "create both in one process, on one backend"
@@ -122,7 +119,7 @@ class RowLease:
 
     def end(self, reason: str = "not accepted") -> None:
         """Drop all running rows. Idempotent."""
-        self._client.send(self._staleness._key, "end", self.number, str(reason))
+        self._staleness._send("end", self.number, str(reason))
 
     def _notify(self, watching: Future[Any]) -> None:
         if watching.exception() is None and watching.result()[0] == "overdue":
@@ -184,6 +181,8 @@ class StalenessManager(HubObject):
     Raises:
         DeclarationError: if a number is too small.
     """
+
+    _name = "of staleness"
 
     def __init__(
         self,
@@ -259,21 +258,15 @@ class StalenessManager(HubObject):
         self, rows: int, timeout: float | None, on_overdue: Callable[[], object] | None
     ) -> PendingRequest[RowLease]:
         count, timeout = whole_number(rows, "lease(rows"), checked(timeout, "StalenessManager.lease")
-        client = self._client()
-        finish = partial(self._leased, client, count, on_overdue)
-        return PendingRequest(client, self._key, "of staleness", timeout, finish, "lease", count)
+        finish = partial(self._leased, count, on_overdue)
+        return PendingRequest(self, timeout, finish, "lease", count)
 
     def _leased(
-        self,
-        client: HubClient,
-        rows: int,
-        on_overdue: Callable[[], object] | None,
-        request: RequestId,
-        answer: tuple[Any, ...],
+        self, rows: int, on_overdue: Callable[[], object] | None, request: RequestId, answer: tuple[Any, ...]
     ) -> RowLease:
         match answer:
             case ("leased", number, version):
-                return RowLease(self, client, number, rows, version, on_overdue)
+                return RowLease(self, number, rows, version, on_overdue)
             case ("behind", reason):
                 raise StalenessTimeout(f"lease({rows} rows): {reason}; wait longer, or train")
             case _:
