@@ -16,10 +16,10 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
     "api": 1260,
-    "backends": 2680,
+    "backends": 2670,
     "calls": 2560,
     "channels": 2430,
-    "checkpoint": 2100,
+    "checkpoint": 2110,
     "cli": 1000,
     "collect": 600,
     "compat": 2340,
@@ -32,7 +32,7 @@ LINES = {
     "members": 1270,
     "parallel": 470,
     "pools": 460,
-    "session": 740,
+    "session": 750,
     "testing": 250,
     "topology": 990,
     "tracing": 1150,
