@@ -15,7 +15,7 @@ from tests.imports.source import MODULES
 MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
-    "api": 1260,
+    "api": 1210,
     "backends": 2670,
     "calls": 2560,
     "channels": 2430,
@@ -23,7 +23,7 @@ LINES = {
     "cli": 1000,
     "collect": 600,
     "compat": 2340,
-    "debug": 670,
+    "debug": 660,
     "declare": 1140,
     "dispatch": 1340,
     "display": 420,
@@ -35,7 +35,7 @@ LINES = {
     "session": 750,
     "testing": 250,
     "topology": 990,
-    "tracing": 1150,
+    "tracing": 1110,
     "weights": 3350,
     "wire": 1350,
     "worker": 1960,

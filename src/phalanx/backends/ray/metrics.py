@@ -50,8 +50,8 @@ class Exporter:
                 metric.inc(count, tags={"group": group, "method": method})
         for one in ended:
             self._seconds.observe(one.seconds, tags={"group": one.group, "method": one.method})
-        for one in moved:
-            self._bytes.inc(one.nbytes, tags={"group": one.group, "kind": one.kind})
+        for group, kind, nbytes in moved:
+            self._bytes.inc(nbytes, tags={"group": group, "kind": kind})
 
 
 _gauges: dict[str, Any] = {}
