@@ -222,6 +222,23 @@ def test_rows_requeued_after_they_became_too_old_are_dropped(backend: str) -> No
         assert (len(channel), channel.rows.dropped) == (0, 2)
 
 
+def test_rows_that_were_requeued_free_their_quota_when_they_are_dropped(backend: str) -> None:
+    staleness = px.StalenessManager(max_lag=0, rows_per_version=2)
+    with px.Channel() as channel, staleness.lease(2) as lease:
+        lease.put(channel, [1, 2], 0)
+        channel.take_rows(1, WITHIN).requeue()
+        assert channel.drop("filtered") == 1
+        assert (staleness.stats.rows.ready, staleness.stats.rows.dropped) == (0, 2)
+
+
+def test_rows_that_a_full_channel_refuses_free_their_quota(staleness: px.StalenessManager) -> None:
+    with px.Channel(1) as channel, staleness.lease(2) as lease:
+        channel.put("first")
+        with pytest.raises(px.channels.ChannelFull):
+            lease.put(channel, [1, 2], 0, timeout=0)
+        assert (staleness.stats.rows.running, staleness.stats.dropped) == (0, {"could not be put": 2})
+
+
 def test_a_lease_and_a_channel_of_different_backends_are_refused(backend: str) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=2, backend="inline")
     if backend != "inline":
