@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], submodules: Mapping[str, str] | None = None
+    package: str, homes: Mapping[str, str], submodules: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package that loads its names on first use.
 
     Args:
         package: ``__name__`` of the package.
         homes: the module that defines each public name.
-        submodules: modules that are public names themselves.
+        submodules: modules of the package that are public names themselves.
     """
-    modules = submodules or {}
 
     def load(name: str) -> Any:
-        if name in modules:
-            return importlib.import_module(modules[name])
+        if name in submodules:
+            return importlib.import_module(f"{package}.{name}")
         home = homes.get(name)
         if home is None:
             # name= and obj= let a traceback suggest the nearest public name
@@ -33,6 +32,6 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes, *modules})
+        return sorted({*vars(sys.modules[package]), *homes, *submodules})
 
     return load, names

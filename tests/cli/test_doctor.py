@@ -10,11 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from phalanx.cli import doctor_command as doctor
-from phalanx.cli.doctor_command import Cluster, Machine, facts, findings, gather
+from phalanx.cli.doctor_command import Cluster, Machine, examine
 from phalanx.cli.main import app
 
 GIB = 2**30
 HEALTHY = Machine(
+    environment={},
+    memory_limit=None,
+    infiniband=False,
+    token=False,
+    verl=None,
+    verl_hook=False,
     host="node0",
     python="3.11.7",
     versions={"phalanx": "0.1.0", "ray": "2.60.0", "torch": "2.13.0+cu128", "numpy": "2.4.6"},
@@ -32,16 +38,12 @@ HEALTHY = Machine(
 
 def planted(**changes: Any) -> list[tuple[str, str, str]]:
     """Topic, finding and fix on a healthy machine with one thing changed."""
-    return [tuple(finding) for finding in findings(dataclasses.replace(HEALTHY, **changes))]
+    return [tuple(finding) for finding in examine(dataclasses.replace(HEALTHY, **changes))[1]]
 
 
 def cluster(**changes: Any) -> Cluster:
     assert HEALTHY.cluster is not None
     return dataclasses.replace(HEALTHY.cluster, **changes)
-
-
-def test_a_healthy_machine_has_no_findings() -> None:
-    assert findings(HEALTHY) == []
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,7 @@ def test_a_planted_problem_is_found(changes: dict[str, Any], topic: str, said: s
 @pytest.mark.parametrize(
     "changes",
     [
+        {},
         {"environment": {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0"}},
         {"environment": {"OMP_NUM_THREADS": "8"}},
         {"environment": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}},
@@ -134,40 +137,28 @@ def test_what_does_no_harm_is_no_finding(changes: dict[str, Any]) -> None:
     assert planted(**changes) == []
 
 
-def test_every_finding_has_its_topic_among_the_facts() -> None:
-    topics = set(facts(HEALTHY))
-    broken = Machine("h", "3.8", {}, 1, GIB, GIB, 1, {"RAY_AUTH_MODE": "token", "OMP_NUM_THREADS": "9"})
-
-    assert {finding.topic for finding in findings(broken)} <= topics
-
-
 def test_this_machine_can_be_described() -> None:
-    machine = gather()
+    machine = Machine()
+    facts, findings = examine(machine)
 
     assert machine.cores >= 1
     assert machine.versions["ray"]
     assert set(machine.limits) == {"nofile", "nproc", "memlock", "core"}
+    assert {finding.topic for finding in findings} <= facts.keys()
 
 
 @pytest.mark.parametrize(("changes", "code"), [({}, 0), ({"huge_pages": "never"}, 1)])
-def test_the_exit_code_says_whether_there_are_findings(
+def test_findings_are_text_data_and_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], code: int
 ) -> None:
-    monkeypatch.setattr(doctor, "gather", lambda *_: dataclasses.replace(HEALTHY, **changes))
-    monkeypatch.setattr(doctor, "_cluster", lambda address: (None, ""))
+    monkeypatch.setattr(doctor, "Machine", lambda **_: dataclasses.replace(HEALTHY, **changes))
+    monkeypatch.setattr(doctor, "find_cluster", lambda address: (None, ""))
 
-    ran = CliRunner().invoke(app, ["doctor"])
+    text, data = (CliRunner().invoke(app, ["doctor", *more]) for more in ([], ["--json"]))
 
-    assert (ran.exit_code, "fix:" in ran.output) == (code, bool(code))
-
-
-def test_the_findings_are_data_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "gather", lambda *_: dataclasses.replace(HEALTHY, huge_pages="never"))
-    monkeypatch.setattr(doctor, "_cluster", lambda address: (None, ""))
-
-    data = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).output)
-
-    assert (data["machine"]["host"], data["findings"][0]["topic"]) == ("node0", "huge pages")
+    assert (text.exit_code, "fix:" in text.output) == (data.exit_code, bool(code)) == (code, bool(code))
+    found = json.loads(data.output)
+    assert (found["machine"]["host"], len(found["findings"])) == ("node0", code)
 
 
 def test_a_cluster_that_does_not_answer_is_a_failure() -> None:
@@ -181,7 +172,7 @@ BY_MODULE = {**ASKED, "VERL_USE_EXTERNAL_MODULES": "mine,phalanx.compat.verl_plu
 
 
 def verl(**changes: Any) -> str:
-    return facts(dataclasses.replace(HEALTHY, **changes))["verl"]
+    return examine(dataclasses.replace(HEALTHY, **changes))[0]["verl"]
 
 
 def test_it_says_which_controller_verl_has() -> None:

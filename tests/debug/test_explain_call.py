@@ -92,20 +92,14 @@ def test_arguments_say_how_they_travel(group: Any) -> None:
     ]
 
 
-def test_padding_is_named_beside_the_real_rows(group: Any) -> None:
-    explanation = group.padded.explain(torch.zeros(6, 2))
+def test_padded_and_balanced_rows_are_named(group: Any) -> None:
+    padded = group.padded.explain(torch.zeros(6, 2))
+    balanced = group.balanced.explain(torch.tensor([9, 1, 1, 9]))
 
-    assert [(rank.rows, rank.given_rows) for rank in explanation.ranks] == [(2, 4), (2, 4), (1, 4), (1, 4)]
-    assert "without the padding" in explanation.collected
-    assert "0:2 (padded to 4)" in str(explanation)
-
-
-def test_balanced_rows_are_named_one_by_one(group: Any) -> None:
-    explanation = group.balanced.explain(torch.tensor([9, 1, 1, 9]))
-
-    orders = [rank.order for rank in explanation.ranks[:2]]
-    assert sorted(row for order in orders for row in order) == [0, 1, 2, 3]
-    assert "in the caller's order" in explanation.collected
+    assert [(rank.rows, rank.given_rows) for rank in padded.ranks] == [(2, 4), (2, 4), (1, 4), (1, 4)]
+    assert "without the padding" in padded.collected and "0:2 (padded to 4)" in str(padded)
+    assert sorted(row for rank in balanced.ranks[:2] for row in rank.order) == [0, 1, 2, 3]
+    assert "in the caller's order" in balanced.collected
 
 
 def test_a_future_is_named_by_its_call_and_its_rows_are_not_known(group: Any) -> None:
@@ -124,9 +118,6 @@ def test_a_slice_counts_as_a_world_of_its_own(group: Any) -> None:
 
     assert [(rank.rank, rank.start, rank.stop) for rank in explanation.ranks] == [(1, 0, 2), (2, 2, 4)]
     assert not explanation.waits
-
-
-def test_one_rank_returns_the_value_itself(group: Any) -> None:
     assert group[2].take.explain(1).collected == "the output of rank 2 itself"
 
 
@@ -174,14 +165,10 @@ def test_the_explanation_is_data_and_html_too(group: Any) -> None:
     assert "&lt;b&gt;" in explanation._repr_html_()
 
 
-def test_a_group_is_explained_with_share_process_and_coordinates(group: Any) -> None:
+def test_a_group_a_view_and_a_method_are_explained(group: Any) -> None:
     rows = px.explain(group).to_dict()["rows"]
 
-    assert rows[2]["mesh"] == "pp=1, dp=0"
-    assert rows[2]["pid"] == group.core.endpoints[2].facts.pid
-
-
-def test_a_view_and_a_method_are_explained_by_their_modes(group: Any) -> None:
+    assert (rows[2]["mesh"], rows[2]["pid"]) == ("pp=1, dp=0", group.core.endpoints[2].facts.pid)
     assert px.explain(group[0:2]).title == "group explained, ranks 0, 1"
     assert px.explain(group.rows).to_dict()["rows"][0]["a bare call"] == "returns a CallFuture"
 
@@ -194,17 +181,12 @@ def test_a_class_is_explained_without_being_started() -> None:
     assert rows["custom"]["result"] == "as sum makes it"
 
 
-def test_roles_and_bound_classes_are_explained() -> None:
+def test_roles_bound_classes_and_meshes_are_explained() -> None:
     table = px.explain(px.colocate({"actor": Explained.bind(), "critic": Explained}))
 
     assert {row["method"].split(".")[0] for row in table.to_dict()["rows"]} == {"actor", "critic"}
     assert px.explain(Explained.bind()).title.startswith("Explained.bind()")
-
-
-def test_a_mesh_is_explained_by_rank() -> None:
-    rows = px.explain(px.Mesh(dp=2, tp=2)).to_dict()["rows"]
-
-    assert rows[3] == {"rank": 3, "dp": 1, "tp": 1}
+    assert px.explain(px.Mesh(dp=2, tp=2)).to_dict()["rows"][3] == {"rank": 3, "dp": 1, "tp": 1}
 
 
 @pytest.mark.parametrize("subject", [3, px.Mesh(dp=-1)])

@@ -37,23 +37,24 @@ def group(pool: px.ResourcePool) -> Iterator[Any]:
         yield made
 
 
-@pytest.fixture
-def inline_slots() -> Iterator[px.ResourcePool]:
-    """For what does not depend on the backend."""
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as slots:
-        yield slots
+def inline(cls: Any = Profiled, **options: Any) -> Any:
+    """A group for what does not depend on the backend."""
+    pool = px.ResourcePool([2], use_gpu=False, backend="inline")
+    return px.WorkerGroup(pool, cls, **options)
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
 
 
 def ranges(path: Path) -> list[str]:
     """The names of the ranges in a trace, in their order."""
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    spans = [event for event in events if event.get("cat") == "user_annotation" and event["ph"] == "X"]
+    spans = [event for event in events(path) if event.get("cat") == "user_annotation" and event["ph"] == "X"]
     return [event["name"] for event in sorted(spans, key=lambda event: event["ts"])]
 
 
 def operators(path: Path) -> set[str]:
-    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    return {event["name"] for event in events if event.get("cat") == "cpu_op"}
+    return {event["name"] for event in events(path) if event.get("cat") == "cpu_op"}
 
 
 def test_one_trace_of_one_rank_with_so_many_calls_by_name(group: Any, tmp_path: Path) -> None:
@@ -89,44 +90,29 @@ def test_submitted_calls_are_waited_for(group: Any) -> None:
     assert [future.result()[0] for future in futures] == [3, 3]
 
 
-def test_functions_are_calls_too(group: Any) -> None:
-    with group.profile() as profile:
-        group.run(lambda worker: torch.ones(2).sum().item())
-
-    assert profile.calls == {0: ("run",)}
-
-
-def test_fewer_calls_than_asked_for_are_said(group: Any) -> None:
-    with group.profile(calls=3) as profile:
-        group.add()
-
-    assert ranges(profile.paths[0]) == ["add"]
-    assert profile.notes == ("rank 0: 1 of 3 calls were made",)
+def fail(group: Any) -> None:
+    with pytest.raises(ValueError, match="on purpose"):
+        group.fail()
+    group.add()
 
 
-def test_no_call_gives_no_trace(group: Any) -> None:
-    with group.profile(ranks=[2]) as profile:
-        pass
+@pytest.mark.parametrize(
+    ("work", "calls", "named", "notes"),
+    [
+        (lambda group: group.run(lambda worker: worker.rank), 1, ["run"], ()),
+        (lambda group: group.add(), 3, ["add"], ("rank 3: 1 of 3 calls were made",)),
+        (lambda group: None, 1, [], ("rank 3: 0 of 1 calls were made",)),
+        (fail, 2, ["fail", "add"], ("rank 3: fail: ValueError was raised",)),
+    ],
+)
+def test_a_profile_has_the_calls_that_were_made_and_says_what_is_missing(
+    group: Any, work: Any, calls: int, named: list[str], notes: tuple[str, ...]
+) -> None:
+    with group.profile(ranks=[3], calls=calls) as profile:
+        work(group)
 
-    assert profile.paths == ()
-    assert profile.notes == ("rank 2: 0 of 1 calls were made",)
-
-
-def test_a_call_that_raises_is_in_the_trace_and_raises(group: Any) -> None:
-    with group.profile(ranks=[0], calls=2) as profile:
-        with pytest.raises(ValueError, match="on purpose"):
-            group.fail()
-        group.add()
-
-    assert ranges(profile.paths[0]) == ["fail", "add"]
-    assert profile.notes == ("rank 0: fail: ValueError was raised",)
-
-
-def test_a_profile_can_follow_another(group: Any) -> None:
-    for _ in range(2):
-        with group.profile(ranks=[3]) as profile:
-            group.add()
-        assert ranges(profile.paths[0]) == ["add"]
+    assert [ranges(path) for path in profile.paths] == ([named] if named else [])
+    assert (profile.calls[3], profile.notes) == (tuple(named), notes)
 
 
 def test_two_at_once_on_a_rank_are_refused(group: Any) -> None:
@@ -141,8 +127,7 @@ def test_options_reach_the_profiler(group: Any) -> None:
     with group.profile(record_shapes=True, activities=["cpu"]) as profile:
         group.multiply(7)
 
-    events = json.loads(gzip.decompress(profile.paths[0].read_bytes()))["traceEvents"]
-    (product,) = [event for event in events if event.get("name") == "aten::mm"]
+    (product,) = [event for event in events(profile.paths[0]) if event.get("name") == "aten::mm"]
     assert product["args"]["Input Dims"] == [[7, 7], [7, 7]]
 
 
@@ -155,8 +140,8 @@ def test_closing_the_group_first_keeps_the_trace(pool: px.ResourcePool) -> None:
     assert ranges(profile.paths[0]) == ["add"]
 
 
-def test_roles_are_profiled_by_their_names(inline_slots: px.ResourcePool) -> None:
-    with px.WorkerGroup(inline_slots, px.colocate({"actor": Profiled, "critic": Profiled})) as roles:
+def test_roles_are_profiled_by_their_names() -> None:
+    with inline(px.colocate({"actor": Profiled, "critic": Profiled})) as roles:
         with roles.profile(calls=2) as both:
             roles.actor.add()
             roles.critic.add()
@@ -197,11 +182,8 @@ def test_what_a_rank_does_not_have_is_refused_with_advice(group: Any, given: Any
     assert profile.calls == {0: ("add",)}
 
 
-def test_asynchronous_ranks_are_refused(inline_slots: px.ResourcePool) -> None:
-    with (
-        px.WorkerGroup(inline_slots, Profiled, max_concurrency=2) as many,
-        pytest.raises(px.DeclarationError, match="interleave"),
-    ):
+def test_asynchronous_ranks_are_refused() -> None:
+    with inline(max_concurrency=2) as many, pytest.raises(px.DeclarationError, match="interleave"):
         many.profile()
 
 
@@ -210,32 +192,22 @@ def test_nsight_options_are_those_of_a_runtime_env() -> None:
     assert px.debug.nsight_environment()["nsight"]["capture-range"] == "cudaProfilerApi"
 
 
-class Switch:
-    """Stands for the CUDA functions that Nsight Systems listens to, and notes their order."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.seen: list[str] = []
-        patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-        patch.setattr(torch.cuda, "is_available", lambda: True)
-        patch.setattr(torch.cuda, "synchronize", lambda: None)
-        patch.setattr(torch.cuda.profiler, "start", lambda: self.seen.append("start"))
-        patch.setattr(torch.cuda.profiler, "stop", lambda: self.seen.append("stop"))
-        patch.setattr(torch.cuda.nvtx, "range_push", self.seen.append)
-        patch.setattr(torch.cuda.nvtx, "range_pop", lambda: self.seen.append("pop"))
-
-
 def test_nsight_records_from_the_first_call_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        px.ResourcePool([1], use_gpu=False, backend="inline") as slots,
-        px.WorkerGroup(slots, Profiled) as one,
-    ):
-        switch = Switch(monkeypatch)
+    with inline() as one:
+        seen: list[str] = []
+        monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda.profiler, "start", lambda: seen.append("start"))
+        monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: seen.append("stop"))
+        monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
+        monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append("pop"))
         with one.profile(tool="nsys", calls=2) as profile:
             one.add()
             one.multiply(2)
             one.add()
 
-    assert switch.seen == ["start", "add", "pop", "multiply", "pop", "stop"]
+    assert seen == ["start", "add", "pop", "multiply", "pop", "stop"]
     assert profile.paths == ()
     assert "worker_process_" in profile.notes[0]
 
@@ -256,10 +228,7 @@ def test_a_profiler_that_fails_spoils_the_profile_only(group: Any, monkeypatch: 
 
 
 def test_nothing_is_left_around_calls_once_a_profile_has_ended() -> None:
-    with (
-        px.ResourcePool([1], use_gpu=False, backend="inline") as slots,
-        px.WorkerGroup(slots, Profiled) as one,
-    ):
+    with inline() as one:
         host = one.core.endpoints[0].handle.host
         with one.profile():
             assert host.profiling is not None

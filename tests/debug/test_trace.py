@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,30 @@ def test_traces_may_lie_in_one_another(group: Any) -> None:
 
     assert (len(outer.events.calls), len(inner.events.calls)) == (3, 1)
     assert all(len(times(part)) == 7 for part in inner.events.calls[0].parts)
+
+
+def test_of_very_many_calls_the_oldest_are_dropped_and_counted(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.debug.trace.LIMIT", 2)
+    with px.trace() as trace:
+        for x in range(5):
+            group.add(x)
+
+    assert [call.id for call in trace.events.calls] == [4, 5]
+    assert "The first 3 calls are left out" in trace.events.notes[-1]
+
+
+def test_threads_may_record_at_once(group: Any) -> None:
+    def work(x: int) -> None:
+        with px.span("step"):
+            group.add(x)
+
+    with px.trace() as trace, ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(40)))
+
+    of_driver = [span for span in trace.events.spans if span.track is None]
+    assert (len({call.id for call in trace.events.calls}), len(of_driver)) == (40, 40)
 
 
 def test_a_trace_can_be_looked_at_while_it_is_on(group: Any) -> None:

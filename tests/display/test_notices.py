@@ -48,7 +48,7 @@ def test_entries_are_read_as_they_were_written() -> None:
     read = read_notices({entry.key: to_bytes(entry) for entry in entries})
 
     assert read.runs == (run("b", started=0.5), run("a"))
-    assert read.groups_of("a") == (group("one"), group("two", number=2))
+    assert read.groups == (group("one"), group("two", number=2))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"unknown": 1}', b"\xff"])

@@ -31,22 +31,10 @@ def test_answers_come_in_order_with_a_log_probability_and_a_version_for_each_tok
     assert first.finish_reason == "length"
 
 
-def test_each_row_has_its_own_sampling() -> None:
-    made = generated(
-        CountingEngine(), [[10], [10]], [SamplingParams(max_tokens=1), SamplingParams(max_tokens=2)]
-    )
-
-    assert [len(one.tokens) for one in made] == [1, 2]
-
-
 @pytest.mark.parametrize("given", [{"max_tokens": 4}, [{"max_tokens": 4}]])
 def test_a_sampling_that_is_a_dict_is_refused_with_what_is_expected(given: object) -> None:
     with pytest.raises(ValueError, match=r"expected px.engines.SamplingParams\(max_tokens="):
         generated(CountingEngine(), [[10]], given)
-
-
-def test_no_prompts_have_no_answers() -> None:
-    assert generated(CountingEngine(), []) == []
 
 
 @pytest.mark.parametrize(
@@ -76,12 +64,6 @@ def test_what_is_wrong_with_a_row_is_its_own_error(prompt: list[int], message: s
 
     assert wrong.finish_reason == "error" and message in str(wrong.error)
     assert right.tokens == (21,)
-
-
-def test_several_answers_to_a_prompt_are_one_row() -> None:
-    (made,) = generated(CountingEngine(), [[20]], SamplingParams(max_tokens=1, n=3))
-
-    assert [one.tokens for one in made.all] == [(21,)] * 3
 
 
 def test_answers_wait_where_the_engine_has_no_room() -> None:
@@ -197,14 +179,6 @@ def test_a_call_that_is_cancelled_leaves_nothing_in_the_engine() -> None:
     assert asyncio.run(cancelled()) == 0
 
 
-def test_tokens_come_as_they_are_drawn() -> None:
-    async def streamed() -> list[tuple[tuple[int, ...], str | None]]:
-        items = CountingEngine().generate_tokens([[20]], SamplingParams(max_tokens=2))
-        return [(one.tokens, one.finish_reason) async for one in items]
-
-    assert asyncio.run(streamed()) == [((21,), None), ((22,), "length")]
-
-
 def test_sleep_where_there_is_none_warns_once_and_the_engine_goes_on() -> None:
     engine = CountingEngine()
     with pytest.warns(UserWarning, match="does nothing"):
@@ -214,23 +188,6 @@ def test_sleep_where_there_is_none_warns_once_and_the_engine_goes_on() -> None:
         asyncio.run(engine.sleep())
 
     assert generated(engine, [[20]], SamplingParams(max_tokens=1))[0].tokens == (21,)
-
-
-def test_statistics_count_rows_and_tokens() -> None:
-    engine = CountingEngine()
-    generated(engine, [[20], [30]], SamplingParams(max_tokens=4))
-
-    (found,) = [asyncio.run(engine.engine_statistics())]
-
-    assert (found.requests, found.tokens, found.running, found.waiting) == (2, 8, 0, 0)
-
-
-def test_an_engine_says_how_it_stands_where_it_can_be_read_from_beside_it() -> None:
-    engine, told = CountingEngine(), list[str]()
-    engine._context.tell = told.append
-    generated(engine, [[20], [30]], SamplingParams(max_tokens=4))
-
-    assert told[-1].endswith("0 running, 0 waiting, cache 0%, 2 rows done")
 
 
 @pytest.mark.parametrize(
@@ -315,16 +272,18 @@ def test_a_trace_has_what_each_engine_does_as_counters(pool: px.ResourcePool) ->
     assert sum(counter.values["tokens"][-1] for counter in found.values()) == 12
 
 
-def test_the_clusters_metrics_have_the_numbers_of_each_engine() -> None:
-    told: dict[str, dict[str, float]] = {}
+def test_reports_of_an_engine_are_a_line_and_numbers() -> None:
+    lines, numbers = list[str](), dict[str, dict[str, float]]()
 
     async def run() -> None:
         engine = CountingEngine()
-        engine._context.measure = lambda what, rank, values: told.update({f"{what} {rank}": dict(values)})
+        engine._context.tell = lines.append
+        engine._context.measure = lambda what, rank, values: numbers.update({f"{what} {rank}": dict(values)})
         await engine.generate([[10], [20]], SamplingParams(max_tokens=3))
 
     asyncio.run(run())
 
-    ((name, values),) = told.items()
+    ((name, values),) = numbers.items()
     assert name.startswith("engine ")
     assert (values["tokens"], values["running"]) == (6.0, 0.0)
+    assert lines[-1].endswith("0 running, 0 waiting, cache 0%, 2 rows done")

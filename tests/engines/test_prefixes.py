@@ -43,22 +43,17 @@ def test_a_prefix_with_a_token_that_there_is_not_is_an_error_of_its_row(prefix: 
 
 
 @pytest.mark.parametrize("prefix", [torch.tensor([21]), np.array([21]), [np.int64(21)], (21,)])
-def test_a_prefix_is_tokens_of_whatever_kind(prefix: Any) -> None:
-    (made,) = generated([[20]], SamplingParams(max_tokens=2), prefix=[prefix])
+def test_prompts_and_prefixes_are_tokens_of_whatever_kind(prefix: Any) -> None:
+    of_prefix, of_prompt = generated([[20], prefix], SamplingParams(max_tokens=2), prefix=[prefix, None])
 
-    assert made.tokens == (21, 22) and type(made.tokens[0]) is int
+    assert (of_prefix.tokens, of_prompt.tokens) == ((21, 22), (22, 23))
+    assert type(of_prefix.tokens[0]) is int
 
 
 @pytest.mark.parametrize("prefix", ["21", 21, [2.5]])
 def test_a_prefix_that_is_something_else_is_refused_with_what_is_expected(prefix: Any) -> None:
     with pytest.raises(ValueError, match="expected the Completion that came back, its tokens, or None"):
         generated([[20]], prefix=[prefix])
-
-
-def test_prompts_may_have_numbers_of_other_libraries() -> None:
-    made = generated([[np.int64(20)], list(torch.tensor([30])), np.array([40])], SamplingParams(max_tokens=1))
-
-    assert [one.tokens for one in made] == [(21,), (31,), (41,)]
 
 
 def test_what_is_told_of_each_token_is_told_of_those_of_the_prefix_too() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.tracing.events import Clock, Part, Span, Trace, TracedCall, Track
-from phalanx.tracing.recorder import OpenCall, TracedEpoch, TraceRecorder, estimate_clock, merge
+from phalanx.tracing.recorder import TracedEpoch, estimate_clock, merge
 from phalanx.tracing.spans import SpanLog
 from tests.tracing.made_up import MS, at, key
 
@@ -21,15 +20,10 @@ def epoch_on(host: str, group: str = "policy", **more: object) -> TracedEpoch:
     return TracedEpoch(group, 0, tracks=[Track(key(0, group), host)], **more)  # type: ignore[arg-type]
 
 
-def recorded(epoch: TracedEpoch, number: int, ms: float = 0) -> OpenCall:
-    part = Part(0, encoded=at(ms + 1), sent=at(ms + 2), fetched=at(ms + 20), message_bytes=10)
-    return OpenCall(
-        TracedCall(number, "policy", 0, "", "update", at(ms), parts=(part,)), 1000 + number, epoch
-    )
-
-
 def merged(*epochs: TracedEpoch) -> Trace:
-    return merge(epochs, [recorded(epochs[0], 1)], SpanLog(), Trace(at(0), at(100)))
+    part = Part(0, encoded=at(1), sent=at(2), fetched=at(20), message_bytes=10)
+    call = TracedCall(1, "policy", 0, "", "update", at(0), parts=(part,), number=1001)
+    return merge(epochs, [call], SpanLog(), Trace(at(0), at(100)))
 
 
 def test_a_rank_on_another_host_is_put_on_the_drivers_clock() -> None:
@@ -108,36 +102,8 @@ def test_epochs_without_a_call_in_the_trace_are_left_out() -> None:
     assert trace.notes == ()
 
 
-def test_of_very_many_calls_the_oldest_are_dropped_and_counted() -> None:
-    recorder, epoch = TraceRecorder(limit=3), epoch_on("a")
-    for number in range(5):
-        recorder.keep(recorded(epoch, number, number))
-    trace = recorder.trace([epoch], at(0), at(100))
-
-    assert [call.id for call in trace.calls] == [2, 3, 4]
-    assert "The first 2 calls are left out" in trace.notes[0]
-
-
 def test_counts_of_ranks_are_counters_of_the_trace() -> None:
     log = SpanLog(counts=[("engine", at(1), {"running": 1.0}), ("engine", at(2), {"running": 3.0})])
     (counter,) = merged(epoch_on(HERE, logs={key(0): log})).counters
 
     assert (counter.name, counter.at, counter.values) == ("engine", (at(1), at(2)), {"running": (1.0, 3.0)})
-
-
-def test_threads_may_record_at_once() -> None:
-    recorder, epoch = TraceRecorder(), epoch_on("a")
-
-    def work() -> None:
-        for number in range(200):
-            recorder.spans.leave(recorder.spans.enter("x", {}), None)
-            recorder.keep(recorded(epoch, number))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    trace = recorder.trace([epoch], 0, 2**63)
-
-    assert (len(trace.calls), len(trace.spans)) == (800, 800)

@@ -1,6 +1,8 @@
-"""Detached groups: found again by name, from any driver of the cluster."""
+"""Detached groups: found again by name, from any driver of the session."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
@@ -8,12 +10,12 @@ from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.run_on import gather_before_end
 from phalanx.debug.trace import from_environment
 from phalanx.declare.bind import Colocation, WorkerClass, as_bound
+from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, GroupClosed, PlacementError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.group.live_groups import open_groups
 from phalanx.members.detached import read_record, withdraw_record
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 
 _GATHERED_WITHIN_S = 5.0
 
@@ -54,11 +56,11 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
             are compared with the group's.
 
     Raises:
-        PlacementError: there is no such group on this cluster.
+        PlacementError: there is no such group on this session.
         DeclarationError: its methods are not the expected ones, or another version of the library started it.
         GroupClosed: its processes are gone.
     """
-    backend = cluster.get_backend()
+    backend = session.get_backend()
     record, handle = read_record(backend, name), backend.find(f"{name}:0")
     if record is None or handle is None:
         raise PlacementError(
@@ -77,7 +79,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
     ]
     from_environment()
     core = Group(record.card, backend, len(endpoints), owner=False)
-    open_groups.add(core)
+    session.add_group(core)
     core.enter(endpoints)
     core.started()
     return AttachedGroup(core, record.reservations)
@@ -85,24 +87,21 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
 
 def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) -> None:
     bound = dict(cls.roles) if isinstance(cls, Colocation) else {"": as_bound(cls)}
-    expected = {
-        (role, method): (repr(spec.mode), str(spec.signature))
-        for role, one in bound.items()
-        for method, spec in one.spec.methods.items()
-    }
-    found = {
-        (role, method): (repr(spec.mode), str(spec.signature))
-        for role, methods in record.methods.items()
-        for method, spec in methods.items()
-    }
+    expected = _signatures({role: one.spec.methods for role, one in bound.items()})
+    found = _signatures(record.methods)
     if expected != found:
-        differing = sorted(
-            ".".join(filter(None, key))
-            for key in expected.keys() | found.keys()
-            if expected.get(key) != found.get(key)
-        )
+        keys = [key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)]
+        differing = sorted(".".join(filter(None, key)) for key in keys)
         raise DeclarationError(
             f"group {name!r} runs {', '.join(record.classes.values())}, whose registered methods are not those "
             f"expected: {', '.join(differing)} differ in name, signature or dispatch mode. Attach with the class that "
             "the group was made of, or close the group and make it anew"
         )
+
+
+def _signatures(
+    methods: Mapping[str, Mapping[str, MethodSpec]],
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return mode and signature of each method, by role and name."""
+    specs = {(role, name): spec for role, named in methods.items() for name, spec in named.items()}
+    return {key: (repr(spec.mode), str(spec.signature)) for key, spec in specs.items()}

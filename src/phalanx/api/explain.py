@@ -27,8 +27,8 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
-from phalanx.pools.pool import ResourcePool, open_pools
-from phalanx.session import session as cluster
+from phalanx.pools.pool import ResourcePool
+from phalanx.session.session import session
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.value import Value
 
@@ -51,43 +51,36 @@ def explain(subject: Value) -> Table:
     if isinstance(subject, GroupView):
         role = f"role {subject.role} of " if subject.role else ""
         title = f"{role}group {subject.core.name}, ranks {_span(subject.ranks)}"
-        return Table(title, _METHOD_COLUMNS, tuple(_row("", spec) for spec in subject.methods.values()))
+        return _methods_table(title, subject.methods)
     if isinstance(subject, BoundMethod):
         spec: MethodSpec = subject.spec  # pyright: ignore[reportUnknownMemberType]
-        notes = ("what a call would do: .explain(...) of it, with the arguments",)
-        return Table(subject.__qualname__, _METHOD_COLUMNS, (_row("", spec),), notes)
+        note = "what a call would do: .explain(...) of it, with the arguments"
+        return _methods_table(subject.__qualname__, {spec.name: spec}, note)
     if isinstance(subject, Mesh):
         return _mesh_table(subject)
     if isinstance(subject, Colocation):
-        return _roles_table(subject)
-    if isinstance(subject, BoundClass):
-        return _class_table(subject.cls, f"{subject!r}: what a group of it offers")
-    if isinstance(subject, type) or hasattr(subject, "__ray_metadata__"):
-        return _class_table(unwrap(subject)[0])
+        methods = {
+            f"{role}.{name}": spec
+            for role, bound in subject.roles.items()
+            for name, spec in bound.spec.methods.items()
+        }
+        notes = [f"{role} is made as {bound!r}" for role, bound in subject.roles.items()]
+        title = f"{len(subject.roles)} roles in one process per rank, made in this order"
+        return _methods_table(title, methods, *notes)
+    if isinstance(subject, BoundClass | type) or hasattr(subject, "__ray_metadata__"):
+        cls = subject.cls if isinstance(subject, BoundClass) else unwrap(subject)[0]
+        title = repr(subject) if isinstance(subject, BoundClass) else f"class {cls.__name__}"
+        methods = class_spec(cls).methods
+        none = f"{cls.__name__} registers no method; put @px.register on those to be called"
+        return _methods_table(f"{title}: what a group of it offers", methods, *([] if methods else [none]))
     raise DeclarationError(
         f"px.explain({subject!r}): got {type(subject).__name__}; expected a pool, a group or a part of one, a worker "
         "class, Cls.bind(...), px.colocate({...}) or a px.Mesh"
     )
 
 
-def _class_table(cls: type, title: str | None = None) -> Table:
-    methods = class_spec(cls).methods
-    notes = (
-        () if methods else (f"{cls.__name__} registers no method; put @px.register on those to be called",)
-    )
-    rows = tuple(_row("", spec) for spec in methods.values())
-    return Table(title or f"class {cls.__name__}: what a group of it offers", _METHOD_COLUMNS, rows, notes)
-
-
-def _roles_table(colocation: Colocation) -> Table:
-    rows = tuple(
-        _row(f"{role}.", spec)
-        for role, bound in colocation.roles.items()
-        for spec in bound.spec.methods.values()
-    )
-    notes = tuple(f"{role} is made as {bound!r}" for role, bound in colocation.roles.items())
-    title = f"{len(colocation.roles)} roles in one process per rank, made in this order"
-    return Table(title, _METHOD_COLUMNS, rows, notes)
+def _methods_table(title: str, methods: Mapping[str, MethodSpec], *notes: str) -> Table:
+    return Table(title, _METHOD_COLUMNS, tuple(_row(name, spec) for name, spec in methods.items()), notes)
 
 
 def _mesh_table(mesh: Mesh) -> Table:
@@ -99,11 +92,11 @@ def _mesh_table(mesh: Mesh) -> Table:
     return Table(f"{mesh.world_size} ranks", ("rank", *mesh.axes), rows)
 
 
-def _row(prefix: str, spec: MethodSpec) -> tuple[Any, ...]:
+def _row(name: str, spec: MethodSpec) -> tuple[Any, ...]:
     mode, one = spec.mode, spec.execute is Execute.RANK_ZERO
     arguments = "as they are" if one else _arguments(mode)
     return (
-        f"{prefix}{spec.name}{spec.signature or '(...)'}",
+        f"{name}{spec.signature or '(...)'}",
         mode.name if isinstance(mode, CustomMode) else repr(mode),
         "0" if one or isinstance(mode, RankZero) else "all",
         arguments,
@@ -178,48 +171,35 @@ def status(backend: str | None = None) -> Table:
 
     Prints as a table; ``.to_dict()`` gives it as data.
     """
-    other_backend = cluster.get_backend(backend)
+    other_backend = session.get_backend(backend)
     rows: list[tuple[Any, ...]] = []
     held_by_node: dict[str, list[str]] = {}
     for holder in other_backend.holders():
         amounts = ", ".join(f"{_amount(name, amount)} {name}" for name, amount in holder.resources.items())
         held_by_node.setdefault(holder.node_id, []).append(f"{holder.name} ({amounts})")
     for node in other_backend.nodes():
-        rows += [
-            (node.host, node.node_id[:8], name, _amount(name, free), _amount(name, total), held)
-            for name, total, free, held in _resource_rows(
-                node.total, node.available, held_by_node.get(node.node_id, [])
-            )
-        ]
-    notes = [_pool_line(pool) for pool in open_pools.now()] or ["no pools in this process"]
+        holders = "; ".join(held_by_node.get(node.node_id, ()))
+        for name in sorted(name for name in node.total if not name.startswith("accelerator_type:")):
+            free, total = _amount(name, node.available.get(name, 0.0)), _amount(name, node.total[name])
+            rows.append((node.host, node.node_id[:8], name, free, total, holders))
+            holders = ""  # on the first row of a node alone
+    notes = [_pool_line(pool) for pool in session.pools()] or ["no pools in this process"]
     if other_backend.name == "ray":
         from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
 
         notes.append(f"address, for RAY_ADDRESS and `phalanx top --address`: {ray_cluster.address()}")
     return Table(
-        f"cluster ({other_backend.name} backend, run {cluster.RUN_ID}, driver pid {os.getpid()})",
+        f"cluster ({other_backend.name} backend, run {session.run_id}, driver pid {os.getpid()})",
         ("host", "node", "resource", "free", "total", "held by"),
         tuple(rows),
         tuple(notes),
     )
 
 
-def _resource_rows(
-    total: Mapping[str, float], free: Mapping[str, float], holders: list[str]
-) -> list[tuple[str, float, float, str]]:
-    shown = sorted(name for name in total if not name.startswith("accelerator_type:"))
-    return [
-        (name, total[name], free.get(name, 0.0), "; ".join(holders) if index == 0 else "")
-        for index, name in enumerate(shown)
-    ]
-
-
 def _amount(name: str, amount: float) -> str:
-    if "memory" in name:
-        return size(amount)
-    return f"{amount:g}"
+    return size(amount) if "memory" in name else f"{amount:g}"
 
 
-def _pool_line(pool: ResourcePool) -> str:
+def _pool_line(pool: Any) -> str:
     groups = ", ".join(f"{group.name} ({group.world_size} ranks, {group.state})" for group in pool.groups)
     return f"pool {pool.name}: {pool.world_size} slots; groups: {groups or 'none'}"

@@ -11,7 +11,6 @@ from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, Stream
 from phalanx.calls.item_stream import ByRow, Form, ItemStream, form_of
-from phalanx.calls.request import CallRequest
 from phalanx.calls.send import planning_began, send
 from phalanx.calls.stream_rows import StreamedRows
 from phalanx.calls.streams import PendingStream, Streaming
@@ -84,44 +83,32 @@ class BoundMethod(Generic[P, B, V]):
         waits: bool,
         streaming: Callable[[CallPlan], Streaming] | None = None,
     ) -> Call:
+        chosen, spec, options = self._selection, self._spec, self._options
+        core, describe = chosen.core, not waits and streaming is None
         while True:
-            chosen = self._selection
-            epoch = chosen.core.epoch
+            epoch = core.epoch
             try:
-                return self._send_once(args, kwargs, waits, streaming)
+                if core.needs_care:
+                    ensure_ready(core)
+                began = planning_began()
+                empty = self._fixed and not args and not kwargs
+                plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
+                return send(
+                    core,
+                    plan,
+                    spec,
+                    chosen.role,
+                    collector=self._handle,
+                    timeout=options.timeout,
+                    stall_report_after=options.stall_report_after,
+                    describe=describe and plan.gather.how == "rows",
+                    chosen=chosen.which == "any",
+                    streaming=None if streaming is None else streaming(plan),
+                    began=began,
+                )
             except (StaleEpoch, DispatchError):  # nothing was sent: perhaps the group got other ranks
-                if chosen.fixed is not None or not chosen.core.card.independent or chosen.core.epoch is epoch:
+                if chosen.fixed is not None or not core.card.independent or core.epoch is epoch:
                     raise
-
-    def _send_once(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        waits: bool,
-        streaming: Callable[[CallPlan], Streaming] | None,
-    ) -> Call:
-        core, role = self._selection.core, self._selection.role
-        if core.needs_care:
-            ensure_ready(core)
-        began = planning_began()
-        empty = self._fixed and not args and not kwargs
-        plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
-        spec, options, handle = self._spec, self._options, self._handle
-        return send(
-            core,
-            CallRequest(
-                plan,
-                spec,
-                role,
-                handle,
-                options.timeout,
-                options.stall_report_after,
-                describe=not waits and streaming is None and plan.gather.how == "rows",
-                began=began,
-                chosen=self._selection.which == "any",
-                streaming=None if streaming is None else streaming(plan),
-            ),
-        )
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         return self._selection.plan(self._spec, self._handle, args, kwargs)
@@ -191,12 +178,10 @@ class BoundMethod(Generic[P, B, V]):
 
         def __getattr__(self, name: str) -> Any:
             """Explain a missing attribute, with a hint for ``remote``, which users of Ray may expect."""
-            hint = (
-                f": call it bare, or {self._spec.name}.submit(...) for a future" if name == "remote" else ""
-            )
-            text = (
-                f"{self.__dict__.get('__qualname__', 'a method of a group')} has no attribute {name!r}{hint}"
-            )
+            where = self.__dict__.get("__qualname__", "a method of a group")
+            text = f"{where} has no attribute {name!r}"
+            if name == "remote":
+                text += f": call it bare, or {self._spec.name}.submit(...) for a future"
             raise AttributeError(text, name=name, obj=self)
 
     @property

@@ -9,14 +9,7 @@ from typing import Any, Literal
 
 from phalanx.calls.in_flight import least_busy, loads
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.modes import (
-    Materialize,
-    plan,
-    plan_execute_all,
-    plan_execute_rank_zero,
-    plan_one,
-    rank_sets,
-)
+from phalanx.dispatch.modes import Materialize, plan, plan_one, rank_sets
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
 from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.group.group import Group
@@ -166,17 +159,16 @@ class Selection:
             return self._plan_one(spec, args, kwargs)
         return plan(spec, self, args, kwargs, ranks=self.part, materialize=materialize, handle=handle)
 
-    def plan_execute_all(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-        """The plan of ``execute_all*``."""
-        self._check_there(spec.name)
-        return plan_execute_all(self, args, kwargs, spec=spec, ranks=self.part)
-
-    def plan_execute_rank_zero(
-        self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def plan_execute(
+        self,
+        planner: Callable[..., CallPlan],
+        spec: MethodSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> CallPlan:
-        """The plan of ``execute_rank_zero*``."""
+        """The plan of ``execute_*``, whatever the mode of the method is."""
         self._check_there(spec.name)
-        return plan_execute_rank_zero(self, args, kwargs, spec=spec, ranks=self.part)
+        return planner(self, args, kwargs, spec=spec, ranks=self.part)
 
     def plan_run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -11,12 +11,12 @@ from phalanx.api.handle_serialization import LocalGroup, PortableGroup, pack, un
 from phalanx.api.methods import BoundMethod, StreamingMethod
 from phalanx.api.selection import Selection, Which
 from phalanx.calls.future import CallFuture
-from phalanx.calls.request import CallRequest
 from phalanx.calls.send import planning_began, send
 from phalanx.debug.profile import Profile, start_profile
 from phalanx.declare.dispatch_modes import Execute
 from phalanx.declare.result_types import Returns, Yields
 from phalanx.declare.spec import MethodSpec
+from phalanx.dispatch.modes import plan_execute_all, plan_execute_rank_zero
 from phalanx.dispatch.plan import CallPlan
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.group.group import Group
@@ -243,7 +243,7 @@ class GroupView:
         """As :meth:`execute_all_sync`, but returns at once with the future."""
         began = self._begin()
         spec = self._selection.spec_of(method)
-        return self._send(self._selection.plan_execute_all(spec, args, kwargs), spec, began)
+        return self._send(self._selection.plan_execute(plan_execute_all, spec, args, kwargs), spec, began)
 
     def execute_all(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
         """The same as :meth:`execute_all_async`."""
@@ -257,7 +257,9 @@ class GroupView:
         """As :meth:`execute_rank_zero_sync`, but returns at once with the future."""
         began = self._begin()
         spec = replace(self._selection.spec_of(method), execute=Execute.RANK_ZERO)
-        return self._send(self._selection.plan_execute_rank_zero(spec, args, kwargs), spec, began)
+        return self._send(
+            self._selection.plan_execute(plan_execute_rank_zero, spec, args, kwargs), spec, began
+        )
 
     def execute_rank_zero(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
         """The same as :meth:`execute_rank_zero_async`."""
@@ -265,8 +267,7 @@ class GroupView:
 
     def _send(self, plan: CallPlan, spec: MethodSpec, began: int) -> CallFuture[Any]:
         chosen = self._selection.which == "any"
-        request = CallRequest(plan, spec, self.role, self, began=began, chosen=chosen)
-        return CallFuture(send(self.core, request))
+        return CallFuture(send(self.core, plan, spec, self.role, collector=self, chosen=chosen, began=began))
 
     def _begin(self) -> int:
         """Have the group ready for a call. Return when planning of it began."""

@@ -24,7 +24,7 @@ from phalanx.collect.join import join_rows
 from phalanx.dispatch.split import slice_rows
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.background import Background
-from phalanx.session.wait_threads import waiters
+from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
 from phalanx.wire.codec import Policy
 from phalanx.wire.value import Reduced, Value
@@ -206,7 +206,7 @@ class Batch(StoredParts):
         if self._backend.immediate:  # the call has ended
             finish()
         else:
-            waiters.submit(finish, future.pending())
+            session.waiters.submit(finish, future.pending())
 
     def __enter__(self) -> Any:
         try:

@@ -30,7 +30,7 @@ from phalanx.channels.staleness_state import RequestId, display_name
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 from phalanx.wire.value import Reduced, Value
 
 Leased = tuple[str, int, tuple[int, ...]]
@@ -71,7 +71,7 @@ class Channel(HubObject):
         size = None if maxsize is None else positive_number(maxsize, "Channel(maxsize=)")
         if by not in ("items", "bytes"):
             raise DeclarationError(f"px.Channel(by={by!r}): expected 'items' or 'bytes'")
-        used, key = cluster.get_backend(backend), new_key("channel")
+        used, key = session.get_backend(backend), new_key("channel")
         name = name or f"channel-{key.rpartition('/')[2]}"
         address = own_hubs.address(used)
         handle = ChannelHandle(key, name, used.name, limit_text(size, by), handoff, lengths, address)
@@ -81,7 +81,7 @@ class Channel(HubObject):
     def _set(self, handle: ChannelHandle) -> None:
         self._handle = handle
         self._key, self._name, self._address = handle.key, handle.name, handle.address
-        self._backend = cluster.get_backend(handle.backend)
+        self._backend = session.get_backend(handle.backend)
 
     @classmethod
     def find(cls, name: str, *, backend: str | None = None) -> Channel:
@@ -90,7 +90,7 @@ class Channel(HubObject):
         Raises:
             ChannelError: if no channel of that name is open.
         """
-        used = cluster.get_backend(backend)
+        used = session.get_backend(backend)
         data = used.published(published_key(used, name))
         if data is None:
             raise ChannelError(

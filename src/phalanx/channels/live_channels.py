@@ -21,8 +21,8 @@ from phalanx.channels.staleness_state import display_name
 from phalanx.display.byte_format import size
 from phalanx.display.registry_records import CHANNEL_PREFIX, ChannelEntry, to_bytes
 from phalanx.errors import DeclarationError, ItemsLost
-from phalanx.session import session as cluster
 from phalanx.session.background import Background
+from phalanx.session.session import session
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
 
@@ -179,7 +179,7 @@ def channel_entry(name: str, limit: str, status: ChannelStatus) -> ChannelEntry:
     depth, items = status.depth, status.items
     now = time.time()
     return ChannelEntry(
-        run=cluster.RUN_ID,
+        run=session.run_id,
         name=name,
         limit=limit,
         waiting=depth.waiting,
@@ -227,4 +227,4 @@ def lost_items(channel: str, losses: Sequence[Loss]) -> ItemsLost:
 
 live_channels = LiveChannels()
 """Channels of this process."""
-cluster.at_letting_go(cluster.LetGoStep.PART, live_channels.close_all)
+session.before_groups_close(live_channels.close_all)

@@ -19,7 +19,7 @@ from phalanx.channels.staleness_state import RequestId, StalenessStats
 from phalanx.dispatch.split import count_rows
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PhalanxError, StalenessTimeout
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 from phalanx.wire.value import Reduced, Value
 
 _log = logging.getLogger("phalanx")
@@ -203,7 +203,7 @@ class StalenessManager(HubObject):
                 f"px.StalenessManager({given}): expected whole numbers, from 0 for max_lag and depth, from 1 for "
                 "rows_per_version"
             )
-        address = own_hubs.address(cluster.get_backend(backend))
+        address = own_hubs.address(session.get_backend(backend))
         self._set(new_key("staleness"), numbers[0], numbers[1], address)
         self._client().request("", "open_staleness", self._key, *numbers)
 

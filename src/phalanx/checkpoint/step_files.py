@@ -174,14 +174,9 @@ def write_items(
     try:
         with storage_errors(folder, "written"):
             results = writer.write_data(plan, planner).value()
-    except CheckpointError as error:
+    except CheckpointError:
         with suppress(CheckpointError):  # its remains take space that a note of the error may need
             Storage(folder).remove(f"{plan.storage_data.prefix}0.distcp")
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise CheckpointError(
-                f"{folder} cannot be written from this rank's node: it was made by the driver and is not there; choose "
-                "a path that the driver and all ranks share"
-            ) from error
         raise
     if len(results) != len(plan.items):
         raise CheckpointError(f"torch wrote {len(results)} of {len(plan.items)} items to {folder}")

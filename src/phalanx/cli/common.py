@@ -7,12 +7,12 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from phalanx.backends.backend_types import ProcessStatus
 from phalanx.display.registry_records import GroupRecord, RankRecord
+from phalanx.display.tables import Table
 from phalanx.errors import DispatchError
 
 if TYPE_CHECKING:
@@ -73,25 +73,10 @@ def observed_ranks(
         yield observer, group, tuple(entry for entry in group.ranks if not numbers or entry.rank in numbers)
 
 
-def rich_table(
-    title: Text, rows: Sequence[dict[str, Any]], left: Sequence[str], fold: str = "", note: str = ""
-) -> Any:
-    """Return a table of rows, of cells by column; without a row the title and the note.
-
-    Columns in ``left`` are aligned to the left. The column ``fold`` takes the width that is left.
-    """
-    if not rows:
-        return Text.assemble(title, "\n", (note, "dim"))
-    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
-    table.caption = Text(note, style="dim")
-    for name in rows[0]:
-        justify, ratio = "left" if name in (*left, fold) else "right", 1 if name == fold else None
-        table.add_column(name, justify=justify, ratio=ratio, no_wrap=name != fold, overflow="fold")
-    for row in rows:
-        table.add_row(
-            *("-" if cell is None else cell if isinstance(cell, Text) else str(cell) for cell in row.values())
-        )
-    return table
+def titled_table(title: Text, rows: Sequence[dict[str, Any]], *notes: str) -> RenderableType:
+    """Return a title and a table of rows, which are cells by column."""
+    columns = tuple(rows[0]) if rows else ()
+    return Group(title, Table("", columns, tuple(tuple(row.values()) for row in rows), notes))
 
 
 def running_calls(status: ProcessStatus) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -65,7 +65,10 @@ def check_transport(
             px.WeightSync(source, target, "tensor", transport=path) as sync,
         ):
             seconds = min(_sync_seconds(source, sync) for _ in range(_SYNCS))
-            if source.run(_checksum) != target.run(_checksum):
+            sent, received = (
+                group.run(lambda worker: int(worker.tensor.sum())) for group in (source, target)
+            )
+            if sent != received:
                 raise ValueError("the tensor differs from the source's")
         return CheckResult(path, devices, megabytes / 1e3 / seconds, "ok")
     except Exception as error:  # the table shows it
@@ -73,18 +76,10 @@ def check_transport(
 
 
 def _sync_seconds(source: px.WorkerGroup, sync: px.WeightSync) -> float:
-    source.run(_change)
+    source.run(lambda worker: worker.tensor.add_(1).sum().item())
     began = time.perf_counter()
     sync()
     return time.perf_counter() - began
-
-
-def _change(worker: Any) -> None:
-    worker.tensor += 1
-
-
-def _checksum(worker: Any) -> int:
-    return int(worker.tensor.sum())
 
 
 def check_call(device: str, megabytes: int = _MEGABYTES) -> CheckResult:
@@ -94,19 +89,15 @@ def check_call(device: str, megabytes: int = _MEGABYTES) -> CheckResult:
         tensor = torch.arange(megabytes * 250_000, dtype=torch.int32, device=device)
         with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
             group = px.WorkerGroup(pool, px.Worker)
-            group.run(_echo, tensor)
+            group.run(lambda worker, value: value, tensor)
             began = time.perf_counter()
-            (result,) = group.run(_echo, tensor)
+            (result,) = group.run(lambda worker, value: value, tensor)
             seconds = time.perf_counter() - began
         if not torch.equal(result.to(device), tensor):
             raise ValueError("the result differs from the argument")
         return CheckResult(path, f"{device} to {result.device}", 2 * megabytes / 1e3 / seconds, "ok")
     except Exception as error:  # the table shows it
         return CheckResult(path, device, 0.0, f"{type(error).__name__}: {error}")
-
-
-def _echo(worker: px.Worker, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def report(results: Sequence[CheckResult]) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
@@ -65,45 +65,38 @@ def logs(
     """
     with observed_ranks(address, group, rank) as (observer, found, ranks):
         try:
-            files = [RankFile(observer, found, entry) for entry in ranks]
-            _print(merged([file.lines(last=not follow) for file in files], order, tail), as_json)
+            files = [rank_lines(observer, found, entry, follow=follow) for entry in ranks]
+            _print(merged([next(file) for file in files], order, tail), as_json)
             with contextlib.suppress(KeyboardInterrupt):
                 while follow:
                     time.sleep(_POLL_S)
-                    _print([line for file in files for line in file.lines()], as_json)
+                    _print([line for file in files for line in next(file)], as_json)
         except OSError as error:
             raise DispatchError(f"group {found.name!r}: {error}") from None
 
 
-class RankFile:
-    """The log file of a rank, which is read again and again."""
+def rank_lines(
+    observer: RankObserver, group: GroupRecord, entry: RankRecord, *, follow: bool
+) -> Iterator[list[Line]]:
+    """Read the log file of a rank again and again: its new lines, without ``follow`` also a last line without an end.
 
-    def __init__(self, observer: RankObserver, group: GroupRecord, entry: RankRecord) -> None:
-        self._observer = observer
-        self._entry = entry
-        self._prefix = prefix_of(group.label, entry.rank, entry.host)
-        self._lines = Lines()
-        self._offset = 0
-        self._at = ""
-
-    def lines(self, *, last: bool = False) -> list[Line]:
-        """Return the complete lines that are new; if these are the ``last``, also a line without an end.
-
-        Raises:
-            OSError: if the file cannot be read.
-        """
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    prefix, lines, offset, at = prefix_of(group.label, entry.rank, entry.host), Lines(), 0, ""
+    while True:
         texts: list[str] = []
-        while True:
-            data = self._observer.read(self._entry, self._offset, _CHUNK)
-            self._offset += len(data)
-            texts += self._lines.feed(data)
-            if len(data) < _CHUNK:
-                return [self._line(text) for text in [*texts, *(self._lines.finish() if last else ())]]
-
-    def _line(self, text: str) -> Line:
-        stamp = _STAMP.search(text, 0, _STAMP_WITHIN)
-        self._at = stamp.group().replace("T", " ").replace(",", ".") if stamp else self._at
-        return Line(self._entry.rank, self._prefix, text, self._at)
+        data = None
+        while data is None or len(data) == _CHUNK:
+            data = observer.read(entry, offset, _CHUNK)
+            offset += len(data)
+            texts += lines.feed(data)
+        new: list[Line] = []
+        for text in texts if follow else [*texts, *lines.finish()]:
+            stamp = _STAMP.search(text, 0, _STAMP_WITHIN)
+            at = stamp.group().replace("T", " ").replace(",", ".") if stamp else at
+            new.append(Line(entry.rank, prefix, text, at))
+        yield new
 
 
 def merged(by_rank: Sequence[list[Line]], order: Order, tail: int | None = None) -> list[Line]:

@@ -14,14 +14,12 @@ from rich.text import Text
 from phalanx.checkpoint.path_lock import holder_of
 from phalanx.checkpoint.steps import MANIFEST, Step, listed
 from phalanx.checkpoint.storage import Storage
-from phalanx.cli.common import AsJson, duration, rich_table
+from phalanx.cli.common import AsJson, duration, titled_table
 from phalanx.display.byte_format import size
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 
 _DAMAGED = 1
 _SHOWN_FAULTS = 3
-_NARROW = 80
-"""Columns of a terminal below which the contents of the steps are printed under the table."""
 _COLORS = {"whole": "green", "damaged": "bold red", "half-written": "yellow"}
 
 _PATH_HELP = "What px.checkpoint.CheckpointManager or px.save wrote: a path or a URL."
@@ -53,7 +51,7 @@ def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None
     if as_json:
         typer.echo(json.dumps({"path": storage.root, "holder": holder, "steps": steps}, indent=1))
     else:
-        show(Console(), storage.root, steps, holder)
+        show(storage.root, steps, holder)
     if any(step["state"] == "damaged" for step in steps):
         raise typer.Exit(_DAMAGED)
 
@@ -70,11 +68,7 @@ def describe(step: Step, check: bool) -> dict[str, Any] | None:
             if step.storage.read(f"{step.name}/{MANIFEST}") is None:
                 return None
             raise
-    sizes = (
-        [facts.size for facts in step.files.values()]
-        if step.serial
-        else step.storage.sizes(step.name).values()
-    )
+    written = step.storage.sizes(step.name) if not step.serial else {n: f.size for n, f in step.files.items()}
     return {
         "step": step.number,
         "state": "damaged" if faults else "whole" if step.committed else "half-written",
@@ -82,7 +76,7 @@ def describe(step: Step, check: bool) -> dict[str, Any] | None:
         "why": step.why,
         "at": step.at if step.serial else None,
         "seconds": step.seconds if step.serial else None,
-        "bytes": sum(sizes),
+        "bytes": sum(written.values()),
         "files": len(step.files),
         "parts": {
             name: str(p.get("text", "")) if isinstance(p, dict) else "" for name, p in step.parts.items()
@@ -91,10 +85,8 @@ def describe(step: Step, check: bool) -> dict[str, Any] | None:
     }
 
 
-def show(console: Console, root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> None:
-    """Print the steps as a table, the last commit last."""
-    is_narrow = console.width < _NARROW
-    contents = [list(_contents(step)) for step in steps]
+def show(root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> None:
+    """Print the steps as a table, the last commit last, and below it the contents of each step."""
     cells = [
         {
             "step": step["step"],
@@ -103,15 +95,11 @@ def show(console: Console, root: str, steps: Sequence[dict[str, Any]], holder: s
             "size": size(step["bytes"]),
             "saved in": None if step["seconds"] is None else f"{step['seconds']:.2f} s",
         }
-        | ({} if is_narrow else {"what is in it": Text("\n".join(lines) or "-")})
-        for step, lines in zip(steps, contents, strict=True)
+        for step in steps
     ]
-    console.print(rich_table(Text(root, "bold"), cells, ("state",), fold="what is in it"))
-    for step, lines in zip(steps, contents, strict=True) if is_narrow else ():
-        for line in lines:
-            console.print(f"step {step['step']}, {line}", highlight=False, markup=False)
-    if holder is not None:
-        console.print(holder, highlight=False)
+    lines = [f"step {step['step']}, {line}" for step in steps for line in _contents(step)]
+    notes = lines if holder is None else [*lines, holder]
+    Console().print(titled_table(Text(root, "bold"), cells, *notes))
 
 
 def _contents(step: dict[str, Any]) -> Iterator[str]:
@@ -119,8 +107,7 @@ def _contents(step: dict[str, Any]) -> Iterator[str]:
     faults = step["faults"]
     if faults:
         more = f" and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
-        missing = f"missing, or not what was written: {', '.join(faults[:_SHOWN_FAULTS])}{more}"
-        yield step["why"] or missing
+        yield step["why"] or f"missing, or not what was written: {', '.join(faults[:_SHOWN_FAULTS])}{more}"
     for name, text in step["parts"].items():
         if text:
             yield f"{name.removeprefix('groups/').removesuffix('/worker')}: {text}"

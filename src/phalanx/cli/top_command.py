@@ -7,9 +7,9 @@ import json
 import select
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console, Group
@@ -23,8 +23,8 @@ from phalanx.cli.common import (
     cluster_reader,
     complete_group,
     duration,
-    rich_table,
     running_calls,
+    titled_table,
 )
 from phalanx.display.byte_format import size
 from phalanx.display.registry_records import RankRecord
@@ -32,10 +32,16 @@ from phalanx.display.registry_records import RankRecord
 if TYPE_CHECKING:
     from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
-    from phalanx.backends.ray.usage import Gpu, Usage  # loads Ray
+    from phalanx.backends.ray.rank_processes import Gpu, Usage  # loads Ray
 
 _BETWEEN_LOOKS_S = 0.3
 _LINES_PER_GROUP = 6
+#: Columns of the table of channels: values of a channel, some with another title.
+_CHANNEL_VALUES = (
+    *("name", "limit", "waiting", "waiting_bytes", "oldest", "taken"),
+    *("puts", "takes", "per_second", "dropped", "lost"),
+)
+_CHANNEL_TITLES = {"name": "channel", "limit": "may wait", "waiting_bytes": "bytes", "per_second": "items/s"}
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "broken": "bold red"}
 
 Name = Annotated[
@@ -96,14 +102,13 @@ def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None)
     while True:
         records = cluster.notices()
         groups = records.groups if group is None else (records.find(group),)
-        channels = records.channels if group is None else ()
-        ranks = [rank for found in groups for rank in found.ranks]
-        keys = [(rank.pid, rank.node_id) for rank in ranks]
-        usages = dict(zip(keys, observer.usage(ranks), strict=True))
-        gpus = observer.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
+        ranks = {(rank.pid, rank.node_id): rank for found in groups for rank in found.ranks}
+        entries = list(ranks.values())
+        usages = dict(zip(ranks, observer.usage(entries), strict=True))
+        gpus = observer.gpus(entries) if any(rank.accelerator for rank in entries) else [None] * len(ranks)
         data = {
-            key: rank_data(rank, status, before.get(key), usages[key], gpu)
-            for key, rank, status, gpu in zip(keys, ranks, observer.sights(ranks), gpus, strict=True)
+            key: rank_data(ranks[key], status, before.get(key), usages[key], gpu)
+            for key, status, gpu in zip(ranks, observer.sights(entries), gpus, strict=True)
         }
         before = usages
         runs: list[dict[str, Any]] = []
@@ -113,7 +118,7 @@ def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None)
                 for found in groups
                 if found.run == run.run
             ]
-            flows = [asdict(channel) for channel in channels if channel.run == run.run]
+            flows = [asdict(flow) for flow in records.channels if flow.run == run.run and group is None]
             if own or group is None:
                 runs.append({**asdict(run), "groups": own, "channels": flows})
         yield {"address": cluster.address, "at": time.time(), "runs": runs}
@@ -127,14 +132,13 @@ def rank_data(
     gpus: Sequence[Gpu] | None,
 ) -> dict[str, Any]:
     """Return the data of a rank, from two inspections of its process. Unknown values are None."""
+    own = (entry.accelerator or "").split(",")
+    uses = [gpu.use for gpu in gpus or () if (gpu.number in own or gpu.uuid in own) and gpu.use is not None]
     cpu = None
     if before is not None and now is not None and now.at > before.at:
         cpu = 100 * (now.cpu_s - before.cpu_s) / (now.at - before.at)
-    own = set((entry.accelerator or "").split(","))
-    uses = [gpu.use for gpu in gpus or () if (gpu.number in own or gpu.uuid in own) and gpu.use is not None]
-    names = ("rank", "host", "node_id", "pid", "accelerator", "log")
     return {
-        **{name: getattr(entry, name) for name in names},
+        **{name: getattr(entry, name) for name in ("rank", "host", "node_id", "pid", "accelerator", "log")},
         "doing": running_calls(status),
         "note": "" if status.reachable else status.note,
         "told": status.told,
@@ -166,7 +170,6 @@ def _group_table(group: dict[str, Any], at: float, rows: int | None) -> Any:
     facts += f", epoch {group['epoch']}" if group["epoch"] else ""
     facts += "".join(f", weights {name} {text}" for name, text in group["weights"].items())
     state = (group["state"], _STYLES.get(group["state"], ""))
-    title = Text.assemble((group["name"], "bold"), "  ", state, (facts, "dim"))
     busiest = sorted(ranks, key=lambda rank: -max((call["seconds"] for call in rank["doing"]), default=-1.0))
     no_gpu = "?" if any(rank["gpu_percent"] is not None for rank in ranks) else "-"
     cells = [
@@ -184,9 +187,8 @@ def _group_table(group: dict[str, Any], at: float, rows: int | None) -> Any:
     ]
     hidden = len(ranks) - len(cells)
     notes = [_counted(hidden, "more ")] if hidden else []
-    if group["cause"] and group["state"] != "ready":
-        notes.append(f"cause: {group['cause']}")
-    return rich_table(title, cells, ("host", "device", "doing"), note="\n".join(notes))
+    notes += [f"cause: {group['cause']}"] if group["cause"] and group["state"] != "ready" else []
+    return titled_table(Text.assemble((group["name"], "bold"), "  ", state, (facts, "dim")), cells, *notes)
 
 
 def _doing(rank: dict[str, Any]) -> Text:
@@ -199,23 +201,12 @@ def _doing(rank: dict[str, Any]) -> Text:
 
 
 def _channel_table(channels: Sequence[dict[str, Any]], at: float) -> Any:
-    cells = [
-        {
-            "channel": channel["name"],
-            "may wait": channel["limit"],
-            "waiting": channel["waiting"],
-            "bytes": size(channel["waiting_bytes"]),
-            "oldest": None if channel["oldest"] is None else duration(at - channel["oldest"]),
-            "taken": channel["taken"],
-            "puts wait": channel["puts"],
-            "takes wait": channel["takes"],
-            "items/s": f"{channel['per_second']:.1f}",
-            "dropped": channel["dropped"],
-            "lost": Text(str(channel["lost"]), "red" if channel["lost"] else ""),
-        }
-        for channel in channels
-    ]
-    return rich_table(Text("channels", "bold"), cells, ("channel", "may wait"))
+    cells: list[dict[str, Any]] = []
+    for channel in channels:
+        oldest = None if channel["oldest"] is None else duration(at - channel["oldest"])
+        values = channel | {"oldest": oldest, "per_second": round(channel["per_second"], 1)}
+        cells.append({_CHANNEL_TITLES.get(name, name): values[name] for name in _CHANNEL_VALUES})
+    return titled_table(Text("channels", "bold"), cells)
 
 
 def _counted(ranks: int, which: str = "") -> str:
@@ -232,28 +223,25 @@ def _show_live(found: Iterator[dict[str, Any]], every: float) -> None:
 
     with (
         contextlib.suppress(KeyboardInterrupt),
-        _key_reader() as read_key,
+        _single_keys() as terminal,
         Live(view(), console=console, screen=True, auto_refresh=False) as live,
     ):
-        while read_key(every) != "q":
+        while not select.select(terminal, [], [], every)[0] or sys.stdin.read(1) not in ("q", ""):
             live.update(view(), refresh=True)
 
 
 @contextlib.contextmanager
-def _key_reader() -> Generator[Callable[[float], str | None]]:
-    """Read single keys of a terminal, without waiting for Enter."""
+def _single_keys() -> Generator[list[TextIO]]:
+    """Let the terminal pass on keys without Enter; the value is the list of streams with keys."""
     if not sys.stdin.isatty():
-        yield time.sleep
+        yield []
         return
     import termios  # Unix alone has them
     import tty
 
-    def read_key(seconds: float) -> str:
-        return (sys.stdin.read(1) or "q") if select.select([sys.stdin], [], [], seconds)[0] else ""
-
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin.fileno())
-        yield read_key
+        yield [sys.stdin]
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -14,12 +14,8 @@ from phalanx.tracing.files import load, write
 from phalanx.tracing.summary import summarize
 
 TraceFile = Annotated[Path, typer.Argument(help="A trace that px.trace wrote as .json or .jsonl.")]
-Html = Annotated[
-    Path | None, typer.Option("--html", help="Write the report as a page that needs nothing else.")
-]
-To = Annotated[
-    Path | None, typer.Option("--to", help="Write the trace in another format: .json, .jsonl or .html.")
-]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the report as a self-contained page.")]
+To = Annotated[Path | None, typer.Option("--to", help="Write it in another format: .json, .jsonl, .html.")]
 
 
 def trace(file: TraceFile, html: Html = None, to: To = None, as_json: AsJson = False) -> None:

@@ -18,9 +18,7 @@ from typing import NoReturn
 from phalanx.errors import DeclarationError, PhalanxError
 
 _FAILED = 2  # as the other commands that could not do their work
-_ADVICE = (
-    "`phalanx verl -m verl.trainer.main_ppo ...`, `phalanx verl train.py ...` or `phalanx verl python3 ...`"
-)
+_ADVICE = "`phalanx verl -m verl.trainer.main_ppo ...`, `phalanx verl train.py` or `phalanx verl python3 ...`"
 
 
 def main(words: Sequence[str]) -> None:

@@ -25,7 +25,6 @@ from phalanx.wire.value import Value
 
 _SHOWN_RANKS = 32
 _MARKERS = (FuturePiece, StoredValue, Readonly)
-_BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 Argument = Same | Each
 
 
@@ -184,19 +183,21 @@ def _streams(plan: CallPlan) -> str:
 
 def _ranks(core: Group, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankInfo]:
     """Describe each rank, with its rows of the caller if rows are split and the plan has their number."""
-    gather, pieces = plan.gather, plan.pieces
-    real: dict[int, int] = {}  # rows by piece
-    if pieces is not None and plan.rows is not None:
-        real = dict(zip(pieces, plan.rows, strict=True))
-    starts = [0, *accumulate(real[piece] for piece in range(len(real)))]
+    gather, pieces, rows_by_piece = plan.gather, plan.pieces or (), dict[int, int]()
+    if plan.rows is not None:
+        rows_by_piece = dict(zip(pieces, plan.rows, strict=True))
+    starts = [0, *accumulate(rows_by_piece[piece] for piece in range(len(rows_by_piece)))]
     trims = zip(gather.take, gather.trim or (), strict=False)
     padded = {pieces[position]: given for position, (given, _) in trims} if pieces else {}
+    columns = [argument for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Each)]
+    leader_only = isinstance(spec.mode, MeshMode) and spec.mode.leader_only
     for position, rank in enumerate(plan.ranks):
         rows: dict[str, Any] = {}
-        if pieces is not None and real and not _is_left_out(plan, spec, position):
+        is_peer = leader_only and all(column.values[position] is None for column in columns)  # of a leader
+        if rows_by_piece and not is_peer:
             piece = pieces[position]
-            start, stop = starts[piece], starts[piece + 1]
-            rows = {"rows": real[piece], "given_rows": padded.get(piece, real[piece])}
+            start, stop = starts[piece : piece + 2]
+            rows = {"rows": rows_by_piece[piece], "given_rows": padded.get(piece, rows_by_piece[piece])}
             order = gather.order
             rows |= {"start": start, "stop": stop} if order is None else {"order": tuple(order[start:stop])}
         host = core.endpoints[rank].facts.slot.host
@@ -204,22 +205,20 @@ def _ranks(core: Group, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None) -> 
         yield RankInfo(rank, host, place, "kept" if plan.keeps(position) else "dropped", **rows)
 
 
-def _is_left_out(plan: CallPlan, spec: MethodSpec, position: int) -> bool:
-    """Return whether the rank is a peer of a leader that alone gets the rows."""
-    if not isinstance(spec.mode, MeshMode) or not spec.mode.leader_only:
-        return False
-    columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
-    return all(column.values[position] is None for column in columns)
-
-
 def _arguments(
     core: Group, spec: MethodSpec, plan: CallPlan, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[ArgumentInfo]:
-    names = spec.positional_names
+    names, limit = spec.positional_names, core.inline_bytes
     given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
     planned: dict[int | str, Argument] = {**dict(enumerate(plan.args)), **plan.kwargs}
-    travels = _travels(core, list(planned.values()))
-    for (key, argument), travel in zip(planned.items(), travels, strict=True):
+    has_each = any(isinstance(argument, Each) for argument in planned.values())
+    stored = {
+        key
+        for key, argument in planned.items()
+        if has_each and isinstance(argument, Same) and large_leaves(argument.value, limit)
+    }
+    sizes = [max(map(_size, _values(planned[key])), default=0) for key in planned if key not in stored]
+    for key, argument in planned.items():
         name = key if isinstance(key, str) else names[key] if key < len(names) else f"argument {key + 1}"
         if key in given and not isinstance(spec.mode, CustomMode):
             value = described(given[key])
@@ -227,7 +226,11 @@ def _arguments(
             value = "mask of real rows"
         else:
             value = f"made by {getattr(getattr(spec.mode, 'dispatch_fn', None), '__name__', 'the mode')}"
-        yield ArgumentInfo(name, value, _given(spec, plan, argument, key), travel, _nbytes(argument))
+        travels = "stored, once per piece" if has_each and key not in stored else "stored once"
+        travels = "in the message" if key not in stored and sum(sizes) <= limit else travels
+        values = _values(argument)
+        travels = _reference(core, values[0]) or travels if values else travels
+        yield ArgumentInfo(name, value, _given(spec, plan, argument, key), travels, _nbytes(values))
 
 
 def described(value: Value) -> str:
@@ -257,32 +260,16 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Argument, key: int | str)
     return f"{kind} into {len(set(plan.pieces))} pieces"
 
 
-def _travels(core: Group, arguments: Sequence[Argument]) -> Iterator[str]:
-    """Describe how each argument reaches the ranks."""
-    limit = core.inline_bytes
-    has_each = any(isinstance(argument, Each) for argument in arguments)
-    stored = [
-        isinstance(argument, Same) and has_each and bool(large_leaves(argument.value, limit))
-        for argument in arguments
-    ]
-    messages = [
-        max(_sizes(a), default=0) for a, is_stored in zip(arguments, stored, strict=True) if not is_stored
-    ]
-    for argument, is_stored in zip(arguments, stored, strict=True):
-        first = next(iter(_values(argument)), None)
-        future = next(_futures(first), None)
-        if future is not None:
-            yield "through the driver" if future.parts(core.backend) is None else "by reference, rank to rank"
-        elif isinstance(first, StoredValue):
-            yield "stored before (px.put)"
-        elif isinstance(first, Readonly):
-            yield "stored once, read without a copy"
-        elif isinstance(first, core.backend.ref_types()):
-            yield "as a reference"
-        elif not is_stored and sum(messages) <= limit:
-            yield "in the message"
-        else:
-            yield "stored, once per piece" if has_each and not is_stored else "stored once"
+def _reference(core: Group, value: Value) -> str:
+    """Describe how a value reaches the ranks that is passed by reference; empty for others."""
+    future = next(_futures(value), None)
+    if future is not None:
+        return "through the driver" if future.parts(core.backend) is None else "by reference, rank to rank"
+    if isinstance(value, StoredValue):
+        return "stored before (px.put)"
+    if isinstance(value, Readonly):
+        return "stored once, read without a copy"
+    return "as a reference" if isinstance(value, core.backend.ref_types()) else ""
 
 
 def _values(argument: Argument) -> list[Any]:
@@ -291,18 +278,17 @@ def _values(argument: Argument) -> list[Any]:
     return list({id(value): value for value in values}.values())
 
 
-def _sizes(argument: Argument) -> list[int]:
-    """Return the bytes of the different values of an argument, without values that are passed by reference."""
-    return [nbytes_of(value, _BY_REFERENCE) for value in _values(argument)]
+def _size(value: Value) -> int:
+    """Return the bytes of a value, without those that are passed by reference."""
+    return nbytes_of(value, (CallFuture, FuturePiece, StoredValue))
 
 
-def _nbytes(argument: Argument) -> int | None:
+def _nbytes(values: Sequence[Any]) -> int | None:
     """Return the bytes of an argument; None if results of other calls are in it."""
-    values = _values(argument)
-    if any(next(_futures(value), None) is not None for value in values):
+    if any(True for value in values for _ in _futures(value)):
         return None
-    stored = {id(s): s.nbytes for value in values for s in _leaves(value, StoredValue)}
-    return sum(stored.values()) + sum(_sizes(argument))
+    stored = {id(leaf): leaf.nbytes for value in values for leaf in _leaves(value, StoredValue)}
+    return sum(stored.values()) + sum(map(_size, values))
 
 
 def _leaves(value: Value, kinds: type | tuple[type, ...]) -> Iterator[Any]:

@@ -5,32 +5,37 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from phalanx.calls.listeners import CallInfo, CallListener, everywhere
 from phalanx.config import settings
 from phalanx.errors import DeclarationError
 from phalanx.group.group import Group
-from phalanx.session.session import at_shutdown
+from phalanx.session.session import session
 from phalanx.tracing.events import STARTING, Part, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.otel import export
-from phalanx.tracing.recorder import OpenCall, TracedEpoch, TraceRecorder
-from phalanx.tracing.spans import path_of, process
+from phalanx.tracing.recorder import TracedEpoch, merge
+from phalanx.tracing.spans import SpanWriter, describe, path_of, process, read_log
 from phalanx.tracing.summary import Summary, summarize
 from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.messages import RUN, Message
 from phalanx.wire.value import Value
 from phalanx.worker.control import MARK_VARIABLE
 
+#: Calls that a trace keeps; the oldest of more are dropped.
+LIMIT = 100_000
 _CHUNK = 8 << 20
 _log = logging.getLogger("phalanx")
 
@@ -157,86 +162,107 @@ def trace(path: str | os.PathLike[str] | None = None, *, title: str = "") -> Tra
     return Tracer(path, title=title)
 
 
+class OpenCall(NamedTuple):
+    """A call that is recorded, with its parts whose messages are not encoded and not sent yet."""
+
+    call: TracedCall
+    unencoded: Iterator[Part]
+    unsent: Iterator[Part]
+
+
 class CallTracer(CallListener):
-    """Records the steps of the calls of all groups, while a trace is on."""
+    """Records the steps of the calls of all groups, while a trace is on. ``id`` names the ranks' files."""
 
     def __init__(self) -> None:
-        self.recorder = TraceRecorder()
-        self._epochs: list[TracedEpoch] = []
+        self.id = secrets.token_hex(4)
+        self.spans = SpanWriter()
+        self._made = 0
         self._lock = threading.Lock()
-        self._calls: WeakKeyDictionary[CallInfo, OpenCall] = WeakKeyDictionary()
+        self._calls: deque[TracedCall] = deque(maxlen=LIMIT)
+        self._epochs: list[TracedEpoch] = []
+        self._open: WeakKeyDictionary[CallInfo, OpenCall] = WeakKeyDictionary()
         self._current: WeakKeyDictionary[Group, TracedEpoch] = WeakKeyDictionary()
         self._names: dict[str, weakref.ref[Group]] = {}
 
     def planned(self, call: CallInfo) -> None:
-        starts, method = call.number == SETUP_CALL, call.method
-        if method.startswith("__phalanx_") and method != RUN:
-            return  # the library's own
-        now = time.time_ns()
-        epoch = self._epoch(call)
+        now, method = time.time_ns(), call.method
         if method == RUN:
             function = getattr(call.plan.args[0], "value", None)
             method = f"run {getattr(function, '__name__', type(function).__name__)}"
-        number, began = next(self.recorder.ids), call.began or now
-        parts = [Part(rank) for rank in call.plan.ranks]
-        event = TracedCall(
-            number, epoch.group, epoch.epoch, call.role, STARTING if starts else method, began, parts=parts
-        )
-        if not starts:
-            event.planned = now
+        elif method.startswith("__phalanx_"):
+            return  # the library's own
+        epoch, parts = self._epoch(call), [Part(rank) for rank in call.plan.ranks]
+        traced = TracedCall(0, epoch.group, epoch.epoch, call.role, method, call.began or now)
+        traced.number, traced.parts = call.number, parts
+        if call.number == SETUP_CALL:
+            traced.method = STARTING
+        else:
+            traced.planned = now
             self._know_ranks(epoch, call)
-        self._calls[call] = traced = OpenCall(event, call.number, epoch)
-        self.recorder.keep(traced)
-        call.trace = self.recorder.id
+        self._open[call] = OpenCall(traced, iter(parts), iter(parts))
+        with self._lock:
+            self._made = traced.id = self._made + 1
+            self._calls.append(traced)
+        call.trace = self.id
 
     def passed(self, call: CallInfo, source: CallInfo) -> None:
-        traced, other = self._calls.get(call), self._calls.get(source)
+        traced, other = self._open.get(call), self._open.get(source)
         if traced is not None and other is not None:
             traced.call.sources = (*traced.call.sources, other.call.id)
 
     def stored(self, call: CallInfo, nbytes: int) -> None:
-        if traced := self._calls.get(call):
+        if traced := self._open.get(call):
             traced.call.stored_bytes += nbytes
 
     def composed(self, call: CallInfo, message: Message) -> None:
-        if traced := self._calls.get(call):
-            traced.composed(len(message.data))
+        traced = self._open.get(call)
+        part = next(traced.unencoded, None) if traced else None
+        if part is not None:
+            part.encoded, part.message_bytes = time.time_ns(), len(message.data)
             if call.core.backend.immediate:  # a message is run at once when it is sent
-                traced.posted()
+                part.sent = part.encoded
 
     def posted(self, call: CallInfo) -> None:
-        traced = self._calls.get(call)
-        if traced is not None and not call.core.backend.immediate:
-            traced.posted()
+        traced = self._open.get(call)
+        part = next(traced.unsent, None) if traced else None
+        if part is not None:
+            part.sent = part.sent or time.time_ns()
 
     def sent(self, call: CallInfo, nbytes: int) -> None:
         if call.number == SETUP_CALL:
             self._know_ranks(self._epoch(call), call)
 
     def asked(self, call: CallInfo) -> None:
-        traced = self._calls.get(call)
-        if traced is not None and traced.call.asked is None:
-            traced.call.asked = time.time_ns()
+        if traced := self._open.get(call):
+            traced.call.asked = traced.call.asked or time.time_ns()
 
     def arrived(self, call: CallInfo, rank: int | None) -> None:
-        if traced := self._calls.get(call):
-            traced.arrived(rank)
+        now, traced = time.time_ns(), self._open.get(call)
+        for part in traced.call.parts if traced else ():
+            if part.fetched is None and rank in (None, part.rank):
+                part.fetched = now
 
     def joined(self, call: CallInfo) -> None:
-        if traced := self._calls.get(call):
+        if traced := self._open.get(call):
             traced.call.joined = time.time_ns()
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
-        if traced := self._calls.get(call):
-            traced.ended(error)
+        if traced := self._open.get(call):
+            traced.call.ended = time.time_ns()
+            traced.call.error = None if error is None else describe(error)
 
     def trace(self, began: int, title: str) -> Trace:
-        """Return the events since a time."""
+        """Return the calls and spans that began since a time, and the counters, on the driver's clock."""
         with self._lock:
-            epochs = list(self._epochs)
+            epochs, calls, dropped = list(self._epochs), list(self._calls), self._made - len(self._calls)
         for epoch in epochs:
             epoch.collect()
-        return self.recorder.trace(epochs, began, time.time_ns(), title)
+        ended = time.time_ns()
+        calls = [call for call in calls if began <= call.began <= ended]
+        own = read_log(self.spans.read().splitlines())
+        trace = merge(epochs, calls, own, Trace(began, ended, title=title))
+        note = f"The first {dropped:,} calls are left out: a trace keeps the last {len(self._calls):,} calls."
+        return replace(trace, notes=(*trace.notes, note)) if dropped else trace
 
     def _epoch(self, call: CallInfo) -> TracedEpoch:
         """Return the epoch of a call's group; its files are read for the last time before its processes end."""
@@ -254,7 +280,7 @@ class CallTracer(CallListener):
         """Record where the ranks are, once their processes are there."""
         if epoch.tracks or not call.epoch.endpoints:
             return
-        endpoints, backend, trace = call.epoch.endpoints, call.core.backend, self.recorder.id
+        endpoints, backend, trace = call.epoch.endpoints, call.core.backend, self.id
 
         def read(rank: int, offset: int) -> bytes:
             return backend.read(endpoints[rank], path_of(endpoints[rank].facts.files, trace), offset, _CHUNK)
@@ -296,7 +322,7 @@ class _Traces:
         with self.lock:
             if self.tracer is None:
                 self.tracer = CallTracer()
-                process.sink = self.tracer.recorder.spans
+                process.sink = self.tracer.spans
                 everywhere.add(self.tracer)
             self._count += 1
             return self.tracer
@@ -355,4 +381,4 @@ def keep_saved(every_s: float = 5.0) -> None:
             _traces.saver.start()
 
 
-at_shutdown(save_environment_trace)
+session.at_shutdown(save_environment_trace)

@@ -95,9 +95,7 @@ class NotebookBar:
         self._transient = transient
         self._handle: Any = None
         self._began = time.monotonic()
-        self._text = ""
-        self._total: int | None = None
-        self._done = 0
+        self._shown: dict[str, Any] = {"total": None, "completed": 0, "now": ""}
 
     def __enter__(self) -> NotebookBar:
         return self
@@ -108,24 +106,24 @@ class NotebookBar:
 
     def add_task(self, description: str, *, total: int | None, now: str) -> int:
         """Begin the line."""
-        self._text, self._total = description, total
-        self.update(0, completed=0, now=now)
+        self.update(0, description=description, total=total, now=now)
         return 0
 
     def advance(self, task: int) -> None:
         """Count a finished item."""
-        self.update(task, completed=self._done + 1)
+        self.update(task, completed=self._shown["completed"] + 1)
 
-    def update(self, task: int, *, completed: int, now: str = "") -> None:
-        """Show a count."""
+    def update(self, task: int, **changed: Any) -> None:
+        """Show the line with changes."""
         from IPython.display import display  # in a notebook it is there  # pyright: ignore[reportMissingImports]
 
-        self._done = completed
-        filled = min(_CELLS, _CELLS * completed // self._total) if self._total else 0
+        self._shown |= changed
+        total, completed = self._shown["total"], self._shown["completed"]
+        filled = min(_CELLS, _CELLS * completed // total) if total else 0
         cells = "\N{BLACK PARALLELOGRAM}" * filled + "\N{WHITE PARALLELOGRAM}" * (_CELLS - filled)
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        count = f"{completed}/{'?' if self._total is None else self._total}"
-        line = (self._text, cells, count, f"{minutes}:{seconds:02}", now)
+        count = f"{completed}/{'?' if total is None else total}"
+        line = (self._shown["description"], cells, count, f"{minutes}:{seconds:02}", self._shown["now"])
         data = {"text/plain": " ".join(part for part in line if part)}
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True)

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from phalanx.errors import PhalanxError
 from phalanx.wire.messages import SideChannel
@@ -117,10 +118,6 @@ class ClusterRegistry:
     channels: tuple[ChannelEntry, ...] = ()
     handles: tuple[str, ...] = ()
 
-    def groups_of(self, run: str) -> tuple[GroupRecord, ...]:
-        """Return the groups of a run, in the order in which they were made."""
-        return tuple(group for group in self.groups if group.run == run)
-
     def stale(self, alive_jobs: Iterable[str], alive_names: Iterable[str]) -> list[str]:
         """Return the keys of records that dead drivers have left.
 
@@ -128,16 +125,12 @@ class ClusterRegistry:
         """
         jobs, names = set(alive_jobs), set(alive_names)
         alive = {run.run for run in self.runs if run.job in jobs}
-        lost = [
-            group
-            for group in self.groups
-            if group.run not in alive and not (group.detached and f"{group.name}:0" in names)
-        ]
-        kept = alive | {group.run for group in self.groups if group not in lost}
-        runs = [run.key for run in self.runs if run.run not in kept]
-        channels = [channel.key for channel in self.channels if channel.run not in alive]
-        handles = [key for key in self.handles if key.split("/")[1] not in jobs]
-        return [*(group.key for group in lost), *runs, *channels, *handles]
+        detached = {group.key for group in self.groups if group.detached and f"{group.name}:0" in names}
+        lost = [group.key for group in self.groups if group.run not in alive and group.key not in detached]
+        kept = alive | {group.run for group in self.groups if group.key in detached}
+        lost += [run.key for run in self.runs if run.run not in kept]
+        lost += [channel.key for channel in self.channels if channel.run not in alive]
+        return lost + [key for key in self.handles if key.split("/")[1] not in jobs]
 
     def find(self, text: str) -> GroupRecord:
         """Return the group of that name, or the only group whose name begins, or else ends like this.
@@ -148,10 +141,8 @@ class ClusterRegistry:
             NoSuchGroup: if there is none, or several; with a list of the existing groups.
         """
         named = [group for group in self.groups if text in (group.name, group.full_name)]
-        if not named:
-            named = [g for g in self.groups if g.name.startswith(text) or g.full_name.startswith(text)]
-        if not named:
-            named = [group for group in self.groups if group.name.endswith(text)]
+        named = named or [g for g in self.groups if g.name.startswith(text) or g.full_name.startswith(text)]
+        named = named or [group for group in self.groups if group.name.endswith(text)]
         if len(named) == 1:
             return named[0]
         there = ", ".join(sorted(group.full_name for group in named or self.groups))
@@ -167,26 +158,24 @@ class NoSuchGroup(PhalanxError):
 
 def read_notices(entries: Mapping[str, bytes]) -> ClusterRegistry:
     """Return the records by their keys; records in the format of another version are left out."""
-    runs: list[RunRecord] = []
-    groups: list[GroupRecord] = []
-    channels: list[ChannelEntry] = []
+    read: dict[str, list[Any]] = {"run": [], "group": [], "flow": []}
     for key, data in sorted(entries.items()):
+        kind = key.partition("/")[0]
         with contextlib.suppress(TypeError, ValueError, KeyError):
-            kind = key.partition("/")[0]
-            if kind == "run":
-                runs.append(RunRecord(**json.loads(data)))
-            elif kind == "group":
-                value = json.loads(data)
-                for rank in value["ranks"]:
-                    rank["side"] = SideChannel(*rank["side"]) if rank["side"] else None
-                groups.append(
-                    GroupRecord(**value | {"ranks": tuple(RankRecord(**r) for r in value["ranks"])})
-                )
-            elif kind == "flow":
-                channels.append(ChannelEntry(**json.loads(data)))
-    return ClusterRegistry(
-        tuple(sorted(runs, key=lambda run: run.started)),
-        tuple(sorted(groups, key=lambda group: (group.run, group.number))),
-        tuple(sorted(channels, key=lambda channel: (channel.run, channel.name))),
-        tuple(key for key in sorted(entries) if key.startswith(CHANNEL_PREFIX)),
-    )
+            if kind in read:
+                read[kind].append(_MADE[kind](**json.loads(data)))
+    runs = sorted(read["run"], key=lambda run: run.started)
+    groups = sorted(read["group"], key=lambda group: (group.run, group.number))
+    handles = tuple(key for key in sorted(entries) if key.startswith(CHANNEL_PREFIX))
+    return ClusterRegistry(tuple(runs), tuple(groups), tuple(read["flow"]), handles)
+
+
+def _rank(side: list[Any] | None, **values: Any) -> RankRecord:
+    return RankRecord(**values, side=None if side is None else SideChannel(*side))
+
+
+def _group(ranks: list[dict[str, Any]], **values: Any) -> GroupRecord:
+    return GroupRecord(**values, ranks=tuple(_rank(**rank) for rank in ranks))
+
+
+_MADE = {"run": RunRecord, "group": _group, "flow": ChannelEntry}

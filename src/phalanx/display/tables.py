@@ -15,7 +15,7 @@ _UNLIMITED = 100_000  # columns: text that goes elsewhere than to a terminal is 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns, with a title and notes below.
+    """Rows under named columns, with a title and notes below. A cell may be rich's text, which has colors.
 
     ``str(table)`` is for terminals, a notebook shows it as HTML, ``to_dict()`` is for programs.
     """
@@ -46,8 +46,9 @@ class Table:
         table = RichTable(box=box.SIMPLE_HEAD)
         for name in self.columns:
             table.add_column(name, overflow="fold")
-        for texts in self._texts():
-            table.add_row(*map(Text, texts))
+        for row, texts in zip(self.rows, self._texts(), strict=True):
+            cells = zip(row, texts, strict=True)
+            table.add_row(*(cell if isinstance(cell, Text) else Text(text) for cell, text in cells))
         return Group(*([Text(self.title)] if self.title else []), table, *map(Text, self.notes))
 
     def _repr_html_(self) -> str:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from phalanx.backends.backend_types import (
     DrainingNode,
@@ -27,9 +26,9 @@ from phalanx.backends.backend_types import (
 from phalanx.backends.inline import InlineBackend, InlineRef
 from phalanx.backends.inline_values import Unended, fetched
 from phalanx.errors import InternalError, PlacementError
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 from phalanx.testing.clock import FakeClock
-from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.failure import capture
 from phalanx.wire.messages import OUTPUT, Message
 
 Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
@@ -43,24 +42,12 @@ class ScriptedFault(RuntimeError):
     """Error of a rank if the script says "raise"."""
 
 
-@dataclass(eq=False)
-class TimedRef:
-    """An inline result that is ready from ``at`` on."""
+class Result(NamedTuple):
+    """The result of a rank's call, and the time from which it is ready."""
 
-    inner: InlineRef
-    at: float = 0.0
-    endpoint: Endpoint | None = field(default=None, repr=False)
-
-    def get(self) -> Any:
-        return self.inner.get()
-
-    @property
-    def failure(self) -> RankFailure | None:
-        return self.inner.failure
-
-    @property
-    def lost(self) -> Lost | None:
-        return self.inner.lost
+    ref: InlineRef
+    at: float
+    endpoint: Endpoint
 
 
 class ScriptedBackend(InlineBackend):
@@ -72,7 +59,7 @@ class ScriptedBackend(InlineBackend):
         self._script = script
         self._slow_s = slow_s
         self._counts: dict[str, int] = {}
-        self._open: list[TimedRef] = []
+        self._results: dict[int, Result] = {}  # by the id of their reference, which they keep
         #: The nodes that are reported as draining; the only node is called "inline".
         self.going: list[DrainingNode] = []
 
@@ -81,7 +68,7 @@ class ScriptedBackend(InlineBackend):
         self._counts[what] = number + 1
         return self._script(what, number)
 
-    def going_nodes(self) -> Sequence[DrainingNode]:
+    def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
         return self.going
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
@@ -95,63 +82,68 @@ class ScriptedBackend(InlineBackend):
         return super().spawn(request)
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
-        plain, run = _plain(refs), super().setup
-        return Ticket(self._scripted("setup", endpoint, lambda: run(endpoint, data, plain)))
+        run = super().setup
+        return Ticket(self._scripted("setup", endpoint, lambda: run(endpoint, data, refs)))
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-        inner, run = message._replace(refs=tuple(_plain(message.refs))), super().submit
-        return Ticket(self._scripted("call", endpoint, lambda: run(endpoint, inner, OUTPUT)))
+        run = super().submit
+        return Ticket(self._scripted("call", endpoint, lambda: run(endpoint, message, OUTPUT)))
 
-    def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], Ticket]) -> TimedRef:
+    def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], Ticket]) -> InlineRef:
         event: Event = self._next(what) if endpoint.handle.alive else "fine"
         at = self.clock.now()
         if event == "raise":
-            inner = InlineRef(failure=capture(ScriptedFault(f"a {what} fails by script"), rank=-1))
+            ref = InlineRef(failure=capture(ScriptedFault(f"a {what} fails by script"), rank=-1))
         elif event == "die":
             self._take(endpoint, Lost("the script ended it", "signal SIGKILL"))
-            inner = InlineRef(lost=endpoint.handle.lost)
+            ref = InlineRef(lost=endpoint.handle.lost)
         elif event == "hang":
-            inner, at = InlineRef(), _FOREVER
+            ref, at = InlineRef(), _FOREVER
         else:
-            inner = run().value
+            ref = run().value
             at += self._slow_s if event == "slow" else 0.0
-        ref = TimedRef(inner, at, endpoint)
-        self._open.append(ref)
+        self._results[id(ref)] = Result(ref, at, endpoint)
         return ref
 
     def _take(self, endpoint: Endpoint, lost: Lost) -> None:
         """End a rank: results that it has not returned by now are lost."""
         endpoint.handle.alive = False
         endpoint.handle.lost = lost
-        for ref in self._open:
-            if ref.endpoint is endpoint and ref.at > self.clock.now():
-                ref.inner, ref.at = InlineRef(lost=lost), self.clock.now()
+        for key, result in self._results.items():
+            if result.endpoint is endpoint and result.at > self.clock.now():
+                result.ref.failure, result.ref.lost = None, lost
+                self._results[key] = result._replace(at=self.clock.now())
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         for endpoint in endpoints:
             if endpoint.handle.alive:
                 self._take(endpoint, Lost("the rank was stopped", "stopped", intended=True))
-        self._open = [ref for ref in self._open if ref.at > self.clock.now()]
         return super().kill([endpoint for endpoint in endpoints if endpoint.handle.lost is None])
 
     def now(self) -> float:
         return self.clock.now()
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
-        times = sorted(map(_time_of, refs))[:count]
+        times = sorted(map(self._time_of, refs))[:count]
         self._pass(max(times, default=0.0), timeout)
         now = self.clock.now()
-        done = [index for index, ref in enumerate(refs) if _time_of(ref) <= now]
-        return done, [index for index, ref in enumerate(refs) if _time_of(ref) > now]
+        done = [index for index, ref in enumerate(refs) if self._time_of(ref) <= now]
+        return done, [index for index, ref in enumerate(refs) if self._time_of(ref) > now]
 
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
-        failures = [_time_of(ref) for ref in refs if ref.failure is not None or ref.lost is not None]
-        self._pass(min(failures, default=max(map(_time_of, refs), default=0.0)), timeout)
+        failures = [self._time_of(ref) for ref in refs if ref.failure is not None or ref.lost is not None]
+        self._pass(min(failures, default=max(map(self._time_of, refs), default=0.0)), timeout)
         if min(failures, default=_FOREVER) <= self.clock.now():
             raise FetchFailed
-        if any(_time_of(ref) > self.clock.now() for ref in refs):
+        if any(self._time_of(ref) > self.clock.now() for ref in refs):
             raise NotReady
         return fetched(refs)
+
+    def _time_of(self, ref: Ref) -> float:
+        """Return the time from which a reference is ready; a stored value is ready at once."""
+        if id(ref) in self._results:
+            return self._results[id(ref)].at
+        return _FOREVER if isinstance(ref, Unended) and ref.under_way else 0.0
 
     def _pass(self, until: float, timeout: float | None) -> None:
         """Advance the clock to that time, or to the time limit."""
@@ -161,23 +153,11 @@ class ScriptedBackend(InlineBackend):
         self.clock.advance_to(min(until, limit))
 
 
-def _time_of(ref: Ref) -> float:
-    """Return the time from which a reference is ready; a stored value is ready at once."""
-    if isinstance(ref, TimedRef):
-        return ref.at
-    return _FOREVER if isinstance(ref, Unended) and ref.under_way else 0.0
-
-
-def _plain(refs: Sequence[Ref]) -> list[Ref]:
-    """Return references that a rank in this process reads."""
-    return [ref.inner if isinstance(ref, TimedRef) else ref for ref in refs]
-
-
 @contextlib.contextmanager
 def scripted(script: Script, clock: FakeClock | None = None) -> Generator[ScriptedBackend]:
     """Put all pools of backend "inline" that are created in the block under a script."""
     backend = ScriptedBackend(script, clock)
-    with cluster.replaced_backend("inline", backend):
+    with session.replaced_backend("inline", backend):
         yield backend
 
 

@@ -75,7 +75,7 @@ class Part:
 
 @dataclass(slots=True)
 class TracedCall:
-    """A call of a group.
+    """A call of a group. ``number`` is its number on the ranks.
 
     ``asked`` is when a thread began to wait for its value, ``ended`` when it had the value or the error. ``sources``
     are the ids of calls whose results are its arguments by reference.
@@ -95,6 +95,7 @@ class TracedCall:
     error: str | None = None
     sources: tuple[int, ...] = ()
     parts: Sequence[Part] = ()
+    number: int = 0
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """Files of traces: the suffix chooses the format; ``.json`` and ``.jsonl`` can be read back.
 
-Both contain the events as JSON objects: the head, then tracks, calls, spans and counters. Times of calls and spans are
-relative to the start of the trace and times of parts to the start of their call, so that files of long runs stay small.
+Both contain the events as JSON objects: the head, then tracks, calls, spans and counters. Times are relative to the
+start of the trace, so that files of long runs stay small.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from phalanx.tracing.events import PART_TIMES, Clock, Counter, Part, Span, Trace
 SUFFIXES = (".json", ".jsonl", ".html")
 _PERFETTO = (".pftrace", ".perfetto-trace")
 _FORMAT = "phalanx-trace"
-_VERSION = 1
+_VERSION = 2
 _HEAD = ("began", "ended", "host", "pid", "title", "notes")
-_TIMES = frozenset(("began", "planned", "asked", "joined", "ended", *PART_TIMES))
+_KINDS = {"track": Track, "call": TracedCall, "span": Span, "counter": Counter}
+_TIMES = {"began", "planned", "asked", "joined", "ended", "opened", "closed", *PART_TIMES}
 _PART_FIELDS = tuple(field.name for field in fields(Part))
 
 
@@ -112,18 +113,21 @@ def load(path: Path) -> Trace:
 def entries(trace: Trace) -> Iterator[dict[str, Any]]:
     """Return a trace as plain data: its head, then tracks, calls, spans and counters."""
     head = {name: getattr(trace, name) for name in _HEAD}
-    clocks = [asdict(clock) for clock in trace.clocks]
-    yield {"kind": _FORMAT, "version": _VERSION, **head, "clocks": clocks}
-    for track in trace.tracks:
-        yield {"kind": "track", **_values(track)}
-    for call in trace.calls:
-        parts = [list(_shifted(_values(part), -call.began).values()) for part in call.parts]
-        values = _shifted(_values(call), -call.began)
-        yield {"kind": "call", **values, "began": call.began - trace.began, "parts": parts}
-    for span in trace.spans:
-        yield {"kind": "span", **_shifted(_values(span), -trace.began)}
-    for counter in trace.counters:
-        yield {"kind": "counter", **_values(counter), "at": [time - trace.began for time in counter.at]}
+    yield {"kind": _FORMAT, "version": _VERSION, **head, "clocks": [asdict(clock) for clock in trace.clocks]}
+    for kind in _KINDS:
+        for event in getattr(trace, f"{kind}s"):
+            yield {"kind": kind, **_data(event, trace.began)}
+
+
+def _data(event: Any, zero: int) -> dict[str, Any]:
+    """Return the fields of an event; times are relative to ``zero``, and parts of calls are lists of their values."""
+    data = {field.name: getattr(event, field.name) for field in fields(event)}
+    data |= {name: None if data[name] is None else data[name] - zero for name in _TIMES & data.keys()}
+    if isinstance(event, TracedCall):
+        data["parts"] = [list(_data(part, zero).values()) for part in event.parts]
+    elif isinstance(event, Counter):
+        data["at"] = [time - zero for time in event.at]
+    return data
 
 
 def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
@@ -146,49 +150,29 @@ def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
                 f"{where} was written by another version of phalanx (format {head['version']}, here {_VERSION}); read "
                 "it with that version"
             )
-        return _trace(head, found[1:])
+        known: dict[str, Any] = {name: head[name] for name in _HEAD} | {"notes": tuple(head["notes"])}
+        known["clocks"] = tuple(Clock(**clock) for clock in head["clocks"])
+        for kind, made in _KINDS.items():
+            known[f"{kind}s"] = tuple(
+                _event(made, data, head["began"]) for data in found if data["kind"] == kind
+            )
+        return Trace(**known)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DeclarationError(
             f"{where} is not a trace of phalanx, or it is damaged: {type(error).__name__}: {error}"
         ) from error
 
 
-def _trace(head: dict[str, Any], events: Iterable[dict[str, Any]]) -> Trace:
-    zero = head["began"]
-    read: dict[str, list[Any]] = {"track": [], "call": [], "span": [], "counter": []}
-    for event in events:
-        values: dict[str, Any] = {name: value for name, value in event.items() if name != "kind"}
-        match event["kind"]:
-            case "track":
-                values |= {"key": TrackKey(*values["key"]), "accelerators": tuple(values["accelerators"])}
-                read["track"].append(Track(**values))
-            case "call":
-                began = values["began"] + zero
-                named = [dict(zip(_PART_FIELDS, part, strict=False)) for part in values["parts"]]
-                parts = tuple(Part(**_shifted(part, began)) for part in named)
-                values |= {"sources": tuple(values["sources"]), "parts": parts}
-                read["call"].append(TracedCall(**_shifted(values, began) | {"began": began}))
-            case "span":
-                values["track"] = None if values["track"] is None else TrackKey(*values["track"])
-                read["span"].append(Span(**_shifted(values, zero)))
-            case "counter":
-                at = tuple(time + zero for time in values["at"])
-                series = {name: tuple(numbers) for name, numbers in values["values"].items()}
-                read["counter"].append(Counter(values["name"], at, series))
-            case _:
-                continue
-    found: dict[str, Any] = {name: head[name] for name in _HEAD}
-    found |= {f"{kind}s": tuple(of_kind) for kind, of_kind in read.items()}
-    found |= {"clocks": tuple(Clock(**clock) for clock in head["clocks"]), "notes": tuple(head["notes"])}
-    return Trace(**found)
-
-
-def _values(event: Any) -> dict[str, Any]:
-    return {field.name: getattr(event, field.name) for field in fields(event)}
-
-
-def _shifted(values: Mapping[str, Any], by: int) -> dict[str, Any]:
-    """Return the values of an event, with its known times later by ``by``."""
-    return {
-        name: value + by if name in _TIMES and value is not None else value for name, value in values.items()
-    }
+def _event(kind: type, data: dict[str, Any], zero: int) -> Any:
+    """Return the event of :func:`_data`."""
+    values = {name: value for name, value in data.items() if name != "kind"}
+    values |= {name: None if data[name] is None else data[name] + zero for name in _TIMES & data.keys()}
+    values |= {name: tuple(data[name]) for name in ("accelerators", "sources") if name in data}
+    values |= {name: TrackKey(*data[name]) for name in ("key", "track") if data.get(name) is not None}
+    if kind is TracedCall:
+        parts = (dict(zip(_PART_FIELDS, part, strict=False)) for part in data["parts"])
+        values["parts"] = tuple(_event(Part, part, zero) for part in parts)
+    elif kind is Counter:
+        values["at"] = tuple(time + zero for time in data["at"])
+        values["values"] = {name: tuple(numbers) for name, numbers in data["values"].items()}
+    return kind(**values)

@@ -16,7 +16,7 @@ from string import Template
 from typing import Any
 
 from phalanx.display.byte_format import size
-from phalanx.tracing.events import STARTING, Trace
+from phalanx.tracing.events import STARTING, Trace, TracedCall
 from phalanx.tracing.slices import Slice, drawn_tracks
 from phalanx.tracing.summary import idle_shares, summarize
 
@@ -79,11 +79,9 @@ def _asset(name: str) -> str:
 
 def _tiles(trace: Trace) -> str:
     calls = [call for call in trace.calls if call.method != STARTING]
-    failed = sum(call.error is not None for call in calls)
-    seconds = (trace.ended - trace.began) / 1e9
-    minutes = f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    failed, seconds = sum(call.error is not None for call in calls), (trace.ended - trace.began) / 1e9
     tiles = {
-        "traced": minutes if seconds >= 120 else f"{seconds:.3g} s",
+        "traced": f"{int(seconds) // 60} min {int(seconds) % 60} s" if seconds >= 120 else f"{seconds:.3g} s",
         "calls": f"{len(calls):,}",
         "failed": f"{failed:,}",
         "ranks": f"{len(trace.tracks):,}",
@@ -92,8 +90,9 @@ def _tiles(trace: Trace) -> str:
     }
     if idle := idle_shares(trace):
         tiles["idle, mean of ranks"] = f"{sum(idle.values()) / len(idle):.0f} %"
+    marks = {"failed": " bad"} if failed else {}
     return "".join(
-        f'<div class="tile{" bad" if name == "failed" and failed else ""}"><b>{value}</b><span>{name}</span></div>'
+        f'<div class="tile{marks.get(name, "")}"><b>{value}</b><span>{name}</span></div>'
         for name, value in tiles.items()
     )
 
@@ -132,13 +131,9 @@ def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
             f'<div class="track" data-track="{label}" title="{label} {where}" style="top:{top + 1}px">{label} '
             f"<small>{where}</small></div>"
         )
-        row = {
-            "group": track.group,
-            "label": track.label,
-            "place": track.place,
-            "driver": isinstance(track.key, str),
-        }
-        row |= {"top": top, "height": height, "lane": lane, "striped": striped}
+        row = {"group": track.group, "label": track.label, "place": track.place}
+        row |= {"driver": isinstance(track.key, str), "striped": striped}
+        row |= {"top": top, "height": height, "lane": lane}
         row |= {"slices": [number for one in kept for number in flat(one)]}
         row |= {"facts": {str(number): one.attributes for number, one in enumerate(kept) if one.attributes}}
         rows.append(row)
@@ -146,28 +141,21 @@ def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
     called = [call.began - trace.began for call in trace.calls if call.method != STARTING]
     methods = dict.fromkeys(call.name for call in trace.calls if call.name in names)
     colors = {names[phase]: color for phase, color in _PHASES.items() if phase in names}
-    colors |= {
-        names[method]: color for method, color in zip(methods, itertools.cycle(_PALETTE), strict=False)
-    }
+    colors |= dict(zip((names[method] for method in methods), itertools.cycle(_PALETTE), strict=False))
     page = {"length": trace.ended - trace.began, "first": max(0, min(called, default=0)), "nested": nested}
     page |= {"names": list(names), "methods": [names[method] for method in methods], "colors": colors}
-    return {**page, "texts": list(texts), "rows": rows, "total": top, "calls": _call_facts(trace)}, "".join(
-        labels
-    )
+    page |= {
+        "texts": list(texts),
+        "rows": rows,
+        "total": top,
+        "calls": [_facts(call) for call in trace.calls],
+    }
+    return page, "".join(labels)
 
 
-def _call_facts(trace: Trace) -> list[dict[str, Any]]:
-    return [
-        {
-            "group": call.group,
-            "name": call.name,
-            "ranks": len(call.parts),
-            "sent": call.message_bytes,
-            "stored": call.stored_bytes,
-            "back": call.result_bytes,
-        }
-        for call in trace.calls
-    ]
+def _facts(call: TracedCall) -> dict[str, Any]:
+    facts = {"group": call.group, "name": call.name, "ranks": len(call.parts)}
+    return facts | {"sent": call.message_bytes, "stored": call.stored_bytes, "back": call.result_bytes}
 
 
 def _legend(data: dict[str, Any]) -> str:
@@ -231,9 +219,8 @@ def line_chart(title: str, lines: Mapping[str, Sequence[float]], seconds: float 
 
     parts = [heading, f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">']
     for mark in marks:
-        parts.append(
-            f'<line class="grid" x1="{left}" x2="{_WIDTH - _RIGHT}" y1="{y(mark):.1f}" y2="{y(mark):.1f}"/>'
-        )
+        at = f"{y(mark):.1f}"
+        parts.append(f'<line class="grid" x1="{left}" x2="{_WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text x="{left - 6}" y="{y(mark) + 4:.1f}" text-anchor="end">{_label(mark)}</text>')
     if seconds:
         ticks = [(last * at / seconds, _label(at)) for at in _marks(0.0, seconds, 5) if at <= seconds]

@@ -7,11 +7,11 @@ the library's own begin with "phalanx".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phalanx.errors import DeclarationError
-from phalanx.tracing.events import Part, Trace, TracedCall, Track, TrackKey
+from phalanx.tracing.events import Part, Trace, Track, TrackKey
 
 _OF_CALL = ("group", "epoch", "role", "method", "message_bytes", "stored_bytes", "result_bytes")
 _OF_PART = ("rank", "argument_bytes", "result_bytes", "items")
@@ -52,40 +52,35 @@ def export(trace: Trace, provider: Any = None) -> int:
     for call in trace.calls:  # sources come before the calls that link to them
         links = [api.Link(sent[source].get_span_context()) for source in call.sources if source in sent]
         end = call.ended if call.ended is not None else call.last_seen
-        more = {
-            "attributes": _attributes(call, _OF_CALL) | {"phalanx.ranks": len(call.parts)},
-            "links": links,
-        }
+        more = {"attributes": _attributes(call, _OF_CALL, {"phalanx.ranks": len(call.parts)}), "links": links}
         name = f"{call.group}.{call.name}"
         sent[call.id] = send(name, call.began, end, None, call.error, kind=api.SpanKind.CLIENT, **more)
         for part in call.parts:
             if part.received is not None:
                 key = call.key(part)
-                attributes = _part_attributes(part, tracks.get(key))
-                more = {"attributes": attributes, "kind": api.SpanKind.SERVER}
-                parts[call.id, key] = send(
-                    call.name, part.received, part.returned, sent[call.id], part.error, **more
-                )
+                more = {"attributes": _part_attributes(part, tracks.get(key)), "kind": api.SpanKind.SERVER}
+                times = part.received, part.returned
+                parts[call.id, key] = send(call.name, *times, sent[call.id], part.error, **more)
     for span in trace.spans:
-        attributes = {key: value for key, value in span.attributes.items() if value is not None}
-        if span.track is not None:
-            attributes |= {"phalanx.group": span.track.group, "phalanx.rank": span.track.rank}
+        of_rank = (
+            {} if span.track is None else {"phalanx.group": span.track.group, "phalanx.rank": span.track.rank}
+        )
+        attributes = _attributes(span, (), span.attributes | of_rank)
         parent = parts.get((span.call, span.track))
         send(span.name, span.began, span.ended, parent, span.error, attributes=attributes)
     return count
 
 
-def _attributes(event: TracedCall | Part, names: Sequence[str]) -> dict[str, Any]:
-    values = {f"phalanx.{name}": getattr(event, name) for name in names}
+def _attributes(event: object, names: Sequence[str], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the known attributes of an event: some of its fields, and more."""
+    values = {f"phalanx.{name}": getattr(event, name) for name in names} | dict(more)
     return {name: value for name, value in values.items() if value is not None}
 
 
 def _part_attributes(part: Part, track: Track | None) -> dict[str, Any]:
-    times = {f"phalanx.{name}_ns": getattr(part, name) for name in ("received", "started", "finished")}
-    attributes = _attributes(part, _OF_PART) | {"phalanx.unfinished": part.returned is None}
-    attributes |= {name: time for name, time in times.items() if time is not None}
+    more: dict[str, Any] = {"phalanx.unfinished": part.returned is None}
+    more |= {f"phalanx.{name}_ns": getattr(part, name) for name in ("received", "started", "finished")}
     if track is not None:
-        attributes |= {"host.name": track.host, "process.pid": track.pid}
-        if track.accelerators:
-            attributes["phalanx.accelerator"] = ",".join(track.accelerators)
-    return attributes
+        more |= {"host.name": track.host, "process.pid": track.pid}
+        more["phalanx.accelerator"] = ",".join(track.accelerators) or None
+    return _attributes(part, _OF_PART, more)

@@ -1,4 +1,4 @@
-"""The events that the driver records while a trace is on, and their merge with the ranks' events into a single trace.
+"""Merge of the events that the driver and the ranks recorded into a single trace.
 
 Clocks of other hosts are estimated from the messages that went back and forth anyway: a message cannot be taken up
 before it was encoded, nor an output be fetched before it was returned. With a clock that is ``offset`` ahead of the
@@ -8,22 +8,17 @@ driver's, ``returned - fetched <= offset <= received - encoded`` (Cristian, "Pro
 
 from __future__ import annotations
 
-import itertools
 import os
-import secrets
 import socket
 import threading
 import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from phalanx.tracing.events import Clock, Counter, Part, Span, Trace, TracedCall, Track, TrackKey
-from phalanx.tracing.spans import SpanLog, SpanWriter, describe, read_log
+from phalanx.tracing.spans import SpanLog, read_log
 
-#: Parts of calls that a trace keeps; of more, the oldest calls are dropped.
-LIMIT = 2_000_000
 MOST_POINTS = 10_000
 
 
@@ -66,114 +61,40 @@ class TracedEpoch:
                 self.tracks = [replace(track, closed=now) for track in self.tracks]
 
 
-class OpenCall:
-    """A call that is recorded; its times are filled in as it proceeds. ``number`` is its number on the ranks."""
-
-    def __init__(self, call: TracedCall, number: int, of: TracedEpoch) -> None:
-        self.call = call
-        self.number = number
-        self.of = of
-        self._encoding, self._sending = iter(call.parts), iter(call.parts)
-
-    def composed(self, nbytes: int) -> None:
-        """Record that the message of the next rank is made, of ``nbytes`` bytes."""
-        part = next(self._encoding, None)
-        if part is not None:
-            part.encoded, part.message_bytes = time.time_ns(), nbytes
-
-    def posted(self) -> None:
-        """Record that the message of the next rank was sent."""
-        part = next(self._sending, None)
-        if part is not None:
-            part.sent = time.time_ns()
-
-    def arrived(self, rank: int | None = None) -> None:
-        """Record that the output of a rank is here; None: of all."""
-        now = time.time_ns()
-        for part in self.call.parts:
-            if part.fetched is None and rank in (None, part.rank):
-                part.fetched = now
-
-    def ended(self, error: BaseException | None) -> None:
-        """Record its value or its error."""
-        self.call.ended = time.time_ns()
-        self.call.error = None if error is None else describe(error)
-
-    def merged_parts(self) -> Iterator[Part]:
-        """Return its parts, with the times and bytes of the ranks."""
-        for part in self.call.parts:
-            log = self.of.logs.get(self.call.key(part))
-            seen = (log.parts.get(self.number) if log else None) or part
-            yield Part(  # not replace(), which takes twice as long: there are as many as ranks, for each call
-                *(part.rank, part.encoded, part.sent),
-                *(seen.received, seen.started, seen.finished, seen.returned),
-                *(part.fetched, part.message_bytes),
-                *(seen.argument_bytes, seen.result_bytes, seen.error, seen.items),
-            )
-
-
-class TraceRecorder:
-    """The events of this process while a trace is on. ``id`` names the ranks' files."""
-
-    def __init__(self, limit: int = LIMIT) -> None:
-        self.id = secrets.token_hex(4)
-        self.ids = itertools.count(1)
-        self.spans = SpanWriter()
-        self._limit = limit
-        self._kept = 0
-        self._dropped = 0
-        self._calls: deque[OpenCall] = deque()
-        self._lock = threading.Lock()
-
-    def keep(self, call: OpenCall) -> None:
-        """Keep a call."""
-        with self._lock:
-            self._calls.append(call)
-            self._kept += len(call.call.parts)
-            while self._kept > self._limit and len(self._calls) > 1:
-                self._kept -= len(self._calls.popleft().call.parts)
-                self._dropped += 1
-
-    def trace(self, epochs: Sequence[TracedEpoch], began: int, ended: int, title: str = "") -> Trace:
-        """Return the calls and spans that began between two times, and the counters, on the driver's clock."""
-        with self._lock:
-            calls = [call for call in self._calls if began <= call.call.began <= ended]
-        own = read_log(self.spans.read().splitlines())
-        trace = merge(epochs, calls, own, Trace(began, ended, title=title))
-        note = (
-            f"The first {self._dropped} calls are left out: a trace keeps the {LIMIT:,} last parts of calls."
-        )
-        return replace(trace, notes=(*trace.notes, note)) if self._dropped else trace
-
-
-def merge(epochs: Sequence[TracedEpoch], calls: Sequence[OpenCall], own: SpanLog, frame: Trace) -> Trace:
+def merge(epochs: Iterable[TracedEpoch], calls: Iterable[TracedCall], own: SpanLog, frame: Trace) -> Trace:
     """Merge calls and the events of the driver and the ranks into a single trace, on the driver's clock.
 
     ``frame`` has the beginning, the end and the title of the trace.
     """
     here = socket.gethostname()
     logs: dict[TrackKey | None, SpanLog] = {None: own}
-    logs |= {key: log for epoch in epochs for key, log in epoch.logs.items()}
-    tracks = {track.key: track for epoch in epochs for track in epoch.tracks}
-    parts = {call.call.id: tuple(call.merged_parts()) for call in calls}
-    elsewhere: dict[str, list[Part]] = {}
-    for call in calls:
-        for part in () if call.of.shares_clock else parts[call.call.id]:
-            track = tracks.get(call.call.key(part))
-            if track is not None and track.host != here:
-                elsewhere.setdefault(track.host, []).append(part)
-    estimates = [estimate_clock(host, bounding) for host, bounding in elsewhere.items()]
-    clocks = {clock.host: clock for clock in estimates if clock is not None}
-    offsets: dict[TrackKey | None, int] = {
-        key: clocks[track.host].offset for key, track in tracks.items() if track.host in clocks
-    }
-    merged: list[TracedCall] = []
-    for call in calls:
-        for part in parts[call.call.id]:
-            _correct(part, offsets.get(call.call.key(part), 0))
-        sources = tuple(dict.fromkeys(call.call.sources))
-        merged.append(replace(call.call, sources=sources, parts=parts[call.call.id]))
-    spans = sorted(_spans(logs, calls, offsets, frame), key=lambda span: span.began)
+    tracks: dict[TrackKey, Track] = {}
+    by_host: dict[str, list[TrackKey]] = {}  # of other hosts with clocks of their own
+    for epoch in epochs:
+        logs |= epoch.logs
+        tracks |= {track.key: track for track in epoch.tracks}
+        for track in epoch.tracks:
+            if not epoch.shares_clock and track.host != here:
+                by_host.setdefault(track.host, []).append(track.key)
+    merged = [
+        replace(call, sources=tuple(dict.fromkeys(call.sources)), parts=tuple(_merged_parts(call, logs)))
+        for call in sorted(calls, key=lambda call: (call.began, call.id))
+    ]
+    parts: dict[TrackKey, list[Part]] = {}
+    for call in merged:
+        for part in call.parts:
+            parts.setdefault(call.key(part), []).append(part)
+    clocks: list[Clock] = []
+    offsets: dict[TrackKey | None, int] = {}
+    for host, keys in by_host.items():
+        clock = estimate_clock(host, [part for key in keys for part in parts.get(key, ())])
+        if clock is not None:
+            clocks.append(clock)
+            offsets |= dict.fromkeys(keys, clock.offset)
+    for key, offset in offsets.items():
+        for part in parts.get(key, ()) if key else ():
+            _correct(part, offset)
+    spans = sorted(_spans(logs, merged, offsets, frame), key=lambda span: span.began)
     called = {(call.group, call.epoch) for call in merged}
     called |= {(span.track.group, span.track.epoch) for span in spans if span.track is not None}
     notes = [note for epoch in epochs if (epoch.group, epoch.epoch) in called for note in epoch.notes]
@@ -184,12 +105,25 @@ def merge(epochs: Sequence[TracedEpoch], calls: Sequence[OpenCall], own: SpanLog
         host=here,
         pid=os.getpid(),
         tracks=tuple(track for key, track in tracks.items() if (key.group, key.epoch) in called),
-        calls=tuple(sorted(merged, key=lambda call: (call.began, call.id))),
+        calls=tuple(merged),
         spans=tuple(spans),
-        clocks=tuple(clocks.values()),
+        clocks=tuple(clocks),
         counters=tuple(_counters(logs, offsets, frame)),
         notes=tuple(notes),
     )
+
+
+def _merged_parts(call: TracedCall, logs: Mapping[TrackKey | None, SpanLog]) -> Iterator[Part]:
+    """Return the parts of a call, with the times and bytes of the ranks."""
+    for part in call.parts:
+        log = logs.get(call.key(part))
+        seen = (log.parts.get(call.number) if log else None) or part
+        yield Part(  # not replace(), which takes twice as long: there are as many as ranks, for each call
+            *(part.rank, part.encoded, part.sent),
+            *(seen.received, seen.started, seen.finished, seen.returned),
+            *(part.fetched, part.message_bytes),
+            *(seen.argument_bytes, seen.result_bytes, seen.error, seen.items),
+        )
 
 
 def estimate_clock(host: str, parts: Iterable[Part]) -> Clock | None:
@@ -220,12 +154,12 @@ def _correct(part: Part, offset: int) -> None:
 
 def _spans(
     logs: Mapping[TrackKey | None, SpanLog],
-    calls: Iterable[OpenCall],
+    calls: Iterable[TracedCall],
     offsets: Mapping[TrackKey | None, int],
     frame: Trace,
 ) -> Iterator[Span]:
     """Return the spans within these calls, or outside calls in the time of the trace."""
-    ids = {(call.of.group, call.of.epoch, call.number): call.call.id for call in calls}
+    ids = {(call.group, call.epoch, call.number): call.id for call in calls}
     for key, log in logs.items():
         offset = offsets.get(key, 0)
         for span in log.spans:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -168,38 +170,30 @@ def _results_arrival(call: TracedCall, index: int, calls: Mapping[int, TracedCal
 
 
 def place(families: Iterable[Sequence[Slice]]) -> list[Slice]:
-    """Return the slices of families with lanes and depths; the first slice of a family spans the others.
+    """Return the slices of families with lanes and depths, by start; the first slice of a family spans the others.
 
-    A family goes to the lowest lanes that are free in its time, so that slices of a lane either nest or lie apart.
-    Within a family, slices that overlap without nesting (threads, tasks) get lanes of their own.
+    A slice goes to the lowest lane that is free, or in which it lies within a slice of its family, from the lane of
+    the first slice on. So slices of a lane either nest or lie apart.
     """
-    free: list[int] = []  # by lane, the end of its last family
+    numbered = (
+        ((one.start, -one.end, number, index), one)
+        for number, family in enumerate(families)
+        for index, one in enumerate(family)
+    )
+    lanes: list[
+        list[tuple[int, Slice]]
+    ] = []  # by lane, the slices that are open at the time, outermost first
+    lowest: dict[int, int] = {}
     placed: list[Slice] = []
-    for family in sorted(families, key=lambda family: (family[0].start, -family[0].end)):
-        nested = list(_nested(family))
-        height = 1 + max(one.lane for one in nested)
-        lane = 0
-        while any(end > family[0].start for end in free[lane : lane + height]):
-            lane += 1
-        free += [0] * (lane + height - len(free))
-        free[lane : lane + height] = [family[0].end] * height
-        placed += [replace(one, lane=one.lane + lane) if lane else one for one in nested]
-    return placed
-
-
-def _nested(family: Sequence[Slice]) -> Iterator[Slice]:
-    """Return the slices of a family with depths, and with lanes from 0."""
-    root, *rest = family
-    lanes: list[list[Slice]] = [[root]]  # by lane, the slices that are open at the time, outermost first
-    yield root
-    for inner in sorted(rest, key=lambda one: (one.start, -one.end)):
-        for stack in lanes:
-            while stack and stack[-1].end <= inner.start and stack[-1] is not root:
+    for (start, _, number, _), one in sorted(numbered, key=operator.itemgetter(0)):
+        for lane in itertools.count(lowest.get(number, 0)):
+            lanes += [[]] if lane == len(lanes) else []
+            stack = lanes[lane]
+            while stack and stack[-1][1].end <= start:
                 stack.pop()
-        lane = next(
-            (n for n, stack in enumerate(lanes) if not stack or inner.end <= stack[-1].end), len(lanes)
-        )
-        if lane == len(lanes):
-            lanes.append([])
-        yield replace(inner, lane=lane, depth=len(lanes[lane]))
-        lanes[lane].append(inner)
+            if not stack or (stack[-1][0] == number and one.end <= stack[-1][1].end):
+                lowest.setdefault(number, lane)
+                placed.append(replace(one, lane=lane, depth=len(stack)))
+                stack.append((number, one))
+                break
+    return placed

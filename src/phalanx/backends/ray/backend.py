@@ -31,8 +31,8 @@ from phalanx.backends.file_ranges import read_file
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
 from phalanx.backends.ray.cluster import Connection, job_id
-from phalanx.backends.ray.draining import ended_nodes, going_nodes
 from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, OwnRanks
+from phalanx.backends.ray.placement_groups import draining_nodes
 from phalanx.backends.ray.ray_errors import (
     log_once,
     lost_of,
@@ -54,7 +54,7 @@ _SIGHT_WITHIN_S = 0.9
 
 
 def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-    """Send a call to a rank; see ``Calling.submit``."""
+    """Send a call to a rank; see ``Backend.submit``."""
     handle, name = endpoint.handle, _task_name(endpoint, message)
     if not message.data:
         return Ticket(private.call(handle, "_px_named_call", name=name))
@@ -238,15 +238,9 @@ class RayBackend:
         except ValueError:
             return None
 
-    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
-        return placement.keys_of(reservation)
-
     def release_keys(self, keys: Sequence[str]) -> None:
         if self.connected():
             placement.release_keys(keys)
-
-    def alive(self, endpoint: Endpoint) -> bool:
-        return self.connected() and private.actor_state(endpoint.handle) != private.DEAD
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
         if not self.connected():
@@ -258,13 +252,14 @@ class RayBackend:
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         if not self.connected() or not endpoints:
             return ()
-        answering = [endpoint for endpoint in endpoints if self.alive(endpoint)]
+        dead = self.dead_of(endpoints)
+        answering = [endpoint for position, endpoint in enumerate(endpoints) if position not in dead]
         self._agents.ask(answering, "look", timeout=_AGENT_WITHIN_S)
         for endpoint in endpoints:
             with contextlib.suppress(rayx.RayError, ValueError):
                 private.kill(endpoint.handle)
         deadline = time.monotonic() + _KILLED_WITHIN_S
-        while any(self.alive(endpoint) for endpoint in endpoints) and time.monotonic() < deadline:
+        while len(self.dead_of(endpoints)) < len(endpoints) and time.monotonic() < deadline:
             time.sleep(0.002)
         answers = self._agents.ask(endpoints, "end", timeout=_AGENT_WITHIN_S)
         self._agents.release(endpoints)
@@ -331,11 +326,8 @@ class RayBackend:
     def published(self, key: str) -> bytes | None:
         return private.read_key(key) if self.connected() else None
 
-    def going_nodes(self) -> Sequence[DrainingNode]:
-        return going_nodes() if self.connected() else ()
-
-    def ended_nodes(self) -> Sequence[DrainingNode]:
-        return ended_nodes() if self.connected() else ()
+    def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
+        return draining_nodes(ended) if self.connected() else ()
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 from phalanx.backends.ray import private
 from phalanx.config import running_cluster
@@ -61,19 +63,16 @@ class ClusterReader:
     def nodes(self) -> list[NodeView]:
         """Return the nodes of the cluster."""
         return [
-            NodeView(
-                host=info.node_manager_hostname,
-                alive=info.state == 0,
-                resources=dict(info.resources_total),
-            )
-            for info in self._client.nodes().values()
+            NodeView(node.node_manager_hostname, node.state == 0, dict(node.resources_total))
+            for node in self._client.nodes().values()
         ]
 
-    def metadata(self) -> bytes | None:
-        """Return the cluster's metadata as JSON, such as the versions of Ray and Python."""
+    def versions(self) -> dict[str, str | None]:
+        """Return the versions of Ray and Python with which the cluster was started, None if unknown."""
+        metadata: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # private to Ray, and only shown
-            return self._client.metadata()
-        return None
+            metadata = json.loads(self._client.metadata() or b"{}")
+        return {name: metadata.get(f"{name}_version") for name in ("ray", "python")}
 
     def _entries(self) -> dict[str, bytes]:
         values = {key: self._client.read(key) for key in self._client.keys_written()}
@@ -112,10 +111,10 @@ def _drivers_of(address: str) -> str:
         notices = ClusterReader(address).notices()
     except PlacementError:
         return "does not answer"
-    runs = [
-        f"{run.script} (pid {run.pid}): {', '.join(g.name for g in notices.groups_of(run.run)) or 'no groups'}"
-        for run in notices.runs
-    ]
+    runs: list[str] = []
+    for run in notices.runs:
+        groups = ", ".join(group.name for group in notices.groups if group.run == run.run)
+        runs.append(f"{run.script} (pid {run.pid}): {groups or 'no groups'}")
     return "; ".join(runs) or "no driver of phalanx"
 
 
