@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import struct
@@ -16,9 +15,8 @@ import pytest
 import phalanx as px
 from phalanx.channels import hub_server
 from phalanx.channels.hub import Hub
-from phalanx.channels.hub_client import RemoteClient, clients
+from phalanx.channels.hub_client import RemoteClient
 from phalanx.channels.hub_server import HubServer
-from phalanx.session.session import session
 from tests.support.fault_workers import within
 
 WITHIN = 30.0
@@ -36,16 +34,6 @@ def server() -> Iterator[HubServer]:
 def client(server: HubServer) -> Iterator[RemoteClient]:
     made = RemoteClient(server.address)
     made.request("", "open", KEY, "name", 2, "items")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def far(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteClient]:
-    """Have all handles of this process use a connection."""
-    made = RemoteClient(server.address)
-    monkeypatch.setattr(clients, "to", lambda *_: made)
-    session.get_backend("inline")
     yield made
     made.close()
 
@@ -162,53 +150,3 @@ def test_a_request_that_fails_is_an_error_of_its_caller(client: RemoteClient) ->
     with pytest.raises(px.errors.InternalError, match="put: TypeError"):
         client.request(KEY, "put")
     assert put(client, b"next")[0] == "accepted"
-
-
-def test_a_get_that_is_cancelled_leaves_the_connection_as_it_was(far: RemoteClient) -> None:
-    async def cancelled(channel: px.Channel) -> str:
-        waiting = asyncio.ensure_future(channel.get_async())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        channel.put("first", WITHIN)
-        return await channel.get_async(WITHIN)
-
-    with px.Channel(2, backend="inline") as channel:
-        assert asyncio.run(cancelled(channel)) == "first"
-        assert channel.depth.takes == 0
-
-
-def test_rows_whose_put_waits_when_their_process_dies_free_their_quota(
-    far: RemoteClient, server: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def put_rows() -> None:
-        lease = await staleness.lease_async(4, WITHIN)
-        waiting = asyncio.ensure_future(lease.put_async(channel, [1, 2, 3, 4], 0))
-        while not channel.depth.puts:
-            await asyncio.sleep(0)
-        far.close()
-        with pytest.raises(px.channels.ChannelClosed, match="died"):
-            await waiting
-
-    staleness = px.StalenessManager(max_lag=0, rows_per_version=4, backend="inline")
-    with px.Channel(1, backend="inline") as channel:
-        channel.put("first", WITHIN)
-        asyncio.run(put_rows())
-        other = RemoteClient(server.address)
-        monkeypatch.setattr(clients, "to", lambda *_: other)
-        assert within(WITHIN, lambda: staleness.stats.rows.dropped == 4)
-        other.close()
-
-
-def test_an_error_of_a_callback_is_logged_and_stops_nothing(
-    far: RemoteClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails() -> None:
-        raise RuntimeError("of the user")
-
-    staleness = px.StalenessManager(max_lag=0, rows_per_version=4, backend="inline")
-    with staleness.lease(2, WITHIN, on_overdue=fails) as lease:
-        staleness.advance(1)
-        assert within(WITHIN, lambda: lease.overdue and "on_overdue" in caplog.text)
-        assert staleness.version == 1
