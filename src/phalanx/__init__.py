@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from phalanx.errors import RemoteCallError as RemoteCallError
     from phalanx.errors import WorkerDiedError as WorkerDiedError
     from phalanx.errors import WorkerInitError as WorkerInitError
-    from phalanx.group.policy import ReplacePolicy as ReplacePolicy
-    from phalanx.group.policy import RestartPolicy as RestartPolicy
+    from phalanx.group.options import ReplacePolicy as ReplacePolicy
+    from phalanx.group.options import RestartPolicy as RestartPolicy
     from phalanx.group.preemption_notices import PreemptionNotice as PreemptionNotice
     from phalanx.pools.pool import ResourcePool as ResourcePool
     from phalanx.session.session import init as init
@@ -83,9 +83,9 @@ _HOMES = {
     "PlacementError": "phalanx.errors",
     "PreemptionNotice": "phalanx.group.preemption_notices",
     "RemoteCallError": "phalanx.errors",
-    "ReplacePolicy": "phalanx.group.policy",
+    "ReplacePolicy": "phalanx.group.options",
     "ResourcePool": "phalanx.pools.pool",
-    "RestartPolicy": "phalanx.group.policy",
+    "RestartPolicy": "phalanx.group.options",
     "StalenessManager": "phalanx.channels.staleness",
     "WeightSync": "phalanx.weights.weight_sync",
     "Worker": "phalanx.declare.worker",

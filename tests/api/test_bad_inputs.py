@@ -58,6 +58,7 @@ REFUSED = {
         W.bind(1, 2)
         px.WorkerGroup(pool[0:1], W, mesh=px.Mesh(dp=3))
         px.WorkerGroup(pool[0:1], W, mesh="dp")
+        px.WorkerGroup(pool[0:1], W, name="")
         px.WorkerGroup(pool[0:1], W, num_cpus=-1)
         px.WorkerGroup(pool[0:1], W, start_timeout=0)
         px.WorkerGroup(pool[0:1], W, call_timeout=-1)

@@ -48,3 +48,9 @@ def test_a_blocking_call_of_rows_passes_at_most_8_files_of_the_runtime() -> None
     driver = ("api/", "calls/", "group/", "members/", "session/", "pools/")
     assert len([file for file in files if file.startswith(driver)]) <= 8
     assert files[0] == "api/view.py"
+
+
+def test_a_put_passes_at_most_12_files() -> None:
+    with px.Channel(backend="inline") as channel:
+        channel.put([1, 2])
+        assert len(files_of(lambda: channel.put([3, 4]))) <= 12

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.backends.api import Backend
 from phalanx.backends.inline import InlineBackend
-from phalanx.session import session as connection
+from phalanx.session.session import session
 from tests.conformance.backends import BackendContracts
 
 
@@ -19,4 +19,4 @@ class TestInline(BackendContracts):
 class TestRay(BackendContracts):
     @pytest.fixture(scope="class")
     def transport(self, ray_cluster: None) -> Backend:
-        return connection.get_backend("ray")
+        return session.get_backend("ray")

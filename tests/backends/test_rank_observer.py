@@ -14,7 +14,6 @@ import ray
 import phalanx as px
 from phalanx.backends.ray.node_agents import RankObserver
 from phalanx.display.registry_records import RankRecord
-from phalanx.group.registry_publisher import group_entry
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def ranks(ray_cluster: None) -> Iterator[tuple[RankRecord, ...]]:
         px.ResourcePool([2], use_gpu=False, backend="ray") as pool,
         px.WorkerGroup(pool, px.Worker, name="looked-at", show_ranks="none") as group,
     ):
-        yield group_entry(group.core).ranks
+        yield group.core.record().ranks
 
 
 @pytest.fixture(params=["here", "elsewhere"], scope="module")

@@ -8,8 +8,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from phalanx.backends.backend_types import Lost
-from phalanx.backends.ray.post_mortem import PostMortem, last_lines
-from phalanx.backends.ray.ray_errors import lost_of, with_post_mortem
+from phalanx.backends.ray.ray_errors import PostMortem, last_lines, lost_of, with_post_mortem
 
 DIED = "The actor died unexpectedly before finishing this task.\n\tclass_name: W\n\tpid: 1\n"
 WHY = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "

@@ -14,7 +14,7 @@ import pytest
 
 from phalanx.backends.ray import node_agent
 from phalanx.backends.ray.node_agent import NodeAgent
-from phalanx.backends.ray.process_handle import ProcessHandle
+from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.reaper import Reaper, look_at
 from phalanx.wire.call_page import available
 from phalanx.wire.messages import SideChannel

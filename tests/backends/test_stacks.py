@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.backends.ray.process_handle import ProcessHandle
-from phalanx.backends.ray.stacks import readable_stack, stacks_of
+from phalanx.backends.ray.rank_processes import ProcessHandle, readable_stack, stacks_of
 from phalanx.wire.call_page import available
 from phalanx.wire.messages import SideChannel
 

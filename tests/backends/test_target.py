@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from phalanx.backends.ray.backend import RayBackend
-from phalanx.backends.ray.process_handle import ProcessHandle
+from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.wire.messages import SideChannel
 
 

@@ -44,11 +44,8 @@ class FakeBackend:
     def now(self) -> float:
         return self.time
 
-    def alive(self, endpoint: Endpoint) -> bool:
-        return endpoint.handle not in self.dead
-
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
-        return [position for position, endpoint in enumerate(endpoints) if not self.alive(endpoint)]
+        return [position for position, endpoint in enumerate(endpoints) if endpoint.handle in self.dead]
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         self.killed += [endpoint.handle for endpoint in endpoints]

@@ -25,7 +25,7 @@ def shared(ray_cluster: None) -> Iterator[px.WorkerGroup]:
 @pytest.fixture
 def group(shared: px.WorkerGroup) -> px.WorkerGroup:
     """Four ranks that work, whatever the test before did to them."""
-    if shared.state != "ready" or not all(shared.core.backend.alive(e) for e in shared.core.endpoints):
+    if shared.state != "ready" or shared.core.backend.dead_of(shared.core.endpoints):
         shared.restart()
     return shared
 

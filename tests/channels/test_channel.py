@@ -288,7 +288,7 @@ def test_an_item_that_came_in_as_its_put_was_interrupted_is_dropped_and_counted(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("phalanx.channels.pending_request.PendingRequest._wait", interrupted)
+        patch.setattr("phalanx.channels.hub_client.PendingRequest._wait", interrupted)
         channel.put(torch.zeros(LARGE))
     channel.put("next")
     assert channel.get(WITHIN) == "next"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import struct
@@ -15,10 +14,9 @@ import pytest
 
 import phalanx as px
 from phalanx.channels import hub_server
-from phalanx.channels.hub import Hub, PutOffer
-from phalanx.channels.hub_client import RemoteClient, clients
+from phalanx.channels.hub import Hub
+from phalanx.channels.hub_client import RemoteClient
 from phalanx.channels.hub_server import HubServer
-from phalanx.session import session as cluster
 from tests.support.fault_workers import within
 
 WITHIN = 30.0
@@ -35,23 +33,15 @@ def server() -> Iterator[HubServer]:
 @pytest.fixture
 def client(server: HubServer) -> Iterator[RemoteClient]:
     made = RemoteClient(server.address)
-    made.request("", "open_channel", KEY, "name", 2, "items")
+    made.request("", "open", KEY, "name", 2, "items")
     yield made
     made.close()
 
 
-@pytest.fixture
-def far(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteClient]:
-    """Have all handles of this process use a connection."""
-    made = RemoteClient(server.address)
-    monkeypatch.setattr(clients, "to", lambda *_: made)
-    cluster.get_backend("inline")
-    yield made
-    made.close()
-
-
-def put(client: RemoteClient, data: bytes, waits: bool = False) -> Any:
-    return client.request(KEY, "put", PutOffer(data, len(data), None), waits)
+def put(client: RemoteClient, data: bytes) -> Any:
+    request, answer = client.ask(KEY, "put", data, len(data), None, (), None)
+    client.send(KEY, "cancel", request)
+    return answer.result()
 
 
 def raw(server: HubServer) -> socket.socket:
@@ -110,11 +100,11 @@ def test_a_peer_that_does_not_read_delays_no_other_peer(server: HubServer, clien
             stopped.wait(WITHIN)
 
     deaf = Stopped(server.address)
-    deaf.send(KEY, "take", 1, None, None, True)
+    deaf.send(KEY, "take", 1, False, 1)
     data = b"x" * (1 << 20)
     for _ in range(30):
         put(client, data)
-        deaf.ask(KEY, "take", 1, None, None, True)
+        deaf.ask(KEY, "take", 1, False, 1)
     began = time.monotonic()
     assert client.request(KEY, "status")[0] == "done"
     assert time.monotonic() - began < 5
@@ -126,14 +116,14 @@ def test_a_peer_that_does_not_read_delays_no_other_peer(server: HubServer, clien
 def test_the_death_of_a_peer_requeues_its_lease(server: HubServer, client: RemoteClient) -> None:
     other = RemoteClient(server.address)
     put(client, b"kept")
-    assert other.request(KEY, "take", 1, None, None, True)[0] == "taken"
+    assert other.request(KEY, "take", 1, False, 1)[0] == "taken"
     other.close()
-    assert client.request(KEY, "take", 1, None, None, True)[1][0].payload == b"kept"
+    assert client.request(KEY, "take", 1, False, 1)[1][0].payload == b"kept"
 
 
-def test_every_waiting_request_is_answered_when_the_hub_dies(server: HubServer, client: RemoteClient) -> None:
-    waiting = [client.ask(KEY, "take", 1, None, None, True)[1] for _ in range(3)]
-    server.stop()
+def test_every_waiting_request_is_answered_when_the_connection_ends(client: RemoteClient) -> None:
+    waiting = [client.ask(KEY, "take", 1, False, 1)[1] for _ in range(3)]
+    client.close()
     assert {future.result(WITHIN) for future in waiting} == {("gone", "the process that hosts it died")}
     assert client.request(KEY, "status")[0] == "gone"
 
@@ -151,6 +141,8 @@ def test_a_server_that_stops_leaves_no_thread_and_no_descriptor() -> None:
     peers = [RemoteClient(server.address) for _ in range(5)]
     assert peers[0].request(KEY, "status")[0] == "gone"
     server.stop()
+    for peer in peers:
+        peer.close()
     assert within(WITHIN, lambda: threads() == 0 and descriptors() <= before)
 
 
@@ -158,53 +150,3 @@ def test_a_request_that_fails_is_an_error_of_its_caller(client: RemoteClient) ->
     with pytest.raises(px.errors.InternalError, match="put: TypeError"):
         client.request(KEY, "put")
     assert put(client, b"next")[0] == "accepted"
-
-
-def test_a_get_that_is_cancelled_leaves_the_connection_as_it_was(far: RemoteClient) -> None:
-    async def cancelled(channel: px.Channel) -> str:
-        waiting = asyncio.ensure_future(channel.get_async())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        channel.put("first", WITHIN)
-        return await channel.get_async(WITHIN)
-
-    with px.Channel(2, backend="inline") as channel:
-        assert asyncio.run(cancelled(channel)) == "first"
-        assert channel.depth.takes == 0
-
-
-def test_rows_whose_put_waits_when_their_process_dies_free_their_quota(
-    far: RemoteClient, server: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def put_rows() -> None:
-        lease = await staleness.lease_async(4, WITHIN)
-        waiting = asyncio.ensure_future(lease.put_async(channel, [1, 2, 3, 4], 0))
-        while not channel.depth.puts:
-            await asyncio.sleep(0)
-        far.close()
-        with pytest.raises(px.channels.ChannelClosed, match="died"):
-            await waiting
-
-    staleness = px.StalenessManager(max_lag=0, rows_per_version=4, backend="inline")
-    with px.Channel(1, backend="inline") as channel:
-        channel.put("first", WITHIN)
-        asyncio.run(put_rows())
-        other = RemoteClient(server.address)
-        monkeypatch.setattr(clients, "to", lambda *_: other)
-        assert within(WITHIN, lambda: staleness.stats.rows.dropped == 4)
-        other.close()
-
-
-def test_an_error_of_a_callback_is_logged_and_stops_nothing(
-    far: RemoteClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails() -> None:
-        raise RuntimeError("of the user")
-
-    staleness = px.StalenessManager(max_lag=0, rows_per_version=4, backend="inline")
-    with staleness.lease(2, WITHIN, on_overdue=fails) as lease:
-        staleness.advance(1)
-        assert within(WITHIN, lambda: lease.overdue and "on_overdue" in caplog.text)
-        assert staleness.version == 1

@@ -12,6 +12,7 @@ import torch
 
 import phalanx as px
 from phalanx.testing import faults
+from tests.support.fault_workers import within
 
 WITHIN = 30.0
 
@@ -107,6 +108,18 @@ def test_rows_that_became_too_old_leave_their_channel(backend: str) -> None:
         assert "stale" in str(channel.explain())
 
 
+def test_rows_that_could_only_be_trained_on_too_late_leave_their_channel(
+    staleness: px.StalenessManager,
+) -> None:
+    with px.Channel() as channel, staleness.lease(8) as lease:
+        lease.put(channel, [0, 1, 2], 0)
+        lease.put(channel, [3, 4, 5, 6, 7], 0)
+        staleness.advance(1, trained=0)  # 4 rows are for version 1, later ones would be trained on at lag 2
+        assert (staleness.stats.rows.ready, staleness.stats.dropped) == (4, {"stale": 4})
+        assert channel.take_rows(4, WITHIN).value() == [0, 1, 2, 3]
+        assert channel.rows.dropped == 4
+
+
 def test_whoever_generates_hears_that_its_rows_are_too_old(staleness: px.StalenessManager) -> None:
     heard = threading.Event()
     with staleness.lease(2, on_overdue=heard.set) as lease:
@@ -132,6 +145,16 @@ def test_whoever_hears_that_rows_are_too_old_may_wait_for_another_thread(
         staleness.advance(2)
         assert dropped.wait(WITHIN)
     assert staleness.stats.dropped == {"aborted": 2}
+
+
+def test_an_error_of_a_callback_is_logged_and_stops_nothing(
+    staleness: px.StalenessManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    with staleness.lease(2, WITHIN, on_overdue=lambda: 1 / 0) as lease:
+        staleness.advance(1)
+        staleness.advance(2)
+        assert within(WITHIN, lambda: lease.overdue and "on_overdue" in caplog.text)
+    assert staleness.version == 2
 
 
 def test_a_restored_staleness_has_the_rows_of_its_channel_and_no_running_rows(backend: str) -> None:
@@ -197,6 +220,23 @@ def test_rows_requeued_after_they_became_too_old_are_dropped(backend: str) -> No
         staleness.advance(1)
         batch.requeue()
         assert (len(channel), channel.rows.dropped) == (0, 2)
+
+
+def test_rows_that_were_requeued_free_their_quota_when_they_are_dropped(backend: str) -> None:
+    staleness = px.StalenessManager(max_lag=0, rows_per_version=2)
+    with px.Channel() as channel, staleness.lease(2) as lease:
+        lease.put(channel, [1, 2], 0)
+        channel.take_rows(1, WITHIN).requeue()
+        assert channel.drop("filtered") == 1
+        assert (staleness.stats.rows.ready, staleness.stats.rows.dropped) == (0, 2)
+
+
+def test_rows_that_a_full_channel_refuses_free_their_quota(staleness: px.StalenessManager) -> None:
+    with px.Channel(1) as channel, staleness.lease(2) as lease:
+        channel.put("first")
+        with pytest.raises(px.channels.ChannelFull):
+            lease.put(channel, [1, 2], 0, timeout=0)
+        assert (staleness.stats.rows.running, staleness.stats.dropped) == (0, {"could not be put": 2})
 
 
 def test_a_lease_and_a_channel_of_different_backends_are_refused(backend: str) -> None:

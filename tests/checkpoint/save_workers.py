@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 import phalanx as px
-from phalanx.checkpoint.steps import Step, StepWriter, open_step
+from phalanx.checkpoint.steps import Step, StepWriter
 
 
 @contextmanager
 def writing(path: Path | str, step: Any, keep: Any = None) -> Iterator[StepWriter]:
     """Open a step, and abandon it in the end unless it was committed."""
-    writer = open_step(str(path), step, keep=keep)
+    writer = StepWriter(str(path), step, keep)
     try:
         yield writer
     finally:

@@ -6,7 +6,7 @@ import asyncio
 import io
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,35 +46,25 @@ def on_write(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]
     return change
 
 
-@pytest.fixture
-def given_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set once a rank was told that the driver has given the save up."""
-    found, real = threading.Event(), writing.RankCheckpoint.stop
-
-    def stop(self: writing.RankCheckpoint, notes: str) -> None:
-        found.set()
-        real(self, notes)
-
-    monkeypatch.setattr(writing.RankCheckpoint, "stop", stop)
-    return found
-
-
-def late(given_up: threading.Event, fails: str = "") -> Callable[[str], None]:
+def late(run: Path, fails: str = "") -> Callable[[str], None]:
     """Files are begun after the save was given up, but for one that fails at once."""
 
     def before(path: str) -> None:
         if fails and fails in path:
             raise OSError("no such luck")
-        assert given_up.wait(WITHIN)
+        until = time.monotonic() + WITHIN
+        while list(run.rglob(writing.CONTINUE)):
+            assert time.monotonic() < until
+            time.sleep(0.01)
         Path(path).write_bytes(b"late")
 
     return before
 
 
 def test_a_submitted_save_that_failed_leaves_nothing_that_other_ranks_write_later(
-    group: px.WorkerGroup, tmp_path: Path, on_write: Any, given_up: threading.Event
+    group: px.WorkerGroup, tmp_path: Path, on_write: Any
 ) -> None:
-    on_write(late(given_up, fails="__1_"))
+    on_write(late(tmp_path, fails="__1_"))
 
     with pytest.raises(
         px.checkpoint.CheckpointError, match=r"rank 1 of .* could not write step 3: OSError: no such luck"
@@ -84,12 +74,10 @@ def test_a_submitted_save_that_failed_leaves_nothing_that_other_ranks_write_late
     assert listed(str(tmp_path)) == []
 
 
-def test_a_runs_save_that_failed_in_one_group_waits_for_the_others(
-    tmp_path: Path, on_write: Any, given_up: threading.Event
-) -> None:
+def test_a_runs_save_that_failed_in_one_group_waits_for_the_others(tmp_path: Path, on_write: Any) -> None:
     with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
         groups = {name: px.WorkerGroup(pool, Rows) for name in ("one", "two")}
-        on_write(late(given_up, fails="groups/one"))
+        on_write(late(tmp_path, fails="groups/one"))
         with px.checkpoint.CheckpointManager(str(tmp_path), groups) as run:
             with pytest.raises(px.checkpoint.CheckpointError, match="no such luck"):
                 run.save.submit(1).result(WITHIN)
@@ -98,9 +86,9 @@ def test_a_runs_save_that_failed_in_one_group_waits_for_the_others(
 
 
 def test_a_cancelled_save_leaves_nothing_and_the_next_one_goes_on(
-    group: px.WorkerGroup, tmp_path: Path, on_write: Any, given_up: threading.Event
+    group: px.WorkerGroup, tmp_path: Path, on_write: Any
 ) -> None:
-    on_write(late(given_up))
+    on_write(late(tmp_path))
     future = px.save.submit(group, tmp_path, step=1)
 
     assert future.cancel()
@@ -215,28 +203,6 @@ def test_what_users_code_raises_in_a_save_keeps_its_traceback(tmp_path: Path) ->
         px.save(px.WorkerGroup(pool, Broken), tmp_path)
 
     assert "in state_dict" in str(caught.value)
-
-
-def test_advice_about_parts_leaves_out_the_generators(tmp_path: Path) -> None:
-    class Sampler:
-        def __init__(self, rank: int) -> None:
-            self.position = rank
-
-        def state_dict(self) -> dict[str, int]:
-            return {"position": self.position}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.position = state["position"]
-
-    class Sampling(px.Worker):
-        def __init__(self) -> None:
-            px.register_state(self, model={"w": torch.ones(2)}, data=Sampler(self.rank))
-
-    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
-        px.save(px.WorkerGroup(pool, Sampling), tmp_path)
-
-        with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"parts=\['model'\]"):
-            px.load(px.WorkerGroup(pool[0:1], Sampling), tmp_path)
 
 
 def test_a_runs_save_is_one_bar_of_all_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

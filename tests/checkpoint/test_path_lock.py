@@ -14,13 +14,13 @@ import pytest
 
 import phalanx as px
 from phalanx.checkpoint.path_lock import CLAIM, PathLock, holder_of
-from phalanx.checkpoint.steps import find_steps, open_step
+from phalanx.checkpoint.steps import StepWriter, find_steps
 from phalanx.checkpoint.storage import Storage
 
 HOLD = """
 import sys
-from phalanx.checkpoint.steps import open_step
-writer = open_step(sys.argv[1], 1)
+from phalanx.checkpoint.steps import StepWriter
+writer = StepWriter(sys.argv[1], 1)
 writer.write("state", b"half")
 print("held", flush=True)
 sys.stdin.read()
@@ -47,7 +47,7 @@ def test_a_second_driver_is_refused_with_the_holder(storage: Storage, driver: su
     name = f"held by pid {driver.pid} on host {socket.gethostname()} since"
 
     with pytest.raises(px.checkpoint.CheckpointLocked, match=name):
-        open_step(storage.root, 1)
+        StepWriter(storage.root, 1)
     assert (holder_of(storage) or "").startswith(name)
 
 
@@ -58,7 +58,7 @@ def test_the_leftovers_of_a_killed_driver_are_removed(
     driver.wait()
     assert holder_of(storage) is None
 
-    open_step(storage.root, 2).commit()
+    StepWriter(storage.root, 2).commit()
 
     assert [(found.number, found.whole) for found in find_steps(storage)] == [(2, True)]
 
@@ -81,7 +81,7 @@ def url() -> str:
 def test_a_driver_that_lost_its_claim_of_a_store_commits_nothing(
     url: str, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, write = open_step(url, 1), Storage.write
+    writer, write = StepWriter(url, 1), Storage.write
 
     def claimed(self: Storage, name: str, data: bytes) -> None:
         write(self, name, data)

@@ -149,6 +149,20 @@ def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> Non
         found.select(["x"])
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_tensor_that_was_pickled_by_rank_fills_a_tensor_of_its_shape(tmp_path: Any, size: int) -> None:
+    metadata = save(str(tmp_path), [{"w": (("w",), torch.full((2,), float(rank)))} for rank in range(2)])
+    target = torch.zeros(size)
+    planner = LoadPlanner(metadata, {"w": LocalTensor.complete(target)}, {"w": "w of rank 1"})
+
+    if size == 3:
+        with pytest.raises(CheckpointMismatch, match=r"w was saved with shape \[2\]"):
+            read_items(str(tmp_path), metadata, planner.create_local_plan(), planner)
+    else:
+        read_items(str(tmp_path), metadata, planner.create_local_plan(), planner)
+        assert target.tolist() == [1.0, 1.0]
+
+
 def test_generators_by_rank_are_taken_by_ranks_of_the_same_number(tmp_path: Any) -> None:
     ranks = [{"rng.torch": (("rng", "torch"), rank), "lr": (("lr",), 0.1)} for rank in range(2)]
     found = stored(tmp_path, save(str(tmp_path), ranks), ranks=2)

@@ -254,8 +254,8 @@ def test_versions_of_weights_never_go_back(group: px.WorkerGroup, path: str) -> 
     ("changed", "why"),
     [
         ({"groups": {}}, "saved with groups model and has none"),
-        ({"state": {"other": 1}}, "saved as progress and is other now"),
-        ({"channels": []}, "saved with channels 'rollouts' and has none"),
+        ({"state": {"other": 1}}, "saved with state progress and has other"),
+        ({"channels": []}, "saved with channels rollouts and has none"),
         ({"staleness": True}, "saved with no staleness"),
     ],
 )
@@ -281,9 +281,9 @@ def test_a_run_of_other_parts_is_refused(
 
 
 def test_what_no_run_has_saved_is_refused(path: str, backend: str) -> None:
-    from phalanx.checkpoint.steps import open_step
+    from phalanx.checkpoint.steps import StepWriter
 
-    open_step(path, 1).commit()
+    StepWriter(path, 1).commit()
     with (
         px.checkpoint.CheckpointManager(path) as run,
         pytest.raises(px.checkpoint.CheckpointMismatch, match="not saved by a px"),

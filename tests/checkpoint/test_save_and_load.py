@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import phalanx as px
 from phalanx.checkpoint.steps import listed
@@ -58,6 +57,17 @@ def test_generators_and_dicts_of_values_are_parts(two: px.ResourcePool, tmp_path
     assert [again.draw() for _ in range(2)] == went_on
 
 
+def test_a_save_leaves_the_checksums_of_other_files_alone(two: px.ResourcePool, tmp_path: Path) -> None:
+    def checksums(worker: px.Worker) -> bool:
+        return torch.serialization.get_crc32_options()
+
+    group = px.WorkerGroup(two, Trainer)
+    px.save(group, tmp_path)
+    px.save.submit(group, tmp_path).result()
+
+    assert group.run(checksums) == [True, True]
+
+
 def test_a_part_that_has_no_state_is_refused(two: px.ResourcePool) -> None:
     def declare(worker: px.Worker) -> None:
         px.register_state(worker, count=3)
@@ -66,17 +76,6 @@ def test_a_part_that_has_no_state_is_refused(two: px.ResourcePool) -> None:
 
     with pytest.raises(px.RemoteCallError, match=r"count=int\): a part has .* or a dict of such things"):
         group.run(declare)
-
-
-def test_an_optimizer_has_its_state_before_its_first_step(two: px.ResourcePool, tmp_path: Path) -> None:
-    group = px.WorkerGroup(two, Trainer)
-    group.step()
-    px.save(group, tmp_path)
-
-    fresh = px.WorkerGroup(two, Trainer.bind(seed=7))
-    px.load(fresh, tmp_path)
-
-    assert all(same(one, other) for one, other in zip(fresh.values(), group.values(), strict=True))
 
 
 def test_an_optimizer_that_was_saved_before_its_first_step_has_no_state_again(
@@ -144,26 +143,21 @@ def test_values_by_rank_are_refused_elsewhere_and_nothing_changes(
     assert alone[0].get() == {"lr": 0.1}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow_on_cluster)])
-def test_stated_boxes_are_loaded_on_other_ranks(backend: str, tmp_path: Path, ranks: int) -> None:
-    with px.ResourcePool([2], use_gpu=False) as pool:
+@pytest.mark.parametrize(
+    ("source", "target"), [(2, 1), (2, 2), (1, 2), pytest.param(2, 4, marks=pytest.mark.slow_on_cluster)]
+)
+def test_stated_boxes_are_loaded_on_other_ranks(
+    backend: str, tmp_path: Path, source: int, target: int
+) -> None:
+    with px.ResourcePool([source], use_gpu=False) as pool:
         px.save(px.WorkerGroup(pool, Rows), tmp_path)
 
-    with px.ResourcePool([ranks], use_gpu=False) as pool:
+    with px.ResourcePool([target], use_gpu=False) as pool:
         group = px.WorkerGroup(pool, Rows.bind(fill=-1.0))
         px.load(group, tmp_path)
         found = torch.cat(group.get())
 
     assert torch.equal(found, torch.arange(24.0).view(8, 3))
-
-
-def test_a_plain_model_is_loaded_into_a_sharded_one(two: px.ResourcePool, tmp_path: Path) -> None:
-    px.save(px.WorkerGroup(two[0:1], Rows), tmp_path)
-
-    group = px.WorkerGroup(two, Rows.bind(fill=0.0))
-    px.load(group, tmp_path)
-
-    assert torch.equal(torch.cat(group.get()), torch.arange(24.0).view(8, 3))
 
 
 def test_submitted_it_has_the_state_of_its_moment(two: px.ResourcePool, tmp_path: Path) -> None:
@@ -245,22 +239,16 @@ def test_what_nobody_takes_is_not_left_out_silently(two: px.ResourcePool, tmp_pa
         px.load(px.WorkerGroup(two, Rows), tmp_path, parts=["optimizer"])
 
 
-def test_torch_reads_it_without_this_library(two: px.ResourcePool, tmp_path: Path) -> None:
-    group = px.WorkerGroup(two, Rows)
-    saved = px.save(group, tmp_path / "run")
-
-    dcp_to_torch_save(f"{saved.folder}/worker", str(tmp_path / "whole.pt"))
-
-    assert torch.equal(torch.load(tmp_path / "whole.pt")["model"]["w"], torch.arange(24.0).view(8, 3))
-
-
 PLAIN = """
 import sys
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 state = {"model": {"w": torch.zeros(8, 3)}}
 dcp.load(state, checkpoint_id=sys.argv[1], no_dist=True)
 assert torch.equal(state["model"]["w"], torch.arange(24.0).view(8, 3))
+dcp_to_torch_save(sys.argv[1], sys.argv[2])
+assert torch.equal(torch.load(sys.argv[2])["model"]["w"], state["model"]["w"])
 assert "phalanx" not in sys.modules
 """
 
@@ -269,7 +257,8 @@ def test_a_plain_process_reads_it(tmp_path: Path) -> None:
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
         saved = px.save(px.WorkerGroup(pool, Rows), tmp_path)
 
-    subprocess.run([sys.executable, "-W", "ignore", "-c", PLAIN, f"{saved.folder}/worker"], check=True)
+    command = [sys.executable, "-W", "ignore", "-c", PLAIN, f"{saved.folder}/worker", tmp_path / "whole.pt"]
+    subprocess.run(command, check=True)
 
 
 def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tmp_path: Path) -> None:
@@ -285,15 +274,6 @@ def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tm
         px.load(group, tmp_path)
 
     assert px.load(group, tmp_path, step=1).step == 1
-
-
-def test_a_missing_file_is_named(two: px.ResourcePool, tmp_path: Path) -> None:
-    group = px.WorkerGroup(two, Rows)
-    saved = px.save(group, tmp_path)
-    (Path(saved.folder) / "worker" / "__0_0.distcp").unlink()
-
-    with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"__0_0\.distcp"):
-        px.load(group, tmp_path)
 
 
 def test_a_path_below_a_file_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:
@@ -335,17 +315,6 @@ def test_a_full_disk_leaves_the_step_before_whole(
         # A thread that still writes may leave what it wrote to the next save.
         assert [one.number for one in listed(str(tmp_path)) if one.whole or not submitted] == [1]
         assert px.load(group, tmp_path).step == 1
-
-
-def test_a_url_is_a_path_too(tmp_path: Path) -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Rows)
-        px.save(group, "memory://run")
-        px.save.submit(group, "memory://run", step=1).result(60)
-        fresh = px.WorkerGroup(pool, Rows.bind(fill=0.0))
-        px.load(fresh, "memory://run")
-
-        assert torch.equal(torch.cat(fresh.get()), torch.arange(24.0).view(8, 3))
 
 
 @pytest.mark.slow_on_cluster

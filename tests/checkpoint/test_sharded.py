@@ -127,6 +127,8 @@ class Evaluated(DeviceMeshWorker):
             torch.nn.init.constant_(parameter, fill)
         fully_shard(self.model, mesh=self.init_mesh(dp=-1))
         px.register_state(self, model=self.model, rng=False)
+        self.publish_weights("layer", self.model)
+        self.accept_weights("layer", self.model)
 
     @px.register
     def evaluate(self) -> None:
@@ -140,10 +142,10 @@ class Evaluated(DeviceMeshWorker):
         return loss.item()
 
 
-def test_a_forward_pass_without_gradients_may_come_before_a_save_and_a_load(
+def test_a_forward_pass_without_gradients_may_come_before_a_save_a_load_and_a_sync(
     ray_cluster: None, tmp_path: Path
 ) -> None:
-    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2) as pool:
+    with px.ResourcePool([2], use_gpu=False, max_colocate_count=3) as pool:
         saved, loaded = px.WorkerGroup(pool, Evaluated.bind(1.0)), px.WorkerGroup(pool, Evaluated.bind(-1.0))
         saved.evaluate()
         px.save(saved, tmp_path)
@@ -151,6 +153,13 @@ def test_a_forward_pass_without_gradients_may_come_before_a_save_and_a_load(
         px.load(loaded, tmp_path)
 
         assert saved.train() == loaded.train() == [15.0, 15.0]
+
+        changed = px.WorkerGroup(pool, Evaluated.bind(2.0))
+        changed.evaluate()
+        loaded.evaluate()
+        px.WeightSync(changed, loaded, "layer")()
+
+        assert loaded.train() == [30.0, 30.0]
 
 
 class Noise(px.Worker):
@@ -308,7 +317,9 @@ def test_a_save_that_waits_for_one_whose_rank_dies_fails_too(ray_cluster: None, 
         threading.Thread(target=save, daemon=True).start()
         go.rmdir()
 
-        with pytest.raises(px.checkpoint.CheckpointError, match=r"rank 1 of .* died while it wrote step 2"):
+        with pytest.raises(
+            px.checkpoint.CheckpointError, match=r"rank 1 of .* could not write step 2: it died"
+        ):
             first.result(60)
         with pytest.raises(px.PhalanxError, match="rank 1"):
             second.result(60)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 import phalanx as px
 from phalanx.cli.main import app
-from phalanx.group.registry_publisher import publisher
+from phalanx.session.session import session
 
 
 class Held(px.Worker):
@@ -49,7 +49,7 @@ def group(address: str) -> Iterator[Any]:
         px.ResourcePool([2], use_gpu=False, backend="ray") as pool,
         px.WorkerGroup(pool, px.colocate({"one": Held, "two": Held}), name="seen", show_ranks="none") as made,
     ):
-        assert publisher.flush(10.0)
+        assert session.publisher.flush(10.0)
         yield made
 
 

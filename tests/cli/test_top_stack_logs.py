@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.backends.ray.usage import Gpu, Usage, read_gpus
+from phalanx.backends.ray.rank_processes import Gpu, Usage, read_gpus
 from phalanx.cli.common import duration, running_calls
 from phalanx.cli.logs_command import Line, Order, merged
 from phalanx.cli.stack_command import by_place

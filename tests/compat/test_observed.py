@@ -16,7 +16,7 @@ from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
 from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from phalanx.display.registry_records import NoSuchGroup
-from phalanx.group.registry_publisher import publisher
+from phalanx.session.session import session
 from tests.support.fault_workers import within
 
 
@@ -37,7 +37,7 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
     refs = group.hold(str(tmp_path / "go"))
     cluster_reader = ClusterReader(ray.get_runtime_context().gcs_address)
     observer = RankObserver(cluster_reader.address)
-    publisher.flush(10.0)
+    session.publisher.flush(10.0)
     (name,) = [one.name for one in cluster_reader.notices().groups if one.name.startswith("observed")]
     entry = cluster_reader.notices().find(name)
     ranks = entry.ranks
@@ -48,7 +48,7 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
     log = observer.read(ranks[1], 0, 10_000).decode()
     del group
     gc.collect()  # its methods know it
-    publisher.flush(10.0)
+    session.publisher.flush(10.0)
 
     assert within(10.0, lambda: not any(sight.reachable for sight in observer.sights(ranks)))
     assert seen

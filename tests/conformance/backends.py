@@ -164,7 +164,7 @@ class PlacingContract(_Ranks):
     ) -> None:
         made = self.spawned(transport, reservation)
         assert transport.kill(made) == ()
-        assert not any(map(transport.alive, made))
+        assert len(transport.dead_of(made)) == len(made)
         assert transport.dead_of(made) == list(range(len(made)))
         assert transport.kill(made) == ()
 
@@ -310,7 +310,7 @@ class WatchingContract(_Ranks):
 
     def test_a_rank_is_alive_and_reachable(self, transport: Backend, endpoints: list[Endpoint]) -> None:
         transport.attend(endpoints)
-        assert all(map(transport.alive, endpoints))
+        assert not transport.dead_of(endpoints)
         assert transport.dead_of(endpoints) == []
         sights = transport.sights(endpoints, stacks=True)
         assert all(sight.reachable and not sight.gone for sight in sights)
@@ -351,8 +351,7 @@ class NoticingContract(_Ranks):
         assert transport.published(key) is None
 
     def test_no_node_is_said_to_go_where_nobody_takes_one_away(self, transport: Backend) -> None:
-        assert list(transport.going_nodes()) == []
-        assert list(transport.ended_nodes()) == []
+        assert list(transport.draining_nodes(ended=True)) == []
 
     def test_a_service_starts_on_this_node_and_may_be_stopped_twice(self, transport: Backend) -> None:
         service, host = transport.start_service(str)

@@ -9,23 +9,14 @@ import sys
 import pytest
 
 import phalanx as px
-from phalanx.members.rank_config import Labels
+from phalanx.members.rank_config import folder_name
 
 
-def test_names_are_safe_in_a_path() -> None:
-    assert Labels().new("../my group/actor é", 3) == "_my_group_actor__-3"
-
-
-def test_a_name_of_dots_is_replaced() -> None:
-    assert Labels().new("..", 0) == "group-0"
-
-
-def test_a_label_is_never_given_twice() -> None:
-    labels = Labels()
-
-    given = [labels.new(name, epoch) for name, epoch in [("a", 0), ("a", 1), ("a", 0), ("a", 0), ("a/", 0)]]
-
-    assert given == ["a-0", "a-1", "a-0.2", "a-0.3", "a_-0"]
+@pytest.mark.parametrize(
+    ("group", "folder"), [("../my group/actor é", "_my_group_actor__-3"), ("..", "group-3")]
+)
+def test_names_are_safe_in_a_path(group: str, folder: str) -> None:
+    assert folder_name(group, 3) == folder
 
 
 @pytest.mark.soak_on_cluster

@@ -8,7 +8,7 @@ import pytest
 
 import phalanx as px
 from phalanx.backends.backend_types import DrainingNode
-from phalanx.group.preemption_monitor import watchman
+from phalanx.group.preemption_monitor import turn
 from phalanx.group.preemption_notices import NoticeQueue, PreemptionNotice, Seat
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedBackend, scripted
@@ -104,9 +104,8 @@ def test_on_notice_is_called_once_and_what_it_raises_changes_nothing(transport: 
     with px.ResourcePool([2], backend="inline") as pool:
         group = px.WorkerGroup(pool, Adder, on_notice=note)
         drain(transport)
-        watchman.add(group.core)
-        watchman.turn()
-        watchman.turn()
+        turn()
+        turn()
 
         assert [one.ranks for one in seen] == [(0, 1)]
         assert group.add(1) == [1, 2]

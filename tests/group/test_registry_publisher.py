@@ -13,8 +13,7 @@ import ray
 import phalanx as px
 from phalanx.backends.ray.cluster_reader import ClusterReader
 from phalanx.display.registry_records import GroupRecord
-from phalanx.group.registry_publisher import publisher
-from phalanx.session.session import RUN_ID
+from phalanx.session.session import session
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 
@@ -37,7 +36,7 @@ def cluster_reader(ray_cluster: None) -> ClusterReader:
 
 
 def seen(cluster_reader: ClusterReader, name: str) -> list[GroupRecord]:
-    assert publisher.flush(10.0)
+    assert session.publisher.flush(10.0)
     return [group for group in cluster_reader.notices().groups if group.name == name]
 
 
@@ -46,7 +45,12 @@ def test_a_group_is_published_while_it_lives(pool: px.ResourcePool, cluster_read
     (entry,) = seen(cluster_reader, "published")
     group.close()
 
-    assert (entry.run, entry.state, entry.epoch, entry.methods) == (RUN_ID, "ready", 0, {"": ["ping"]})
+    assert (entry.run, entry.state, entry.epoch, entry.methods) == (
+        session.run_id,
+        "ready",
+        0,
+        {"": ["ping"]},
+    )
     assert [rank.pid for rank in entry.ranks] == [e.facts.pid for e in group.core.endpoints]
     assert seen(cluster_reader, "published") == []
 
@@ -71,10 +75,10 @@ def test_a_broken_group_says_why_and_a_restarted_one_has_new_ranks(
 def test_what_a_killed_driver_left_is_removed_by_whoever_looks(cluster_reader: ClusterReader) -> None:
     script = (
         "import os, signal, sys, phalanx as px\n"
-        "from phalanx.group.registry_publisher import publisher\n"
+        "from phalanx.session.session import session\n"
         "px.init(address=sys.argv[1])\n"
         "group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False), px.Worker, name='orphan')\n"
-        "publisher.flush(10.0)\n"
+        "session.publisher.flush(10.0)\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -16,7 +16,7 @@ from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
 from phalanx.backends.inline import InlineRank
 from phalanx.group import roster
-from phalanx.group.live_groups import open_groups
+from phalanx.session.session import session
 from phalanx.testing import faults
 
 
@@ -94,7 +94,7 @@ def view_of(
         patch.setattr(group.core.backend, "immediate", False)
         portable = travel.pack(group.core)
         if not beside_owner:
-            patch.setattr(open_groups, "own", lambda _: None)
+            patch.setattr(session, "own_group", lambda _: None)
         return GroupView(Selection.whole(travel.unpack(portable)))
 
 
@@ -286,7 +286,7 @@ def test_while_ranks_are_made_anew_calls_of_a_view_are_stale_and_it_is_not_close
 
     with pytest.raises(px.errors.StaleEpoch, match="its owner, in another process"):
         view.step()
-    assert [together.core.backend.alive(one) for one in together.core.endpoints] == [True, False, True]
+    assert together.core.backend.dead_of(together.core.endpoints) == [1]
     px.replace_ranks(together, state="none")
     assert view.step() == [(0, 2), (1, 1), (2, 2)]
 

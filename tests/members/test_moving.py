@@ -11,8 +11,8 @@ import pytest
 import phalanx as px
 from phalanx.backends.backend_types import DrainingNode, Endpoint, Reservation, SpawnRequest
 from phalanx.group.preemption_monitor import look_once
-from phalanx.pools.slot_relocation import going_blocks, has_room
-from phalanx.session import session as cluster
+from phalanx.members.recovery import going_blocks, has_room
+from phalanx.session.session import session
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedBackend
 from phalanx.topology.placement import NodeCapacity
@@ -55,7 +55,7 @@ class Nodes(ScriptedBackend):
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     made = Nodes()
-    with cluster.replaced_backend("inline", made):
+    with session.replaced_backend("inline", made):
         yield made
 
 
@@ -94,7 +94,7 @@ def test_ranks_move_with_their_state_and_the_others_keep_their_processes(
         *(True, True),
         *(False, False),
     ]
-    assert not any(nodes.alive(endpoint) for endpoint in before[2:])
+    assert len(nodes.dead_of(before[2:])) == len(before[2:])
     assert (group.epoch, group.add(3)) == (1, [[1, 2, 3]] * 4)
 
 

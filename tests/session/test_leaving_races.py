@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.session import session as connection
+from phalanx.session.session import session
 from phalanx.testing.scripted import Event, ScriptedBackend, scripted
 from tests.support.fault_workers import within
 
@@ -41,9 +41,9 @@ class Stage:
     def leave(self, how: str) -> None:
         if how == "without a word":
             self.backend.connected = lambda: False  # pyright: ignore
-            connection.lost(self.backend)
+            session.lost(self.backend)
         else:
-            connection._let_go(self.backend)
+            session._let_go(self.backend)
 
     def between(self, work: Callable[[], Any], stop_at: str, how: str) -> Future[Any]:
         """Leave the cluster while ``work`` is at a step of the script; what becomes of the work."""
@@ -86,7 +86,8 @@ def test_a_restart_ends_in_group_closed_and_leaves_nothing(stage: Stage, how: st
 
     assert isinstance(error, px.GroupClosed)
     assert stage.group.state == "closed"
-    assert not [e for e in stage.group.core.endpoints if stage.backend.alive(e)]
+    endpoints = stage.group.core.endpoints
+    assert len(stage.backend.dead_of(endpoints)) == len(endpoints)
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -10,7 +10,7 @@ from phalanx.backends.backend_types import Endpoint
 from phalanx.session.output import Display, Together
 from tests.support.fault_workers import within
 
-TRANSPORT: Any = SimpleNamespace(immediate=False, alive=lambda endpoint: True)
+TRANSPORT: Any = SimpleNamespace(immediate=False, dead_of=lambda endpoints: [])
 
 
 class Handle:

@@ -12,7 +12,8 @@ import phalanx as px
 from phalanx.backends.ray import cluster, private
 from phalanx.calls.health_check import look_after
 from phalanx.session import monitor
-from phalanx.session import session as connection
+from phalanx.session import session as session_module
+from phalanx.session.session import Session, session
 from phalanx.testing.scripted import ScriptedBackend, scripted
 
 
@@ -33,7 +34,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedBackend, px.
 
 def test_groups_and_pools_of_a_cluster_that_was_left_are_closed(left: Any) -> None:
     transport, group = left
-    connection.lost(transport)
+    session.lost(transport)
 
     assert (group.state, group.pool.closed) == ("closed", True)
     with pytest.raises(px.GroupClosed, match=r"ray\.shutdown\(\).*Connect again with px\.init\(\)"):
@@ -44,7 +45,7 @@ def test_nothing_is_asked_of_a_cluster_that_was_left(left: Any, monkeypatch: pyt
     transport, group = left
     for verb in ("kill", "release", "submit", "publish"):
         monkeypatch.setattr(transport, verb, None)
-    connection.lost(transport)
+    session.lost(transport)
     group.close()
     group.pool.close()
 
@@ -53,7 +54,7 @@ def test_nothing_is_asked_of_a_cluster_that_was_left(left: Any, monkeypatch: pyt
 
 def test_who_looks_after_groups_notices_that_their_cluster_was_left(left: Any) -> None:
     _, group = left
-    monitor.GroupMonitor()._look(group.core, look_after)
+    monitor.GroupMonitor(session.lost)._look(group.core, look_after)
 
     assert group.state == "closed"
 
@@ -62,7 +63,7 @@ def test_a_group_that_was_closed_before_does_not_blame_the_cluster() -> None:
     with scripted(lambda what, number: "fine") as transport:
         group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False, backend="inline"), Echo)
         group.close()
-        connection.lost(transport)
+        session.lost(transport)
 
     with pytest.raises(px.GroupClosed, match=r"call it before close\(\)"):
         group.say(1)
@@ -71,7 +72,7 @@ def test_a_group_that_was_closed_before_does_not_blame_the_cluster() -> None:
 def test_groups_on_another_backend_stay_open_when_a_cluster_is_left() -> None:
     with px.ResourcePool([1], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Echo) as group:
         with scripted(lambda what, number: "fine") as other:
-            connection.lost(other)
+            session.lost(other)
 
         assert group.say(1) == [1]
 
@@ -79,7 +80,7 @@ def test_groups_on_another_backend_stay_open_when_a_cluster_is_left() -> None:
 def test_channels_of_a_cluster_that_was_left_are_closed() -> None:
     with scripted(lambda what, number: "fine") as transport:
         channel = px.Channel(backend="inline")
-        connection.lost(transport)
+        session.lost(transport)
 
     with pytest.raises(px.channels.ChannelClosed):
         channel.put(1)
@@ -89,7 +90,7 @@ def test_channels_of_a_cluster_that_was_left_are_closed() -> None:
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has started nothing, on the ray backend by default."""
     monkeypatch.setenv("PHALANX_BACKEND", "ray")
-    monkeypatch.setattr(connection, "_state", connection._Connections())
+    monkeypatch.setattr(session, "__dict__", Session().__dict__)
 
 
 def test_the_backend_given_to_init_is_that_of_pools_groups_and_stored_values(untouched: None) -> None:
@@ -110,7 +111,7 @@ def test_after_a_shutdown_the_backend_is_that_of_the_environment_again(
 ) -> None:
     px.init(backend="inline")
     px.shutdown()
-    monkeypatch.setattr(connection, "settings", lambda: SimpleNamespace(backend="of the environment"))
+    monkeypatch.setattr(session_module, "settings", lambda: SimpleNamespace(backend="of the environment"))
     with pytest.raises(px.DeclarationError, match="of the environment"):
         px.ResourcePool([1])
 

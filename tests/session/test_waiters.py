@@ -15,8 +15,8 @@ from tests.support.fault_workers import within
 
 LEFT_WAITING = """
 import threading
-from phalanx.session.wait_threads import waiters
-waiters.submit(threading.Event().wait)
+from phalanx.session.session import session
+session.waiters.submit(threading.Event().wait)
 """
 
 

@@ -15,7 +15,7 @@ class Untold:
 
     def __init__(self, transport: Any, endpoints: Sequence[Endpoint]) -> None:
         self.refs: list[Ref] = []
-        self._submit, self._wait, self._alive = transport.submit, transport.wait, transport.alive
+        self._submit, self._wait, self._dead_of = transport.submit, transport.wait, transport.dead_of
         self._endpoints = endpoints
 
     def submit(self, endpoint: Endpoint, *args: Any) -> Ticket:
@@ -34,8 +34,8 @@ class Untold:
         done = [heard[index] for index in ended]
         return done, [index for index in range(len(refs)) if index not in done]
 
-    def alive(self, endpoint: Endpoint) -> bool:
-        return endpoint in self._endpoints or self._alive(endpoint)
+    def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
+        return [p for p in self._dead_of(endpoints) if endpoints[p] not in self._endpoints]
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def untold(group: px.WorkerGroup, ranks: Sequence[int]) -> Generator[Untold]:
     transport: Any = group.core.backend
     held = Untold(transport, [group.core.endpoints[rank] for rank in ranks])
     with contextlib.ExitStack() as stack:
-        for name in ("submit", "wait", "alive"):
+        for name in ("submit", "wait", "dead_of"):
             setattr(transport, name, getattr(held, name))
             stack.callback(delattr, transport, name)
         yield held

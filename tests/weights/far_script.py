@@ -1,11 +1,10 @@
-"""Syncs weights between two nodes of a cluster of its own, by one mover after the other, and prints what it saw."""
+"""Syncs weights between two nodes of a cluster of its own, and prints what it saw."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -128,8 +127,8 @@ def nodes_of(source: Any, target: Any) -> list[int]:
     return [len(set(source.node())), len(set(target.node())), len({*source.node(), *target.node()})]
 
 
-def far(source: Any, target: Any, mover: Any) -> dict[str, Any]:
-    with px.WeightSync(source, target, "policy", transport=mover, bucket_bytes=1 << 20) as sync:
+def far(source: Any, target: Any) -> dict[str, Any]:
+    with px.WeightSync(source, target, "policy", transport="gloo", bucket_bytes=1 << 20) as sync:
         first = [synced(sync, source, target, version) for version in (1, 2)]
         before = settled()
         rest = [synced(sync, source, target, version) for version in range(3, 21)]
@@ -143,8 +142,8 @@ def far(source: Any, target: Any, mover: Any) -> dict[str, Any]:
     }
 
 
-def mixed(source: Any, target: Any, mover: Any) -> dict[str, Any]:
-    with px.WeightSync(source, target, "policy", transport=mover, bucket_bytes=1 << 18) as sync:
+def mixed(source: Any, target: Any) -> dict[str, Any]:
+    with px.WeightSync(source, target, "policy", transport="gloo", bucket_bytes=1 << 18) as sync:
         return {
             "nodes": nodes_of(source, target),
             "syncs": [synced(sync, source, target, version) for version in (1, 2, 3)],
@@ -168,13 +167,8 @@ def killed(sync: px.WeightSync, source: Any, target: Any, group: Any, version: i
     answered = time.monotonic() - began
     group.restart()
     other = target if group is source else source
-    try:
-        other.node()
-    except px.GroupBroken:  # its ranks were held in transfers to the dead one for longer than the grace
+    if other.state != "ready":  # its ranks were held in transfers to the dead one for longer than the grace
         other.restart()
-        restarted = 2
-    else:
-        restarted = 1
     right = [synced(sync, source, target, version + more)["right"] for more in (1, 2)]
     return {
         "kind": type(error).__name__,
@@ -182,7 +176,6 @@ def killed(sync: px.WeightSync, source: Any, target: Any, group: Any, version: i
         "took": took,
         "states": states,
         "answered": answered,
-        "restarted": restarted,
         "right": right,
     }
 
@@ -195,9 +188,7 @@ def main() -> None:
     px.init(backend="ray", address=cluster.address, log_to_driver=False)
     for case, sources, targets in ((far, [3], [2]), (mixed, [2, 2], [1, 1])):
         with two_groups(sources, targets) as (source, target):
-            for mover in sys.argv[1:]:
-                found = {"mover": mover, case.__name__: case(source, target, mover)}
-                print("FOUND " + json.dumps(found), flush=True)
+            print("FOUND " + json.dumps({case.__name__: case(source, target)}), flush=True)
     ray.shutdown()
     cluster.shutdown()
 

@@ -1,4 +1,4 @@
-"""Detached groups: found again by name, from any driver of the cluster."""
+"""Detached groups: found again by name, from any driver of the session."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, GroupClosed, PlacementError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.group.live_groups import open_groups
 from phalanx.members.detached import read_record, withdraw_record
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 
 _GATHERED_WITHIN_S = 5.0
 
@@ -57,11 +56,11 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
             are compared with the group's.
 
     Raises:
-        PlacementError: there is no such group on this cluster.
+        PlacementError: there is no such group on this session.
         DeclarationError: its methods are not the expected ones, or another version of the library started it.
         GroupClosed: its processes are gone.
     """
-    backend = cluster.get_backend()
+    backend = session.get_backend()
     record, handle = read_record(backend, name), backend.find(f"{name}:0")
     if record is None or handle is None:
         raise PlacementError(
@@ -80,7 +79,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
     ]
     from_environment()
     core = Group(record.card, backend, len(endpoints), owner=False)
-    open_groups.add(core)
+    session.add_group(core)
     core.enter(endpoints)
     core.started()
     return AttachedGroup(core, record.reservations)

@@ -27,8 +27,8 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
-from phalanx.pools.pool import ResourcePool, open_pools
-from phalanx.session import session as cluster
+from phalanx.pools.pool import ResourcePool
+from phalanx.session.session import session
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.value import Value
 
@@ -158,7 +158,7 @@ def status(backend: str | None = None) -> Table:
 
     Prints as a table; ``.to_dict()`` gives it as data.
     """
-    other_backend = cluster.get_backend(backend)
+    other_backend = session.get_backend(backend)
     rows: list[tuple[Any, ...]] = []
     held_by_node: dict[str, list[str]] = {}
     for holder in other_backend.holders():
@@ -170,13 +170,13 @@ def status(backend: str | None = None) -> Table:
             free, total = _amount(name, node.available.get(name, 0.0)), _amount(name, node.total[name])
             rows.append((node.host, node.node_id[:8], name, free, total, holders))
             holders = ""  # on the first row of a node alone
-    notes = [_pool_line(pool) for pool in open_pools.now()] or ["no pools in this process"]
+    notes = [_pool_line(pool) for pool in session.pools()] or ["no pools in this process"]
     if other_backend.name == "ray":
         from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
 
         notes.append(f"address, for RAY_ADDRESS and `phalanx top --address`: {ray_cluster.address()}")
     return Table(
-        f"cluster ({other_backend.name} backend, run {cluster.RUN_ID}, driver pid {os.getpid()})",
+        f"cluster ({other_backend.name} backend, run {session.run_id}, driver pid {os.getpid()})",
         ("host", "node", "resource", "free", "total", "held by"),
         tuple(rows),
         tuple(notes),
@@ -187,6 +187,6 @@ def _amount(name: str, amount: float) -> str:
     return size(amount) if "memory" in name else f"{amount:g}"
 
 
-def _pool_line(pool: ResourcePool) -> str:
+def _pool_line(pool: Any) -> str:
     groups = ", ".join(f"{group.name} ({group.world_size} ranks, {group.state})" for group in pool.groups)
     return f"pool {pool.name}: {pool.world_size} slots; groups: {groups or 'none'}"

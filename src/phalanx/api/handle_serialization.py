@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from phalanx.errors import DeclarationError, GroupBroken
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.group.live_groups import open_groups
 from phalanx.group.roster import Roster, publish
-from phalanx.session import session as cluster
-from phalanx.session.session import RUN_ID
+from phalanx.session.session import session
 
 
 @dataclass(frozen=True)
@@ -30,14 +28,14 @@ class PortableGroup:
 def pack(core: Group) -> PortableGroup | LocalGroup:
     """Return the values from which another process makes a view of the group."""
     if core.backend.immediate:
-        return LocalGroup(RUN_ID, core.card.number, core.name)
+        return LocalGroup(session.run_id, core.card.number, core.name)
     if core.has_pool:
         core.pool.keep()  # the remote view works even if no reference to the group is left here
     if not core.endpoints:
         with core.changing:  # wait for a restart in progress, which creates the endpoints
             pass
     if core.has_pool and not core.card.detached and not core.roster_key:
-        core.roster_key = f"roster/{RUN_ID}/{core.card.number}"
+        core.roster_key = f"roster/{session.run_id}/{core.card.number}"
         publish(core)
     return PortableGroup(core.backend.name, core.card, Roster.of(core), core.roster_key, core.run)
 
@@ -56,7 +54,7 @@ class LocalGroup:
         Raises:
             DeclarationError: this is another process, or the group no longer exists.
         """
-        found = open_groups.own(self.number) if self.run == RUN_ID else None
+        found = session.own_group(self.number) if self.run == session.run_id else None
         if found is None:
             raise DeclarationError(
                 f"group {self.name!r} runs in the process of its driver (backend 'inline') and cannot be used in "
@@ -73,12 +71,12 @@ def unpack(portable: PortableGroup | LocalGroup) -> Group:
     """
     if isinstance(portable, LocalGroup):
         return portable.find()
-    if portable.run == RUN_ID and (own := open_groups.own(portable.card.number)) is not None:
+    if portable.run == session.run_id and (own := session.own_group(portable.card.number)) is not None:
         return own  # so that ranks see the calls of all its views here in one order
     endpoints = [member.endpoint() for member in portable.roster.members]
-    backend = cluster.get_backend(portable.backend)
+    backend = session.get_backend(portable.backend)
     core = Group(portable.card, backend, len(endpoints), owner=False, number=portable.roster.number)
-    open_groups.add(core)
+    session.add_group(core)
     core.enter(endpoints)
     core.started()
     if not endpoints:

@@ -11,7 +11,6 @@ from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, Stream
 from phalanx.calls.item_stream import ByRow, Form, ItemStream, form_of
-from phalanx.calls.request import CallRequest
 from phalanx.calls.send import planning_began, send
 from phalanx.calls.stream_rows import StreamedRows
 from phalanx.calls.streams import PendingStream, Streaming
@@ -94,14 +93,19 @@ class BoundMethod(Generic[P, B, V]):
                 began = planning_began()
                 empty = self._fixed and not args and not kwargs
                 plan = self._plan_of_nothing() if empty else self._plan(args, kwargs)
-                request = CallRequest(
-                    *(plan, spec, chosen.role, self._handle, options.timeout, options.stall_report_after),
+                return send(
+                    core,
+                    plan,
+                    spec,
+                    chosen.role,
+                    collector=self._handle,
+                    timeout=options.timeout,
+                    stall_report_after=options.stall_report_after,
                     describe=describe and plan.gather.how == "rows",
-                    began=began,
                     chosen=chosen.which == "any",
                     streaming=None if streaming is None else streaming(plan),
+                    began=began,
                 )
-                return send(core, request)
             except (StaleEpoch, DispatchError):  # nothing was sent: perhaps the group got other ranks
                 if chosen.fixed is not None or not core.card.independent or core.epoch is epoch:
                     raise

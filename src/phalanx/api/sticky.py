@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from phalanx.api.methods import BoundMethod
 from phalanx.api.view import GroupView
 from phalanx.errors import DeclarationError, WorkerDiedError
-from phalanx.group.group import Group
 
 _MARGIN = 2.0
 _MOST_KEYS = 100_000
@@ -49,9 +47,6 @@ class Pins:
         if process is not None:
             self._keys[id(process)] -= 1
         return process
-
-
-_pins: weakref.WeakKeyDictionary[Group, dict[tuple[str, float], Pins]] = weakref.WeakKeyDictionary()
 
 
 class Sticky:
@@ -102,7 +97,7 @@ def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> Stick
     """
     if margin < 0:
         raise DeclarationError(f"px.engines.sticky(margin={margin!r}): expected 0 or more calls")
-    of_group = _pins.setdefault(group.core, {})
+    of_group = group.core.pins
     place = (group.role, margin)
     if place not in of_group:
         of_group[place] = Pins(margin)

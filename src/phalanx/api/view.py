@@ -11,7 +11,6 @@ from phalanx.api.handle_serialization import LocalGroup, PortableGroup, pack, un
 from phalanx.api.methods import BoundMethod, StreamingMethod
 from phalanx.api.selection import Selection, Which
 from phalanx.calls.future import CallFuture
-from phalanx.calls.request import CallRequest
 from phalanx.calls.send import planning_began, send
 from phalanx.debug.profile import Profile, start_profile
 from phalanx.declare.dispatch_modes import Execute
@@ -264,8 +263,7 @@ class GroupView:
 
     def _send(self, plan: CallPlan, spec: MethodSpec, began: int) -> CallFuture[Any]:
         chosen = self._selection.which == "any"
-        request = CallRequest(plan, spec, self.role, self, began=began, chosen=chosen)
-        return CallFuture(send(self.core, request))
+        return CallFuture(send(self.core, plan, spec, self.role, collector=self, chosen=chosen, began=began))
 
     def _begin(self) -> int:
         """Have the group ready for a call. Return when planning of it began."""

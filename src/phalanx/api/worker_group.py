@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -16,17 +14,13 @@ from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.group.live_groups import open_groups
-from phalanx.group.options import GroupOptions, checked_options
-from phalanx.group.policy import ReplacePolicy, RestartPolicy
+from phalanx.group.options import GroupOptions, ReplacePolicy, RestartPolicy, checked_options
 from phalanx.group.preemption_notices import PreemptionNotice
-from phalanx.group.registry_publisher import publisher
 from phalanx.members import processes
 from phalanx.members.meshes import known_meshes
 from phalanx.pools.pool import ResourcePool
+from phalanx.session.session import session
 from phalanx.topology.mesh import Mesh
-
-_numbers = itertools.count(1)
 
 
 class WorkerGroup(GroupView):
@@ -123,14 +117,13 @@ class WorkerGroup(GroupView):
                 "WorkerGroup(detached=True) on a pool that ends with this driver; make it with "
                 "px.ResourcePool(..., detached=True)"
             )
-        self.number = next(_numbers)
+        self.number = next(session.group_numbers)
         self._pool = pool
         self._roles = bound
         core = Group(self._card(bound, options), pool.backend_api, pool.world_size, owner=True)
         core.make_on(pool, self, bound, options)
-        core.on_change = functools.partial(publisher.changed, core)
         core.spare = isinstance(options.on_failure, ReplacePolicy)
-        open_groups.add(core)
+        session.add_group(core)
         GroupView.__init__(self, Selection.whole(core))
         self.__dict__.update({role: GroupView(Selection.whole(core, role)) for role in bound if role})
         pool.claim(self)

@@ -1,6 +1,4 @@
-"""Interface of backends, as five contracts: placing, calling, storing, watching, noticing.
-
-Modules above use only these contracts. Each has a suite of tests in ``tests/conformance/backends.py``.
+"""Interface of backends. ``tests/conformance/backends.py`` tests it on every backend.
 
 A *reservation* is the set of slots that a pool holds. An *endpoint* is a worker process. A *reference* stands for a
 value that is stored or still being computed. Only the backend looks inside them.
@@ -33,8 +31,25 @@ if TYPE_CHECKING:  # every worker process imports this module, and none of them 
     from phalanx.topology.placement import Holder, NodeCapacity
 
 
-class Placing(Protocol):
-    """Slots, and the processes on them."""
+class Backend(Protocol):
+    """A way to run worker processes, and to exchange values with them."""
+
+    name: str
+    #: True if a submitted call has ended when ``submit`` returns.
+    immediate: bool
+
+    def connected(self) -> bool:
+        """Return whether this process is still connected to the backend's cluster. Takes under 1 us.
+
+        Afterwards calls that need the cluster raise GroupClosed, and calls that free something do nothing.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Release the local helpers of the backend, after the cluster was left. Idempotent."""
+        ...
+
+    # Slots, and the processes on them
 
     def nodes(self) -> list[NodeCapacity]:
         """Return the nodes of the cluster with their total and free resources."""
@@ -60,12 +75,8 @@ class Placing(Protocol):
         """Free the slots; processes on them end. Idempotent."""
         ...
 
-    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
-        """Return the keys of a detached reservation, for other drivers."""
-        ...
-
     def release_keys(self, keys: Sequence[str]) -> None:
-        """Free the reservations of a driver that has ended. Idempotent."""
+        """Free reservations of a driver that has ended, by their ``keys``. Idempotent."""
         ...
 
     def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
@@ -106,12 +117,7 @@ class Placing(Protocol):
         """
         ...
 
-
-class Calling(Protocol):
-    """Calls on processes. Each process runs its calls in the order in which they were submitted."""
-
-    #: True if a submitted call has ended when ``submit`` returns.
-    immediate: bool
+    # Calls on processes. Each process runs its calls in the order in which they were submitted
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         """Make the process a rank."""
@@ -166,9 +172,7 @@ class Calling(Protocol):
         """Return the seconds on the clock by which this backend waits."""
         ...
 
-
-class Storing(Protocol):
-    """Values behind references: stored values, and results of calls."""
+    # Values behind references: stored values, and results of calls
 
     def put(self, value: Value) -> Ref:
         """Store a value once. Any number of messages can name the reference."""
@@ -202,16 +206,10 @@ class Storing(Protocol):
         """
         ...
 
-
-class Watching(Protocol):
-    """Processes as observed from outside, also while they are busy, stopped or dead."""
+    # Processes as observed from outside, also while they are busy, stopped or dead
 
     def attend(self, endpoints: Sequence[Endpoint]) -> None:
         """Make these ranks end with this process at the latest, from now on. Does not wait."""
-        ...
-
-    def alive(self, endpoint: Endpoint) -> bool:
-        """Return whether the process is still known to run. Needs no round trip."""
         ...
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
@@ -241,9 +239,7 @@ class Watching(Protocol):
         """Send a signal to the ranks' processes, for fault injection."""
         ...
 
-
-class Noticing(Protocol):
-    """Addresses of processes, and small values that they publish for other processes of the cluster."""
+    # The cluster: this process in it, values that processes publish, and nodes that will be lost
 
     def job(self) -> str:
         """Return the id of this driver on the cluster."""
@@ -261,27 +257,9 @@ class Noticing(Protocol):
         """Return the value that a process of the cluster published under a key; None if there is none."""
         ...
 
-    def going_nodes(self) -> Sequence[DrainingNode]:
-        """Return the nodes that the cluster knows it will lose. Asks the cluster, which takes some milliseconds."""
-        ...
+    def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
+        """Return the nodes that the cluster knows it will lose. Asks the cluster, which takes some milliseconds.
 
-    def ended_nodes(self) -> Sequence[DrainingNode]:
-        """Return the nodes that the cluster lost because a signal or an autoscaler ended them."""
-        ...
-
-
-class Backend(Placing, Calling, Storing, Watching, Noticing, Protocol):
-    """A backend: all five contracts on a cluster. Callers declare only the contracts that they need."""
-
-    name: str
-
-    def connected(self) -> bool:
-        """Return whether this process is still connected to the backend's cluster. Takes under 1 us.
-
-        Afterwards calls that need the cluster raise GroupClosed, and calls that free something do nothing.
+        With ``ended``, return also the nodes that it lost because a signal or an autoscaler ended them.
         """
-        ...
-
-    def leave(self) -> None:
-        """Release the local helpers of the backend, after the cluster was left. Idempotent."""
         ...

@@ -42,10 +42,16 @@ class ReserveRequest:
 
 
 class Reservation(Protocol):
-    """Slots that are held. ``ids`` are the backend's own objects (placement groups), in block order."""
+    """Slots that are held.
+
+    ``ids`` are the backend's own objects (placement groups), in block order, and ``keys`` identify them for other
+    drivers.
+    """
 
     @property
     def ids(self) -> Sequence[Any]: ...
+    @property
+    def keys(self) -> tuple[str, ...]: ...
 
 
 class Facade(NamedTuple):

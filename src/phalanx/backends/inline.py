@@ -55,6 +55,9 @@ class InlineReservation:
         default_factory=dict[tuple[int, int], tuple[str, ...]]
     )
 
+    #: No other process can have its slots.
+    keys: tuple[str, ...] = ()
+
     @property
     def ids(self) -> Sequence[Any]:
         return [self] * len(self.blocks)
@@ -261,14 +264,8 @@ class InlineBackend:
     def find(self, name: str) -> Any | None:
         return None  # nothing outlives this process
 
-    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
-        return ()
-
     def release_keys(self, keys: Sequence[str]) -> None:
         return None
-
-    def alive(self, endpoint: Endpoint) -> bool:
-        return endpoint.handle.alive
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
         return [position for position, endpoint in enumerate(endpoints) if not endpoint.handle.alive]
@@ -280,11 +277,8 @@ class InlineBackend:
             rank.host = None
         return ()
 
-    def going_nodes(self) -> Sequence[DrainingNode]:
+    def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
         return ()  # its node is this process's
-
-    def ended_nodes(self) -> Sequence[DrainingNode]:
-        return ()
 
     def now(self) -> float:
         return time.monotonic()

@@ -17,7 +17,8 @@ from phalanx.calls.diagnosis import seconds_until
 from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream, form_of
 from phalanx.calls.timeouts import checked
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError
-from phalanx.session.wait_threads import Pending, waiters
+from phalanx.session.session import session
+from phalanx.session.wait_threads import Pending
 from phalanx.wire.codec import decoding
 from phalanx.wire.value import Reduced, Value
 
@@ -124,7 +125,7 @@ class CallFuture(Awaited[T]):
     async def _wait(self) -> T:
         if self.call.over:
             return self.result()
-        return await asyncio.wrap_future(waiters.submit(self.result, self.pending()))
+        return await asyncio.wrap_future(session.waiters.submit(self.result, self.pending()))
 
     def pending(self, deadline: float | None = None) -> Pending:
         """Return the references that a wait for its end is for."""
@@ -237,7 +238,7 @@ def gather(*futures: Awaited[Any], timeout: float | None = None) -> list[Any]:
     if len(calls) < len(futures) or not together(calls, timeout):
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = [
-            waiters.submit(functools.partial(_result_by, future, deadline), future.pending(deadline))
+            session.waiters.submit(functools.partial(_result_by, future, deadline), future.pending(deadline))
             for future in futures
         ]
         ended, _ = wait(waiting, return_when=FIRST_EXCEPTION)

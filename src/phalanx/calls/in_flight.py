@@ -15,7 +15,7 @@ from phalanx.calls.call import Call
 from phalanx.calls.streams import PendingStream
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.group.live_groups import open_groups
+from phalanx.session.session import session
 
 _MOST_CHOSEN = 256
 
@@ -79,7 +79,7 @@ def make_room(group: Group) -> None:
 
 def wait_for_any(seconds: float) -> bool:
     """Wait for a rank to end a call, of any group of this process. Return False if none is in flight."""
-    for group in open_groups.now():
+    for group in session.groups():
         for call in calls_of(group):
             everyone = range(len(call.plan.ranks))
             pending = call.arrivals.wait(everyone, len(everyone), 0)[1]

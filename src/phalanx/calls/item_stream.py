@@ -7,7 +7,6 @@ import contextlib
 import functools
 import sys
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -20,8 +19,7 @@ from phalanx.calls.stream_rows import RowFault, StreamedRow, StreamedRows
 from phalanx.calls.streams import PendingStream, Reader, refused
 from phalanx.dispatch.plan import GatherPlan
 from phalanx.errors import DispatchError, PhalanxError
-from phalanx.session.background import Background
-from phalanx.session.wait_threads import waiters
+from phalanx.session.session import session
 from phalanx.wire.codec import decoding
 from phalanx.wire.messages import StreamEnd
 from phalanx.wire.value import Reduced
@@ -148,7 +146,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     async def _elsewhere(self, work: Callable[[], Any]) -> Any:
         """Do it on a thread of its own."""
-        return await asyncio.wrap_future(waiters.submit(functools.partial(self._guarded, work)))
+        return await asyncio.wrap_future(session.waiters.submit(functools.partial(self._guarded, work)))
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
         """Do it, unless the stream is over; an error ends it, and the call with it, once and for all."""
@@ -261,7 +259,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._over:
-            await asyncio.wrap_future(waiters.submit(self.close))
+            await asyncio.wrap_future(session.waiters.submit(self.close))
 
     def __del__(self) -> None:
         # not set if the constructor failed
@@ -291,15 +289,5 @@ def leave_soon(call: Call) -> None:
     """Cancel the call of a stream that was garbage-collected; in the background if that takes time."""
     if call.core.backend.immediate:
         leave(call)
-        return
-    _left.append(call)
-    _background.begin()
-
-
-def _turn() -> None:
-    while _left:
-        leave(_left.popleft())
-
-
-_left: deque[Call] = deque()
-_background = Background(_turn)
+    else:
+        session.queue.add(leave, call)

@@ -10,7 +10,6 @@ from phalanx.backends.backend_types import NotReady
 from phalanx.calls.call import Call
 from phalanx.calls.compose import messages
 from phalanx.calls.listeners import Listeners
-from phalanx.calls.request import CallRequest
 from phalanx.calls.send import send, submit
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
@@ -59,7 +58,7 @@ def run_on(
         called, (Same(function), *own, *map(Same, args)), {}, GatherPlan("list", range(len(called)))
     )
     if checked:
-        return send(group, CallRequest(plan, MethodSpec(HOST, title=title), role))
+        return send(group, plan, MethodSpec(HOST, title=title), role)
     call = Call(
         group, epoch, plan.without_arguments(), "", title, group.new_number(), Listeners(), acts=False
     )

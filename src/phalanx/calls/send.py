@@ -16,24 +16,49 @@ from phalanx.calls.divergence_check import Executed, check_order, check_replicat
 from phalanx.calls.health_check import look_after
 from phalanx.calls.in_flight import add_chosen, add_stream
 from phalanx.calls.listeners import everywhere
-from phalanx.calls.request import CallRequest
 from phalanx.calls.resent_calls import ResentResults
 from phalanx.calls.streams import PendingStream, Streaming
 from phalanx.collect.message import rank_list
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.plan import CallPlan, GatherPlan, Same
+from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
 from phalanx.errors import CallCancelled
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.session.monitor import monitor
+from phalanx.session.session import session
 from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, HOST, OUTPUT, Message, RankCall, titled
 from phalanx.worker import handlers as questions
 
 
-def send(core: Group, request: CallRequest) -> Call:
+def send(
+    core: Group,
+    plan: CallPlan,
+    spec: MethodSpec,
+    role: str,
+    *,
+    collector: Target | None = None,
+    timeout: float | None = None,
+    stall_report_after: float | None = None,
+    describe: bool = False,
+    chosen: bool = False,
+    streaming: Streaming | None = None,
+    began: int = 0,
+) -> Call:
     """Send a call to its ranks; does not wait for its outputs.
 
     May wait for capacity in the object store, and for futures among the arguments that only this process can join.
+
+    Args:
+        core: the group.
+        plan: ranks and arguments of the call.
+        spec: its method.
+        role: the method's role.
+        collector: passed to a custom collect function as the group.
+        timeout: seconds until the call ends with an error; None: as the group says.
+        stall_report_after: seconds after which its state is logged; None: as the group says.
+        describe: ask each rank for the row count of its output, for a future that may be passed on by reference.
+        chosen: its rank is the least busy one.
+        streaming: how items of a method that yields are streamed.
+        began: when the caller began to plan it, for a trace.
 
     Raises:
         GroupClosed, GroupBroken: the group takes no calls.
@@ -41,17 +66,26 @@ def send(core: Group, request: CallRequest) -> Call:
         DispatchError: an argument cannot be pickled, or the object store cannot hold it.
     """
     epoch = core.check()
-    plan, spec, streaming = request.plan, request.spec, request.streaming
     if core.card.independent or core.is_view:
-        _check_there(core, epoch, request)
-    call = new_call(core, epoch, request, spec.title or spec.name, core.new_number())
+        _check_there(core, epoch, plan, spec)
+    call = new_call(
+        core,
+        epoch,
+        plan,
+        role,
+        spec.title or spec.name,
+        collector=collector,
+        timeout=timeout,
+        stall_report_after=stall_report_after,
+        began=began,
+    )
     if call.heard.planned:
         call.tell(call.heard.planned)
     sent_plan = plan
     if core.debug:
         call.verify = None if streaming else _verifier(core, spec)
         sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
-    header = _header(core, call, spec, DESCRIBED if request.describe else OUTPUT)
+    header = _header(core, call, spec, DESCRIBED if describe else OUTPUT)
     composed: Iterable[Message] = messages(core, sent_plan, header, call)
     if call.heard.composed or call.heard.posted:
         composed = _told(call, composed)
@@ -59,7 +93,7 @@ def send(core: Group, request: CallRequest) -> Call:
         composed = _noted(call, composed)
     _submit(core, call, composed, header.returns, streaming)
     call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
-    if request.chosen:
+    if chosen:
         add_chosen(core, call)
     if streaming is not None and streaming.buffer is not None:
         add_stream(core, call)
@@ -72,25 +106,35 @@ def planning_began() -> int:
     return time.time_ns() if everywhere.heard.planned else 0
 
 
-def new_call(core: Group, epoch: Epoch, request: CallRequest, method: str, number: int) -> Call:
+def new_call(
+    core: Group,
+    epoch: Epoch,
+    plan: CallPlan,
+    role: str,
+    method: str,
+    *,
+    collector: Target | None = None,
+    timeout: float | None = None,
+    stall_report_after: float | None = None,
+    began: int = 0,
+) -> Call:
     """Make a call of that epoch that is about to be sent; a deadline of it is looked after from now on."""
-    card = core.card
-    limit = request.timeout if request.timeout is not None else card.call_timeout
-    stall = request.stall_report_after if request.stall_report_after is not None else card.stall_report_after
+    limit = core.card.call_timeout if timeout is None else timeout
+    stall = core.card.stall_report_after if stall_report_after is None else stall_report_after
     if (stall is not None or limit is not None) and not core.backend.immediate:
-        monitor.add(core, look_after)
+        session.monitor.add(core, look_after)
     return Call(
         core,
         epoch,
-        request.plan,
-        request.role,
+        plan,
+        role,
         method,
-        number,
+        core.new_number(),
         everywhere,
         limit=limit,
         stall_after=stall,
-        collector=request.collector,
-        began=request.began,
+        collector=collector,
+        began=began,
     )
 
 
@@ -176,15 +220,15 @@ def _half_sent(core: Group, call: Call, reached: int, error: BaseException) -> N
     core.broken(CallCancelled(text, group=core.name, method=call.method), call.epoch)
 
 
-def _check_there(core: Group, epoch: Epoch, request: CallRequest) -> None:
+def _check_there(core: Group, epoch: Epoch, plan: CallPlan, spec: MethodSpec) -> None:
     """Check that the ranks of a call, planned a moment ago, are still members.
 
     Raises:
         StaleEpoch: a rank leaves, or has left.
     """
-    there = len(epoch.endpoints) if request.spec.name == HOST else epoch.size
-    if any(rank >= there for rank in request.plan.ranks):
-        raise core.lifecycle.stale_error(epoch.number, request.spec.name)
+    there = len(epoch.endpoints) if spec.name == HOST else epoch.size
+    if any(rank >= there for rank in plan.ranks):
+        raise core.lifecycle.stale_error(epoch.number, spec.name)
 
 
 def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall:
@@ -231,7 +275,7 @@ def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[An
         if spec.name != HOST and len(call.plan.ranks) >= max(2, core.world_size):
             ranks = range(core.world_size)
             asked = CallPlan(ranks, (Same(questions.order),), {}, GatherPlan("list", ranks))
-            orders = send(core, CallRequest(asked, MethodSpec(HOST), "")).result(None)
+            orders = send(core, asked, MethodSpec(HOST), "").result(None)
             check_order(core.name, call.method, [[Executed(*one) for one in order] for order in orders])
 
     return verify

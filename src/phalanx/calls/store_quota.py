@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from phalanx.backends.api import Storing
+from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import StoreSpace
 from phalanx.display.byte_format import size
 from phalanx.errors import DispatchError
@@ -27,7 +27,7 @@ class Room:
 
     unchecked = _UNCHECKED  # bytes; less than that is not looked at
 
-    def __init__(self, backend: Storing) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._lately: deque[tuple[float, int]] = deque()
 

@@ -10,7 +10,7 @@ from phalanx.backends.backend_types import FetchFailed, Ref
 from phalanx.calls.counts import process
 from phalanx.calls.store_quota import Room
 from phalanx.errors import DeclarationError, PhalanxError
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 from phalanx.wire.codec import Policy, decoding, encode
 from phalanx.wire.value import Reduced, Value
 
@@ -79,7 +79,7 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
     Raises:
         DispatchError: the value cannot be pickled, or the object store has no room for it.
     """
-    storing = cluster.get_backend(backend)
+    storing = session.get_backend(backend)
     encoded = encode(value, policy=Policy.READONLY if readonly else None)
     Room(storing).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
     process.stored_bytes += encoded.nbytes

@@ -15,42 +15,22 @@ from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.calls.future import CallFuture
 from phalanx.calls.stored_rows import StoredPart, StoredParts
-from phalanx.channels.channel_counts import Loss, losses_text
-from phalanx.channels.channel_items import ItemSlice
-from phalanx.channels.hub_client import CHANNEL_THREAD, HubClient
+from phalanx.channels.channel_state import ItemSlice
+from phalanx.channels.hub_client import CHANNEL_THREAD, HubObject, clients
+from phalanx.channels.live_channels import lost_items
 from phalanx.channels.payloads import reference, unpack
+from phalanx.channels.staleness_state import RequestId
 from phalanx.collect.join import join_rows
 from phalanx.dispatch.split import slice_rows
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.background import Background
-from phalanx.session.wait_threads import waiters
+from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
 from phalanx.wire.codec import Policy
 from phalanx.wire.value import Reduced, Value
 from phalanx.worker.exit_hooks import current_closers
 
 _log = logging.getLogger("phalanx")
-
-
-class TakenLease:
-    """Lease of a taken batch at the hub of its channel."""
-
-    def __init__(self, client: HubClient, key: str, name: str, ticket: int) -> None:
-        self.name = name
-        self._client, self._key, self._lease = client, key, (client.name, ticket)
-
-    def ack(self) -> None:
-        """Report the delivery."""
-        self._client.send_soon(self._key, "ack", self._lease)
-
-    def requeue(self) -> None:
-        """Return the items to the front of the channel."""
-        self._client.send(self._key, "requeue", self._lease, ())
-
-    def lose(self, unreadable: Sequence[int]) -> Sequence[Loss]:
-        """Return the readable items to the channel, and return the losses of the others."""
-        answer = self._client.request(self._key, "requeue", self._lease, unreadable)
-        return answer[1] if answer[0] == "done" else ()
 
 
 class Batch(StoredParts):
@@ -64,9 +44,16 @@ class Batch(StoredParts):
     """
 
     def __init__(
-        self, lease: TakenLease, backend: Backend, slices: Sequence[ItemSlice], joined: bool, short: bool
+        self,
+        channel: HubObject,
+        lease: RequestId,
+        backend: Backend,
+        slices: Sequence[ItemSlice],
+        joined: bool,
+        short: bool,
     ) -> None:
-        self._lease, self._backend, self._slices = lease, backend, slices
+        self._channel, self._lease = channel, lease
+        self._backend, self._slices = backend, slices
         self._open, self._end = True, ""
         self._value: list[Any] = []
         self.joined = joined
@@ -148,54 +135,53 @@ class Batch(StoredParts):
     def _check_open(self) -> None:
         if self._end:
             raise DeclarationError(
-                f"this batch of channel {self._lease.name!r} was {self._end}; use it before that: inside its `with` "
+                f"this batch of channel {self._channel._name!r} was {self._end}; use it before that: inside its `with` "
                 "block, or call batch.ack_with(future) if a call uses it"
             )
 
     def _read(self) -> Value:
         try:
-            if not self.joined:
-                return [self._read_part(part, Policy.PRIVATE) for part in self._slices]
-            if len(self._slices) == 1 and self._slices[0].whole:
-                return self._read_part(self._slices[0], Policy.PRIVATE)
-            return join_rows([self._read_part(part, Policy.VIEW) for part in self._slices])
+            values = [self._read_part(part) for part in self._slices]
+            return join_rows(values) if self._is_cut else values[0] if self.joined else values
         except FetchFailed:
-            self._open, self._end = False, "requeued"
-            raise lost_items(self._lease.name, self._lease.lose(self._unreadable())) from None
+            raise self._lose_unreadable() from None
         except DispatchError as error:
             raise DispatchError(
-                f"channel {self._lease.name!r}: the rows of its items cannot be joined, since the items are not "
+                f"channel {self._channel._name!r}: the rows of its items cannot be joined, since the items are not "
                 f"alike; put items of one structure, or take them unjoined by take(n). {error}"
             ) from None
 
-    def _read_part(self, part: ItemSlice, policy: Policy) -> Value:
-        if part.whole:
-            return unpack(self._backend, part.payload, policy)
-        rows = slice_rows(
-            unpack(self._backend, part.payload, Policy.VIEW), part.start, part.start + part.rows
-        )
-        return rows if policy is Policy.VIEW else join_rows([rows])
+    @property
+    def _is_cut(self) -> bool:
+        """True if the rows of parts, or of several items, are copied into a value."""
+        return self.joined and not (len(self._slices) == 1 and self._slices[0].whole)
 
-    def _unreadable(self) -> list[int]:
-        numbers: list[int] = []
+    def _read_part(self, part: ItemSlice) -> Value:
+        value = unpack(self._backend, part.payload, Policy.VIEW if self._is_cut else Policy.PRIVATE)
+        return value if part.whole else slice_rows(value, part.start, part.start + part.rows)
+
+    def _lose_unreadable(self) -> ItemsLost:
+        """Return the readable items to the channel, and the error that names the losses of the others."""
+        unreadable: list[int] = []
         for part in self._slices:
             try:
                 unpack(self._backend, part.payload, Policy.VIEW)
             except FetchFailed:
-                numbers.append(part.number)
-        return numbers
+                unreadable.append(part.number)
+        self._open, self._end = False, "requeued"
+        return lost_items(self._channel._name, self._channel._request("requeue", self._lease, unreadable))
 
     def ack(self) -> None:
         """Acknowledge the batch: its bytes are freed. Idempotent."""
         if self._open:
             self._open, self._end = False, "acknowledged"
-            self._lease.ack()
+            _ack(self._channel, self._lease)
 
     def requeue(self) -> None:
         """Return the items to the front of the channel, in order. Idempotent; no effect after :meth:`ack`."""
         if self._open:
             self._open, self._end = False, "requeued"
-            self._lease.requeue()
+            self._channel._send("requeue", self._lease)
 
     def ack_with(self, future: CallFuture[Any]) -> None:
         """Acknowledge the batch when a call has succeeded, requeue it if the call fails. Does not wait.
@@ -209,18 +195,18 @@ class Batch(StoredParts):
                 "future of a call (group.method.submit(batch)), once"
             )
         self._open = False
-        lease = self._lease
+        channel, lease = self._channel, self._lease
 
         def finish() -> None:
             if future.exception() is None:
-                lease.ack()
+                _ack(channel, lease)
             else:
-                lease.requeue()
+                channel._send("requeue", lease)
 
         if self._backend.immediate:  # the call has ended
             finish()
         else:
-            waiters.submit(finish, future.pending())
+            session.waiters.submit(finish, future.pending())
 
     def __enter__(self) -> Any:
         try:
@@ -240,7 +226,7 @@ class Batch(StoredParts):
     def __del__(self) -> None:
         # A destructor must not send messages: a thread requeues the lease.
         if getattr(self, "_open", False) and not sys.is_finalizing():
-            _leaked.append(self._lease)
+            leaked.append((self._channel, self._lease))
             _requeuer.begin()
 
     def __reduce__(self) -> Reduced:
@@ -251,25 +237,31 @@ class Batch(StoredParts):
 
     def __repr__(self) -> str:
         content = f"{self.rows} rows" if self.joined else f"{len(self._slices)} items"
-        return f"<batch of channel {self._lease.name}: {content}, {'taken' if self._open else 'over'}>"
+        return f"<batch of channel {self._channel._name}: {content}, {'taken' if self._open else 'over'}>"
 
 
 def requeue_leaked() -> None:
     """Requeue the leases of batches that were garbage-collected without an acknowledgement."""
-    with _requeueing:  # a caller that waits for the lock finds all of them requeued
-        while _leaked:
-            lease = _leaked.popleft()
+    with _requeueing:
+        while leaked:
+            channel, lease = leaked[0]
             _log.warning(
                 "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in "
                 "a `with` block, or call batch.ack() or batch.ack_with(future)",
-                lease.name,
+                channel._name,
             )
-            lease.requeue()
+            client = clients.to(channel._key, channel._address)
+            client.send(channel._key, "requeue", lease)
+            leaked.popleft()  # a caller that finds none left finds all of them requeued
 
 
-_leaked: deque[TakenLease] = deque()
+leaked: deque[tuple[HubObject, RequestId]] = deque()
 _requeueing = threading.Lock()
 _requeuer = Background(requeue_leaked, thread=CHANNEL_THREAD)
+
+
+def _ack(channel: HubObject, lease: RequestId) -> None:
+    channel._client().send_soon(channel._key, "ack", lease)
 
 
 def _cut(part: ItemSlice, start: int, stop: int) -> ItemSlice:
@@ -278,15 +270,3 @@ def _cut(part: ItemSlice, start: int, stop: int) -> ItemSlice:
     nbytes = part.nbytes * rows // max(1, part.rows)
     whole = part.whole and rows == part.rows
     return part._replace(start=start, stop=stop, rows=rows, nbytes=nbytes, whole=whole, lengths=())
-
-
-def lost_items(channel: str, losses: Sequence[Loss]) -> ItemsLost:
-    """Return the error that names the lost items and the processes that stored them."""
-    error = ItemsLost(
-        f"channel {channel!r}: items were lost with the process that stored their bytes: "
-        f"{losses_text(losses) or 'part of this batch'}. Other items can be taken; to keep items longer than the "
-        "process that put them, drain the channel before that process is closed, or create it with handoff=True",
-        channel=channel,
-    )
-    error.losses = tuple(losses)
-    return error

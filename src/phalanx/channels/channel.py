@@ -7,28 +7,37 @@ import operator
 import pickle
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.batch import Batch, TakenLease, lost_items, requeue_leaked
-from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, channel_table, display_name
-from phalanx.channels.channel_state import By
-from phalanx.channels.hub import PutOffer, StoredPayload
-from phalanx.channels.hub_client import HubClient, clients, stored_items
-from phalanx.channels.live_channels import ChannelHandle, live_channels, published_key
-from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack
-from phalanx.channels.pending_request import PendingRequest, note_thread
+from phalanx.channels.batch import Batch, leaked, requeue_leaked
+from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
+from phalanx.channels.hub import StoredPayload
+from phalanx.channels.hub_client import HubClient, HubObject, PendingRequest, reclaim
+from phalanx.channels.live_channels import (
+    ChannelHandle,
+    limit_text,
+    live_channels,
+    lost_items,
+    new_key,
+    own_hubs,
+    published_key,
+)
+from phalanx.channels.payloads import Lengths, Payload, leave, leave_at_exit, pack
+from phalanx.channels.staleness_state import RequestId, display_name
+from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 from phalanx.wire.value import Reduced, Value
 
 Leased = tuple[str, int, tuple[int, ...]]
 """Key of a staleness, lease, and version of each row."""
 
 
-class Channel:
+class Channel(HubObject):
     """A queue between processes, with backpressure and acknowledgements.
 
     A handle can be passed as an argument to methods of any group. The process that creates the channel owns it: the
@@ -62,12 +71,17 @@ class Channel:
         size = None if maxsize is None else positive_number(maxsize, "Channel(maxsize=)")
         if by not in ("items", "bytes"):
             raise DeclarationError(f"px.Channel(by={by!r}): expected 'items' or 'bytes'")
-        used = cluster.get_backend(backend)
-        self._set(live_channels.open(name, size, by, handoff, lengths, used))
+        used, key = session.get_backend(backend), new_key("channel")
+        name = name or f"channel-{key.rpartition('/')[2]}"
+        address = own_hubs.address(used)
+        handle = ChannelHandle(key, name, used.name, limit_text(size, by), handoff, lengths, address)
+        live_channels.open(handle, used, size, by)
+        self._set(handle)
 
     def _set(self, handle: ChannelHandle) -> None:
         self._handle = handle
-        self._backend = cluster.get_backend(handle.backend)
+        self._key, self._name, self._address = handle.key, handle.name, handle.address
+        self._backend = session.get_backend(handle.backend)
 
     @classmethod
     def find(cls, name: str, *, backend: str | None = None) -> Channel:
@@ -76,7 +90,7 @@ class Channel:
         Raises:
             ChannelError: if no channel of that name is open.
         """
-        used = cluster.get_backend(backend)
+        used = session.get_backend(backend)
         data = used.published(published_key(used, name))
         if data is None:
             raise ChannelError(
@@ -89,7 +103,7 @@ class Channel:
     @property
     def name(self) -> str:
         """Name of the channel, unique in the run."""
-        return self._handle.name
+        return self._name
 
     def put(self, item: Value, timeout: float | None = None) -> int:
         """Put an item, and wait for capacity if the channel is full.
@@ -106,11 +120,11 @@ class Channel:
             ChannelClosed: if the channel accepts no items any more.
             DispatchError: if the item cannot be pickled, or the object store has no capacity for it.
         """
-        return self._accepted(self._begin_put(item, timeout).result())[0]
+        return self._begin_put(item, timeout).result()[0]
 
     async def put_async(self, item: Value, timeout: float | None = None) -> int:
         """Put an item in an event loop, as :meth:`put` does."""
-        return self._accepted(await self._begin_put(item, timeout).result_async())[0]
+        return (await self._begin_put(item, timeout).result_async())[0]
 
     def put_many(self, items: Iterable[Value], timeout: float | None = None) -> list[int]:
         """Put several items without waiting for each. Return their positions.
@@ -121,28 +135,28 @@ class Channel:
         """
         pending = [self._begin_put(item, timeout) for item in items]
         try:
-            return [self._accepted(put.result())[0] for put in pending]
+            return [put.result()[0] for put in pending]
         except BaseException:
             for put in pending:
                 if not put.future.done():
                     put.withdraw()
             raise
 
-    def _begin_put(self, item: Value, timeout: float | None, leased: Leased | None = None) -> PendingRequest:
-        """Request to put an item, or rows of a staleness lease."""
+    def _begin_put(
+        self, item: Value, timeout: float | None, leased: Leased | None = None
+    ) -> PendingRequest[tuple[int, int]]:
+        """Request to put an item, or rows of a staleness lease. The result is a position, and the accepted rows."""
         timeout = checked(timeout, "Channel.put")
-        client = self._client()
-        offer = pack(self._handle.key, self._backend, item, self._handle.lengths)._replace(leased=leased)
-        if isinstance(offer.payload, StoredPayload):
+        client, key = self._client(), self._key
+        payload, *facts = pack(key, self._backend, item, self._handle.lengths)
+        if isinstance(payload, StoredPayload):
             # On the inline backend no consumer could take items while a rank closes.
-            handoff = self._handle.handoff or self._handle.address is None
-            leave_at_exit(client, self._backend, self._handle.key, handoff)
-        pending = PendingRequest(client, self._handle.key, self.name, timeout, "put", offer)
-        pending.future.add_done_callback(lambda future: _reclaim_unless_accepted(offer, future))
+            leave_at_exit(client, self._backend, key, self._handle.handoff or client.is_local)
+        pending = PendingRequest(self, timeout, self._accepted, "put", payload, *facts, leased)
+        pending.future.add_done_callback(partial(_reclaim_unless_accepted, payload))
         return pending
 
-    def _accepted(self, answer: tuple[Any, ...]) -> tuple[int, int]:
-        """Return the position of an item, and the number of accepted rows."""
+    def _accepted(self, request: RequestId, answer: tuple[Any, ...]) -> tuple[int, int]:
         match answer:
             case ("accepted", number, rows):
                 return number, rows
@@ -152,10 +166,8 @@ class Channel:
                     "faster, pass put() a longer timeout=, or create the channel with a larger maxsize",
                     channel=self.name,
                 )
-            case (_, reason):
-                raise self._closed(reason)
             case _:
-                raise AssertionError(answer)
+                raise self._closed(answer[1])
 
     def get(self, timeout: float | None = None) -> Value:
         """Take the next item, and acknowledge it.
@@ -197,15 +209,13 @@ class Channel:
             ChannelClosed: if there is no item, and none will come.
             ItemsLost: once, if items were lost with the process that stored them. Further takes continue.
         """
-        pending = self._begin_take(n, False, timeout, at_least)
-        return self._batch(pending, pending.result(), n, False)
+        return self._begin_take(n, False, timeout, at_least).result()
 
     async def take_async(
         self, n: int = 1, timeout: float | None = None, *, at_least: int | None = None
     ) -> Batch:
         """Take items in an event loop, as :meth:`take` does."""
-        pending = self._begin_take(n, False, timeout, at_least)
-        return self._batch(pending, await pending.result_async(), n, False)
+        return await self._begin_take(n, False, timeout, at_least).result_async()
 
     def take_rows(
         self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
@@ -229,32 +239,29 @@ class Channel:
             ItemsLost: once, if items were lost with the process that stored them. Further takes continue.
         """
         self._check_order(balance, sort)
-        pending = self._begin_take(n, True, timeout, None)
-        return _ordered(self._batch(pending, pending.result(), n, True), balance, sort)
+        return _ordered(self._begin_take(n, True, timeout, None).result(), balance, sort)
 
     async def take_rows_async(
         self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
     ) -> Batch:
         """Take rows in an event loop, as :meth:`take_rows` does."""
         self._check_order(balance, sort)
-        pending = self._begin_take(n, True, timeout, None)
-        return _ordered(self._batch(pending, await pending.result_async(), n, True), balance, sort)
+        return _ordered(await self._begin_take(n, True, timeout, None).result_async(), balance, sort)
 
-    def _begin_take(self, n: Any, rows: bool, timeout: float | None, at_least: Any) -> PendingRequest:
+    def _begin_take(
+        self, n: Any, joined: bool, timeout: float | None, at_least: Any
+    ) -> PendingRequest[Batch]:
         timeout = checked(timeout, "Channel.take")
-        count = positive_number(n, "Channel.take_rows" if rows else "Channel.take")
-        enough = (
-            None if at_least is None else min(positive_number(at_least, "Channel.take(at_least=)"), count)
-        )
-        counts = (None, count) if rows else (count, None)
-        return PendingRequest(self._client(), self._handle.key, self.name, timeout, "take", *counts, enough)
+        count = positive_number(n, "Channel.take_rows" if joined else "Channel.take")
+        enough = count if at_least is None else positive_number(at_least, "Channel.take(at_least=)")
+        finish = partial(self._batch, count, joined)
+        return PendingRequest(self, timeout, finish, "take", count, joined, min(enough, count))
 
-    def _batch(self, pending: PendingRequest, answer: tuple[Any, ...], n: int, joined: bool) -> Batch:
+    def _batch(self, n: int, joined: bool, lease: RequestId, answer: tuple[Any, ...]) -> Batch:
         wanted = f"{n} {'rows' if joined else 'items'} were asked for"
         match answer:
             case ("taken", slices, short):
-                lease = TakenLease(pending.client, self._handle.key, self.name, pending.ticket)
-                return Batch(lease, self._backend, slices, joined, short)
+                return Batch(self, lease, self._backend, slices, joined, short)
             case ("lost", losses):
                 raise lost_items(self.name, losses)
             case ("empty", items, rows):
@@ -310,7 +317,7 @@ class Channel:
             raise DeclarationError(
                 "Channel.drop(numbers=): expected positions of items, as returned by put()"
             )
-        return self._request("drop", str(reason), chosen)[1]
+        return self._request("drop", str(reason), chosen)
 
     def finish(self) -> None:
         """Accept no further items. Takes get the waiting items, and then ``ChannelClosed``."""
@@ -327,11 +334,11 @@ class Channel:
             ChannelFull: if items of this process are still needed after the timeout.
         """
         timeout = checked(timeout, "Channel.leave")
-        if not leave(self._client(), self._backend, self._handle.key, handoff, timeout):
-            count = stored_items.count(self._handle.key)
+        needed = leave(self._client(), self._backend, self._key, handoff, timeout)
+        if needed:
             raise ChannelFull(
-                f"channel {self.name!r}: {count} items of this process are needed after {timeout:g} s; take them, wait "
-                "longer, or move them to the hub by leave(handoff=True)",
+                f"channel {self.name!r}: {needed} items of this process are needed after {timeout:g} s; take them, "
+                "wait longer, or move them to the hub by leave(handoff=True)",
                 channel=self.name,
             )
 
@@ -341,12 +348,12 @@ class Channel:
         Raises:
             DeclarationError: if another process created the channel.
         """
-        if not self._handle.is_own:
+        if not self._is_own:
             raise DeclarationError(
                 f"channel {self.name!r} is closed by the process that created it; a producer can leave() it, and any "
                 "process can finish() it"
             )
-        live_channels.close(self._handle, str(reason))
+        live_channels.close(self._key, str(reason))
 
     def __enter__(self) -> Channel:
         return self
@@ -381,27 +388,48 @@ class Channel:
     @property
     def status(self) -> ChannelStatus:
         """Depth and counts of the same moment."""
-        return self._request("status")[1]
+        return self._request("status")
 
     def explain(self) -> Table:
         """Return a table of waiting items and callers, their ages, and rates. It can be called at any time."""
-        return channel_table(self.name, self._handle.limit, self.status)
+        status = self.status
+        depth, items, rows = status.depth, status.items, status.rows
+        waiting = f"{depth.waiting_rows} rows, {size(depth.waiting_bytes)}"
+        accepted = f"{rows.submitted} rows, {depth.accepted_per_second:.1f} items/s"
+        speed = f"{depth.delivered_per_second:.1f} items/s, {size(depth.delivered_bytes_per_second)}/s"
+        dropped = ", ".join(f"{count} {reason}" for reason, count in status.reasons.items())
+        lines = (
+            ("waiting", depth.waiting, waiting, depth.oldest_item),
+            ("taken, not acknowledged", items.taken, f"{depth.leases} leases", depth.oldest_lease),
+            ("puts that wait for room", depth.puts, "", depth.oldest_put),
+            ("takes that wait for items", depth.takes, "", depth.oldest_take),
+            ("put so far", items.submitted, accepted, 0.0),
+            ("delivered", items.delivered, f"{rows.delivered} rows, {speed}", 0.0),
+            ("dropped by request", items.dropped, dropped, 0.0),
+            ("lost with a process", items.lost, f"{rows.lost} rows", 0.0),
+        )
+        table = tuple(
+            (title, count, more, f"{age:.1f} s" if age else "") for title, count, more, age in lines
+        )
+        notes = tuple(
+            f"{display_name(peer)}: {leases} open leases" for peer, leases in status.consumers.items()
+        )
+        return Table(
+            f"channel {self.name}: {self._handle.limit} may wait",
+            ("what", "items", "more", "oldest"),
+            table,
+            notes,
+        )
 
     def _closed(self, reason: str) -> ChannelClosed:
         return ChannelClosed(
             f"channel {self.name!r}: {reason}; nothing can be put or taken", channel=self.name
         )
 
-    def _request(self, verb: str, *args: Any) -> tuple[Any, ...]:
-        answer = self._client().request(self._handle.key, verb, *args)
-        if answer[0] == "gone":
-            raise self._closed(answer[1])
-        return answer
-
     def _client(self) -> HubClient:
-        requeue_leaked()
-        note_thread()
-        return clients.to(self._handle.key, self._handle.address)
+        if leaked:
+            requeue_leaked()
+        return super()._client()
 
     def __reduce__(self) -> Reduced:
         return _channel_of, (self._handle,)
@@ -428,12 +456,12 @@ def _ordered(batch: Batch, balance: int | None, sort: bool) -> Batch:
     return batch
 
 
-def _reclaim_unless_accepted(offer: PutOffer, future: Future[Any]) -> None:
+def _reclaim_unless_accepted(payload: Payload, future: Future[Any]) -> None:
     """Free the bytes of an item that the channel did not accept."""
-    if isinstance(offer.payload, StoredPayload):
+    if isinstance(payload, StoredPayload):
         failed = future.exception() is not None
         if failed or future.result()[0] != "accepted" or future.result()[1] < 0:
-            stored_items.reclaim(offer.payload.number)
+            reclaim(payload.number)
 
 
 def _index(value: Any) -> int | None:

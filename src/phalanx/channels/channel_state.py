@@ -1,8 +1,8 @@
 """State machine of a channel: order, counts, leases and waiting requests. Pure: no threads, messages or clock.
 
-A request is answered through its ``done`` callback, immediately or later, with a tuple whose first word is the kind.
-Puts: ("accepted", number, rows), ("full",), ("ended", why). Takes: ("taken", slices, short), ("lost", losses),
-("unfit", number, producer), ("empty", items, rows), ("ended", why).
+Puts and takes have a request id, and are answered through ``done``, immediately or later, with a tuple whose first
+word is the kind. Puts: ("accepted", number, rows), ("full",), ("ended", why). Takes: ("taken", slices, short),
+("lost", losses), ("unfit", number, producer), ("empty", items, rows), ("ended", why).
 
 After every call, in items and in rows: submitted = delivered + dropped + lost + waiting + taken. Items of a producer
 are delivered in the order of its puts. Takes are served in the order of their arrival.
@@ -11,42 +11,163 @@ are delivered in the order of its puts. Takes are served in the order of their a
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from phalanx.channels.channel_counts import ChannelStatus, Depth, ItemCounts, Loss, per_second
-from phalanx.channels.channel_items import Item, ItemSlice, Outcome, RowRange, WaitingRows
-from phalanx.channels.staleness_state import STALE, Done, StalenessState
+from phalanx.channels.staleness_state import STALE, Done, RequestId, StalenessState
 
 By = Literal["items", "bytes"]
+Outcome = Literal["delivered", "dropped", "lost"]
 _SEVERITY: dict[Outcome, int] = {"delivered": 0, "dropped": 1, "lost": 2}
 _FINISHED = "it was finished: nothing more is put"
 _LEFT = "this process has left it and puts no more"
+_RATE_S = 10
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """A put (``item``) or a take (``items`` or ``rows``) that waits."""
+class RowRange(NamedTuple):
+    """Rows ``start`` to ``stop`` of an item. An item without rows is a single unit, 0 to 1."""
 
-    peer: str
-    done: Done
-    at: float
-    item: Item | None = None
-    items: int | None = None
-    rows: int | None = None
-    at_least: int = 0
-    lease: Hashable = None
+    number: int
+    start: int
+    stop: int
+
+
+class ItemSlice(NamedTuple):
+    """Part of an item, as a consumer gets it. ``whole``: the payload is used without slicing."""
+
+    number: int
+    payload: Any
+    nbytes: int
+    start: int
+    stop: int
+    rows: int
+    whole: bool
+    lengths: tuple[float, ...]
 
 
 @dataclass(slots=True)
-class Lease:
-    """Ranges that a consumer has taken, and the processes that store their bytes."""
+class Item:
+    """Value of a put. ``holder`` is the process that stores the bytes, None if the payload contains them."""
 
-    consumer: str
-    ranges: list[RowRange]
-    holders: frozenset[str]
+    producer: str
+    payload: Any
+    nbytes: int
+    rows: int | None
+    lengths: tuple[float, ...] = ()
+    holder: str | None = None
+    versions: tuple[int, ...] = ()
+    bound: StalenessState | None = None
+    number: int = -1
+    """Position in the order of all items."""
+    open_units: int = 0
+    outcome: Outcome = "delivered"
+    at: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Number of units: rows, or 1."""
+        return max(self.rows or 0, 1)
+
+    def bytes_in(self, units: RowRange) -> int:
+        """Return the share of the bytes. The shares of all ranges sum to ``nbytes``."""
+        return self.nbytes * units.stop // self.size - self.nbytes * units.start // self.size
+
+    def rows_in(self, units: RowRange) -> int:
+        """Return the number of rows. An item without rows is a unit without a row."""
+        return units.stop - units.start if self.rows else 0
+
+    def versions_in(self, units: RowRange) -> tuple[int, ...]:
+        """Return the versions of the rows."""
+        return self.versions[units.start : units.stop]
+
+    def slice(self, units: RowRange) -> ItemSlice:
+        """Return a range as a consumer gets it."""
+        number, start, stop = units
+        whole, lengths = stop - start == self.size, self.lengths[start:stop]
+        nbytes, rows = self.bytes_in(units), self.rows_in(units)
+        return ItemSlice(number, self.payload, nbytes, start, stop, rows, whole, lengths)
+
+
+class Take(NamedTuple):
+    """A take that waits for ``most`` items or rows, at least ``at_least``."""
+
+    done: Done
     at: float
+    most: int
+    by_rows: bool
+    at_least: int
+
+
+class Lease(NamedTuple):
+    """Ranges that a consumer took."""
+
+    ranges: list[RowRange]
+    at: float
+
+
+@dataclass
+class Loss:
+    """Items, rows and waiting puts that were lost with the process ``holder``."""
+
+    holder: str
+    why: str
+    items: int = 0
+    rows: int = 0
+    puts: int = 0
+
+
+@dataclass(frozen=True)
+class ItemCounts:
+    """Counts of all items or rows: submitted = delivered + dropped + lost + waiting + taken."""
+
+    submitted: int = 0
+    delivered: int = 0
+    dropped: int = 0
+    lost: int = 0
+    waiting: int = 0
+    taken: int = 0
+
+    @property
+    def is_balanced(self) -> bool:
+        """True if the count equation is satisfied."""
+        return self.submitted == self.delivered + self.dropped + self.lost + self.waiting + self.taken
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Fill level of a channel. Ages are in seconds, rates per second over the last ten seconds."""
+
+    waiting: int
+    waiting_rows: int
+    waiting_bytes: int
+    taken: int
+    leases: int
+    puts: int
+    """Producers that wait for capacity."""
+    takes: int
+    """Consumers that wait for items."""
+    oldest_item: float
+    oldest_put: float
+    oldest_take: float
+    oldest_lease: float
+    accepted_per_second: float
+    delivered_per_second: float
+    delivered_bytes_per_second: float
+
+
+@dataclass(frozen=True)
+class ChannelStatus:
+    """Depth, counts and consumers of a channel."""
+
+    depth: Depth
+    items: ItemCounts
+    rows: ItemCounts
+    reasons: Mapping[str, int]
+    consumers: Mapping[str, int]
+    """Open leases by consumer."""
+    leaving: tuple[str, ...]
+    """Producers that end and wait until their items are delivered."""
 
 
 class ChannelState:
@@ -57,27 +178,27 @@ class ChannelState:
 
     def __init__(
         self,
-        key: str = "",
+        name: str = "",
         maxsize: int | None = None,
         by: By = "items",
-        name: str = "",
         *,
         reclaim: Callable[[Item], None] = lambda item: None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.key, self.maxsize, self.by, self.name = key, maxsize, by, name
+        self.name, self.maxsize, self.by = name, maxsize, by
         self.reasons: Counter[str] = Counter()
         self.ended: str | None = None
         self.closed = False
-        self.leases: dict[Hashable, Lease] = {}
+        self.leases: dict[RequestId, Lease] = {}
         self._reclaim, self._clock = reclaim, clock
         self._items: dict[int, Item] = {}
-        self._waiting = WaitingRows(self._items)
-        self._puts: deque[Request] = deque()
-        self._takes: deque[Request] = deque()
+        self._waiting: deque[RowRange] = deque()
+        self._rows = self._nbytes = self._rowless = 0
+        self._puts: dict[RequestId, tuple[Item, Done]] = {}
+        self._takes: dict[RequestId, Take] = {}
         self._losses: dict[str, Loss] = {}
         self._died: dict[str, str] = {}
-        self._leaving: dict[str, list[Done]] = {}
+        self._left: set[str] = set()
         self._item_counts: Counter[str] = Counter()
         self._row_counts: Counter[str] = Counter()
         self._began = clock()
@@ -86,115 +207,86 @@ class ChannelState:
 
     # Requests
 
-    def put(self, item: Item, done: Done) -> Request | None:
-        """Accept an item as soon as the channel has capacity. Return the request if it waits."""
-        request = Request(item.producer, done, self._clock(), item=item)
-        if self.ended is not None or item.producer in self._died or item.producer in self._leaving:
-            done(("ended", self.ended or self._died.get(item.producer, _LEFT)))
+    def put(self, request: RequestId, done: Done, item: Item) -> None:
+        """Accept an item as soon as the channel has capacity."""
+        peer = request[0]
+        ended = self.ended or self._died.get(peer) or (_LEFT if peer in self._left else None)
+        if ended is not None:
+            _refuse(item, done, ("ended", ended))
         else:
-            self._puts.append(request)
+            item.at = self._clock()
+            self._puts[request] = item, done
             self._advance()
-        return request if request in self._puts else None
 
-    def take(
-        self,
-        consumer: str,
-        lease: Hashable,
-        done: Done,
-        items: int | None = None,
-        rows: int | None = None,
-        at_least: int | None = None,
-    ) -> Request | None:
-        """Lease items or rows as soon as there are enough. Return the request if it waits."""
-        enough = at_least or items or rows or 1
-        request = Request(consumer, done, self._clock(), None, items, rows, enough, lease)
-        self._takes.append(request)
+    def take(self, request: RequestId, done: Done, most: int, by_rows: bool, at_least: int) -> None:
+        """Lease items or rows, under the name ``request``, as soon as there are enough."""
+        self._takes[request] = Take(done, self._clock(), most, by_rows, at_least)
         self._advance()
-        return request if request in self._takes else None
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: RequestId) -> None:
         """Answer a request that still waits with ("full",) or ("empty", items, rows)."""
-        queue = self._takes if request.item is None else self._puts
-        if request in queue:
-            queue.remove(request)
-            request.done(
-                ("empty", len(self._waiting), self._waiting.rows) if request.item is None else ("full",)
-            )
-            self._advance()
+        if request in self._takes:
+            self._takes.pop(request).done(("empty", len(self._waiting), self._rows))
+        elif request in self._puts:
+            _refuse(*self._puts.pop(request), ("full",))
+        self._advance()
 
-    def ack(self, lease: Hashable) -> None:
+    def ack(self, lease: RequestId) -> None:
         """Count the ranges of a lease as delivered."""
-        found = self.leases.pop(lease, None)
-        if found is not None:
-            second = int(self._clock())
-            self._rates[1][second] += len(found.ranges)
-            self._rates[2][second] += sum(self._items[units.number].bytes_in(units) for units in found.ranges)
-            self._settle(found.ranges, "delivered")
+        if lease in self.leases:
+            ranges, second = self.leases.pop(lease).ranges, int(self._clock())
+            self._rates[1][second] += len(ranges)
+            self._rates[2][second] += sum(self._items[units.number].bytes_in(units) for units in ranges)
+            self._settle(ranges, "delivered")
             self._advance()
 
-    def requeue(self, lease: Hashable, unreadable: Collection[int] = ()) -> list[Loss]:
+    def requeue(self, lease: RequestId, unreadable: Collection[int] = ()) -> list[Loss]:
         """Put the ranges of a lease back in their places. Return the losses of unreadable items."""
-        found = self.leases.pop(lease, None)
         losses: dict[str, Loss] = {}
-        if found is not None:
-            # An item whose bytes were moved since it was taken is readable again.
-            lost = {number for number in unreadable if self._items[number].holder is not None}
-            self._lose(
-                [units for units in found.ranges if units.number in lost],
-                "its bytes could not be read",
-                losses,
-            )
-            self._restore([units for units in found.ranges if units.number not in lost])
+        if lease in self.leases:
+            self._restore(self.leases.pop(lease).ranges)
+            lost = self._withdraw(lambda item: item.number in unreadable)
+            self._lose(lost, "its bytes could not be read", losses)
             self._advance()
         return list(losses.values())
 
     def drop(self, reason: str, numbers: Collection[int] | None = None) -> int:
         """Drop waiting items, all or the given ones, and return the number of dropped ranges."""
-        ranges = self._waiting.withdraw(lambda item: numbers is None or item.token[1] in numbers)
+        ranges = self._withdraw(lambda item: numbers is None or item.number in numbers)
         self._drop(ranges, reason)
         self._advance()
         return len(ranges)
 
-    def drop_rows(self, units: RowRange) -> None:
-        """Drop the waiting rows of a range as stale."""
-        self._drop_stale(lambda item, row: item.token[1] == units.number and units.start <= row < units.stop)
+    def expire(self, bound: StalenessState, surplus: Counter[int]) -> None:
+        """Drop waiting rows that are too old, and the last ``surplus`` rows of each version of a staleness."""
+        self._drop_stale(bound, surplus)
         self._advance()
 
-    def expire(self) -> None:
-        """Drop waiting rows whose version is older than their bound."""
-        self._drop_stale(Item.is_stale)
-        self._advance()
-
-    def leave(self, peer: str, done: Done) -> None:
-        """Reject further puts of a process, and answer ("left",) once none of its bytes is needed."""
-        self._leaving.setdefault(peer, []).append(done)
-        self._advance()
+    def leave(self, peer: str) -> list[tuple[int, Any]]:
+        """Reject further puts of a process. Return its items that are needed, and the payloads that can be moved."""
+        self._left.add(peer)
+        taken = self._taken_numbers()
+        stored = [item for item in self._items.values() if item.holder == peer]
+        needed = [(item.number, None if item.number in taken else item.payload) for item in stored]
+        return needed + [(-1, None) for request in self._puts if request[0] == peer]
 
     def move(self, number: int, payload: bytes) -> None:
-        """Replace the payload of an item by its bytes."""
-        if number in self._items:
+        """Replace the payload of an item by its bytes, unless a consumer may read it at the moment."""
+        if number in self._items and number not in self._taken_numbers():
             self._items[number].payload, self._items[number].holder = payload, None
-        self._advance()
 
-    def held_by(self, process: str) -> list[tuple[int, Any]]:
-        """Return number and payload of the items whose bytes a process stores."""
-        return [(item.token[1], item.payload) for item in self._items.values() if item.holder == process]
+    def _taken_numbers(self) -> set[int]:
+        return {units.number for lease in self.leases.values() for units in lease.ranges}
 
     def peer_died(self, peer: str, why: str) -> None:
         """Requeue the leases of a dead process, and count the items lost whose bytes it stored."""
         self._died.setdefault(peer, why)
-        self._leaving.pop(peer, None)
-        puts = [request for request in self._puts if request.peer == peer]
-        takes = [request for request in self._takes if request.peer == peer]
-        self._puts = deque(request for request in self._puts if request.peer != peer)
-        self._takes = deque(request for request in self._takes if request.peer != peer)
-        for request in (*puts, *takes):
-            request.done(("ended", why))
+        puts = self._end_requests(why, peer)
         if puts:
-            self._losses.setdefault(peer, Loss(peer, why)).puts += len(puts)
-        for key in [key for key, lease in self.leases.items() if lease.consumer == peer]:
-            self._restore(self.leases.pop(key).ranges)
-        self._lose(self._waiting.withdraw(lambda item: item.holder == peer), why, self._losses)
+            self._losses.setdefault(peer, Loss(peer, why)).puts += puts
+        for lease in [lease for lease in self.leases if lease[0] == peer]:
+            self._restore(self.leases.pop(lease).ranges)
+        self._lose(self._withdraw(lambda item: item.holder == peer), why, self._losses)
         self._advance()
 
     def finish(self) -> None:
@@ -207,12 +299,19 @@ class ChannelState:
         if self.closed:
             return []
         self.closed, self.ended = True, reason
-        requests, self._puts, self._takes = [*self._puts, *self._takes], deque(), deque()
-        for request in requests:
-            request.done(("ended", reason))
-        self._drop(self._waiting.withdraw(lambda item: True), reason)
-        self._advance()
+        self._end_requests(reason)
+        self._drop(self._withdraw(lambda item: True), reason)
         return self.losses
+
+    def _end_requests(self, reason: str, peer: str | None = None) -> int:
+        """Answer the waiting requests, all or those of a process. Return the number of puts."""
+        puts = [self._puts.pop(request) for request in [*self._puts] if peer in (None, request[0])]
+        takes = [self._takes.pop(request) for request in [*self._takes] if peer in (None, request[0])]
+        for item, done in puts:
+            _refuse(item, done, ("ended", reason))
+        for take in takes:
+            take.done(("ended", reason))
+        return len(puts)
 
     # Reports
 
@@ -232,181 +331,218 @@ class ChannelState:
         """Counts of rows."""
         ranges = (units for lease in self.leases.values() for units in lease.ranges)
         taken = sum(self._items[units.number].rows_in(units) for units in ranges)
-        return ItemCounts(**self._row_counts, waiting=self._waiting.rows, taken=taken)
+        return ItemCounts(**self._row_counts, waiting=self._rows, taken=taken)
 
     @property
     def level(self) -> tuple[int, float]:
         """Number of waiting ranges, and the age of the oldest item in seconds."""
-        first = self._waiting.first
-        return len(self._waiting), 0.0 if first is None else self._clock() - first.at
+        oldest = self._clock() - self._items[self._waiting[0].number].at if self._waiting else 0.0
+        return len(self._waiting), oldest
 
     def status(self) -> ChannelStatus:
         """Return counts, depth and consumers."""
         now = self._clock()
-        accepted, delivered, nbytes = (per_second(rate, self._began, now) for rate in self._rates)
+        accepted, delivered, nbytes = (self._per_second(counts, now) for counts in self._rates)
         depth = Depth(
             waiting=len(self._waiting),
-            waiting_rows=self._waiting.rows,
-            waiting_bytes=self._waiting.nbytes,
+            waiting_rows=self._rows,
+            waiting_bytes=self._nbytes,
             taken=sum(len(lease.ranges) for lease in self.leases.values()),
             leases=len(self.leases),
             puts=len(self._puts),
             takes=len(self._takes),
             oldest_item=self.level[1],
-            oldest_put=max((now - request.at for request in self._puts), default=0.0),
-            oldest_take=max((now - request.at for request in self._takes), default=0.0),
+            oldest_put=max((now - item.at for item, _ in self._puts.values()), default=0.0),
+            oldest_take=max((now - take.at for take in self._takes.values()), default=0.0),
             oldest_lease=max((now - lease.at for lease in self.leases.values()), default=0.0),
             accepted_per_second=accepted,
             delivered_per_second=delivered,
             delivered_bytes_per_second=nbytes,
         )
-        consumers = Counter(lease.consumer for lease in self.leases.values())
-        leaving = tuple(peer for peer, waiting in self._leaving.items() if waiting)
+        consumers = Counter(lease[0] for lease in self.leases)
+        leaving = tuple({item.holder for item in self._items.values() if item.holder in self._left})
         return ChannelStatus(depth, self.items, self.rows, dict(self.reasons), consumers, leaving)
+
+    def _per_second(self, counts: Counter[int], now: float) -> float:
+        """Return the mean rate of the last ten seconds, and forget older seconds."""
+        for second in [second for second in counts if second <= int(now) - _RATE_S]:
+            del counts[second]
+        return counts.total() / min(max(now - self._began, 1.0), _RATE_S)
 
     def state(self) -> dict[str, Any]:
         """Return the state to save, in which taken items wait again."""
         taken = [units for lease in self.leases.values() for units in lease.ranges]
         return {
-            "items": [replace(item, bound=None) for item in self._items.values()],
+            "items": {number: replace(item, bound=None) for number, item in self._items.items()},
             "ranges": sorted([*taken, *self._waiting]),
             "item_counts": Counter(self._item_counts),
             "row_counts": Counter(self._row_counts),
             "reasons": Counter(self.reasons),
-            "losses": [replace(loss) for loss in self.losses],
+            "losses": {holder: replace(loss) for holder, loss in self._losses.items()},
             "ended": None if self.closed else self.ended,
         }
 
     def restore(self, state: dict[str, Any], bound: StalenessState | None = None) -> None:
-        """Continue from ``state``. Rows with versions are subject to ``bound``."""
+        """Continue from ``state``. Rows with versions are subject to ``bound``, which counts them as ready."""
+        self._items, self._losses = dict(state["items"]), state["losses"]
         self._item_counts, self._row_counts = state["item_counts"], state["row_counts"]
         self.reasons, self.ended = state["reasons"], state["ended"]
-        self._losses = {loss.holder: loss for loss in state["losses"]}
-        for item in state["items"]:
-            number = item.token[1]
-            item.bound, item.token = bound if item.versions else None, (self.key, number)
-            item.open_units = sum(
-                units.stop - units.start for units in state["ranges"] if units.number == number
-            )
-            self._items[number] = item
-        self._restore(state["ranges"])
+        for item in self._items.values():
+            item.bound, item.open_units = bound if item.versions else None, 0
+        for units in state["ranges"]:
+            self._items[units.number].open_units += units.stop - units.start
+        self._insert(state["ranges"])
         self._advance()
 
     # Transitions
 
     def _advance(self) -> None:
-        """Accept puts and serve takes until neither is possible, then answer the processes that may leave."""
+        """Accept puts and serve takes until neither is possible."""
         while self._accept() or self._serve():
             pass
-        if any(self._leaving.values()):
-            needed = {item.holder for item in self._items.values()} | {put.peer for put in self._puts}
-            needed |= {holder for lease in self.leases.values() for holder in lease.holders}
-            for peer in self._leaving.keys() - needed:
-                waiting, self._leaving[peer] = self._leaving[peer], []
-                for done in waiting:
-                    done(("left",))
 
     def _accept(self) -> bool:
-        if not self._puts or not (self._has_capacity(self._puts[0].item) or self._is_short()):
+        if not self._puts:
             return False
-        request = self._puts.popleft()
-        item = request.item
-        if item is None:
+        request, (item, done) = next(iter(self._puts.items()))
+        if not self._has_capacity(item) and not self._is_short():
             return False
-        number = self._item_counts["submitted"]
-        item.token, item.open_units, item.at = (self.key, number), item.size, self._clock()
-        self._items[number] = item
+        del self._puts[request]
+        item.number, item.open_units, item.at = self._item_counts["submitted"], item.size, self._clock()
+        self._items[item.number] = item
         self._item_counts["submitted"] += 1
         self._row_counts["submitted"] += item.rows or 0
         self._rates[0][int(item.at)] += 1
-        stale = () if item.bound is None else item.bound.enter(item.token, item.versions)
-        fresh, old = item.split(RowRange(number, 0, item.size), stale.__contains__)
-        for units in fresh:
-            self._waiting.append(units)
-        self._drop(old, STALE)
-        request.done(("accepted", number, item.size - len(stale)))
+        stale = frozenset[int]() if item.bound is None else item.bound.enter(item.versions)
+        fresh, old = _split(RowRange(item.number, 0, item.size), stale)
+        self._waiting.extend(self._count(units, 1) for units in fresh)
+        self._drop(old, STALE, frees_quota=False)
+        done(("accepted", item.number, item.size - len(stale)))
         return True
 
-    def _has_capacity(self, item: Item | None) -> bool:
-        if self.maxsize is None or not self._waiting or item is None:
+    def _has_capacity(self, item: Item) -> bool:
+        if self.maxsize is None or not self._waiting:
             return True
         if self.by == "bytes":
-            return self._waiting.nbytes + item.nbytes <= self.maxsize
+            return self._nbytes + item.nbytes <= self.maxsize
         return len(self._waiting) < self.maxsize
 
     def _is_short(self) -> bool:
         """Return whether the first take needs more than waits. Puts may then exceed ``maxsize``."""
-        return bool(self._takes) and not self._is_enough(self._takes[0])
+        return any(not self._is_enough(take) for take in [*self._takes.values()][:1])
 
-    def _is_enough(self, take: Request) -> bool:
-        return (self._waiting.rows if take.rows is not None else len(self._waiting)) >= take.at_least
+    def _is_enough(self, take: Take) -> bool:
+        return (self._rows if take.by_rows else len(self._waiting)) >= take.at_least
 
     def _serve(self) -> bool:
-        answer = self._answer(self._takes[0]) if self._takes else None
-        if answer is None:
+        """Answer the first take, unless it has to wait."""
+        if not self._takes:
             return False
-        self._takes.popleft().done(answer)
-        return True
+        request, take = next(iter(self._takes.items()))
+        answer = self._answer(request, take)
+        if answer is not None:
+            del self._takes[request]
+            take.done(answer)
+        return answer is not None
 
-    def _answer(self, take: Request) -> tuple[Any, ...] | None:
-        """Return the answer to the first take, None if it has to wait."""
+    def _answer(self, request: RequestId, take: Take) -> tuple[Any, ...] | None:
         if self._losses:
             losses, self._losses = self.losses, {}
             return ("lost", losses)
-        unfit = None if take.rows is None else self._waiting.first_without_rows(take.rows)
+        unfit = self._first_without_rows(take.most) if take.by_rows and self._rowless else None
         if unfit is not None:
-            return ("unfit", unfit.token[1], unfit.producer)
+            return ("unfit", unfit.number, unfit.producer)
         short = not self._is_enough(take)
         if short and (self.ended is None or self._puts):
             return None
         if self._waiting:
-            return ("taken", self._take(take), short)
+            return ("taken", self._take(request, take), short)
         return None if self._may_return() else ("ended", self.ended)
+
+    def _first_without_rows(self, count: int) -> Item | None:
+        """Return the first item among ``count`` rows that is not made of rows."""
+        for units in self._waiting:
+            item = self._items[units.number]
+            if item.rows is None:
+                return item
+            count -= item.rows_in(units)
+            if count <= 0:
+                return None
+        return None
 
     def _may_return(self) -> bool:
         """Return whether a consumer that waits for nothing has items that it may requeue."""
-        waiting = {take.peer for take in self._takes}
-        return not self.closed and any(lease.consumer not in waiting for lease in self.leases.values())
+        waiting = {request[0] for request in self._takes}
+        return not self.closed and any(lease[0] not in waiting for lease in self.leases)
 
-    def _take(self, take: Request) -> list[ItemSlice]:
-        if take.rows is not None:
-            ranges = self._waiting.take_rows(take.rows)
-        else:
-            ranges = self._waiting.take_items(take.items or 1)
+    def _take(self, request: RequestId, take: Take) -> list[ItemSlice]:
+        ranges: list[RowRange] = []
+        left = take.most
+        while left > 0 and self._waiting:
+            units = self._count(self._waiting.popleft(), -1)
+            rows = self._items[units.number].rows_in(units) if take.by_rows else 1
+            if rows > left:
+                middle = units.start + left
+                self._waiting.appendleft(self._count(units._replace(start=middle), 1))
+                units = units._replace(stop=middle)
+            ranges.append(units)
+            left -= rows
+        self.leases[request] = Lease(ranges, self._clock())
         items = [self._items[units.number] for units in ranges]
-        holders = frozenset(item.holder for item in items if item.holder is not None)
-        self.leases[take.lease] = Lease(take.peer, ranges, holders, self._clock())
         for item, units in zip(items, ranges, strict=True):
             if item.bound is not None:
-                item.bound.take(item.token, units.start, units.stop)
+                item.bound.take(item.versions_in(units))
         return [item.slice(units) for item, units in zip(items, ranges, strict=True)]
 
-    def _restore(self, ranges: Iterable[RowRange]) -> None:
+    def _restore(self, ranges: Sequence[RowRange]) -> None:
         """Return taken ranges to their places. Stale rows are dropped, rows of dead processes are lost."""
-        ranges = list(ranges)
-        if self.closed:
-            self._drop(ranges, self.ended or STALE)
-            return
         for units in ranges:
             item = self._items[units.number]
             if item.bound is not None:
-                item.bound.requeue(item.token, units.start, units.stop)
-        self._waiting.insert(ranges)
-        self._drop_stale(Item.is_stale)
+                item.bound.requeue(item.versions_in(units))
+        self._insert(ranges)
+        self._drop_stale()
+        if self.closed:
+            self._drop(self._withdraw(lambda item: True), self.ended or "")
         for holder in {self._items[units.number].holder for units in self._waiting} & self._died.keys():
-            self._lose(
-                self._waiting.withdraw(lambda item, h=holder: item.holder == h),
-                self._died[holder or ""],
-                self._losses,
-            )
+            lost = self._withdraw(lambda item, holder=holder: item.holder == holder)
+            self._lose(lost, self._died[holder or ""], self._losses)
 
-    def _drop_stale(self, is_stale: Callable[[Item, int], bool]) -> None:
-        self._drop(self._waiting.withdraw_stale(is_stale), STALE)
+    def _insert(self, ranges: Iterable[RowRange]) -> None:
+        """Insert ranges in order. Adjacent ranges of an item are joined."""
+        joined: deque[RowRange] = deque()
+        ordered = sorted([*(self._count(units, 1) for units in ranges), *self._waiting])
+        for units in ordered:
+            if joined and (joined[-1].number, joined[-1].stop) == units[:2]:
+                joined[-1] = joined[-1]._replace(stop=units.stop)
+            else:
+                joined.append(units)
+        self._waiting = joined
 
-    def _drop(self, ranges: Sequence[RowRange], reason: str) -> None:
+    def _withdraw(self, matches: Callable[[Item], bool]) -> list[RowRange]:
+        """Remove and return the waiting ranges of matching items."""
+        leaving = [units for units in self._waiting if matches(self._items[units.number])]
+        if leaving:
+            self._waiting = deque(units for units in self._waiting if not matches(self._items[units.number]))
+        return [self._count(units, -1) for units in leaving]
+
+    def _drop_stale(self, bound: StalenessState | None = None, surplus: Counter[int] | None = None) -> None:
+        """Drop waiting rows that are too old, and the last ``surplus`` rows. Their staleness dropped them before."""
+        surplus = Counter() if surplus is None else surplus
+        waiting, self._waiting = self._waiting, deque()
+        dropped: list[RowRange] = []
+        for units in reversed(waiting):
+            item = self._items[units.number]
+            stale = _stale_rows(item, units, surplus if item.bound is bound else Counter())
+            fresh, old = _split(self._count(units, -1), stale)
+            self._waiting.extendleft(self._count(part, 1) for part in reversed(fresh))
+            dropped += old
+        self._drop(dropped, STALE, frees_quota=False)
+
+    def _drop(self, ranges: Sequence[RowRange], reason: str, *, frees_quota: bool = True) -> None:
         if ranges:
             self.reasons[reason] += len(ranges)
-        self._settle(ranges, "dropped")
+        self._settle(ranges, "dropped", frees_quota=frees_quota)
 
     def _lose(self, ranges: Sequence[RowRange], why: str, losses: dict[str, Loss]) -> None:
         numbers: set[int] = set()
@@ -417,14 +553,14 @@ class ChannelState:
             loss.items += units.number not in numbers
             loss.rows += item.rows_in(units)
             numbers.add(units.number)
-        self._settle(ranges, "lost")
+        self._settle(ranges, "lost", frees_quota=True)
 
-    def _settle(self, ranges: Iterable[RowRange], outcome: Outcome) -> None:
+    def _settle(self, ranges: Iterable[RowRange], outcome: Outcome, *, frees_quota: bool = False) -> None:
         """Count ranges that are neither waiting nor taken any more. An item without open units is forgotten."""
         for units in ranges:
             item = self._items[units.number]
-            if item.bound is not None and outcome != "delivered":
-                item.bound.remove(item.token, units.start, units.stop, f"{outcome} in the channel")
+            if item.bound is not None and frees_quota:
+                item.bound.remove(item.versions_in(units), f"{outcome} in the channel")
             item.open_units -= units.stop - units.start
             item.outcome = outcome if _SEVERITY[outcome] > _SEVERITY[item.outcome] else item.outcome
             self._row_counts[outcome] += item.rows_in(units)
@@ -432,3 +568,45 @@ class ChannelState:
                 self._item_counts[item.outcome] += 1
                 del self._items[units.number]
                 self._reclaim(item)
+
+    def _count(self, units: RowRange, sign: int) -> RowRange:
+        """Add a range to the totals of the waiting ranges, or subtract it, and return it."""
+        item = self._items[units.number]
+        self._rows += sign * item.rows_in(units)
+        self._nbytes += sign * item.bytes_in(units)
+        self._rowless += sign * (item.rows is None)
+        return units
+
+
+def _refuse(item: Item, done: Done, answer: tuple[Any, ...]) -> None:
+    """Answer a put that is not accepted. Its rows free the quota of their staleness."""
+    if item.bound is not None:
+        item.bound.fail_put(len(item.versions))
+    done(answer)
+
+
+def _stale_rows(item: Item, units: RowRange, surplus: Counter[int]) -> set[int]:
+    """Return the rows that are too old, and the last rows that are in surplus, which are counted down."""
+    stale: set[int] = set()
+    for row in reversed(range(units.start, units.stop) if item.bound is not None else ()):
+        version = item.versions[row]
+        if surplus[version] > 0:
+            surplus[version] -= 1
+            stale.add(row)
+        elif item.bound is not None and version < item.bound.oldest:
+            stale.add(row)
+    return stale
+
+
+def _split(units: RowRange, stale: Collection[int]) -> tuple[list[RowRange], list[RowRange]]:
+    """Return the ranges of other rows, and the ranges of stale rows."""
+    if not stale:
+        return [units], []
+    parts: tuple[list[RowRange], list[RowRange]] = [], []
+    for row in range(units.start, units.stop):
+        part = parts[row in stale]
+        if part and part[-1].stop == row:
+            part[-1] = part[-1]._replace(stop=row + 1)
+        else:
+            part.append(RowRange(units.number, row, row + 1))
+    return parts

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
-from phalanx.channels.channel_counts import display_name
-from phalanx.channels.channel_items import Item, RowRange
-from phalanx.channels.channel_state import By, ChannelState
-from phalanx.channels.staleness_state import Done, ReadyRows, StalenessState
+from phalanx.channels.channel_state import By, ChannelState, Item
+from phalanx.channels.staleness_state import Done, RequestId, StalenessState
 
 CLOSED = ("gone", "it was closed")
-#: Requests to the hub itself, and requests that call the method of that name of a channel or a staleness.
-_HUB_VERBS = frozenset({"open_channel", "open_staleness", "snapshot", "restore", "cancel"})
-_CHANNEL_VERBS = frozenset({"ack", "requeue", "drop", "finish", "close", "status", "held_by", "move"})
-_STALENESS_VERBS = frozenset({"accept", "drop", "end", "serve", "close", "stats"})
+_WAITING_VERBS = frozenset({"take", "lease", "watch"})
+"""Requests that are answered later. Other verbs call the method of that name, and are answered with its result."""
 
 
 class StoredPayload(NamedTuple):
@@ -25,16 +23,6 @@ class StoredPayload(NamedTuple):
     process: str
     number: int
     address: Any
-
-
-class PutOffer(NamedTuple):
-    """An item to put. ``leased``: its staleness, the lease and the version of each row."""
-
-    payload: bytes | StoredPayload
-    nbytes: int
-    rows: int | None
-    lengths: tuple[float, ...] = ()
-    leased: tuple[str, int, tuple[int, ...]] | None = None
 
 
 class Hub:
@@ -46,34 +34,31 @@ class Hub:
     def __init__(self, changed: Callable[[ChannelState], None] = lambda channel: None) -> None:
         self._changed = changed
         self._lock = threading.Lock()
-        self._outbox: list[tuple[Done, tuple[Any, ...]]] = []
-        self._peers: dict[str, Done] = {}
-        self._channels: dict[str, ChannelState] = {}
-        self._stalenesses: dict[str, StalenessState] = {}
-        self._cancels: dict[Hashable, Callable[[], None]] = {}
+        self._outbox: list[tuple[Callable[[Any], None], Any]] = []
+        self._peers: dict[str, Callable[[int], None]] = {}
+        self._states: dict[str, ChannelState | StalenessState] = {}
 
-    def connect(self, peer: str, tell: Done) -> None:
-        """Add a process, or an inline rank. ``tell`` sends it a notification without waiting.
+    def connect(self, peer: str, reclaim: Callable[[int], None]) -> None:
+        """Add a process, or an inline rank. ``reclaim`` tells it which of its stored items is not needed any more.
 
         ``peer`` names this incarnation of the process, with a serial number after the last "#".
         """
         with self._lock:
-            self._peers[peer] = tell
+            self._peers[peer] = reclaim
 
-    def ask(
-        self, peer: str, ticket: int, answer: Done | None, key: str, verb: str, args: Sequence[Any]
-    ) -> None:
-        """Execute a request. ``answer`` is called once with a tuple whose first word is the kind."""
-        request = (peer, ticket)
+    def ask(self, request: RequestId, answer: Done | None, key: str, verb: str, args: Sequence[Any]) -> None:
+        """Execute a request to the object of a key, to the hub itself if that is empty.
+
+        ``answer`` is called once with a tuple whose first word is the kind.
+        """
 
         def done(result: tuple[Any, ...]) -> None:
-            self._cancels.pop(request, None)
             if answer is not None:
                 self._outbox.append((answer, result))
 
         with self._lock:
             try:
-                self._execute(key, verb, request, done, args)
+                self._execute(request, done, key, verb, args)
             except ValueError as error:
                 done(("wrong", str(error)))
             except Exception as error:
@@ -87,177 +72,98 @@ class Hub:
         with self._lock:
             if self._peers.pop(peer, None) is None:
                 return
-            for staleness in self._stalenesses.values():
-                staleness.peer_died(peer, f"{display_name(peer)}: {why}")
-            for channel in list(self._channels.values()):
-                channel.peer_died(peer, why)
+            for state in [*self._states.values()]:
+                state.peer_died(peer, why)
             self._forget_closed()
             outbox, self._outbox = self._outbox, []
         for deliver, result in outbox:
             deliver(result)
 
+    def _execute(self, request: RequestId, done: Done, key: str, verb: str, args: Sequence[Any]) -> None:
+        state = self._states.get(key)
+        if not key:
+            done(getattr(self, f"_{verb}")(*args))
+        elif state is None:
+            done(CLOSED)
+        elif verb == "put":
+            self._put(state, request, done, *args)
+        elif verb in _WAITING_VERBS:
+            getattr(state, verb)(request, done, *args)
+        else:
+            done(("done", getattr(state, verb)(*args)))
+        if isinstance(state, ChannelState):
+            self._changed(state)
+            if state.closed:
+                self._forget_closed()
+
     def _forget_closed(self) -> None:
         """Remove closed channels. Until its last lease ends, a channel reclaims the bytes of its items."""
-        over = [key for key, channel in self._channels.items() if channel.closed and not channel.leases]
-        for key in over:
-            del self._channels[key]
+        for key, state in [*self._states.items()]:
+            if isinstance(state, ChannelState) and state.closed and not state.leases:
+                del self._states[key]
 
-    def _execute(
-        self, key: str, verb: str, request: tuple[str, int], done: Done, args: Sequence[Any]
+    def _open(self, key: str, name: str, maxsize: int | None, by: By) -> tuple[Any, ...]:
+        self._states[key] = ChannelState(name, maxsize, by, reclaim=self._reclaim, clock=time.monotonic)
+        return ("done", None)
+
+    def _open_staleness(self, key: str, *numbers: int) -> tuple[Any, ...]:
+        self._states[key] = StalenessState(*numbers, evict=self._evict)
+        return ("done", None)
+
+    def _put(
+        self,
+        channel: Any,
+        request: RequestId,
+        done: Done,
+        payload: bytes | StoredPayload,
+        nbytes: int,
+        rows: int | None,
+        lengths: tuple[float, ...],
+        leased: tuple[str, int, tuple[int, ...]] | None,
     ) -> None:
-        if verb in _HUB_VERBS:
-            getattr(self, f"_{verb}")(request, done, *args)
-        elif key in self._channels:
-            channel = self._channels[key]
-            if verb in _CHANNEL_VERBS:
-                done(("done", getattr(channel, verb)(*args)))
-            else:
-                getattr(self, f"_channel_{verb}")(channel, request, done, *args)
-            self._changed(channel)
-            if channel.closed:
-                self._forget_closed()
-        elif key in self._stalenesses:
-            staleness = self._stalenesses[key]
-            if verb in _STALENESS_VERBS:
-                done(("done", getattr(staleness, verb)(*args)))
-            else:
-                getattr(self, f"_staleness_{verb}")(staleness, request, done, *args)
-        else:
-            done(CLOSED)
-
-    def _note(self, peer: str | None, *note: Any) -> None:
-        if peer in self._peers:
-            self._outbox.append((self._peers[peer], note))
-
-    def _wait(self, key: tuple[str, int], waits: bool, state: Any, request: Any) -> None:
-        """Cancel a request without a response: immediately, or when its peer requests it."""
-        if request is None:
-            return
-        if waits:
-            self._cancels[key] = lambda: state.cancel(request)
-        else:
-            state.cancel(request)
-
-    def _cancel(self, request: tuple[str, int], done: Done, ticket: int) -> None:
-        cancel = self._cancels.get((request[0], ticket))
-        if cancel is not None:
-            cancel()
-        done(("done", None))
-
-    # Channels
-
-    def _open_channel(
-        self, request: Any, done: Done, key: str, name: str, maxsize: int | None, by: By
-    ) -> None:
-        def reclaim(item: Item) -> None:
-            if isinstance(item.payload, StoredPayload):
-                self._note(item.holder, "reclaim", item.payload.number)
-
-        self._channels[key] = ChannelState(key, maxsize, by, name, reclaim=reclaim, clock=time.monotonic)
-        done(("done", None))
-
-    def _channel_put(
-        self, channel: ChannelState, request: tuple[str, int], done: Done, offer: PutOffer, waits: bool
-    ) -> None:
-        peer, payload = request[0], offer.payload
-        holder = None if isinstance(payload, bytes) else peer
-        item = Item(peer, payload, offer.nbytes, offer.rows, holder, offer.lengths)
-        finish = done
-        if offer.leased is not None:
-            key, lease, item.versions = offer.leased
-            staleness = self._stalenesses[key]
+        """Put an item. ``leased``: its staleness, the lease and the version of each row."""
+        holder = None if isinstance(payload, bytes) else request[0]
+        item = Item(request[0], payload, nbytes, rows, lengths, holder)
+        if leased is not None:
+            key, lease, item.versions = leased
+            staleness: Any = self._states[key]
             if not staleness.begin_put(lease, item.versions):
                 done(("accepted", -1, 0))
                 return
             item.bound = staleness if item.versions else None
-            finish = _reporting_failure(staleness, len(item.versions), done)
-        self._wait(request, waits, channel, channel.put(item, finish))
+        channel.put(request, done, item)
 
-    def _channel_take(
-        self,
-        channel: ChannelState,
-        request: tuple[str, int],
-        done: Done,
-        items: int | None,
-        rows: int | None,
-        at_least: int | None,
-        waits: bool,
-    ) -> None:
-        self._wait(request, waits, channel, channel.take(request[0], request, done, items, rows, at_least))
+    def _reclaim(self, item: Item) -> None:
+        if isinstance(item.payload, StoredPayload) and item.holder in self._peers:
+            self._outbox.append((self._peers[item.holder], item.payload.number))
 
-    def _channel_leave(self, channel: ChannelState, request: tuple[str, int], done: Done) -> None:
-        channel.leave(request[0], done)
+    def _evict(self, bound: StalenessState, surplus: Counter[int]) -> None:
+        for channel in self._states.values():
+            if isinstance(channel, ChannelState):
+                channel.expire(bound, surplus)
 
-    # Stalenesses
-
-    def _open_staleness(self, request: Any, done: Done, key: str, *numbers: int) -> None:
-        def overdue(peer: str, lease: int) -> None:
-            self._note(peer, "overdue", key, lease)
-
-        self._stalenesses[key] = StalenessState(*numbers, overdue=overdue)
-        done(("done", None))
-
-    def _staleness_lease(
-        self, staleness: StalenessState, request: tuple[str, int], done: Done, rows: int, waits: bool
-    ) -> None:
-        self._wait(request, waits, staleness, staleness.lease(request[0], rows, done))
-
-    def _staleness_advance(
-        self,
-        staleness: StalenessState,
-        request: Any,
-        done: Done,
-        version: int,
-        trained: int | None,
-        serving: bool,
-    ) -> None:
-        for rows in staleness.advance(version, trained, serving):
-            channel = self._channels.get(rows.token[0])
-            if channel is not None:
-                channel.drop_rows(RowRange(rows.token[1], rows.start, rows.stop))
-        for channel in self._channels.values():
-            channel.expire()
-        done(("done", None))
-
-    # Snapshots
-
-    def _snapshot(self, request: Any, done: Done, channels: Sequence[str], staleness: str | None) -> None:
-        """Answer with the states of channels and a staleness, all of the same moment."""
-        if not {*channels} <= self._channels.keys() or staleness not in (None, *self._stalenesses):
-            done(CLOSED)
-            return
-        states = {each: self._channels[each].state() for each in channels}
-        done(("snapshot", states, self._stalenesses[staleness].state() if staleness else None))
+    def _snapshot(self, keys: Sequence[str]) -> tuple[Any, ...]:
+        """Return the states of channels and a staleness, all of the same moment."""
+        if not {*keys} <= self._states.keys():
+            return CLOSED
+        return ("done", [self._states[key].state() for key in keys])
 
     def _restore(
-        self,
-        request: Any,
-        done: Done,
-        channels: dict[str, dict[str, Any]],
-        staleness: str | None,
-        state: dict[str, Any] | None,
-        accepted: Sequence[ReadyRows],
-    ) -> None:
+        self, channels: dict[str, dict[str, Any]], staleness: str | None, state: dict[str, Any] | None
+    ) -> tuple[Any, ...]:
         """Have channels and a staleness continue from their states, unless they were used before."""
-        for each in channels:
-            if self._channels[each].items.submitted:
-                raise ValueError(f"an item was put into channel {self._channels[each].name!r} already")
-        bound = self._stalenesses[staleness] if staleness else None
-        if bound is not None and state is not None:
+        for key in channels:
+            channel: Any = self._states[key]
+            if channel.items.submitted:
+                raise ValueError(f"an item was put into channel {channel.name!r} already")
+        bound: Any = None if staleness is None else self._states[staleness]
+        if bound is not None:
             if bound.stats().rows.submitted:
                 raise ValueError("rows of the staleness were leased already")
-            bound.restore(state, accepted)
-        for each, saved in channels.items():
-            self._channels[each].restore(saved, bound)
-        done(("done", None))
-
-
-def _reporting_failure(staleness: StalenessState, rows: int, done: Done) -> Done:
-    """Return a callback of a put that drops its rows if the channel did not accept them."""
-
-    def finish(result: tuple[Any, ...]) -> None:
-        if result[0] != "accepted":
-            staleness.fail_put(rows)
-        done(result)
-
-    return finish
+            ranges = [(saved, units) for saved in channels.values() for units in saved["ranges"]]
+            versions = [saved["items"][units.number].versions_in(units) for saved, units in ranges]
+            bound.restore(state, [*chain.from_iterable(versions)])
+        for key, saved in channels.items():
+            channel = self._states[key]
+            channel.restore(saved, bound)
+        return ("done", None)

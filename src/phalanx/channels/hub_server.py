@@ -15,18 +15,20 @@ import socket
 import threading
 import time
 from collections import deque
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
 
 from phalanx.channels.hub import Hub
 
+_CONNECTS_WITHIN_S = 10.0
 _AUTHENTICATES_WITHIN_S = 10.0
 _MOST_UNAUTHENTICATED = 64
-_MOST_NAME_BYTES = 4096
 _SENT_DIRECTLY_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 1 << 20
 _MOST_UNSENT = 1024
+_MOST_NAME_BYTES = 4096
 _log = logging.getLogger("phalanx")
 
 
@@ -38,140 +40,83 @@ class HubAddress(NamedTuple):
     key: bytes
 
 
-class HubServer:
-    """Accepts connections to a hub until it is stopped."""
+class HubConnection:
+    """A connection. Unless ``may_wait``, sending never waits for the other end to read."""
 
-    def __init__(self, hub: Hub, host: str) -> None:
-        self._hub = hub
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listening = socket.create_server((host, 0), family=family, backlog=1024)
-        self.address = HubAddress(host, self._listening.getsockname()[1], secrets.token_bytes(32))
-        self._unauthenticated = threading.BoundedSemaphore(_MOST_UNAUTHENTICATED)
-        self._open: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        threading.Thread(target=self._accept, name="phalanx-hub", daemon=True).start()
-
-    def stop(self) -> None:
-        """Close the listening socket and all connections."""
-        _shut_down(self._listening)
-        self._listening.close()
-        with self._lock:
-            for sock in self._open:
-                _shut_down(sock)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listening.accept()
-            except OSError:
-                if self._listening.fileno() < 0:
-                    return
-                time.sleep(0.1)  # out of descriptors: connections that end free some
-                continue
-            if self._unauthenticated.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(sock,), name="phalanx-hub", daemon=True).start()
-            else:
-                sock.close()
-
-    def _serve(self, sock: socket.socket) -> None:
-        with self._lock:
-            self._open.add(sock)
-        tune(sock)
-        connection = Connection(socket.dup(sock.fileno()))
-        try:
-            name = self._authenticate(sock, connection)
-            if name is not None:
-                peer = ConnectedPeer(name, sock, connection)
-                self._hub.connect(name, peer.tell)
-                self._serve_peer(peer)
-                self._hub.peer_died(name, "its process ended")
-                _shut_down(sock)
-                peer.close()
-        finally:
-            with self._lock:
-                self._open.discard(sock)
-            _shut_down(sock)
-            connection.close()
-            sock.close()
-
-    def _authenticate(self, sock: socket.socket, connection: Connection) -> str | None:
-        """Return the name of the peer, None if it does not know the key or does not prove it in time."""
-        deadline = threading.Timer(_AUTHENTICATES_WITHIN_S, _shut_down, (sock,))
-        deadline.daemon = True
-        deadline.start()
-        try:
-            deliver_challenge(connection, self.address.key)
-            answer_challenge(connection, self.address.key)
-            return connection.recv_bytes(_MOST_NAME_BYTES).decode()
-        except (OSError, EOFError, AuthenticationError, ValueError, AssertionError):
-            return None
-        finally:
-            deadline.cancel()
-            self._unauthenticated.release()
-
-    def _serve_peer(self, peer: ConnectedPeer) -> None:
-        try:
-            while True:
-                for ticket, answered, key, verb, args in pickle.loads(peer.receive()):
-                    answer = peer.answer(ticket) if answered else None
-                    self._hub.ask(peer.name, ticket, answer, key, verb, args)
-        except (OSError, EOFError):
-            return
-        except Exception:
-            _log.warning(
-                "a message of %s to its channels is damaged; it is disconnected", peer.name, exc_info=True
-            )
-
-
-class ConnectedPeer:
-    """A process at the other end of a connection. Sending never waits for that process to read."""
-
-    def __init__(self, name: str, sock: socket.socket, connection: Connection) -> None:
-        self.name = name
-        self._connection = connection
-        self._lock = threading.Lock()
+    def __init__(self, sock: socket.socket, *, may_wait: bool) -> None:
+        _tune(sock)
+        self._may_wait = may_wait
+        self._connection = Connection(sock.detach())
+        self._lock, self._closing = threading.Lock(), threading.Lock()
         self._unsent: deque[bytes] = deque()
         self._writer: threading.Thread | None = None
-        self._closed = False
         self._poll = select.poll()
-        self._poll.register(sock, select.POLLOUT)
+        self._poll.register(self._connection.fileno(), select.POLLOUT)
+        self._closed = False
 
-    def receive(self) -> bytes:
-        """Return the next message. A peer that does not read its answers is not served further."""
+    def accept(self, key: bytes) -> str:
+        """Authenticate the hub's end, and return the name of the peer. Nothing is unpickled before.
+
+        Raises:
+            OSError, EOFError, AuthenticationError, ValueError: if the peer does not know the key.
+        """
+        deliver_challenge(self._connection, key)
+        answer_challenge(self._connection, key)
+        return self._connection.recv_bytes(_MOST_NAME_BYTES).decode()
+
+    def introduce(self, key: bytes, name: str) -> None:
+        """Authenticate the peer's end, and send its name.
+
+        Raises:
+            OSError, EOFError, AuthenticationError: if the hub does not know the key.
+        """
+        answer_challenge(self._connection, key)
+        deliver_challenge(self._connection, key)
+        self._connection.send_bytes(name.encode())
+
+    def receive(self) -> Any:
+        """Return the next message. A peer that does not read its answers is not served further.
+
+        Raises:
+            OSError, EOFError: at the end of the connection.
+        """
         while len(self._unsent) > _MOST_UNSENT:
             time.sleep(0.01)
-        return self._connection.recv_bytes()
+        return pickle.loads(self._connection.recv_bytes())
 
-    def answer(self, ticket: int) -> Any:
-        """Return a function that sends the answer to a request."""
-        return lambda result: self._send((ticket, result))
-
-    def tell(self, note: tuple[Any, ...]) -> None:
-        """Send a notification."""
-        self._send((None, note))
-
-    def close(self) -> None:
-        """Close the connection, which was shut down, once no thread sends."""
-        with self._lock:
-            writer, self._closed = self._writer, True
-        if writer is not None:
-            writer.join()
-        self._connection.close()
-
-    def _send(self, message: tuple[Any, ...]) -> None:
+    def send(self, message: Any) -> None:
+        """Send a message, unless the connection has ended, which the receiving thread notices."""
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         with self._lock:
-            if self._closed:
-                return
             # A socket that is ready takes a small message without blocking.
-            if not self._unsent and len(data) <= _SENT_DIRECTLY_BYTES and self._poll.poll(0):
-                with contextlib.suppress(OSError):  # the reading thread notices the end of the connection
+            is_small = len(data) <= _SENT_DIRECTLY_BYTES
+            if not self._unsent and (self._may_wait or (is_small and self._poll.poll(0))):
+                with contextlib.suppress(OSError):
                     self._connection.send_bytes(data)
-                return
-            self._unsent.append(data)
-            if len(self._unsent) == 1:
-                self._writer = threading.Thread(target=self._send_unsent, name="phalanx-hub", daemon=True)
-                self._writer.start()
+            elif not self._closed:
+                self._unsent.append(data)
+                if len(self._unsent) == 1:
+                    self._writer = threading.Thread(target=self._send_unsent, name="phalanx-hub", daemon=True)
+                    self._writer.start()
+
+    def shut_down(self) -> None:
+        """End the connection. Its threads stop waiting."""
+        with self._closing, contextlib.suppress(OSError):  # it was closed
+            sock = socket.socket(fileno=self._connection.fileno())
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            finally:
+                sock.detach()
+
+    def close(self) -> None:
+        """End the connection, and free its descriptors once no thread sends."""
+        self.shut_down()
+        with self._lock:
+            self._closed = True
+        if self._writer is not None:
+            self._writer.join()
+        with self._lock, self._closing:
+            self._connection.close()
 
     def _send_unsent(self) -> None:
         while True:
@@ -186,19 +131,101 @@ class ConnectedPeer:
                     return
 
 
-def tune(sock: socket.socket) -> None:
+def connect(address: HubAddress, name: str) -> HubConnection:
+    """Return an authenticated connection, once the hub has capacity for it.
+
+    Raises:
+        OSError: if no hub listens there, or it has another key.
+    """
+    sock = socket.create_connection((address.host, address.port), timeout=_CONNECTS_WITHIN_S)
+    sock.settimeout(None)
+    connection = HubConnection(sock, may_wait=True)
+    try:
+        connection.introduce(address.key, name)
+    except (OSError, EOFError, AuthenticationError) as error:
+        connection.close()
+        raise ConnectionError(str(error)) from error
+    return connection
+
+
+def _tune(sock: socket.socket) -> None:
     """Send small messages at once, and detect the loss of a node within seconds."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-def _shut_down(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+class HubServer:
+    """Accepts connections to a hub until it is stopped."""
+
+    def __init__(self, hub: Hub, host: str) -> None:
+        self._hub = hub
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, 0), family=family, backlog=1024)
+        self.address = HubAddress(host, self._listening.getsockname()[1], secrets.token_bytes(32))
+        self._unauthenticated = threading.BoundedSemaphore(_MOST_UNAUTHENTICATED)
+        threading.Thread(target=self._accept, name="phalanx-hub", daemon=True).start()
+
+    def stop(self) -> None:
+        """Accept no more connections. Existing connections are served until their peers end."""
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def _accept(self) -> None:
+        """Accept connections. While too many are not authenticated, others wait in the backlog."""
+        while True:
+            self._unauthenticated.acquire()
+            try:
+                sock, _ = self._listening.accept()
+            except OSError:
+                self._unauthenticated.release()
+                if self._listening.fileno() < 0:
+                    return
+                time.sleep(0.1)  # out of descriptors: connections that end free some
+            else:
+                threading.Thread(target=self._serve, args=(sock,), name="phalanx-hub", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        connection = HubConnection(sock, may_wait=False)
+        name = self._authenticate(connection)
+        if name is not None:
+            self._hub.connect(name, lambda number: connection.send((None, number)))
+            self._serve_peer(name, connection)
+            self._hub.peer_died(name, "its process ended")
+        connection.close()
+
+    def _authenticate(self, connection: HubConnection) -> str | None:
+        """Return the name of the peer, None if it does not know the key or does not prove it in time."""
+        deadline = threading.Timer(_AUTHENTICATES_WITHIN_S, connection.shut_down)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            return connection.accept(self.address.key)
+        except (OSError, EOFError, AuthenticationError, ValueError, AssertionError):
+            return None
+        finally:
+            deadline.cancel()
+            self._unauthenticated.release()
+
+    def _serve_peer(self, name: str, connection: HubConnection) -> None:
+        def answer(ticket: int, result: Any) -> None:
+            connection.send((ticket, result))
+
+        try:
+            while True:
+                for ticket, is_answered, key, verb, args in connection.receive():
+                    self._hub.ask(
+                        (name, ticket), partial(answer, ticket) if is_answered else None, key, verb, args
+                    )
+        except (OSError, EOFError):
+            return
+        except Exception:
+            _log.warning(
+                "a message of %s to its channels is damaged; it is disconnected", name, exc_info=True
+            )
 
 
 _served: list[HubServer] = []

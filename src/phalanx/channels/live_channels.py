@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import itertools
 import logging
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
 
 from phalanx.backends.api import Backend
-from phalanx.channels.channel_counts import ChannelStatus, limit_text, losses_text
-from phalanx.channels.channel_state import By
-from phalanx.channels.hub_client import PROCESS, HubClient, RemoteClient, clients
+from phalanx.channels.channel_state import By, ChannelStatus, Loss
+from phalanx.channels.hub_client import PROCESS, clients
 from phalanx.channels.hub_server import HubAddress, start_hub
 from phalanx.channels.payloads import Lengths
+from phalanx.channels.staleness_state import display_name
+from phalanx.display.byte_format import size
 from phalanx.display.registry_records import CHANNEL_PREFIX, ChannelEntry, to_bytes
-from phalanx.errors import DeclarationError
-from phalanx.session import session as cluster
+from phalanx.errors import DeclarationError, ItemsLost
 from phalanx.session.background import Background
+from phalanx.session.session import session
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
 
@@ -35,26 +35,15 @@ _log = logging.getLogger("phalanx")
 
 @dataclass(frozen=True)
 class ChannelHandle:
-    """Serialized form of a channel: its key and hub, and the arguments that it was created with."""
+    """Serialized form of a channel. ``limit`` is its bound as text."""
 
     key: str
     name: str
     backend: str
-    maxsize: int | None
-    by: By
+    limit: str
     handoff: bool
-    lengths: Lengths | None = None
-    address: HubAddress | None = None
-
-    @property
-    def is_own(self) -> bool:
-        """True if this process created the channel."""
-        return self.key.split("/")[1] == PROCESS
-
-    @property
-    def limit(self) -> str:
-        """Bound of the channel as text."""
-        return limit_text(self.maxsize, self.by)
+    lengths: Lengths | None
+    address: HubAddress | None
 
 
 class OwnHubs:
@@ -69,18 +58,15 @@ class OwnHubs:
         if backend.immediate:
             return None
         with self._lock:
-            service, address = self._services.get(backend, (None, None))
-            client = None if address is None else clients.to("", address)
-            if address is None or not isinstance(client, RemoteClient) or client.died:
-                service, address = backend.start_service(start_hub)
-                self._services[backend] = (service, address)
-            return address
+            if backend not in self._services or clients.to_remote(self._services[backend][1]).died:
+                self._services[backend] = backend.start_service(start_hub)
+            return self._services[backend][1]
 
     def stop(self, backend: Backend | None) -> None:
         """Stop the hub of a backend, or all hubs."""
         for each in [each for each in self._services if backend in (None, each)]:
             service, address = self._services.pop(each)
-            clients.close(address)
+            clients.to_remote(address).close()
             each.stop_service(service)
 
 
@@ -108,51 +94,38 @@ class LiveChannels:
         self._published: dict[str, ChannelEntry] = {}
         self._publish_at = 0.0
 
-    def open(
-        self,
-        name: str | None,
-        maxsize: int | None,
-        by: By,
-        handoff: bool,
-        lengths: Lengths | None,
-        backend: Backend,
-    ) -> ChannelHandle:
+    def open(self, handle: ChannelHandle, backend: Backend, maxsize: int | None, by: By) -> None:
         """Create a channel, and publish its handle.
 
         Raises:
             DeclarationError: if a channel of that name is open in this run.
         """
-        key = new_key("channel")
-        name = name or f"channel-{key.rpartition('/')[2]}"
-        with self._lock:
-            taken = any(handle.name == name and of is backend for handle, of in self._open.values())
-        if taken or backend.published(published_key(backend, name)) is not None:
+        name = handle.name
+        if backend.published(published_key(backend, name)) is not None:
             raise DeclarationError(
                 f"px.Channel(name={name!r}): a channel of that name is open in this run; close it first, use another "
                 "name, or get the open channel by px.Channel.find(name)"
             )
-        address = own_hubs.address(backend)
-        handle = ChannelHandle(key, name, backend.name, maxsize, by, handoff, lengths, address)
-        clients.to(key, address).request("", "open_channel", key, name, maxsize, by)
+        clients.to(handle.key, handle.address).request("", "open", handle.key, name, maxsize, by)
         with self._lock:
-            self._open[key] = (handle, backend)
+            self._open[handle.key] = (handle, backend)
         backend.publish(published_key(backend, name), cloudpickle.dumps(handle))
-        if address is not None:
+        if handle.address is not None:
             self._publisher.begin()
-        return handle
 
-    def is_open(self, handle: ChannelHandle) -> bool:
+    def is_open(self, key: str) -> bool:
         """Return whether this process created a channel and did not close it."""
-        return handle.key in self._open
+        return key in self._open
 
-    def close(self, handle: ChannelHandle, reason: str) -> None:
+    def close(self, key: str, reason: str) -> None:
         """Close a channel of this process. Losses that no take has reported are logged."""
         with self._lock:
-            _, backend = self._open.pop(handle.key, (None, None))
-            entry = self._published.pop(handle.key, None)
-        if backend is None:
+            handle, backend = self._open.pop(key, (None, None))
+            entry = self._published.pop(key, None)
+        if handle is None or backend is None:
             return
-        answer = _answer(clients.to(handle.key, handle.address), handle.key, "close", reason)
+        client = clients.to(key, handle.address)
+        answer = client.request(key, "close", reason, timeout=_CLOSES_WITHIN_S)
         if answer[0] == "done" and answer[1]:
             _log.warning(
                 "channel %r was closed before anybody took what says so: items were lost with the process that "
@@ -169,9 +142,9 @@ class LiveChannels:
     def close_all(self, backend: Backend | None) -> None:
         """Close the channels of a backend, or all channels, and stop their hubs."""
         reason = "px.shutdown()" if backend is None else "the cluster was left"
-        for handle, of in list(self._open.values()):
+        for key, (_, of) in list(self._open.items()):
             if backend in (None, of):
-                self.close(handle, reason)
+                self.close(key, reason)
         own_hubs.stop(backend)
 
     def _turn(self) -> float | None:
@@ -180,42 +153,35 @@ class LiveChannels:
         for handle, backend in list(self._open.values()):
             if handle.address is None or not backend.connected() or not (publish or process.sink):
                 continue
-            answer = _answer(clients.to(handle.key, handle.address), handle.key, "status")
+            client = clients.to_remote(handle.address)
+            answer = client.request(handle.key, "status", timeout=_CLOSES_WITHIN_S)
             if answer[0] != "done":
                 continue
+            depth = answer[1].depth
             if process.sink is not None:
-                depth = answer[1].depth
-                process.sink.count(
-                    CHANNEL + handle.name, {WAITING: depth.waiting, OLDEST: 1e3 * depth.oldest_item}
-                )
+                level = {WAITING: depth.waiting, OLDEST: 1e3 * depth.oldest_item}
+                process.sink.count(CHANNEL + handle.name, level)
             if publish:
-                self._publish(handle, backend, channel_entry(handle, answer[1]))
+                self._publish(handle.key, backend, channel_entry(handle.name, handle.limit, answer[1]))
         if publish:
             self._publish_at = time.monotonic() + _PUBLISHED_EVERY_S
         return _TRACED_EVERY_S if self._open else None
 
-    def _publish(self, handle: ChannelHandle, backend: Backend, entry: ChannelEntry) -> None:
+    def _publish(self, key: str, backend: Backend, entry: ChannelEntry) -> None:
         with self._lock:  # a channel that was closed in the meantime must not be published again
-            if handle.key in self._open and self._published.get(handle.key) != replace(entry, changed=0.0):
-                self._published[handle.key] = replace(entry, changed=0.0)
+            if key in self._open and self._published.get(key) != replace(entry, changed=0.0):
+                self._published[key] = replace(entry, changed=0.0)
                 backend.publish(entry.key, to_bytes(entry))
 
 
-def _answer(client: HubClient, key: str, verb: str, *args: Any) -> tuple[Any, ...]:
-    """Return the answer of a hub, ("gone", reason) if it does not answer in time."""
-    with contextlib.suppress(concurrent.futures.TimeoutError):
-        return client.ask(key, verb, *args)[1].result(_CLOSES_WITHIN_S)
-    return ("gone", "its hub does not answer")
-
-
-def channel_entry(handle: ChannelHandle, status: ChannelStatus) -> ChannelEntry:
+def channel_entry(name: str, limit: str, status: ChannelStatus) -> ChannelEntry:
     """Return the registry record of a channel."""
     depth, items = status.depth, status.items
     now = time.time()
     return ChannelEntry(
-        run=cluster.RUN_ID,
-        name=handle.name,
-        limit=handle.limit,
+        run=session.run_id,
+        name=name,
+        limit=limit,
         waiting=depth.waiting,
         waiting_bytes=depth.waiting_bytes,
         taken=items.taken,
@@ -230,6 +196,35 @@ def channel_entry(handle: ChannelHandle, status: ChannelStatus) -> ChannelEntry:
     )
 
 
+def limit_text(maxsize: int | None, by: str) -> str:
+    """Return the bound of a channel as text."""
+    if maxsize is None:
+        return "any number of items"
+    return size(maxsize) if by == "bytes" else f"{maxsize} item{'s' if maxsize > 1 else ''}"
+
+
+def losses_text(losses: Iterable[Loss]) -> str:
+    """Return the losses as text, by process."""
+    return "; ".join(f"{_counts_text(loss)} of {display_name(loss.holder)}: {loss.why}" for loss in losses)
+
+
+def _counts_text(loss: Loss) -> str:
+    counts = ((loss.items, "item"), (loss.rows, "row"), (loss.puts, "waiting put"))
+    return ", ".join(f"{count} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count)
+
+
+def lost_items(channel: str, losses: Sequence[Loss]) -> ItemsLost:
+    """Return the error that names the lost items and the processes that stored them."""
+    error = ItemsLost(
+        f"channel {channel!r}: items were lost with the process that stored their bytes: "
+        f"{losses_text(losses) or 'part of this batch'}. Other items can be taken; to keep items longer than the "
+        "process that put them, drain the channel before that process is closed, or create it with handoff=True",
+        channel=channel,
+    )
+    error.losses = tuple(losses)
+    return error
+
+
 live_channels = LiveChannels()
 """Channels of this process."""
-cluster.at_letting_go(cluster.LetGoStep.PART, live_channels.close_all)
+session.before_groups_close(live_channels.close_all)

@@ -5,11 +5,10 @@ A producer that ends waits for the delivery of its large items, or moves their b
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
+import itertools
 import math
 import time
-import weakref
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed, Ref
 from phalanx.calls.store_quota import Room
-from phalanx.channels.hub import PutOffer, StoredPayload
-from phalanx.channels.hub_client import PROCESS, HubClient, stored_items
+from phalanx.channels.hub import StoredPayload
+from phalanx.channels.hub_client import PROCESS, HubClient, reclaim, stored_items
 from phalanx.config import settings
 from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
@@ -28,29 +27,35 @@ from phalanx.worker.exit_hooks import Closers, at_close, current_closers
 
 _CLOSES_WITHIN_S = 4.0  # less than the time in which a rank has to close
 _LEAVES_WITHIN_S = 60.0  # less than the time in which a rank has to leave a group that continues
-_MOVES_EVERY_S = 0.1
-_registered: weakref.WeakKeyDictionary[Closers, set[str]] = weakref.WeakKeyDictionary()
+_LOOKS_EVERY_S = 0.05
+_numbers = itertools.count()
 
 Lengths = str | Callable[[Any], Any]
+Payload = bytes | StoredPayload
+Packed = tuple[Payload, int, int | None, tuple[float, ...]]
+"""Payload, number of bytes, number of rows (None: not made of rows) and their lengths."""
 
 
-def pack(channel: str, backend: Backend, value: Value, lengths: Lengths | None = None) -> PutOffer:
+def pack(channel: str, backend: Backend, value: Value, lengths: Lengths | None = None) -> Packed:
     """Encode a value, and store it if it is large. ``lengths`` locates the lengths of the rows.
 
     Raises:
         DispatchError: if the value cannot be pickled, or the store of this node has no capacity for it.
     """
     encoded = encode(value)
-    rows = _row_count(value)
+    rows = None
+    with contextlib.suppress(DispatchError):  # different numbers of rows: it is not made of rows
+        rows = count_rows(value)
     numbers = () if lengths is None else _row_lengths(value, lengths, rows)
     if encoded.nbytes <= settings().inline_bytes:
-        return PutOffer(encoded.to_bytes(), encoded.nbytes, rows, numbers)
+        return encoded.to_bytes(), encoded.nbytes, rows, numbers
     Room(backend).admit(encoded.nbytes, encoded.nbytes, "the item put into a channel takes")
-    payload = stored_items.add(channel, backend, backend.put(encoded))
-    return PutOffer(payload, encoded.nbytes, rows, numbers)
+    ref, number = backend.put(encoded), next(_numbers)
+    stored_items[number] = channel, ref
+    return StoredPayload(PROCESS, number, backend.address_of(ref)), encoded.nbytes, rows, numbers
 
 
-def unpack(backend: Backend, payload: bytes | StoredPayload, policy: Policy = Policy.PRIVATE) -> Value:
+def unpack(backend: Backend, payload: Payload, policy: Policy = Policy.PRIVATE) -> Value:
     """Return the value of a payload.
 
     Raises:
@@ -62,7 +67,7 @@ def unpack(backend: Backend, payload: bytes | StoredPayload, policy: Policy = Po
         return backend.fetch([reference(backend, payload)])[0]
 
 
-def to_bytes(backend: Backend, payload: bytes | StoredPayload) -> bytes:
+def to_bytes(backend: Backend, payload: Payload) -> bytes:
     """Return a payload as bytes.
 
     Raises:
@@ -76,15 +81,7 @@ def to_bytes(backend: Backend, payload: bytes | StoredPayload) -> bytes:
 def reference(backend: Backend, payload: StoredPayload) -> Ref:
     """Return the reference to stored bytes."""
     own = stored_items.get(payload.number) if payload.process == PROCESS else None
-    return own if own is not None else backend.at(payload.address)
-
-
-def _row_count(value: Value) -> int | None:
-    """Return the number of rows, None for a value that has no rows or different numbers of rows."""
-    try:
-        return count_rows(value)
-    except DispatchError:
-        return None
+    return backend.at(payload.address) if own is None else own[1]
 
 
 def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float, ...]:
@@ -112,27 +109,26 @@ def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float,
     return tuple(numbers)
 
 
-def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout: float | None) -> bool:
+def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout: float | None) -> int:
     """Reject further puts of this process, and wait until the channel needs none of its items.
 
-    With ``handoff``, the bytes of its items are moved to the hub. Return False after the timeout.
+    With ``handoff``, the bytes of its items are moved to the hub. Return the items that are needed after the timeout.
     """
     limit = math.inf if timeout is None else time.monotonic() + timeout
-    left = client.ask(key, "leave")[1]
     while True:
-        if handoff and not left.done():
-            held = client.request(key, "held_by", client.name)
-            for number, payload in held[1] if held[0] == "done" else ():
+        answer = client.request(key, "leave", client.name)
+        needed = answer[1] if answer[0] == "done" else []
+        if not needed:
+            for number in [number for number, (channel, _) in [*stored_items.items()] if channel == key]:
+                reclaim(number)
+            return 0
+        for number, payload in needed:
+            if handoff and payload is not None:
                 with contextlib.suppress(FetchFailed):
                     client.send(key, "move", number, to_bytes(backend, payload))
-        try:
-            left.result(min(_MOVES_EVERY_S, max(0.0, limit - time.monotonic())))
-        except concurrent.futures.TimeoutError:  # the built-in one from Python 3.11 on
-            if time.monotonic() >= limit:
-                return False
-        else:
-            stored_items.reclaim_channel(key)
-            return True
+        if time.monotonic() >= limit:
+            return len(needed)
+        time.sleep(_LOOKS_EVERY_S)
 
 
 def leave_at_exit(client: HubClient, backend: Backend, key: str, handoff: bool) -> None:
@@ -141,10 +137,9 @@ def leave_at_exit(client: HubClient, backend: Backend, key: str, handoff: bool) 
     A rank that leaves a group which continues moves its items to the hub.
     """
     closers = current_closers()
-    if closers is None or key in _registered.setdefault(closers, set()):
-        return
-    _registered[closers].add(key)
-    at_close(_leave_within, closers, client, backend, key, handoff)
+    if closers is not None and key not in client.channels_to_leave:
+        client.channels_to_leave.add(key)
+        at_close(_leave_within, closers, client, backend, key, handoff)
 
 
 def _leave_within(closers: Closers, client: HubClient, backend: Backend, key: str, handoff: bool) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.channel import Channel, whole_number
-from phalanx.channels.hub_client import PROCESS, HubClient, clients
+from phalanx.channels.channel import Channel, Leased, whole_number
+from phalanx.channels.hub_client import HubObject, PendingRequest
 from phalanx.channels.hub_server import HubAddress
 from phalanx.channels.live_channels import new_key, own_hubs
-from phalanx.channels.pending_request import PendingRequest, note_thread
-from phalanx.channels.staleness_state import StalenessStats
+from phalanx.channels.staleness_state import RequestId, StalenessStats
 from phalanx.dispatch.split import count_rows
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PhalanxError, StalenessTimeout
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 from phalanx.wire.value import Reduced, Value
 
 _log = logging.getLogger("phalanx")
@@ -35,18 +36,16 @@ class RowLease:
 
     def __init__(
         self,
-        client: HubClient,
-        key: str,
+        staleness: StalenessManager,
         number: int,
         rows: int,
         version: int,
         on_overdue: Callable[[], object] | None,
     ) -> None:
-        self._client, self._key, self.number = client, key, number
-        self.rows, self.version = rows, version
+        self._staleness, self.number, self.rows, self.version = staleness, number, rows, version
         self.overdue = False
         self._on_overdue = on_overdue
-        client.on_overdue(key, number, self._became_overdue)
+        staleness._client().ask(staleness._key, "watch", number)[1].add_done_callback(self._notify)
 
     def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
         """Accept rows for training, without a channel. A lease can be accepted in parts.
@@ -63,7 +62,7 @@ class RowLease:
             ValueError: if there are more rows than still run, or a version is not in training yet.
         """
         count = whole_number(rows, "accept(rows")
-        return self._request("accept", self.number, _row_versions(versions, count))[1]
+        return self._staleness._request("accept", self.number, _row_versions(versions, count))
 
     def put(
         self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
@@ -87,30 +86,28 @@ class RowLease:
             DeclarationError: if the channel belongs to another process or backend than the lease.
             ChannelFull, ChannelClosed: as :meth:`px.Channel.put`. The rows are dropped.
         """
-        rows, leased = self._leased(channel, item, versions)
-        return min(rows, channel._accepted(channel._begin_put(item, timeout, leased).result())[1])
+        leased = self._leased(channel, item, versions)
+        return min(channel._begin_put(item, timeout, leased).result()[1], len(leased[2]))
 
     async def put_async(
         self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
     ) -> int:
         """Put the rows of an item in an event loop, as :meth:`put` does."""
-        rows, leased = self._leased(channel, item, versions)
-        return min(rows, channel._accepted(await channel._begin_put(item, timeout, leased).result_async())[1])
+        leased = self._leased(channel, item, versions)
+        return min((await channel._begin_put(item, timeout, leased).result_async())[1], len(leased[2]))
 
-    def _leased(
-        self, channel: Channel, item: Value, versions: int | Sequence[int]
-    ) -> tuple[int, tuple[str, int, tuple[int, ...]]]:
+    def _leased(self, channel: Channel, item: Value, versions: int | Sequence[int]) -> Leased:
         rows = count_rows(item)
         if rows is None:
             raise ValueError(
                 "RowLease.put: the item is not made of rows; pass tensors, arrays, lists or structures of these"
             )
-        if channel._client() is not self._client:
+        if channel._client() is not self._staleness._client():
             raise DeclarationError(
                 f"RowLease.put: channel {channel.name!r} and the staleness belong to different processes or backends; "
                 "create both in one process, on one backend"
             )
-        return rows, (self._key, self.number, _row_versions(versions, rows))
+        return self._staleness._key, self.number, _row_versions(versions, rows)
 
     def drop(self, rows: int, reason: str) -> None:
         """Drop running rows that were filtered or aborted or that failed. They are counted by reason.
@@ -118,20 +115,17 @@ class RowLease:
         Raises:
             ValueError: if there are more rows than still run.
         """
-        self._request("drop", self.number, whole_number(rows, "drop(rows"), str(reason))
+        self._staleness._request("drop", self.number, whole_number(rows, "drop(rows"), str(reason))
 
     def end(self, reason: str = "not accepted") -> None:
         """Drop all running rows. Idempotent."""
-        self._client.forget(self._key, self.number)
-        self._client.send(self._key, "end", self.number, str(reason))
+        self._staleness._send("end", self.number, str(reason))
 
-    def _request(self, verb: str, *args: Any) -> tuple[Any, ...]:
-        return checked_answer(self._client.request(self._key, verb, *args))
-
-    def _became_overdue(self) -> None:
-        self.overdue = True
-        if self._on_overdue is not None:  # a callback may call hubs, whose answers arrive on this thread
-            threading.Thread(target=self._call_back, args=(self._on_overdue,), daemon=True).start()
+    def _notify(self, watching: Future[Any]) -> None:
+        if watching.exception() is None and watching.result()[0] == "overdue":
+            self.overdue = True
+            if self._on_overdue is not None:  # a callback may call hubs, whose answers arrive on this thread
+                threading.Thread(target=self._call_back, args=(self._on_overdue,), daemon=True).start()
 
     def _call_back(self, on_overdue: Callable[[], object]) -> None:
         try:
@@ -168,18 +162,7 @@ def _row_versions(versions: Any, rows: int) -> tuple[int, ...]:
     return numbers
 
 
-def checked_answer(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the answer of a staleness.
-
-    Raises:
-        PhalanxError: if the staleness was closed, or its hub died.
-    """
-    if answer[0] == "gone":
-        raise PhalanxError(f"staleness: {answer[1]}")
-    return answer
-
-
-class StalenessManager:
+class StalenessManager(HubObject):
     """Bounded staleness: producers lease rows before they generate them, and the trainer advances the version.
 
     The lag of a row is the version in training when the row is trained on, minus the version of its first token. No
@@ -198,6 +181,8 @@ class StalenessManager:
     Raises:
         DeclarationError: if a number is too small.
     """
+
+    _name = "of staleness"
 
     def __init__(
         self,
@@ -218,7 +203,7 @@ class StalenessManager:
                 f"px.StalenessManager({given}): expected whole numbers, from 0 for max_lag and depth, from 1 for "
                 "rows_per_version"
             )
-        address = own_hubs.address(cluster.get_backend(backend))
+        address = own_hubs.address(session.get_backend(backend))
         self._set(new_key("staleness"), numbers[0], numbers[1], address)
         self._client().request("", "open_staleness", self._key, *numbers)
 
@@ -244,7 +229,7 @@ class StalenessManager:
     @property
     def stats(self) -> StalenessStats:
         """Counts of submitted, ready, trained, dropped and running rows, drop reasons, and lags."""
-        return self._request("stats")[1]
+        return self._request("stats")
 
     def lease(
         self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
@@ -261,32 +246,31 @@ class StalenessManager:
             PhalanxError: if the manager was closed, or its owner died.
             ValueError: if the last of ``rows`` rows would always be too old.
         """
-        pending = self._begin(rows, timeout)
-        return self._leased(pending, pending.result(), rows, on_overdue)
+        return self._begin(rows, timeout, on_overdue).result()
 
     async def lease_async(
         self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
     ) -> RowLease:
         """Lease rows in an event loop, as :meth:`lease` does."""
-        pending = self._begin(rows, timeout)
-        return self._leased(pending, await pending.result_async(), rows, on_overdue)
+        return await self._begin(rows, timeout, on_overdue).result_async()
 
-    def _begin(self, rows: int, timeout: float | None) -> PendingRequest:
+    def _begin(
+        self, rows: int, timeout: float | None, on_overdue: Callable[[], object] | None
+    ) -> PendingRequest[RowLease]:
         count, timeout = whole_number(rows, "lease(rows"), checked(timeout, "StalenessManager.lease")
-        return PendingRequest(self._client(), self._key, "of staleness", timeout, "lease", count)
+        finish = partial(self._leased, count, on_overdue)
+        return PendingRequest(self, timeout, finish, "lease", count)
 
     def _leased(
-        self,
-        pending: PendingRequest,
-        answer: tuple[Any, ...],
-        rows: int,
-        on_overdue: Callable[[], object] | None,
+        self, rows: int, on_overdue: Callable[[], object] | None, request: RequestId, answer: tuple[Any, ...]
     ) -> RowLease:
-        match checked_answer(answer):
+        match answer:
             case ("leased", number, version):
-                return RowLease(pending.client, self._key, number, rows, version, on_overdue)
+                return RowLease(self, number, rows, version, on_overdue)
+            case ("behind", reason):
+                raise StalenessTimeout(f"lease({rows} rows): {reason}; wait longer, or train")
             case _:
-                raise StalenessTimeout(f"lease({rows} rows): {answer[1]}; wait longer, or train")
+                raise self._closed(answer[1])
 
     def advance(self, version: int, *, trained: int | None = None, serving: bool = True) -> None:
         """Set the version in training.
@@ -316,7 +300,7 @@ class StalenessManager:
         Raises:
             DeclarationError: if another process created the manager.
         """
-        if self._key.split("/")[1] != PROCESS:
+        if not self._is_own:
             raise DeclarationError("this staleness manager is closed by the process that created it")
         self._client().request(self._key, "close", str(reason))
 
@@ -345,12 +329,8 @@ class StalenessManager:
         title = f"staleness: {versions}, at most {self._max_lag} behind"
         return Table(title, ("rows", "count", "more"), table)
 
-    def _request(self, verb: str, *args: Any) -> tuple[Any, ...]:
-        return checked_answer(self._client().request(self._key, verb, *args))
-
-    def _client(self) -> HubClient:
-        note_thread()
-        return clients.to(self._key, self._address)
+    def _closed(self, reason: str) -> PhalanxError:
+        return PhalanxError(f"staleness: {reason}")
 
     def __reduce__(self) -> Reduced:
         return _staleness_of, (self._key, self._max_lag, self._rows_per_version, self._address)

@@ -12,15 +12,21 @@ fill the next version, since the trainer would wait forever. Rows that are dropp
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 Done = Callable[[tuple[Any, ...]], None]
-Token = tuple[Any, ...]
-"""Key of a channel with the number of an item, or "lease" with the number of a lease and its running rows."""
+RequestId = tuple[str, int]
+"""Name of a process, and its own number for a request."""
 STALE, RESTORED, NOT_SAVED, NOT_PUT = "stale", "restored", "not saved", "could not be put"
+
+
+def display_name(peer: str) -> str:
+    """Return the name of a process without its serial number."""
+    return peer.rpartition("#")[0] or peer
 
 
 @dataclass(frozen=True)
@@ -58,48 +64,31 @@ class StalenessStats:
     """True if the state was restored and no version has been in training since."""
 
 
-@dataclass(slots=True, eq=False)
-class LeaseRequest:
-    """A producer that waits for a lease."""
-
-    peer: str
-    rows: int
-    done: Done
-
-
 @dataclass(slots=True)
 class LeasedRows:
-    """Rows that a producer generates."""
+    """Rows that a producer generates. ``watch`` is answered when they become too old, or the lease ends."""
 
     peer: str
     rows: int
     version: int
-    overdue: bool = False
+    watch: Done | None = None
 
 
 @dataclass(slots=True)
 class ReadyRows:
-    """Accepted rows ``start`` to ``stop`` of an item or a lease, with the same version."""
+    """Accepted rows of a version, which may wait in a channel. Rows of equal versions are not told apart."""
 
-    token: Token
-    start: int
-    stop: int
     version: int
-    place: int
-    """Position of the first row in the order of acceptance."""
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self.stop - self.start
-
-    def part(self, start: int, stop: int) -> ReadyRows:
-        """Return the rows ``start`` to ``stop``."""
-        return replace(self, start=start, stop=stop, place=self.place + start - self.start)
+    rows: int
+    waits: bool
 
 
 class StalenessState:
-    """Leases, accepted rows and versions. ``overdue(peer, lease)`` is called for running leases that are too old."""
+    """Leases, accepted rows and versions.
+
+    ``evict(state, surplus)`` has the channels drop ``surplus`` rows of each version, their last ones, which became too
+    old, and all rows that are older than ``oldest``.
+    """
 
     def __init__(
         self,
@@ -108,7 +97,7 @@ class StalenessState:
         depth: int = 1,
         version: int = 0,
         *,
-        overdue: Callable[[str, int], None] = lambda peer, lease: None,
+        evict: Callable[[StalenessState, Counter[int]], None] = lambda state, surplus: None,
     ) -> None:
         self.max_lag, self.rows_per_version, self.depth = max_lag, rows_per_version, depth
         self.version = self.serving = version
@@ -116,17 +105,17 @@ class StalenessState:
         self.closed: str | None = None
         self.dropped: Counter[str] = Counter()
         self.lags: Counter[int] = Counter()
-        self._overdue = overdue
-        self._submitted = self._trained = self._putting = self._places = self._next = 0
+        self._evict = evict
+        self._submitted = self._trained = self._putting = self._next = 0
         self._ready: list[ReadyRows] = []
         self._taken: list[ReadyRows] = []
         self._leases: dict[int, LeasedRows] = {}
-        self._requests: deque[LeaseRequest] = deque()
+        self._requests: dict[RequestId, tuple[int, Done]] = {}
 
     # Leases
 
-    def lease(self, peer: str, rows: int, done: Done) -> LeaseRequest | None:
-        """Lease rows, answered with ("leased", lease, version). Return the request if it waits.
+    def lease(self, request: RequestId, done: Done, rows: int) -> None:
+        """Lease rows as soon as training has caught up, answered with ("leased", lease, version).
 
         Raises:
             ValueError: if the last of the rows would always be too old.
@@ -137,40 +126,42 @@ class StalenessState:
                 f"lease({rows} rows): expected 1 to {most} rows with max_lag={self.max_lag} and "
                 f"rows_per_version={self.rows_per_version}; the last of more rows would always be too old"
             )
-        request = LeaseRequest(peer, rows, done)
         if self.closed is not None:
             done(("gone", self.closed))
         else:
-            self._requests.append(request)
+            self._requests[request] = rows, done
             self._start()
-        return request if request in self._requests else None
 
-    def cancel(self, request: LeaseRequest) -> None:
+    def cancel(self, request: RequestId) -> None:
         """Answer a request that still waits with ("behind", reason)."""
         if request in self._requests:
-            self._requests.remove(request)
-            request.done(("behind", self._delay(request.rows) or "requests that came before it wait"))
+            rows, done = self._requests.pop(request)
+            done(("behind", self._delay(rows) or "requests that came before it wait"))
             self._start()
+
+    def watch(self, request: RequestId, done: Done, lease: int) -> None:
+        """Answer ("overdue",) once the rows of a lease are too old, or ("over",) once it has ended."""
+        found = self._leases.get(lease)
+        if found is None:
+            done(("over",))
+        elif found.version < self.oldest:
+            done(("overdue",))
+        else:
+            found.watch = done
 
     def accept(self, lease: int, versions: Sequence[int]) -> tuple[int, ...]:
         """Accept rows of a lease without a channel. Return the positions of the accepted rows."""
-        if lease not in self._leases:
+        if not self._shrink(lease, len(versions), versions):
             return ()
-        token = ("lease", lease, self._leases[lease].rows)
-        self._check_versions(versions)
-        self._shrink(lease, len(versions))
-        good = self._admit(token, versions)
+        good = self._admit(versions, waits=False)
         self._start()
         return good
 
     def begin_put(self, lease: int, versions: Sequence[int]) -> bool:
         """Note that rows of a lease wait at a channel. Return False if the lease has ended."""
-        if lease not in self._leases:
-            return False
-        self._check_versions(versions)
-        self._shrink(lease, len(versions))
-        self._putting += len(versions)
-        return True
+        is_open = self._shrink(lease, len(versions), versions)
+        self._putting += len(versions) * is_open
+        return is_open
 
     def fail_put(self, rows: int) -> None:
         """Drop rows that a channel did not accept."""
@@ -180,21 +171,21 @@ class StalenessState:
 
     def drop(self, lease: int, rows: int, reason: str) -> None:
         """Drop running rows of a lease."""
-        if lease in self._leases:
-            self._shrink(lease, rows)
+        if self._shrink(lease, rows):
             self._drop(rows, reason)
             self._start()
 
     def end(self, lease: int, reason: str) -> None:
         """Drop the running rows of a lease, and forget the lease."""
-        found = self._leases.pop(lease, None)
-        if found is not None:
-            self._drop(found.rows, reason)
+        if lease in self._leases:
+            self._drop(self._forget(lease).rows, reason)
             self._start()
 
-    def peer_died(self, peer: str, reason: str) -> None:
+    def peer_died(self, peer: str, why: str) -> None:
         """End the leases and requests of a dead process."""
-        self._requests = deque(request for request in self._requests if request.peer != peer)
+        reason = f"{display_name(peer)}: {why}"
+        for request in [request for request in self._requests if request[0] == peer]:
+            self._requests.pop(request)[1](("gone", reason))
         for number in [number for number, lease in self._leases.items() if lease.peer == peer]:
             self.end(number, reason)
         self._start()
@@ -202,9 +193,9 @@ class StalenessState:
     def close(self, reason: str) -> None:
         """Reject new leases. Running leases continue."""
         self.closed = self.closed or reason
-        requests, self._requests = self._requests, deque()
-        for request in requests:
-            request.done(("gone", reason))
+        requests, self._requests = self._requests, {}
+        for _, done in requests.values():
+            done(("gone", reason))
 
     # Rows in channels
 
@@ -213,33 +204,32 @@ class StalenessState:
         """Oldest version that may be delivered."""
         return self.version - self.max_lag
 
-    def enter(self, token: Token, versions: Sequence[int]) -> frozenset[int]:
+    def enter(self, versions: Sequence[int]) -> frozenset[int]:
         """Count rows that were put, and return the positions of the rows that are too old."""
         self._putting -= len(versions)
-        good = self._admit(token, versions)
+        good = self._admit(versions, waits=True)
         return frozenset(range(len(versions))).difference(good)
 
-    def take(self, token: Token, start: int, stop: int) -> None:
+    def take(self, versions: Sequence[int]) -> None:
         """Move rows behind the rows that were taken before."""
-        self._ready, found = _extract(self._ready, token, start, stop)
-        self._taken += found
+        for version, rows in _runs(versions):
+            _append(self._taken, ReadyRows(version, _extract(self._ready, version, rows, True), False))
 
-    def requeue(self, token: Token, start: int, stop: int) -> None:
-        """Move taken rows back to their places."""
-        self._taken, found = _extract(self._taken, token, start, stop)
-        self._ready = sorted([*self._ready, *found], key=lambda rows: rows.place)
+    def requeue(self, versions: Sequence[int]) -> None:
+        """Move taken rows back in front of the ready rows."""
+        for version, rows in reversed(_runs(versions)):
+            self._ready.insert(0, ReadyRows(version, _extract(self._taken, version, rows, False), True))
 
-    def remove(self, token: Token, start: int, stop: int, reason: str) -> None:
-        """Drop accepted rows, which frees their quota."""
-        self._ready, ready = _extract(self._ready, token, start, stop)
-        self._taken, taken = _extract(self._taken, token, start, stop)
-        self._drop(sum(rows.rows for rows in (*ready, *taken)), reason)
+    def remove(self, versions: Sequence[int], reason: str) -> None:
+        """Drop ready rows, which frees their quota."""
+        found = [_extract(self._ready, version, rows, True) for version, rows in _runs(versions)]
+        self._drop(sum(found), reason)
         self._start()
 
     # Versions
 
-    def advance(self, version: int, trained: int | None = None, serving: bool = True) -> list[ReadyRows]:
-        """Set the version in training. Return the accepted rows that became too old and were dropped.
+    def advance(self, version: int, trained: int | None = None, serving: bool = True) -> None:
+        """Set the version in training. Accepted rows that became too old are dropped.
 
         Raises:
             ValueError: if the version does not increase, or fewer rows are ready than were trained on.
@@ -257,13 +247,12 @@ class StalenessState:
         self.version = version
         self.serving = version if serving else self.serving
         self.restored = False
-        stale = self._evict()
-        for number, lease in self._leases.items():
-            if not lease.overdue and lease.version < self.oldest:
-                lease.overdue = True
-                self._overdue(lease.peer, number)
+        self._evict(self, self._drop_stale())
+        for lease in self._leases.values():
+            if lease.watch is not None and lease.version < self.oldest:
+                lease.watch(("overdue",))
+                lease.watch = None
         self._start()
-        return stale
 
     def serve(self, version: int) -> None:
         """Set the version that new rows are generated with.
@@ -280,28 +269,27 @@ class StalenessState:
 
     def stats(self) -> StalenessStats:
         """Return counts and versions."""
-        running = self._putting + sum(lease.rows for lease in self._leases.values())
         dropped = sum(self.dropped.values())
-        rows = RowCounts(self._submitted, self._count_ready(), self._trained, dropped, running)
+        rows = RowCounts(self._submitted, self._count_ready(), self._trained, dropped, self._count_running())
         waiting, lags = len(self._requests), dict(self.lags)
         return StalenessStats(
             self.version, self.serving, rows, waiting, dict(self.dropped), lags, self.restored
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save."""
-        stats = self.stats()
-        accepted = sorted((*self._taken, *self._ready), key=lambda rows: rows.place)
-        return {"stats": stats, "accepted": [replace(rows) for rows in accepted], "next": self._next}
+        """Return the state to save, with the ready rows that are in no channel."""
+        outside = [replace(rows) for rows in self._ready if not rows.waits]
+        return {"stats": self.stats(), "outside": outside, "next": self._next}
 
-    def restore(self, state: dict[str, Any], accepted: Sequence[ReadyRows]) -> None:
-        """Continue from ``state`` with the ``accepted`` rows that still exist. Other rows count as dropped."""
+    def restore(self, state: dict[str, Any], versions: Sequence[int]) -> None:
+        """Continue from ``state`` with rows of these ``versions`` in channels. Other rows count as dropped."""
         stats: StalenessStats = state["stats"]
         self.version, self.serving, self._next = stats.version, stats.serving, state["next"]
         self.dropped, self.lags = Counter(stats.dropped), Counter(stats.lags)
         self._submitted, self._trained, self.restored = stats.rows.submitted, stats.rows.trained, True
-        self._ready = list(accepted)
-        self._places = max((rows.place + rows.rows for rows in accepted), default=0)
+        self._ready = state["outside"]
+        for version, rows in _runs(versions):
+            _append(self._ready, ReadyRows(version, rows, True))
         self._drop(stats.rows.running, RESTORED)
         self._drop(stats.rows.ready - self._count_ready(), NOT_SAVED)
         self._start()
@@ -310,19 +298,21 @@ class StalenessState:
 
     def _start(self) -> None:
         """Answer the waiting lease requests that need not wait, in order of arrival."""
-        while self._requests and not self._delay(self._requests[0].rows):
-            request = self._requests.popleft()
+        while self._requests:
+            request, (rows, done) = next(iter(self._requests.items()))
+            if self._delay(rows):
+                return
+            del self._requests[request]
             number, self._next = self._next, self._next + 1
-            self._leases[number] = LeasedRows(request.peer, request.rows, self.serving)
-            self._submitted += request.rows
-            request.done(("leased", number, self.serving))
+            self._leases[number] = LeasedRows(request[0], rows, self.serving)
+            self._submitted += rows
+            done(("leased", number, self.serving))
 
     def _delay(self, rows: int) -> str:
         """Return the reason why a lease has to wait, "" if it does not."""
         if self.serving < self.oldest:
             return f"engines still generate with version {self.serving} while {self.version} is in training"
-        ready = self._count_ready()
-        running = self._putting + sum(lease.rows for lease in self._leases.values())
+        ready, running = self._count_ready(), self._count_running()
         if ready + running < self.rows_per_version:
             return ""
         ahead = min(self.depth, self.serving + self.max_lag - self.version)
@@ -333,18 +323,13 @@ class StalenessState:
             f"{ahead} versions may be ahead"
         )
 
-    def _admit(self, token: Token, versions: Sequence[int]) -> tuple[int, ...]:
+    def _admit(self, versions: Sequence[int], *, waits: bool) -> tuple[int, ...]:
         before, good = self._count_ready(), list[int]()
         for row, version in enumerate(versions):
-            if self.version + (before + len(good)) // self.rows_per_version - version > self.max_lag:
-                continue
-            good.append(row)
-            last = self._ready[-1] if self._ready else None
-            if last is not None and (last.token, last.stop, last.version) == (token, row, version):
-                last.stop = row + 1
-            else:
-                self._ready.append(ReadyRows(token, row, row + 1, version, self._places))
-            self._places += 1
+            lag = self.version + (before + len(good)) // self.rows_per_version - version
+            if lag <= self.max_lag:
+                good.append(row)
+                _append(self._ready, ReadyRows(version, 1, waits))
         self._drop(len(versions) - len(good), STALE)
         return tuple(good)
 
@@ -354,74 +339,94 @@ class StalenessState:
         Rows that are too old were not delivered: they are skipped, and dropped afterwards.
         """
         done = 0
-        for line in (self._taken, self._ready):
-            place = 0
-            while place < len(line) and done < rows:
-                first = line[place]
-                lag = min(self.version + done // self.rows_per_version, last) - first.version
+        for ready in (*self._taken, *self._ready):
+            while ready.rows and done < rows:
+                lag = min(self.version + done // self.rows_per_version, last) - ready.version
                 if lag > self.max_lag:
-                    place += 1
-                    continue
-                step = min(first.rows, rows - done, self.rows_per_version - done % self.rows_per_version)
+                    break
+                step = min(ready.rows, rows - done, self.rows_per_version - done % self.rows_per_version)
                 self.lags[lag] += step
-                line[place] = first.part(first.start + step, first.stop)
-                if not line[place].rows:
-                    line.pop(place)
+                ready.rows -= step
                 done += step
         self._trained += done
 
-    def _evict(self) -> list[ReadyRows]:
-        """Drop the accepted rows whose lag would exceed ``max_lag``. Later rows move up."""
-        stale: list[ReadyRows] = []
-        before = 0
-        for name in ("_taken", "_ready"):
-            kept: list[ReadyRows] = []
-            for rows in getattr(self, name):
-                most = (rows.version - self.oldest + 1) * self.rows_per_version - before
-                middle = rows.start + min(rows.rows, max(most, 0))
-                kept += [rows.part(rows.start, middle)] if rows.start < middle else []
-                stale += [rows.part(middle, rows.stop)] if middle < rows.stop else []
-                before += middle - rows.start
-            setattr(self, name, kept)
-        self._drop(sum(rows.rows for rows in stale), STALE)
-        return stale
+    def _drop_stale(self) -> Counter[int]:
+        """Drop the accepted rows whose lag would exceed ``max_lag``. Return those that wait in channels.
 
-    def _shrink(self, lease: int, rows: int) -> None:
-        running = self._leases[lease].rows
-        if not 0 <= rows <= running:
-            raise ValueError(f"{rows} rows of lease {lease}: expected at most the {running} rows that run")
-        self._leases[lease].rows -= rows
-        if rows == running:
-            del self._leases[lease]
+        Later rows move up.
+        """
+        surplus: Counter[int] = Counter()
+        before = stale = 0
+        for ready in (*self._taken, *self._ready):
+            most = (ready.version - self.oldest + 1) * self.rows_per_version - before
+            old = ready.rows - min(ready.rows, max(most, 0))
+            surplus[ready.version] += old * ready.waits
+            stale += old
+            ready.rows -= old
+            before += ready.rows
+        for line in (self._taken, self._ready):
+            line[:] = [ready for ready in line if ready.rows]
+        self._drop(stale, STALE)
+        return surplus
 
-    def _check_versions(self, versions: Sequence[int]) -> None:
+    def _shrink(self, lease: int, rows: int, versions: Sequence[int] = ()) -> bool:
+        """Take rows out of a lease, which ends with its last row. Return False if it has ended before.
+
+        Raises:
+            ValueError: if there are more rows than still run, or a version is not in training yet.
+        """
+        if lease not in self._leases:
+            return False
         if versions and max(versions) > self.version:
             raise ValueError(
                 f"a row of version {max(versions)} was accepted while version {self.version} is in training; call "
                 "advance(version) before rows of that version are generated"
             )
+        running = self._leases[lease].rows
+        if not 0 <= rows <= running:
+            raise ValueError(f"{rows} rows of lease {lease}: expected at most the {running} rows that run")
+        self._leases[lease].rows -= rows
+        if rows == running:
+            self._forget(lease)
+        return True
+
+    def _forget(self, lease: int) -> LeasedRows:
+        found = self._leases.pop(lease)
+        if found.watch is not None:
+            found.watch(("over",))
+        return found
 
     def _count_ready(self) -> int:
-        return sum(rows.stop - rows.start for rows in self._taken) + sum(
-            rows.stop - rows.start for rows in self._ready
-        )
+        return sum(ready.rows for ready in self._taken) + sum(ready.rows for ready in self._ready)
+
+    def _count_running(self) -> int:
+        return self._putting + sum(lease.rows for lease in self._leases.values())
 
     def _drop(self, rows: int, reason: str) -> None:
         if rows:
             self.dropped[reason] += rows
 
 
-def _extract(
-    line: list[ReadyRows], token: Token, start: int, stop: int
-) -> tuple[list[ReadyRows], list[ReadyRows]]:
-    """Return the other rows, and the rows ``start`` to ``stop`` of a token."""
-    others: list[ReadyRows] = []
-    found: list[ReadyRows] = []
-    for rows in line:
-        first, last = max(rows.start, start), min(rows.stop, stop)
-        if rows.token != token or first >= last:
-            others.append(rows)
-            continue
-        others += [rows.part(*part) for part in ((rows.start, first), (last, rows.stop)) if part[0] < part[1]]
-        found.append(rows.part(first, last))
-    return others, found
+def _runs(versions: Sequence[int]) -> list[tuple[int, int]]:
+    """Return consecutive equal versions with their numbers of rows."""
+    return [(version, len([*rows])) for version, rows in groupby(versions)]
+
+
+def _append(line: list[ReadyRows], ready: ReadyRows) -> None:
+    """Append rows to a line, to its last entry if that is of the same kind."""
+    if line and (line[-1].version, line[-1].waits) == (ready.version, ready.waits):
+        line[-1].rows += ready.rows
+    else:
+        line.append(ready)
+
+
+def _extract(line: list[ReadyRows], version: int, rows: int, waits: bool) -> int:
+    """Remove the first rows of a kind from a line, and return how many of ``rows`` there were."""
+    left = rows
+    for ready in line:
+        if (ready.version, ready.waits) == (version, waits):
+            step = min(left, ready.rows)
+            ready.rows -= step
+            left -= step
+    line[:] = [ready for ready in line if ready.rows]
+    return rows - left

@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan
 
-from phalanx.backends.backend_types import NotReady
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
 from phalanx.calls.run_on import run_on
 from phalanx.checkpoint import rank_checkpoint as handlers
 from phalanx.checkpoint.planners import merge_plans
-from phalanx.checkpoint.rank_checkpoint import LoadReport, note_name, role_title
+from phalanx.checkpoint.rank_checkpoint import CONTINUE, LoadReport, note_name, role_title
 from phalanx.checkpoint.step_files import METADATA, WrittenItems
-from phalanx.checkpoint.steps import Step, StepWriter, open_step
+from phalanx.checkpoint.steps import Step, StepWriter
 from phalanx.checkpoint.storage import Storage
 from phalanx.checkpoint.stored_state import StoredState, read_stored
 from phalanx.display.byte_format import size
@@ -33,7 +32,6 @@ from phalanx.errors import (
     CheckpointMismatch,
     DeclarationError,
     GroupClosed,
-    PhalanxError,
     RemoteCallError,
 )
 from phalanx.group.group import Group
@@ -42,8 +40,6 @@ from phalanx.weights.sync_pairs import Ranks
 
 _POLL_S = (0.005, 0.1)
 """Seconds between looks for reports: at first, and at last."""
-_ASK_S = 2.0
-"""Seconds between calls that ask for a report, which a full disk may not have taken."""
 _STOP_S = 60.0
 """Seconds to wait for threads that stop. The next save removes what they still write."""
 
@@ -146,7 +142,7 @@ def begin_save(
             write the copy. None: the ranks write before they take other calls.
         add: adds further files to the step.
     """
-    writer = open_step(path, step, keep=keep)
+    writer = StepWriter(path, step, keep)
     saves: list[_GroupSave] = []
 
     def wait() -> list[Any]:
@@ -206,11 +202,14 @@ class _GroupSave:
             merged, self._metadata[role] = merge_plans(offered)
             plans[role] = FileSystemWriter(".").prepare_global_plan(merged)  # names the file of each rank
         folders = {role: writer.part(prefix + role_title(role)) for role in plans}
-        self._notes = writer.part(f"{prefix}.notes") if staged else ""
+        notes = writer.part(f"{prefix}.notes") if staged else ""
+        self._notes = Storage(notes) if staged else None
+        if self._notes is not None:
+            self._notes.mark(CONTINUE)
         self._epoch = group.core.epoch
         each = [{role: one[index] for role, one in plans.items()} for index in range(len(group.ranks))]
         verb = "staged" if staged else "written"
-        self.call = _send(group, f"{title}: {verb}", handlers.write, each, save, folders, self._notes)
+        self.call = _send(group, f"{title}: {verb}", handlers.write, each, save, folders, notes)
 
     def collect(self, cancelled: threading.Event) -> list[dict[str, WrittenItems]]:
         """Wait for the threads of the ranks. Return the written items by rank and role.
@@ -219,85 +218,62 @@ class _GroupSave:
             CheckpointError: if a rank could not write, or died.
             CallCancelled: if the save was cancelled.
         """
-        group, step = self.group, self._writer.step
-        found: dict[int, Any] = {}
-        for found in self._reports(stop=False):
+        name, step, kept = self.group.core.name, self._writer.step, "the steps before are complete"
+        reports: dict[int, Any] = {}
+        for reports in self._reports():
             if cancelled.is_set():
-                raise CallCancelled(
-                    f"the save of step {step} was cancelled; the steps before are complete",
-                    group=group.core.name,
-                )
-            if group.core.closed:
-                raise GroupClosed(
-                    f"group {group.core.name!r} was closed before step {step} was written",
-                    group=group.core.name,
-                )
-            for index, report in found.items():
-                rank = f"rank {group.ranks[index]} of {group.name!r}"
-                if report is None:
-                    raise CheckpointError(
-                        f"{rank} died while it wrote step {step}; that step is not saved, the steps before are complete"
-                    )
+                raise CallCancelled(f"the save of step {step} was cancelled; {kept}", group=name)
+            if self.group.core.closed:
+                raise GroupClosed(f"group {name!r} was closed before step {step} was written", group=name)
+            for index, report in reports.items():
                 if isinstance(report, str):
-                    raise CheckpointError(f"{rank} could not write step {step}: {report}")
-        Storage(self._notes).remove("")
-        self._notes = ""
-        return [found[index] for index in sorted(found)]
+                    rank = f"rank {self.group.ranks[index]} of {self.group.name!r}"
+                    raise CheckpointError(f"{rank} could not write step {step}: {report}; {kept}")
+        self._remove_notes("")
+        return [reports[index] for index in sorted(reports)]
 
-    def _reports(self, *, stop: bool) -> Generator[dict[int, Any]]:
+    def _reports(self) -> Generator[dict[int, Any]]:
         """Yield the reports of the ranks' threads, until all are there: items by role, or the text of an error.
 
-        A rank that died has None. Threads report by a file, since a call waits for the calls that a rank has. Ranks
-        without a file are called.
+        Threads report by a file, since a call would wait for the calls that a rank has.
         """
-        storage, ranks, backend = Storage(self._notes), self.group.ranks, self.group.core.backend
-        found: dict[int, Any] = {}
-        asked: Call | None = None
-        pause, due = _POLL_S[0], time.monotonic() + (0.0 if stop else _ASK_S)
-        while True:
-            if asked is None and time.monotonic() >= due:
-                asked = self._ask(stop)
-            answers = {} if asked is None else asked.answers(0.0)
-            if not any(isinstance(answer, NotReady) for answer in answers.values()) and asked is not None:
-                asked, due = None, time.monotonic() + _ASK_S
-            for index in set(range(len(ranks))) - found.keys():
-                is_alive = backend.alive(self._epoch.endpoints[ranks[index]])  # a rank may report and end
-                note = storage.read(note_name(index))
-                report = answers.get(ranks[index]) if note is None else pickle.loads(note)
-                if isinstance(report, dict | str):
-                    found[index] = report
-                elif not is_alive:
-                    found[index] = None
-            yield found
-            if len(found) == len(ranks):
+        ranks, dead_of = self.group.ranks, self.group.core.backend.dead_of
+        reports: dict[int, Any] = {}
+        pause = _POLL_S[0]
+        while self._notes is not None:
+            for index in set(range(len(ranks))) - reports.keys():
+                died = dead_of(
+                    [self._epoch.endpoints[ranks[index]]]
+                )  # before reading: a rank may report and end
+                note = self._notes.read(note_name(index))
+                if note:
+                    reports[index] = pickle.loads(note)
+                elif note is None:
+                    reports[index] = (
+                        "its report cannot be seen by the driver: the disk is full, or only one node sees the path"
+                    )
+                elif died:
+                    reports[index] = "it died"
+            yield reports
+            if len(reports) == len(ranks):
                 return
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S[1])
 
-    def _ask(self, stop: bool) -> Call | None:
-        """Ask the ranks for their reports; return None if the group takes no calls."""
-        core = self.group.core
-        with contextlib.suppress(PhalanxError):
-            return run_on(
-                core,
-                handlers.report,
-                self._notes,
-                stop,
-                ranks=self.group.ranks,
-                title="px.save",
-                checked=False,
-                epoch=self._epoch,
-            )
-        return None
+    def _remove_notes(self, name: str) -> None:
+        if self._notes is not None:
+            self._notes.remove(name)
 
     def abandon(self) -> None:
         """Return once no rank writes any more, so that the files may be removed."""
         with contextlib.suppress(Exception):  # it was raised before
             self.call.result(None)
         until = time.monotonic() + _STOP_S
-        for _ in self._reports(stop=True) if self._notes else ():
-            if time.monotonic() > until:
-                return
+        with contextlib.suppress(CheckpointError):
+            self._remove_notes(CONTINUE)
+            for _ in self._reports():
+                if time.monotonic() > until:
+                    return
 
     def add(self, written: Sequence[Mapping[str, WrittenItems]]) -> None:
         """Add the files of the ranks to the step."""
@@ -356,19 +332,29 @@ def load_groups(loads: Sequence[GroupLoad], step: Step | None = None) -> int:
         CheckpointCorrupted: if a file is missing or differs. No rank was changed. As ``CallFuture.result``.
     """
     token, title = secrets.token_hex(8), "model" if step is None else f"step {step.number}"
-    known = {} if step is None else {step.path(name): facts for name, facts in step.files.items()}
     planned = [_plan_load(one, title, token) for one in loads]
-    for (group, *_), files in zip(loads, planned, strict=True):
-        facts = [(file, known[file]) for file in sorted(files) if file in known]
-        if facts:
-            ranks = len(group.ranks)
-            each = [dict(facts[rank::ranks]) for rank in range(ranks)]
-            call_ranks(group, f"load {group.name!r} {title}: verify", handlers.check_files, each)
+    if step is not None:
+        for (group, *_), files in zip(loads, planned, strict=True):
+            _verify(group, step, files)
     nbytes = 0
     for group, *_ in loads:
         each = [token] * len(group.ranks)
         nbytes += sum(call_ranks(group, f"load {group.name!r} {title}: read", handlers.load, each))
     return nbytes
+
+
+def _verify(group: Ranks, step: Step, files: set[str]) -> None:
+    """Have the ranks compare files with their digests, each file once."""
+    facts = [(name, found) for name, found in step.files.items() if step.path(name) in files]
+    each = [dict(facts[rank :: len(group.ranks)]) for rank in range(len(group.ranks))]
+    title = f"load {group.name!r} step {step.number}: verify"
+    wrong = call_ranks(group, title, handlers.damaged_files, each, step.folder)
+    if any(wrong):
+        ranks = ", ".join(str(rank) for rank, names in zip(group.ranks, wrong, strict=True) if names)
+        raise step.corrupted(
+            [name for names in wrong for name in names],
+            f"; read by ranks {ranks} of {group.name!r}, whose nodes have to see the path",
+        )
 
 
 def _plan_load(load: GroupLoad, title: str, token: str) -> set[str]:
@@ -429,17 +415,13 @@ def _saved_parts(group: Ranks, step: Step, name: str | None) -> dict[str, str]:
     saved, role, mine = by_group[name], group.role, set(group.core.card.callables)
     if role in saved:
         return {role: saved[role]}
-    if role or mine <= {""}:
-        if len(saved) == 1:
-            return {role: next(iter(saved.values()))}
+    is_single = bool(role) or mine <= {""}
+    if is_single and len(saved) == 1:
+        return {role: next(iter(saved.values()))}
+    if is_single or saved.keys() - mine:
         raise CheckpointMismatch(
-            f"{step.folder} has the roles {', '.join(map(role_title, sorted(saved)))}, and none is named "
-            f"{role_title(role)!r}; load into a role of that name"
-        )
-    missing = sorted(saved.keys() - mine)
-    if missing:
-        raise CheckpointMismatch(
-            f"{step.folder} has the role {role_title(missing[0])!r}, which group {group.name!r} does not have; its "
-            f"roles are {', '.join(sorted(mine))}. Load the roles one by one: px.load(group.{sorted(mine)[0]}, path)"
+            f"{step.folder} has the roles {', '.join(map(role_title, sorted(saved)))}, and {group.name!r} has "
+            f"{', '.join(map(role_title, [role] if role else sorted(mine)))}; load into roles of these names, or role "
+            "by role: px.load(group.actor, path)"
         )
     return saved

@@ -27,7 +27,7 @@ from phalanx.checkpoint.group_checkpoint import (
 )
 from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.steps import Step, StepWriter, checked_number, listed, read_step
+from phalanx.checkpoint.steps import Step, StepWriter, checked_keep, listed, read_step
 from phalanx.checkpoint.storage import Storage
 from phalanx.declare.stateful import stateful, ways_of
 from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError
@@ -86,10 +86,6 @@ class CheckpointManager:
         staleness: StalenessManager | None = None,
         keep: int | None = 3,
     ) -> None:
-        if keep is not None:
-            keep = checked_number(
-                "keep", keep, 1, f"give {_VERB} how many steps shall stay, from 1, or None for all"
-            )
         if groups is not None and not isinstance(groups, Mapping):
             raise DeclarationError(
                 f"{_VERB}(groups={groups!r}): give them by name: groups={{'policy': group}}"
@@ -102,7 +98,7 @@ class CheckpointManager:
             if not name or "/" in name or name in (".", ".."):
                 raise DeclarationError(f"{_VERB}(groups={{{name!r}: ...}}): a name is a word without slashes")
         self._driver = _DriverPart(state, self._groups, channels, staleness)
-        self._keep = keep
+        self._keep = checked_keep(keep)
         self._pending: SaveFuture[Step] | None = None
         self._closed = False
         self.save = RunSave(self)
@@ -143,7 +139,6 @@ class CheckpointManager:
         if step is None and not any(found.committed for found in listed(self.path)):
             return None
         saved = read_step(self.path, step)
-        self._check_layout(saved)
         restore = self._driver.load(saved)
         chosen = parts or {}
         with saved.reading():
@@ -170,19 +165,6 @@ class CheckpointManager:
             before.result()
         elif before is not None:
             before.exception()
-
-    def _check_layout(self, saved: Step) -> None:
-        if _DRIVER not in saved.parts:
-            raise CheckpointMismatch(
-                f"{saved.folder} was not saved by a px.checkpoint.CheckpointManager: it has "
-                f"{', '.join(saved.parts) or 'nothing'}; load it with px.load"
-            )
-        names = saved_groups(saved).keys()
-        if names != self._groups.keys():
-            raise CheckpointMismatch(
-                f"the run was saved with groups {', '.join(sorted(names)) or 'none'} and has "
-                f"{', '.join(sorted(self._groups)) or 'none'}; give {_VERB}(groups=) the same names"
-            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -306,46 +288,55 @@ class _DriverPart:
             except Exception as error:
                 raise CheckpointError(f"{name!r} of the driver's state cannot be pickled: {error}") from error
         names = [str(name) for name in self._state]
+        names = [str(name) for name in self._state]
         writer.write(_STATE, pickle.dumps((names, values, _generators().state_dict()), 5))
         writer.parts[_DRIVER] = {"kind": "driver", "text": ", ".join([*names, "random numbers"])}
         has_flow = bool(self._channels) or self._staleness is not None
         flow = snapshot([*self._channels.values()], self._staleness) if has_flow else b""
-        published = {name: dict(group.core.published_weights) for name, group in self._groups.items()}
-        had = {name: dict(group.core.had_weights) for name, group in self._groups.items()}
-        content: dict[str, Any] = {
-            "channels": tuple(self._channels),
-            "staleness": self._staleness is not None,
-            "flow": flow,
-            "published": published,
-            "had": had,
-        }
-        writer.write(_CHANNELS, pickle.dumps(content, 5))
+        versions: dict[str, dict[tuple[str, str], int]] = {}
+        own: list[str] = []
+        for name, group in self._groups.items():
+            published, had = group.core.published_weights, group.core.had_weights
+            versions[name] = {
+                key: max(published.get(key, 0), had.get(key, 0)) for key in {**had, **published}
+            }
+            own += [
+                f"{name}.{weights} {number}"
+                for (role, weights), number in sorted(published.items())
+                if number > had.get((role, weights), 0)  # published by the group itself
+            ]
+        writer.write(
+            _CHANNELS,
+            pickle.dumps((tuple(self._channels), self._staleness is not None, flow, versions), 5),
+        )
         for name, text in (describe(flow) if flow else {}).items():
             writer.parts[name] = {"kind": "staleness" if name == "staleness" else "channel", "text": text}
-        versions = [
-            f"{group}.{name} {number}"
-            for group, numbers in published.items()
-            for (role, name), number in sorted(numbers.items())
-            if number > had[group].get((role, name), 0)  # published by the group itself
-        ]
-        if versions:
-            writer.parts["weights"] = {"kind": "weights", "text": f"versions: {', '.join(versions)}"}
+        if own:
+            writer.parts["weights"] = {"kind": "weights", "text": f"versions: {', '.join(own)}"}
 
     def load(self, step: Step) -> Callable[[], None]:
         """Read the content, check that it fits, and return a function that restores it. Versions never go back.
 
         Raises:
-            CheckpointMismatch: if the run has other names of state or channels, or a staleness and the step has none,
-                or vice versa.
+            CheckpointMismatch: if the run has other names of groups, state or channels, or a staleness and the step
+                has none, or vice versa.
             CheckpointError: if a value of the state cannot be unpickled here.
             DeclarationError: if items passed through a channel already.
         """
-        _, saved, generators = pickle.loads(step.read(_STATE))
-        if saved.keys() != self._state.keys():
+        if _DRIVER not in step.parts:
             raise CheckpointMismatch(
-                f"the driver's state was saved as {', '.join(map(str, saved)) or 'nothing'} and is "
-                f"{', '.join(map(str, self._state)) or 'nothing'} now; give {_VERB}(state=) the same names"
+                f"{step.folder} was not saved by a {_VERB}: it has {_names(step.parts)}; load it with px.load"
             )
+        _, saved, generators = pickle.loads(step.read(_STATE))
+        content = pickle.loads(step.read(_CHANNELS)) if _CHANNELS in step.files else _read_format_1(step)
+        channels, has_staleness, flow, versions = content
+        _check_names("groups", saved_groups(step), self._groups)
+        _check_names("state", saved, self._state)
+        _check_names("channels", channels, self._channels)
+        if has_staleness != (self._staleness is not None):
+            had, has = ("a", "no") if has_staleness else ("no", "a")
+            raise CheckpointMismatch(f"the run was saved with {had} staleness and has {has} staleness=")
+        self._check_unused()
         values: dict[str, Any] = {}
         for name, data in saved.items():
             try:
@@ -354,33 +345,22 @@ class _DriverPart:
                 raise CheckpointError(
                     f"{name!r} of the driver's state cannot be read here: {error}"
                 ) from error
-        content = self._read_channels(step)
+        if isinstance(generators.get("torch"), bytes):  # format 1
+            generators["torch"] = torch.frombuffer(bytearray(generators["torch"]), dtype=torch.uint8)
 
         def put() -> None:
-            if content["flow"]:
-                restore(content["flow"], [*self._channels.values()], self._staleness)
-            for versions in (content["published"], content["had"]):
-                for name, group in self._groups.items():
-                    numbers = group.core.published_weights
-                    for key, number in versions.get(name, {}).items():
-                        numbers[key] = max(number, numbers.get(key, 0))
+            if flow:
+                restore(flow, [*self._channels.values()], self._staleness)
+            for name, group in self._groups.items():
+                numbers = group.core.published_weights
+                for key, number in versions.get(name, {}).items():
+                    numbers[key] = max(number, numbers.get(key, 0))
             self._owner.load_state_dict(values)
-            if isinstance(generators.get("torch"), bytes):  # format 1
-                generators["torch"] = torch.frombuffer(bytearray(generators["torch"]), dtype=torch.uint8)
             _generators().load_state_dict(generators)  # last: loading may draw random numbers
 
         return put
 
-    def _read_channels(self, step: Step) -> Mapping[str, Any]:
-        content = pickle.loads(step.read(_CHANNELS)) if _CHANNELS in step.files else _read_format_1(step)
-        if set(content["channels"]) != self._channels.keys():
-            raise CheckpointMismatch(
-                f"the run was saved with channels {_names(content['channels'])} and has {_names(self._channels)}; give "
-                "it channels of the same names"
-            )
-        if content["staleness"] != (self._staleness is not None):
-            had, has = ("a", "no") if content["staleness"] else ("no", "a")
-            raise CheckpointMismatch(f"the run was saved with {had} staleness and has {has} staleness=")
+    def _check_unused(self) -> None:
         used = [f"channel {name!r}" for name, channel in self._channels.items() if channel.items.submitted]
         if self._staleness is not None and self._staleness.stats.rows.submitted:
             used.append("the staleness")
@@ -388,10 +368,24 @@ class _DriverPart:
             raise DeclarationError(
                 f"run.resume: {used[0]} cannot be restored, for it was used already; resume before anything moves"
             )
-        return content
 
 
-def _read_format_1(step: Step) -> dict[str, Any]:
+def _check_names(kind: str, saved: Iterable[str], current: Iterable[str]) -> None:
+    if set(saved) != set(current):
+        raise CheckpointMismatch(
+            f"the run was saved with {kind} {_names(saved)} and has {_names(current)}; give {_VERB}({kind}=) the same"
+        )
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(map(str, names))) or "none"
+
+
+def _generators() -> Generators:
+    return Generators("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
+
+
+def _read_format_1(step: Step) -> tuple[Sequence[str], bool, bytes, _Versions]:
     """Return the content of the driver's file of format 1, without that of channels and staleness."""
     saved = _Format1(io.BytesIO(step.read(_CHANNELS_OF_FORMAT_1))).load()
     if saved.channels or saved.staleness is not None:
@@ -399,29 +393,19 @@ def _read_format_1(step: Step) -> dict[str, Any]:
             "%s was saved by an earlier version; the content of its channels and staleness is not restored",
             step.folder,
         )
-    versions: list[_Versions] = [
-        {group: {(role, name): number for role, name, number in found} for group, found in one.items()}
-        for one in (saved.published, saved.had)
-    ]
-    content = {"channels": (), "staleness": False, "flow": b""}
-    return {**content, "published": versions[0], "had": versions[1]}
+    versions: dict[str, dict[tuple[str, str], int]] = {}
+    for group, numbers in [*saved.published.items(), *saved.had.items()]:
+        found = versions.setdefault(group, {})
+        for role, name, number in numbers:
+            found[role, name] = max(number, found.get((role, name), 0))
+    return (), False, b"", versions
 
 
 class _Format1(pickle.Unpickler):
-    """Reads the file of format 1, whose class was removed."""
+    """Reads the file of format 1, whose classes were removed."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        if module_name == "phalanx.checkpoint.flow_state":
-            return type(global_name, (), {})
         try:
             return super().find_class(module_name, global_name)
         except (ImportError, AttributeError):
             return type(global_name, (), {"__init__": lambda self, *args: None})
-
-
-def _generators() -> Generators:
-    return Generators("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, sorted(names))) or "none"

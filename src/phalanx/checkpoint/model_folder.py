@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
@@ -58,75 +57,49 @@ class Place(NamedTuple):
         return file[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
 
 
-@dataclass
-class ModelFiles:
-    """The files of a new folder.
+def create_files(
+    folder: FilePath, tensors: Mapping[str, dcp.TensorStorageMetadata], shard_bytes: int
+) -> dict[str, Place]:
+    """Create a folder of files of at most ``shard_bytes``; a larger tensor has its own file. Return the places.
 
-    Attributes:
-        headers: by name.
-        sizes: by name, with the header.
-        places: of the tensors, by name.
+    Files are created in their size: a write to a file of a full disk would kill the rank (SIGBUS).
+
+    Raises:
+        CheckpointError: if the format lacks a type.
     """
-
-    headers: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    sizes: dict[str, int] = field(default_factory=dict[str, int])
-    places: dict[str, Place] = field(default_factory=dict[str, Place])
-
-    @classmethod
-    def plan(cls, tensors: Mapping[str, dcp.TensorStorageMetadata], shard_bytes: int) -> ModelFiles:
-        """Put tensors into files of at most ``shard_bytes``, by name. A larger tensor has its own file.
-
-        Raises:
-            CheckpointError: if the format lacks a type.
-        """
-        groups: list[dict[str, dcp.TensorStorageMetadata]] = [{}]
-        filled = 0
-        for name, tensor in sorted(tensors.items()):
-            if tensor.properties.dtype not in _TYPES:
-                types = ", ".join(map(str, _TYPES))
-                raise CheckpointError(
-                    f"{name} has type {tensor.properties.dtype}; safetensors files have {types}"
-                )
-            if groups[-1] and filled + _nbytes(tensor) > shard_bytes:
-                groups.append({})
-                filled = 0
-            groups[-1][name] = tensor
-            filled += _nbytes(tensor)
-        files = cls()
-        for number, group in enumerate(groups, 1):
-            several = f"model-{number:05}-of-{len(groups):05}.safetensors"
-            files._add(several if len(groups) > 1 else "model.safetensors", group)
-        return files
-
-    def _add(self, file: str, tensors: Mapping[str, dcp.TensorStorageMetadata]) -> None:
-        content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for name, tensor in tensors.items():
-            start, end = end, end + _nbytes(tensor)
-            dtype, shape = _TYPES[tensor.properties.dtype], list(tensor.size)
-            content[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-        text = json.dumps(content, separators=(",", ":")).encode()
+    files: list[dict[str, Any]] = [{}]
+    end = 0
+    for name, tensor in sorted(tensors.items()):
+        dtype, nbytes = tensor.properties.dtype, tensor.size.numel() * tensor.properties.dtype.itemsize
+        if dtype not in _TYPES:
+            types = ", ".join(map(str, _TYPES))
+            raise CheckpointError(f"{name} has type {dtype}; safetensors files have {types}")
+        if files[-1] and end + nbytes > shard_bytes:
+            files.append({})
+            end = 0
+        start, end = end, end + nbytes
+        shape = list(tensor.size)
+        files[-1][name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [start, end]}
+    folder.mkdir(parents=True)
+    places: dict[str, Place] = {}
+    total = 0
+    for number, content in enumerate(files, 1):
+        several = f"model-{number:05}-of-{len(files):05}.safetensors"
+        file = several if len(files) > 1 else "model.safetensors"
+        text = json.dumps({"__metadata__": {"format": "pt"}, **content}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
-        self.headers[file] = len(text).to_bytes(8, "little") + text
-        self.sizes[file] = len(self.headers[file]) + end
-        self.places |= _places(file, content, len(self.headers[file]))
-
-    def make(self, folder: FilePath) -> None:
-        """Create the files in their size: a write to a file of a full disk would kill the rank (SIGBUS)."""
-        folder.mkdir(parents=True)
-        for name, header in self.headers.items():
-            with open(folder / name, "wb") as file:
-                os.posix_fallocate(file.fileno(), 0, self.sizes[name])
-                file.write(header)
-        if len(self.headers) > 1:
-            total = sum(self.sizes.values()) - sum(map(len, self.headers.values()))
-            weights = {name: place.relative_path for name, place in sorted(self.places.items())}
-            index = {"metadata": {"total_size": total}, "weight_map": weights}
-            (folder / INDEX).write_text(json.dumps(index, indent=2))
-
-
-def _nbytes(tensor: dcp.TensorStorageMetadata) -> int:
-    return tensor.size.numel() * tensor.properties.dtype.itemsize
+        header = len(text).to_bytes(8, "little") + text
+        nbytes = max(tensor["data_offsets"][1] for tensor in content.values())
+        with open(folder / file, "wb") as opened:
+            os.posix_fallocate(opened.fileno(), 0, len(header) + nbytes)
+            opened.write(header)
+        places |= _places(file, content, len(header))
+        total += nbytes
+    if len(files) > 1:
+        weights = {name: place.relative_path for name, place in places.items()}
+        index = {"metadata": {"total_size": total}, "weight_map": weights}
+        (folder / INDEX).write_text(json.dumps(index, indent=2))
+    return places
 
 
 def _places(file: str, content: Mapping[str, Any], start: int) -> dict[str, Place]:

@@ -287,7 +287,15 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
             yield dataclasses.replace(item, dest_index=MetadataIndex(key, item.dest_index.offset))
 
     def load_bytes(self, read_item: dcp.ReadItem, value: io.BytesIO) -> None:
-        self.values[read_item.dest_index.fqn] = torch.load(value, weights_only=False, map_location="cpu")
+        key = read_item.dest_index.fqn
+        found = torch.load(value, weights_only=False, map_location="cpu")
+        target = self._targets[key]
+        if target is None:
+            self.values[key] = found
+            return
+        if found.shape != target.local.shape:
+            raise CheckpointMismatch(f"{key} was saved with shape {list(found.shape)} on this rank")
+        target.local.copy_(found)
 
     def resolve_tensor(self, read_item: dcp.ReadItem) -> torch.Tensor:
         target = self._targets[read_item.dest_index.fqn]

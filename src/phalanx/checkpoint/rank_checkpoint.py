@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,9 @@ from phalanx.tracing.spans import span
 from phalanx.worker.rank_state import GENERATORS, Path, RankState, key_of, states_of
 from phalanx.worker.worker_runtime import WorkerRuntime
 
+CONTINUE = "continue"
+"""Name of a file that the driver removes to end a submitted save."""
+_LOOK_S = 0.25
 _END_S = 2.0
 _PLANS = 4
 """Plans of saves and loads that a rank remembers; a failed plan is never used."""
@@ -34,8 +37,8 @@ def role_title(role: str) -> str:
 
 
 def note_name(index: int) -> str:
-    """Return the file by which a rank reports that its thread has ended."""
-    return f"done-{index}.pickle"
+    """Return the file by which a rank reports that its thread has ended: empty before, missing after a full disk."""
+    return f"rank-{index}.pickle"
 
 
 class LoadReport(NamedTuple):
@@ -50,11 +53,10 @@ class RankCheckpoint:
 
     def __init__(self, host: WorkerRuntime) -> None:
         self.host = host
-        self.reports: dict[str, Any] = {}
         self._plans: dict[str, Any] = {}
         self.buffers: dict[str, dict[MetadataIndex, torch.Tensor]] = {}
         self._thread: threading.Thread | None = None
-        self._notes = self._stopped = ""
+        self._ends = False
 
     @classmethod
     def of(cls, host: WorkerRuntime) -> RankCheckpoint:
@@ -86,34 +88,38 @@ class RankCheckpoint:
         if self._thread is not None:
             self._thread.join(seconds)
 
-    def stop(self, notes: str) -> None:
-        """Stop the thread that writes for ``notes``, and wait for its end."""
-        self._stopped = notes
-        self.wait()
-
     def end(self) -> None:
         """Stop the thread: the rank ends."""
-        self._stopped = self._notes
+        self._ends = True
         self.wait(_END_S)
 
-    def check(self, notes: str) -> None:
-        """Raise an error if the thread that writes for ``notes`` shall end."""
-        if notes and notes == self._stopped:
-            raise CheckpointError("the save was given up, or the group was closed, before it was written")
+    def write_copies(self, write: Callable[[Callable[[], None]], Any], notes: Storage, index: int) -> None:
+        """Have a thread write the copies, and report to the driver by a file, which is empty until then.
 
-    def write_copies(self, write: Callable[[], Any], notes: str, index: int) -> None:
-        """Have a thread write the copies, and report to the driver."""
+        ``write`` calls its argument before each block. It raises an error once the driver has given the save up.
+        """
+
+        next_look, was_given_up = 0.0, False
+
+        def check() -> None:
+            nonlocal next_look, was_given_up
+            if time.monotonic() >= next_look:  # a look may be a request to a store
+                next_look = time.monotonic() + _LOOK_S
+                was_given_up = notes.read(CONTINUE) is None
+            if was_given_up or self._ends:
+                raise CheckpointError("the save was given up, or the group was closed, before it was written")
 
         def run() -> None:
             try:
-                report: Any = write()
+                report: Any = write(check)
             except BaseException as error:
                 report = str(error) if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
-            self.reports = {notes: report}
-            with suppress(PhalanxError):  # on a full disk the driver asks for the report
-                Storage(notes).write(note_name(index), pickle.dumps(report))
+            try:
+                notes.write(note_name(index), pickle.dumps(report))
+            except PhalanxError:
+                notes.remove(note_name(index))  # which needs no space on a full disk
 
-        self._notes = notes
+        notes.mark(note_name(index))
         self._thread = threading.Thread(target=run, name="phalanx-save", daemon=True)
         self._thread.start()
 
@@ -154,31 +160,20 @@ def write(
     rank.wait()
     planners: dict[str, SavePlanner] = rank.recall(save)
 
-    def write_files() -> dict[str, WrittenItems]:
+    def write_files(check: Callable[[], None]) -> dict[str, WrittenItems]:
         written: dict[str, WrittenItems] = {}
         for role, planner in planners.items():
             nbytes = sum(item.tensor_storage_size() or 0 for item in plans[role].items)
             with span("write", role=role_title(role), nbytes=nbytes):
-                written[role] = write_items(folders[role], plans[role], planner, lambda: rank.check(notes))
+                written[role] = write_items(folders[role], plans[role], planner, check)
         return written
 
     if not notes:
-        return write_files()
+        return write_files(lambda: None)
     for role, planner in planners.items():
         planner.stage(plans[role], rank.buffers.setdefault(role, {}))
-    rank.write_copies(write_files, notes, next(iter(planners.values())).rank)
+    rank.write_copies(write_files, Storage(notes), next(iter(planners.values())).rank)
     return None
-
-
-def report(host: WorkerRuntime, notes: str, stop: bool) -> Any:
-    """Return the report of the thread that writes for ``notes``: files by role, or the text of an error.
-
-    Before it has ended, stop it, or return None.
-    """
-    rank = RankCheckpoint.of(host)
-    if stop:
-        rank.stop(notes)
-    return rank.reports.get(notes, "it never began" if stop else None)
 
 
 def write_model(
@@ -274,23 +269,9 @@ def _planned(
     return read
 
 
-def check_files(host: WorkerRuntime, files: Mapping[str, FileFacts]) -> None:
-    """Compare files with their digests, by reading them.
-
-    Raises:
-        CheckpointCorrupted: if files are missing or differ.
-    """
-    wrong: list[str] = []
-    for path, facts in files.items():
-        folder, _, name = path.rpartition("/")
-        if Storage(folder).facts(name) != facts:
-            wrong.append(path)
-    if wrong:
-        raise CheckpointCorrupted(
-            f"{', '.join(wrong[:5])}: damaged, missing, or this rank's node does not see the path; load another step "
-            "(step=)",
-            files=tuple(wrong),
-        )
+def damaged_files(host: WorkerRuntime, files: Mapping[str, FileFacts], folder: str) -> list[str]:
+    """Return the files of a folder that are missing or differ from their digests, by reading them."""
+    return Storage(folder).differing(files)
 
 
 def load(host: WorkerRuntime, load: str) -> int:

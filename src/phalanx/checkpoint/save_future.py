@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from phalanx.calls.future import Awaited
 from phalanx.calls.timeouts import checked
 from phalanx.errors import CallCancelled, CallTimeout
+from phalanx.session.session import session
 from phalanx.session.wait_threads import Pending
 
 T = TypeVar("T")
@@ -44,20 +45,15 @@ class SaveFuture(Awaited[T]):
         self._title = title
         self._cancelled = cancelled
         self.was_read = False
-        self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._future.set_running_or_notify_cancel()
-        self._thread = threading.Thread(target=self._run, args=(work,), name="phalanx-save", daemon=True)
         _open.add(self)
         atexit.unregister(finish_open_saves)
         atexit.register(finish_open_saves)
-        self._thread.start()
+        self._future = session.waiters.submit(work)
+        self._future.add_done_callback(self._forget)
 
-    def _run(self, work: Callable[[], T]) -> None:
-        try:
-            self._future.set_result(work())
+    def _forget(self, future: concurrent.futures.Future[T]) -> None:
+        if future.exception() is None:
             _open.discard(self)
-        except BaseException as error:
-            self._future.set_exception(error)
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the end of the save, and return its result.
@@ -95,7 +91,7 @@ class SaveFuture(Awaited[T]):
         if self.done():
             return False
         self._cancelled.set()
-        self._thread.join()
+        concurrent.futures.wait([self._future])
         if self.cancelled():
             self._mark_read()
         return self.cancelled()
@@ -116,7 +112,7 @@ class SaveFuture(Awaited[T]):
 
     def finish(self) -> None:
         """Wait for the end of the save, and log an unread error."""
-        self._thread.join()
+        concurrent.futures.wait([self._future])
         error = None if self.was_read else self._future.exception()
         if error is not None:
             _log.error("the %s failed, and nobody asked for its result: %s", self._title, error)

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,11 +25,11 @@ from phalanx.checkpoint.group_checkpoint import (
     plan_group,
     step_load,
 )
-from phalanx.checkpoint.model_folder import ModelFiles
+from phalanx.checkpoint.model_folder import create_files
 from phalanx.checkpoint.planners import merge_plans
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.step_files import METADATA
-from phalanx.checkpoint.steps import read_step
+from phalanx.checkpoint.steps import Step, read_step
 from phalanx.checkpoint.storage import storage_errors
 from phalanx.display.byte_format import size
 from phalanx.errors import CheckpointError, DeclarationError
@@ -53,6 +53,11 @@ class CheckpointInfo:
     folder: str
     nbytes: int
     seconds: float
+
+    @classmethod
+    def _of(cls, step: Step) -> CheckpointInfo:
+        nbytes = sum(facts.size for name, facts in step.files.items() if not name.endswith(METADATA))
+        return cls(step.number, step.folder, nbytes, step.seconds)
 
     def __str__(self) -> str:
         rate = f", {size(int(self.nbytes / self.seconds))}/s" if self.seconds > 0 else ""
@@ -102,7 +107,7 @@ class _Save:
                 )
             nbytes = _save_model(ranks, os.fspath(path), shard_bytes)
             return CheckpointInfo(step, os.fspath(path), nbytes, time.monotonic() - began)
-        return _begin(ranks, os.fspath(path), step, keep)()
+        return CheckpointInfo._of(begin_save({"": ranks}, os.fspath(path), step, keep)())
 
     def submit(
         self, group: Ranks, path: str | os.PathLike[str], *, step: int = 0, keep: int | None = None
@@ -115,26 +120,12 @@ class _Save:
         """
         ranks = checked_group(group, "px.save.submit")
         cancelled = threading.Event()
-        work = _begin(ranks, os.fspath(path), step, keep, cancelled)
-        return SaveFuture(work, f"save of {ranks.name!r} as step {step}", cancelled)
+        finish = begin_save({"": ranks}, os.fspath(path), step, keep, cancelled)
+        title = f"save of {ranks.name!r} as step {step}"
+        return SaveFuture(lambda: CheckpointInfo._of(finish()), title, cancelled)
 
     def __repr__(self) -> str:
         return "<function px.save>"
-
-
-def _begin(
-    group: Ranks, path: str, step: int, keep: int | None, cancelled: threading.Event | None = None
-) -> Callable[[], CheckpointInfo]:
-    """Begin a save. The returned function waits for the ranks, and commits."""
-    began = time.monotonic()
-    finish = begin_save({"": group}, path, step, keep, cancelled)
-
-    def finished() -> CheckpointInfo:
-        saved = finish()
-        nbytes = sum(facts.size for name, facts in saved.files.items() if not name.endswith(METADATA))
-        return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
-
-    return finished
 
 
 save = _Save()
@@ -184,7 +175,8 @@ def load(
             raise DeclarationError(
                 f"px.load(parts={parts!r}, name={name!r}): a folder in this format has the model alone; leave them out"
             )
-        nbytes = _load_model(ranks, os.fspath(path))
+        folder = os.path.abspath(os.path.expanduser(path))
+        nbytes = load_groups([GroupLoad(ranks, {ranks.role: folder})])
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
     with saved.reading():
@@ -215,13 +207,11 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
         )
     (role, offered), *_ = roles.items()
     plans, metadata = merge_plans(offered)
-    files = ModelFiles.plan(_tensors(group, offered, metadata), shard_bytes)
+    tensors = _tensors(group, offered, metadata)
     try:
         with storage_errors(path, "written"):
-            files.make(Path(folder))
-        written = call_ranks(
-            group, f"{title}: write", handlers.write_model, plans, folder, role, files.places
-        )
+            places = create_files(Path(folder), tensors, shard_bytes)
+        written = call_ranks(group, f"{title}: write", handlers.write_model, plans, folder, role, places)
         with storage_errors(path, "written"):
             if os.path.isdir(path):
                 os.rmdir(path)
@@ -250,14 +240,3 @@ def _tensors(
             "px.register_state(boxes=..., megatron=...))"
         )
     return tensors
-
-
-def _load_model(group: Ranks, path: str) -> int:
-    """Load a folder of safetensors files into the model of a role. Return the bytes.
-
-    Raises:
-        CheckpointMismatch: if it does not fit. No rank was changed.
-        CheckpointCorrupted: if a file is none of safetensors.
-    """
-    path = os.path.abspath(os.path.expanduser(path))
-    return load_groups([GroupLoad(group, {group.role: path})])

@@ -1,4 +1,4 @@
-"""Steps of a path: :func:`open_step`, files, ``commit()``; and :func:`read_step`.
+"""Steps of a path: :class:`StepWriter` writes a step, and :func:`read_step` finds it.
 
 A step is a folder. It is complete from the moment its manifest exists. The manifest is written last, once every file
 is on the disk. A folder without a manifest is left over from a writer that died, and the next writer removes it.
@@ -95,8 +95,7 @@ class Step:
         Raises:
             CheckpointCorrupted: if files are missing or differ; the error names them.
         """
-        files = self.files.items()
-        wrong = [name for name, facts in files if self.storage.facts(f"{self.name}/{name}") != facts]
+        wrong = Storage(self.folder).differing(self.files)
         if wrong:
             with self.reading():
                 raise self.corrupted(wrong)
@@ -131,22 +130,43 @@ class Step:
 class StepWriter:
     """A step that is written, until :meth:`commit` or :meth:`abandon`. No reader sees it before its commit.
 
+    It begins once the step before it has ended. Leftovers of writers that died are removed.
+
+    Args:
+        path: of the run: a path that the driver and all ranks share, or a URL that fsspec knows.
+        step: its number, from 0. A step of that number stays until this step is committed.
+        keep: complete steps to keep, this step included; None: all.
+
     Attributes:
-        step: its number.
         folder: absolute path or URL of its files.
         files: files that were written, by name relative to the step. The commit checks that they exist.
         parts: descriptions of its parts, as JSON data. ``phalanx runs`` shows ``kind`` and ``text`` of a dict.
+
+    Raises:
+        DeclarationError: if a number is too small.
+        CheckpointLocked: if another driver writes there.
+        CheckpointError: if the path cannot be written.
     """
 
-    def __init__(
-        self, storage: Storage, name: str, step: int, keep: int | None, lock: PathLock, end: ExitStack
-    ) -> None:
-        self.step = step
-        self.folder = f"{storage.root}/{name}"
+    def __init__(self, path: str, step: int, keep: int | None = None) -> None:
+        self.step = checked_number("step", step, 0, "give a number from 0")
+        self._keep = checked_keep(keep)
+        self._storage = storage = Storage(path)
+        self._lock = PathLock.acquire(storage)
+        with ExitStack() as stack:
+            stack.callback(self._lock.release)
+            stack.enter_context(self._lock.turn)
+            for found in find_steps(storage):
+                if not found.committed:
+                    found.remove()
+            self._name = f"step-{self.step:08d}"
+            if not storage.is_local or self._name in storage.names():
+                self._name += f".{secrets.randbelow(1 << 32)}"  # drivers of a store do not exclude each other
+            storage.make(self._name)
+            self._end = stack.pop_all()
+        self.folder = f"{storage.root}/{self._name}"
         self.files: dict[str, FileFacts] = {}
         self.parts: dict[str, Any] = {}
-        self._storage, self._name, self._keep = storage, name, keep
-        self._lock, self._end = lock, end
         self._began = time.monotonic()
         self._ended = False
 
@@ -210,35 +230,10 @@ class StepWriter:
                 warnings.warn(f"files of step {self.step} were not removed: {error}", stacklevel=2)
 
 
-def open_step(path: str, step: int, *, keep: int | None = None) -> StepWriter:
-    """Begin to write a step, once the step before it has ended. Remove leftovers of writers that died.
-
-    Args:
-        path: of the run: a path that the driver and all ranks share, or a URL that fsspec knows.
-        step: its number, from 0. A step of that number stays until this step is committed.
-        keep: complete steps to keep, this step included; None: all.
-
-    Raises:
-        DeclarationError: if a number is too small.
-        CheckpointLocked: if another driver writes there.
-        CheckpointError: if the path cannot be written.
-    """
-    step = checked_number("step", step, 0, "give a number from 0")
-    if keep is not None:
-        keep = checked_number("keep", keep, 1, "give how many steps shall stay, from 1, or None for all")
-    storage = Storage(path)
-    lock = PathLock.acquire(storage)
-    with ExitStack() as stack:
-        stack.callback(lock.release)
-        stack.enter_context(lock.turn)
-        for found in find_steps(storage):
-            if not found.committed:
-                found.remove()
-        name = f"step-{step:08d}"
-        if not storage.is_local or name in storage.names():  # drivers of a store do not exclude each other
-            name += f".{secrets.randbelow(1 << 32)}"
-        storage.make(name)
-        return StepWriter(storage, name, step, keep, lock, stack.pop_all())
+def checked_keep(keep: int | None) -> int | None:
+    """Return the number of complete steps to keep; None: all."""
+    advice = "give how many steps shall stay, from 1, or None for all"
+    return None if keep is None else checked_number("keep", keep, 1, advice)
 
 
 def checked_number(name: str, value: Any, least: int, advice: str) -> int:

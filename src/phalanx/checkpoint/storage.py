@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from phalanx.errors import CheckpointError, PhalanxError
@@ -126,9 +126,18 @@ class Storage:
             return None
         return FileFacts(size, found.hexdigest())
 
+    def differing(self, files: Mapping[str, FileFacts]) -> list[str]:
+        """Return the files that are missing or have other facts, by reading them."""
+        return [name for name, facts in files.items() if self.facts(name) != facts]
+
     def open(self, name: str, mode: str) -> Any:
         """Open a file. Raises the store's own errors."""
         return open(self._at(name), mode) if self.is_local else self._files.open(self._at(name), mode)
+
+    def mark(self, name: str) -> None:
+        """Create an empty file, without a wait for the disk."""
+        with storage_errors(self._at(name), "written"), self.open(name, "wb"):
+            pass
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file at once: a reader sees all of it or none, also after a loss of power."""
@@ -184,7 +193,8 @@ def storage_errors(path: str, verb: str) -> Generator[None]:
         if verb in ("read", "removed"):
             raise
         raise CheckpointError(
-            f"{path} cannot be {verb}: its folder is gone; does something else clean up there?"
+            f"{path} cannot be {verb}: its folder is gone; choose a path that the driver and all ranks share, and "
+            "where nothing else cleans up"
         ) from error
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0, f"{type(error).__name__}: {error}")

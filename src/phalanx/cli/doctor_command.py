@@ -87,7 +87,7 @@ def _memory_limit() -> int | None:
 
 
 def _gpu_names() -> tuple[str, ...]:
-    from phalanx.backends.ray.usage import gpus  # loads Ray
+    from phalanx.backends.ray.rank_processes import gpus  # loads Ray
 
     return tuple(f"{gpu.number} ({size(gpu.total)})" for gpu in gpus())
 

@@ -32,7 +32,7 @@ from phalanx.display.registry_records import RankRecord
 if TYPE_CHECKING:
     from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
-    from phalanx.backends.ray.usage import Gpu, Usage  # loads Ray
+    from phalanx.backends.ray.rank_processes import Gpu, Usage  # loads Ray
 
 _BETWEEN_LOOKS_S = 0.3
 _LINES_PER_GROUP = 6

@@ -111,7 +111,8 @@ class Profile:
             if core.endpoints:  # else the known ranks are about to end, and there are no new ones yet
                 self._epoch = core.epoch
             there = self._epoch.endpoints
-            alive = [rank for rank in self._ranks if rank < len(there) and core.backend.alive(there[rank])]
+            dead = core.backend.dead_of(there)
+            alive = [rank for rank in self._ranks if rank < len(there) and rank not in dead]
             for rank in set(self._ranks) - set(alive):
                 self._note(rank, "died, and its trace was lost with it")
             answers = self._run(end_profile, self._key, ranks=alive).answers(timeout) if alive else {}

@@ -22,7 +22,7 @@ from phalanx.config import settings
 from phalanx.errors import DeclarationError
 from phalanx.group.group import Group
 from phalanx.session.background import Background
-from phalanx.session.session import at_shutdown
+from phalanx.session.session import session
 from phalanx.tracing.events import STARTING, Part, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.otel import export
@@ -375,4 +375,4 @@ def keep_saved() -> None:
         _saver.begin()
 
 
-at_shutdown(save_environment_trace)
+session.at_shutdown(save_environment_trace)

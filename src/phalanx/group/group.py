@@ -19,6 +19,8 @@ from phalanx.calls.restart_reruns import RerunLog
 from phalanx.calls.store_quota import Room
 from phalanx.config import settings
 from phalanx.declare.bind import BoundClass
+from phalanx.display.log_merging import label_of
+from phalanx.display.registry_records import GroupRecord, RankRecord
 from phalanx.errors import CallError, InternalError, PhalanxError
 from phalanx.group.epoch import Epoch, GroupCard
 from phalanx.group.lifecycle import Event, Lifecycle, State
@@ -27,7 +29,7 @@ from phalanx.group.preemption_notices import NoticeQueue
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.pools.pool import ResourcePool
 from phalanx.pools.slot_reservation import Tenant
-from phalanx.session.session import RUN_ID
+from phalanx.session.session import session
 
 _FIRST_NUMBER = 1 << 16
 
@@ -71,7 +73,7 @@ class Group:
         self.backend = backend
         self.owner = owner
         #: Id of the run whose process owns it; "" of a detached group that was attached.
-        self.run = RUN_ID if owner else ""
+        self.run = session.run_id if owner else ""
 
         # Made of. Set by the process that owns it.
         self.options = GroupOptions()
@@ -79,8 +81,6 @@ class Group:
         self._made_on: tuple[ResourcePool, Tenant] | None = None
         #: Resources beside the slots' own that its ranks hold.
         self.extras: list[Reservation] = []
-        #: Told of each change of state or epoch, quickly.
-        self.on_change: Callable[[], None] | None = None
 
         # State.
         self.lifecycle = Lifecycle(card.name, epoch=number)
@@ -104,6 +104,8 @@ class Group:
         self.max_in_flight = settings().max_in_flight
         self.reruns = RerunLog()
         self.counts = Counts(process)
+        #: The pins of ``px.engines.sticky``, by role and margin.
+        self.pins: dict[tuple[str, float], Any] = {}
         self.room = Room(backend)
         self.inline_bytes = settings().inline_bytes
         self.debug = settings().debug
@@ -356,13 +358,41 @@ class Group:
         """Note the result of a sync of a role's weights, for status displays."""
         with self._lock:
             self.weights = {**self.weights, (f"{role}.{name}" if role else name): text}
-        if self.on_change is not None:
-            self.on_change()
+        self._publish()
 
     def _tell(self) -> None:
         self.changed = time.time()
-        if self.on_change is not None:
-            self.on_change()
+        self._publish()
+
+    def _publish(self) -> None:
+        """Have the changed state published for the commands, by the process that made the group."""
+        if self.has_pool and not self.backend.immediate:
+            session.publisher.changed(self)
+
+    @property
+    def fully_closed(self) -> bool:
+        """True if nothing of the group is left."""
+        return self.lifecycle.state is State.CLOSED
+
+    def record(self) -> GroupRecord:
+        """Return the present state for the commands."""
+        card, life = self.card, self.lifecycle
+        return GroupRecord(
+            run=session.run_id,
+            number=card.number,
+            name=card.name,
+            state=life.state.value,
+            epoch=life.epoch,
+            pool=card.pool,
+            changed=self.changed,
+            weights=dict(self.weights),
+            label=label_of(card.classes.items()),
+            roles=dict(card.classes),
+            methods={role: sorted(methods) for role, methods in card.methods.items()},
+            detached=card.detached,
+            cause=str(life.cause).partition("\n")[0] if life.cause is not None else None,
+            ranks=tuple(_rank_record(rank, endpoint) for rank, endpoint in enumerate(self.epoch.endpoints)),
+        )
 
 
 def _numbered(endpoints: Sequence[Endpoint], number: int) -> list[int]:
@@ -371,3 +401,10 @@ def _numbered(endpoints: Sequence[Endpoint], number: int) -> list[int]:
     for rank in new:
         endpoints[rank].since = number
     return new
+
+
+def _rank_record(rank: int, endpoint: Endpoint) -> RankRecord:
+    facts = endpoint.facts
+    slot = facts.slot
+    accelerator = ",".join(slot.accelerator_ids) or None
+    return RankRecord(rank, slot.node_id, slot.host, facts.pid, accelerator, facts.log, facts.side)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import weakref
 from collections.abc import Sequence
 
 from phalanx.backends.api import Backend
@@ -12,6 +10,7 @@ from phalanx.backends.backend_types import DrainingNode
 from phalanx.group.group import Group
 from phalanx.group.preemption_notices import Seat
 from phalanx.session.background import Background
+from phalanx.session.session import session
 
 LOOK_EVERY_S = 0.5
 _log = logging.getLogger("phalanx")
@@ -23,47 +22,32 @@ def seats_of(group: Group) -> list[Seat]:
 
 
 def look_once(group: Group) -> None:
-    """Record the draining nodes for a group; queries the cluster, which takes some milliseconds."""
+    """Record the draining and the ended nodes for a group; queries the cluster, which takes some milliseconds."""
     if group.backend.connected():
-        known = [*group.backend.going_nodes(), *group.backend.ended_nodes()]
-        group.notices.see(known, seats_of(group))
+        group.notices.see(group.backend.draining_nodes(ended=True), seats_of(group))
 
 
-class PreemptionMonitor:
-    """Asks the cluster once for all groups, and calls their ``on_notice``."""
-
-    def __init__(self) -> None:
-        self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
-        self._lock = threading.Lock()
-        self._background = Background(self.turn)
-
-    def add(self, group: Group) -> None:
-        """Watch for a group until it is closed."""
-        with self._lock:
-            self._groups.add(group)
-        self._background.begin()
-
-    def turn(self) -> float | None:
-        """Query the cluster once, and notify the groups."""
-        with self._lock:
-            groups = [group for group in self._groups if not group.closed]
-            self._groups = weakref.WeakSet(groups)
-        said: dict[int, Sequence[DrainingNode]] = {}
-        for group in groups:
-            key = id(group.backend)
-            if key not in said:
-                said[key] = _going(group.backend)
-            if said[key]:
-                group.notices.see(said[key], seats_of(group))
-            _call(group)
-        return LOOK_EVERY_S if groups else None
+def turn() -> float | None:
+    """Query each cluster once for all groups of this process, and call their ``on_notice``."""
+    groups: list[Group] = [one for one in session.groups() if one.has_pool and not one.closed]
+    backends = {id(group.backend): group.backend for group in groups}
+    draining = {key: _draining(backend) for key, backend in backends.items()}
+    for group in groups:
+        group.notices.see(draining[id(group.backend)], seats_of(group))
+        _call(group)
+    return LOOK_EVERY_S if any(not backend.immediate for backend in backends.values()) else None
 
 
-def _going(backend: Backend) -> Sequence[DrainingNode]:
+def watch() -> None:
+    """Begin to look for draining nodes, until no group of this process is open."""
+    _looks.begin()
+
+
+def _draining(backend: Backend) -> Sequence[DrainingNode]:
     try:
-        return backend.going_nodes() if backend.connected() else ()
+        return backend.draining_nodes() if backend.connected() else ()
     except Exception:  # of the backend, while it shuts down: the next look tells more
-        _log.debug("asking for nodes that go failed", exc_info=True)
+        _log.debug("asking for draining nodes failed", exc_info=True)
         return ()
 
 
@@ -77,4 +61,4 @@ def _call(group: Group) -> None:
                 _log.exception("on_notice of group %r raised, and the group goes on", group.name)
 
 
-watchman = PreemptionMonitor()
+_looks = Background(turn)

@@ -63,9 +63,7 @@ def publish_record(core: Group) -> None:
         card=core.card,
         slots=tuple(endpoint.slot for endpoint in core.endpoints),
         facts=tuple(endpoint.facts for endpoint in core.endpoints),
-        reservations={
-            key: core.backend.reservation_keys(held.reservation) for key, held in core.pool.holdings.items()
-        },
+        reservations={key: held.reservation.keys for key, held in core.pool.holdings.items()},
     )
     core.backend.publish(_key(core.name), record.to_bytes())
 

@@ -23,8 +23,7 @@ from phalanx.group.group import Group
 from phalanx.group.options import GroupOptions
 from phalanx.members.rank_config import setups_of
 from phalanx.pools.pool import ResourcePool
-from phalanx.session.output import display
-from phalanx.session.session import show_ranks
+from phalanx.session.session import session
 from phalanx.topology.slots import Slot
 from phalanx.wire.messages import RankConfig
 from phalanx.worker.factory import make_host
@@ -112,8 +111,8 @@ def launch(
         for endpoint, setup in zip(ordered, told, strict=True):
             endpoint.facts = endpoint.facts._replace(files=setup.files)
         tickets = _send(core, ordered, roles, told)
-        shown = options.show_ranks if options.show_ranks is not None else show_ranks()
-        display.begin(backend, ordered, label, shown)
+        shown = options.show_ranks if options.show_ranks is not None else session.show_ranks
+        session.display.begin(backend, ordered, label, shown)
     except BaseException:
         backend.kill(endpoints)
         if extras is not None:

@@ -16,17 +16,15 @@ from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
-from phalanx.group.preemption_monitor import watchman
+from phalanx.group.preemption_monitor import watch
 from phalanx.group.roster import publish, withdraw
 from phalanx.members.constructor_calls import constructors, given_up, joined, make_again, sent_to
 from phalanx.members.detached import publish_record, withdraw_record
 from phalanx.members.launch import Launched, Present, launch
-from phalanx.members.membership_rollback import settle
 from phalanx.members.start_progress import Starting
 from phalanx.members.weight_resync import bring_to_replaced
 from phalanx.pools.pool import ResourcePool
-from phalanx.session.monitor import monitor
-from phalanx.session.output import display
+from phalanx.session.session import session
 from phalanx.wire.messages import Message, RankConfig
 from phalanx.worker import handlers as questions
 
@@ -53,8 +51,8 @@ def start(core: Group) -> None:
         raise
     _ready(core)
     if not core.backend.immediate:
-        monitor.add(core, look_after)
-        watchman.add(core)
+        session.monitor.add(core, look_after)
+        watch()
 
 
 def _ready(core: Group) -> None:
@@ -124,7 +122,7 @@ def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
 
 def _stop(core: Group, endpoints: Sequence[Endpoint]) -> None:
     core.backend.kill(endpoints)
-    display.finish(endpoints)
+    session.display.finish(endpoints)
 
 
 def dismiss(core: Group, epoch: Epoch, ranks: range) -> None:
@@ -169,7 +167,8 @@ def _patience(core: Group) -> float:
 def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[int] | None = None) -> None:
     """Ask ranks, or all, to close their instances; busy or dead ranks are waited for up to the grace period."""
     among = range(len(epoch.endpoints)) if among is None else among
-    ranks = [rank for rank in among if core.backend.alive(epoch.endpoints[rank])]
+    dead = core.backend.dead_of(epoch.endpoints)
+    ranks = [rank for rank in among if rank not in dead]
     if ranks:
         call = run_on(
             core,
@@ -276,3 +275,38 @@ def _as_cause(group: str, what: str, error: BaseException) -> PhalanxError:
         return kept
     why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return GroupBroken(f"group {group!r} could not {what}: {why}", group=group)
+
+
+_ANSWER_S = 1.0
+_INTERRUPTED_S = 1.0
+
+
+def settle(core: Group, staying: Sequence[Endpoint]) -> None:
+    """Make the ``staying`` ranks of the present epoch ready for the next change.
+
+    Their calls are interrupted, and their collectives are aborted, since a rank that waits in a collective for a rank
+    that never joins would wait for ever. Ranks that do not react are stopped, and count as lost.
+    """
+    backend, endpoints = core.backend, core.endpoints
+    if core.closed or backend.immediate or not backend.connected():
+        return  # close() ends them all
+    dead = backend.dead_of(endpoints)
+    ranks = [rank for rank, one in enumerate(endpoints) if one in staying and rank not in dead]
+    if not ranks:
+        return
+    asked = run_on(core, questions.meet, ranks=ranks, title="settle", checked=False)
+    late = _late(asked, ranks, _ANSWER_S)
+    for rank, sight in zip(late, backend.sights([endpoints[rank] for rank in late], False), strict=True):
+        for call in sight.running:
+            backend.cancel([endpoints[rank]], [call])
+    late = _late(asked, ranks, _INTERRUPTED_S) if late else []
+    if late:
+        backend.sever([endpoints[rank] for rank in late])
+        late = _late(asked, ranks, _INTERRUPTED_S)
+    backend.kill([endpoints[rank] for rank in late])
+
+
+def _late(asked: Call, ranks: Sequence[int], seconds: float) -> list[int]:
+    """Return the ranks that have not responded after ``seconds``."""
+    positions = range(len(ranks))
+    return [ranks[position] for position in asked.arrivals.wait(positions, len(positions), seconds)[1]]

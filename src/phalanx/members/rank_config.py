@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +10,7 @@ from phalanx.backends.backend_types import Endpoint
 from phalanx.group.options import GroupOptions
 from phalanx.group.resize_plan import fitted
 from phalanx.pools.pool import ResourcePool
-from phalanx.session.session import RUN_ID
+from phalanx.session.session import session
 from phalanx.topology.accelerators import Accelerator, in_use
 from phalanx.topology.environment import THREADS, rank_environment
 from phalanx.topology.slots import SlotView
@@ -31,7 +30,7 @@ def setups_of(
 ) -> list[RankConfig]:
     """Return the configs by rank; ``server`` is the rank that serves torch's store: a new rank with a port for it."""
     world = _RankSettings(pool, endpoints, options, server, epoch)
-    folder = _labels.new(name, epoch)
+    folder = session.unused(folder_name(name, epoch))
     setups: list[RankConfig] = []
     for rank, endpoint in enumerate(endpoints):
         facts = endpoint.facts.slot
@@ -153,27 +152,11 @@ def _devices_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> dict[
     }
 
 
-class Labels:
-    """Names for the folders of groups: safe in a path, and never given twice."""
-
-    def __init__(self) -> None:
-        self._given: set[str] = set()
-        self._lock = threading.Lock()
-
-    def new(self, name: str, epoch: int) -> str:
-        """``<group>-<epoch>``, with a number behind it where another group of this process bears the name."""
-        safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:_LABEL_LENGTH].lstrip(".") or "group"
-        with self._lock:
-            label, number = f"{safe}-{epoch}", 1
-            while label in self._given:
-                number += 1
-                label = f"{safe}-{epoch}.{number}"
-            self._given.add(label)
-            return label
+def folder_name(group: str, epoch: int) -> str:
+    """Return a name for the folder of a group that is safe in a path: ``<group>-<epoch>``. Pure."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", group)[:_LABEL_LENGTH].lstrip(".") or "group"
+    return f"{safe}-{epoch}"
 
 
 def _files(own: str, folder: str, rank: int) -> str:
-    return f"{own}/{RUN_ID}/{folder}/rank-{rank}" if own else ""
-
-
-_labels = Labels()
+    return f"{own}/{session.run_id}/{folder}/rank-{rank}" if own else ""

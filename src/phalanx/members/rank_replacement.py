@@ -11,8 +11,7 @@ from phalanx.errors import CallError, GroupBroken, PlacementError, WorkerDiedErr
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.group.snapshot_placement import Snapshot
-from phalanx.members.membership_rollback import settle
-from phalanx.members.processes import replace_processes, restart
+from phalanx.members.processes import replace_processes, restart, settle
 from phalanx.members.snapshots import check_held, from_peer, restore, take
 
 _log = logging.getLogger("phalanx")

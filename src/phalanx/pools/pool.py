@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Literal
@@ -20,17 +18,15 @@ from phalanx.pools.slot_reservation import (
     book,
     books,
     check_options,
-    dropped_slots,
     explain_slots,
+    released_when_dropped,
     resource_of,
     unbook,
 )
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 from phalanx.topology.placement import bundle_resources
 from phalanx.topology.slots import PoolShape, Slot, SlotFacts, SlotView, order_ranks
 from phalanx.wire.value import Reduced
-
-_numbers = itertools.count(1)
 
 
 class ResourcePool:
@@ -69,13 +65,13 @@ class ResourcePool:
     ) -> None:
         shape = PoolShape(tuple(process_on_nodes) if isinstance(process_on_nodes, list) else process_on_nodes)  # pyright: ignore
         check_options(use_gpu, max_colocate_count, accelerators_per_slot, timeout, name_prefix)
-        chosen = cluster.get_backend(backend)
+        chosen = session.get_backend(backend)
         resource = resource_of(chosen, use_gpu)
-        number = next(_numbers)
+        number = next(session.pool_numbers)
         name = f"{name_prefix or 'pool'}-{number}"
         bundle = bundle_resources(resource, accelerators_per_slot, accelerator_type)
         request = ReserveRequest(
-            name=f"px-{cluster.RUN_ID}-{name}",
+            name=f"px-{session.run_id}-{name}",
             blocks=shape.process_on_nodes,
             bundle=bundle,
             detached=detached,
@@ -93,14 +89,14 @@ class ResourcePool:
             detached=detached,
             reservation_name=request.name,
         )
-        self._finalizers = {name: dropped_slots.give_back_without(holding, chosen, holding.reservation)}
+        self._finalizers = {name: released_when_dropped(holding)}
         if detached:
             self._finalizers[name].detach()
         self._grown = itertools.count(2)
         self.number = number
         self._detached = detached
         self._become(name, shape.slots(name), {name: holding}, owner=True, whole=True)
-        open_pools.add(self)
+        session.add_pool(self)
 
     def _become(
         self, name: str, view: SlotView, holdings: dict[str, SlotReservation], *, owner: bool, whole: bool
@@ -274,7 +270,7 @@ class ResourcePool:
         for group in reversed(self.groups):
             group.close()
         if not self._owner:
-            open_pools.forget(self)
+            session.forget_pool(self)
             return
         for holding in self._holdings.values():
             if holding.open:
@@ -295,7 +291,7 @@ class ResourcePool:
     def _forget(self) -> None:
         for finalizer in self._finalizers.values():
             finalizer.detach()
-        open_pools.forget(self)
+        session.forget_pool(self)
 
     def grow(self, process_on_nodes: int | Sequence[int] = 1, timeout: float = 120.0) -> None:
         """Reserve more slots behind the present slots: ``pool.grow([8, 8])`` adds two blocks of 8.
@@ -309,8 +305,7 @@ class ResourcePool:
         self._check_own("grow")
         blocks = [process_on_nodes] if isinstance(process_on_nodes, int) else process_on_nodes
         added = reserve_more(self._holdings[self.name], next(self._grown), blocks, timeout)
-        finalizer = dropped_slots.give_back_without(added, added.backend, added.reservation)
-        self._finalizers[added.pool] = finalizer
+        self._finalizers[added.pool] = released_when_dropped(added)
         self._holdings = {**self._holdings, added.pool: added}
         self._view = self._view + PoolShape(tuple(blocks)).slots(added.pool)
 
@@ -347,7 +342,7 @@ class ResourcePool:
     def keep(self) -> None:
         """Hold the slots until they are given back, even if no reference to the pool is left in this process."""
         if not self.closed:
-            open_pools.keep(self)
+            session.keep_pool(self)
 
     def __enter__(self) -> ResourcePool:
         return self
@@ -386,43 +381,3 @@ class ResourcePool:
     def unclaim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
         """Take a group out of the books, or off these slots. Idempotent."""
         unbook(self._holdings, self._view.slots if slots is None else slots, group)
-
-
-class LivePools:
-    """The open pools of this process."""
-
-    def __init__(self) -> None:
-        self._open: weakref.WeakSet[ResourcePool] = weakref.WeakSet()
-        self._kept: set[ResourcePool] = set()
-        self._lock = threading.Lock()
-
-    def add(self, pool: ResourcePool) -> None:
-        """Add a pool that has reserved slots."""
-        with self._lock:
-            self._open.add(pool)
-
-    def keep(self, pool: ResourcePool) -> None:
-        """Keep a pool alive whose groups other processes know, even if no reference to it is left in this process."""
-        self._kept.add(pool)
-
-    def forget(self, pool: ResourcePool) -> None:
-        """Remove a closed pool. Idempotent."""
-        with self._lock:
-            self._open.discard(pool)
-        self._kept.discard(pool)
-
-    def now(self) -> list[ResourcePool]:
-        """Return the pools that hold slots, in the order in which they were made."""
-        with self._lock:
-            there = list(self._open)
-        return sorted((pool for pool in there if not pool.closed), key=lambda pool: pool.number)
-
-    def let_go(self, backend: Backend | None) -> None:
-        """Let go of the pools of a backend before its cluster is left; None: of all pools, detached pools included."""
-        for pool in self.now():
-            if backend is None or pool.backend_api is backend:
-                pool.let_go(everything=backend is None)
-
-
-open_pools = LivePools()
-cluster.at_letting_go(cluster.LetGoStep.CLOSE, open_pools.let_go)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from phalanx.backends.api import Backend, Placing
+from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Reservation
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.session.background import Background
+from phalanx.session.session import session
 from phalanx.topology.accelerators import resource_names
 from phalanx.topology.placement import share
 from phalanx.topology.slots import Slot, SlotFacts, SlotView
@@ -79,7 +76,7 @@ class SlotReservation:
         return {self.resource: share(self.max_colocate_count)}
 
 
-def resource_of(backend: Placing, use_gpu: bool | str) -> str | None:
+def resource_of(backend: Backend, use_gpu: bool | str) -> str | None:
     """Return the name of the accelerator resource to ask for; None for slots without accelerators."""
     if use_gpu is False:
         return None
@@ -123,46 +120,11 @@ def accelerator_text(holding: SlotReservation, slot: Slot) -> str | None:
     return f"{holding.resource} {','.join(ids)}" if ids else f"{holding.resource} (not known yet)"
 
 
-LOOK_EVERY_S = 0.5
-_log = logging.getLogger("phalanx")
-
-
-class DroppedSlots:
-    """Gives reservations back whose holder was collected.
-
-    The collector comes at any time, in any thread, with any lock held: it only puts the reservation in a queue, and
-    a thread that is there as long as there are holders gives it back.
-    """
-
-    def __init__(self) -> None:
-        self._dropped: SimpleQueue[tuple[Backend, Reservation]] = SimpleQueue()
-        self._held: list[weakref.finalize[..., object]] = []
-        self._lock = threading.Lock()
-        self._background = Background(self._turn, first_after=LOOK_EVERY_S)
-
-    def give_back_without(
-        self, holder: object, backend: Backend, reservation: Reservation
-    ) -> weakref.finalize[..., object]:
-        """Release a reservation once ``holder`` is collected; return the finalizer, to detach on explicit release."""
-        finalizer = weakref.finalize(holder, self._dropped.put, (backend, reservation))
-        finalizer.atexit = False  # the backend then frees everything
-        with self._lock:
-            self._held.append(finalizer)
-        self._background.begin()
-        return finalizer
-
-    def _turn(self) -> float | None:
-        with suppress(Empty):
-            while True:
-                backend, reservation = self._dropped.get_nowait()
-                _log.debug("a pool was dropped without close(): its slots are given back")
-                backend.release(reservation)
-        with self._lock:
-            self._held = [finalizer for finalizer in self._held if finalizer.alive]
-            return LOOK_EVERY_S if self._held or not self._dropped.empty() else None
-
-
-dropped_slots = DroppedSlots()
+def released_when_dropped(holding: SlotReservation) -> weakref.finalize[..., SlotReservation]:
+    """Release slots once no pool holds them any more; return the finalizer, to detach on explicit release."""
+    finalizer = weakref.finalize(holding, session.queue.add, holding.backend.release, holding.reservation)
+    finalizer.atexit = False  # the backend then frees everything
+    return finalizer
 
 
 books = threading.Lock()

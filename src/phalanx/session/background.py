@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 
 _AFTER_ERROR_S = 1.0
 _log = logging.getLogger("phalanx")
@@ -75,9 +77,9 @@ class BackgroundThread:
             return None
 
 
-BACKGROUND = BackgroundThread("phalanx-background")
+background_thread = BackgroundThread("phalanx-background")
 """Runs work that may wait for the cluster or for a user's function; no other work may depend on it without a limit."""
-MONITOR = BackgroundThread("phalanx-monitor")
+monitor_thread = BackgroundThread("phalanx-monitor")
 """Takes deadlines, losses and waits for many futures: no function of a user may hold that up."""
 
 
@@ -95,7 +97,7 @@ class Background:
         self,
         turn: Callable[[], float | None],
         *,
-        thread: BackgroundThread = BACKGROUND,
+        thread: BackgroundThread = background_thread,
         finish: Callable[[], None] | None = None,
         first_after: float = 0.0,
     ) -> None:
@@ -122,3 +124,36 @@ class Background:
         except Exception:
             _log.debug("%s failed, and goes on", self._turn, exc_info=True)
             return _AFTER_ERROR_S
+
+
+class WorkQueue:
+    """Functions that the background thread calls one after the other, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._background = Background(self._turn)
+
+    def add(self, work: Callable[..., object], *args: object) -> None:
+        """Have ``work(*args)`` called soon; its errors are logged. Also for finalizers, which may hold any lock."""
+        self._work.put(functools.partial(work, *args))
+        self._background.begin()
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all work so far is done; return whether it is."""
+        if not self._background.running:
+            return True
+        done = threading.Event()
+        self.add(done.set)
+        return done.wait(timeout)
+
+    def _turn(self) -> float | None:
+        while True:
+            try:
+                work = self._work.get_nowait()
+            except Empty:
+                return None
+            try:
+                work()
+            except Exception:
+                _log.debug("%s failed in the background", work, exc_info=True)
+            del work  # otherwise it would keep its arguments alive until the next work

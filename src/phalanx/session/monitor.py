@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from phalanx.backends.api import Backend
-from phalanx.session import session as cluster
-from phalanx.session.background import MONITOR, Background
+from phalanx.session.background import Background, monitor_thread
 
 LOOK_EVERY_S = 0.25
 _log = logging.getLogger("phalanx")
@@ -34,14 +33,18 @@ class GroupMonitor:
     """Monitors groups from the first to the last live group.
 
     A check takes some microseconds per group while no rank has failed: it reads cached state of the backend.
+
+    Args:
+        lost: is called with a backend whose cluster was left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lost: Callable[[Backend], None]) -> None:
+        self._lost = lost
         self._looks: weakref.WeakKeyDictionary[MonitoredGroup, Callable[[Any], None]] = (
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.Lock()
-        self._background = Background(self._turn, thread=MONITOR, first_after=LOOK_EVERY_S)
+        self._background = Background(self._turn, thread=monitor_thread, first_after=LOOK_EVERY_S)
 
     def add(self, core: W, look: Callable[[W], None]) -> None:
         """Check a group by ``look(core)``, which replaces an earlier function of the group, until it is closed."""
@@ -65,9 +68,6 @@ class GroupMonitor:
             if core.backend.connected():
                 look(core)
             else:
-                cluster.lost(core.backend)
+                self._lost(core.backend)
         except Exception:  # of the backend, while it shuts down: the next look, or the next call, tells more
             _log.debug("looking after group %r failed", core.name, exc_info=True)
-
-
-monitor = GroupMonitor()

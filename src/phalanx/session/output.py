@@ -62,7 +62,7 @@ class RankOutput:
     def _alive(self) -> bool:
         handle = self._handle()
         try:
-            return handle is not None and self._backend.alive(replace(self._place, handle=handle))
+            return handle is not None and not self._backend.dead_of([replace(self._place, handle=handle)])
         except Exception:  # the backend is shut down
             return False
 
@@ -182,6 +182,3 @@ class Display:
 def _together(sources: Iterable[RankOutput]) -> set[Together]:
     """Return the groups of these ranks whose equal lines are shown as a single line."""
     return {source.together for source in sources if source.together is not None}
-
-
-display = Display()

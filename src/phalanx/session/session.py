@@ -1,54 +1,311 @@
-"""The cluster that this driver uses: started or joined when first needed, and let go of when it is left."""
+"""The session of a driver: its connection to a cluster, and everything that it has open there."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import CLUSTER_LEFT
 from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
 from phalanx.declare.context import runs_inline
+from phalanx.display.metric_buffer import meters
 from phalanx.errors import DeclarationError
+from phalanx.session.background import Background, WorkQueue
+from phalanx.session.monitor import GroupMonitor
+from phalanx.session.output import Display
+from phalanx.session.publisher import Publisher
+from phalanx.session.wait_threads import WaitThreads
 from phalanx.wire.value import Value
 
-#: Scopes the names of this run's placement groups and actors, so that two runs never meet.
-RUN_ID = secrets.token_hex(3)
-
-LetGo = Callable[[Backend | None], None]
-
-
-class LetGoStep(IntEnum):
-    """Steps of letting a backend go, in order."""
-
-    NOTE = 0  # record in open objects why they will be closed
-    PART = 1  # close objects that join groups, so that none waits for another
-    CLOSE = 2  # close objects that this process owns
-    FORGET = 3  # forget objects of other owners
-
-
+_METRICS_AFTER_S = 5.0
 _log = logging.getLogger("phalanx")
 
 
-class _Connections:
-    """State of this process's connections. There is a single instance, since a process has a single Ray connection."""
+class OpenPool(Protocol):
+    """A pool that holds slots."""
+
+    number: int
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def backend_api(self) -> Backend: ...
+    def let_go(self, everything: bool = False) -> None: ...
+
+
+class Session:
+    """The state of this process that outlives a call. There is one: a process has a single Ray connection.
+
+    Attributes:
+        run_id: scopes the names of this run's placement groups and actors, so that two runs never meet.
+        queue: work for the background thread.
+        monitor: looks after open groups.
+        display: shows the output of ranks.
+        publisher: publishes groups for the commands.
+        waiters: threads that wait for calls.
+        pool_numbers, group_numbers: count the pools and groups that are made here.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.backends: dict[str, Backend] = {}
-        self.backend: str | None = None  # as px.init named it
-        self.inline_resources: dict[str, float] = {}
-        self.started_ray = False
-        self.show_ranks: Shown | None = None
-        self.letting_go: list[tuple[LetGoStep, LetGo]] = []
-        self.ending: list[Callable[[], None]] = []
+        self.run_id = secrets.token_hex(3)
+        self.queue = WorkQueue()
+        self.monitor = GroupMonitor(self.lost)
+        self.display = Display()
+        self.publisher = Publisher(self.queue)
+        self.waiters = WaitThreads()
+        self._lock = threading.RLock()
+        self._backends: dict[str, Backend] = {}
+        self._backend: str | None = None  # as px.init named it
+        self._inline_resources: dict[str, float] = {}
+        self._started_ray = False
+        self._show_ranks: Shown | None = None
+        self.pool_numbers = itertools.count(1)
+        self.group_numbers = itertools.count(1)
+        self._used_names: set[str] = set()
+        self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._pools: weakref.WeakSet[OpenPool] = weakref.WeakSet()
+        self._kept_pools: set[OpenPool] = set()
+        self._before_groups: list[Callable[[Backend | None], None]] = []
+        self._at_shutdown: list[Callable[[], None]] = []
+
+    # Its connection
+
+    def connect(
+        self,
+        backend: str | None,
+        counts: Mapping[str, float],
+        address: str | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Start or join the cluster of a backend; see :func:`init`."""
+        chosen = backend_name(backend or self._default_backend())
+        with self._lock:
+            self._inline_resources = {
+                name: float(counts[key])
+                for key, name in (("num_cpus", "CPU"), ("num_gpus", "GPU"))
+                if key in counts
+            }
+            if chosen == "inline":
+                self._backends.pop("inline", None)
+            else:
+                self._start_ray({**counts, **({"address": address} if address else {}), **options})
+            if backend is not None:
+                self._backend = chosen
+
+    def _default_backend(self) -> str:
+        """Return the backend of an inline rank for its own code, else that which px.init or the environment names."""
+        return "inline" if runs_inline() else self._backend or settings().backend
+
+    def _start_ray(self, given: Mapping[str, Any]) -> None:
+        from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
+
+        if ray_cluster.is_running():
+            if given:
+                raise DeclarationError(
+                    f"px.init({', '.join(given)}): this process is connected to a Ray cluster already, so these "
+                    "options cannot be applied; call px.init before the first pool, or px.shutdown() first"
+                )
+            return
+        ray_cluster.start(_with_address(given))
+        self._started_ray = True
+
+    def get_backend(self, name: str | None = None) -> Backend:
+        """Return the backend of that name, else the default backend; created on first use."""
+        name = backend_name(name or self._default_backend())
+        with self._lock:
+            if name == "ray":
+                from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
+                from phalanx.backends.ray.backend import RayBackend  # loads Ray
+
+                if not ray_cluster.is_running():
+                    self._start_ray({})
+                known = self._backends.get("ray")
+                if known is not None and not known.connected():
+                    self.lost(known)
+                if "ray" not in self._backends:
+                    backend = self._backends["ray"] = RayBackend()
+                    meters.on = settings().metrics
+                    if meters.on:
+                        Background(backend.export_metrics, first_after=_METRICS_AFTER_S).begin()
+                return self._backends["ray"]
+            from phalanx.backends.inline import InlineBackend  # not needed beside Ray
+
+            if "inline" not in self._backends:
+                self._backends["inline"] = InlineBackend(self._inline_resources or _own_accelerators())
+            return self._backends["inline"]
+
+    @contextlib.contextmanager
+    def replaced_backend(self, name: str, other: Backend) -> Generator[None]:
+        """Replace a backend by another for the duration of a context, for tests."""
+        with self._lock:
+            before = self._backends.get(name)
+            self._backends[name] = other
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._backends.pop(name, None)
+                if before is not None:
+                    self._backends[name] = before
+
+    @property
+    def show_ranks(self) -> Shown:
+        """The ranks whose output this driver shows, of groups that say nothing of it."""
+        return settings().show_ranks if self._show_ranks is None else self._show_ranks
+
+    @show_ranks.setter
+    def show_ranks(self, shown: Shown | None) -> None:
+        self._show_ranks = shown
+
+    # Open groups and pools
+
+    def unused(self, name: str) -> str:
+        """Return a name that this session has not returned before: ``name``, if necessary with a number behind it."""
+        with self._lock:
+            numbered = (f"{name}.{number}" for number in itertools.count(2))
+            found = next(one for one in itertools.chain([name], numbered) if one not in self._used_names)
+            self._used_names.add(found)
+            return found
+
+    def add_group(self, group: Any) -> None:
+        """Note a group that was made here, or a view that came here, and report its counts to a monitor, if any."""
+        if not group.backend.immediate:
+            meters.watch(group.name, group.counts)
+        with self._lock:
+            self._groups.add(group)
+
+    def groups(self) -> list[Any]:
+        """Return the groups that are alive, each a ``group.Group``."""
+        with self._lock:
+            return list(self._groups)
+
+    def own_group(self, number: int) -> Any | None:
+        """Return the group that this process made with that number; None if it was garbage-collected."""
+        return next((one for one in self.groups() if one.owner and one.card.number == number), None)
+
+    def add_pool(self, pool: OpenPool) -> None:
+        """Note a pool that has reserved slots."""
+        with self._lock:
+            self._pools.add(pool)
+
+    def keep_pool(self, pool: OpenPool) -> None:
+        """Keep a pool alive whose groups other processes know, even if no reference to it is left in this process."""
+        with self._lock:
+            self._kept_pools.add(pool)
+
+    def forget_pool(self, pool: OpenPool) -> None:
+        """Remove a closed pool. Idempotent."""
+        with self._lock:
+            self._pools.discard(pool)
+            self._kept_pools.discard(pool)
+
+    def pools(self) -> list[OpenPool]:
+        """Return the pools that hold slots, in the order in which they were made."""
+        with self._lock:
+            there = list(self._pools)
+        return sorted((pool for pool in there if not pool.closed), key=lambda pool: pool.number)
+
+    # Its end
+
+    def before_groups_close(self, callback: Callable[[Backend | None], None]) -> None:
+        """Have a function called before the groups of a backend are closed: with that backend, or None for all.
+
+        The cluster may be lost already (``connected()`` is False): then nothing is freed, only noted.
+        """
+        self._before_groups.append(callback)
+
+    def at_shutdown(self, callback: Callable[[], None]) -> None:
+        """Have a function called by :meth:`shutdown`, after all groups are closed and before Ray is left."""
+        self._at_shutdown.append(callback)
+
+    def shutdown(self) -> None:
+        """Close every pool of this process; end the local Ray cluster if this session started it. Idempotent."""
+        with self._lock:
+            self._let_go(None)
+            for callback in self._at_shutdown:
+                callback()
+            self._backend = self._show_ranks = None
+            self._inline_resources = {}
+            if self._started_ray:
+                from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
+
+                ray_cluster.stop()
+            for backend in self._backends.values():
+                backend.leave()
+            self._backends.clear()
+
+    def lost(self, backend: Backend) -> None:
+        """Note that a backend's cluster was left without a word to this library. Idempotent."""
+        with self._lock:
+            if self._backends.get(backend.name) is backend:
+                del self._backends[backend.name]
+                self._started_ray = False
+        self._let_go(backend)
+        backend.leave()
+
+    def _let_go(self, backend: Backend | None) -> None:
+        """Close everything that is open on a backend, None: on any; channels first, so that no rank waits for another.
+
+        Groups of other owners, and groups that outlive this process, are only left.
+        """
+        groups = [one for one in self.groups() if backend in (None, one.backend) and not one.closed]
+        for group in groups:
+            if backend is not None or group.owner:
+                group.lifecycle.closed_because = CLUSTER_LEFT
+        for callback in self._before_groups:
+            _attempt(callback, backend)
+        for pool in self.pools():
+            if backend in (None, pool.backend_api):
+                _attempt(pool.let_go, backend is None)
+        if backend is not None:
+            for group in groups:
+                if not group.closed:
+                    _attempt(group.begin_close)
+                    _attempt(group.finish_close)
+        _attempt(self.publisher.finish, backend)
 
 
-_state = _Connections()
+def _attempt(close: Callable[..., object], *args: object) -> None:
+    """Call a function that closes something; after an error the others are closed all the same."""
+    try:
+        close(*args)
+    except Exception:
+        _log.warning("not everything could be closed", exc_info=True)
+
+
+def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with an address; counts request a new local cluster, even if another cluster is running here.
+
+    Raises:
+        DeclarationError: counts for a cluster that exists already.
+    """
+    counts = [name for name in ("num_cpus", "num_gpus") if name in given]
+    named = given.get("address") or running_cluster()
+    if not counts or named == "local":
+        return dict(given)
+    if named:
+        raise DeclarationError(
+            f"px.init({', '.join(counts)}): these are the counts of a new local cluster, but address= or RAY_ADDRESS "
+            f"names the cluster {named!r}; leave the counts out to join that one, or unset RAY_ADDRESS"
+        )
+    return {**given, "address": "local"}
+
+
+def _own_accelerators() -> dict[str, float]:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"GPU": float(count)} if count else {}
+
+
+session = Session()
 
 
 def init(
@@ -78,157 +335,17 @@ def init(
     Raises:
         DeclarationError: this process is connected already and options are given that cannot be applied any more.
     """
-    chosen = backend_name(backend or _default_backend())
     counts = {
         key: value for key, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)) if value is not None
     }
-    if show_ranks is not None:
-        _state.show_ranks = shown_ranks(show_ranks)
-    elif ray_options.get("log_to_driver") is False:
-        _state.show_ranks = ()
-    with _state.lock:
-        _state.inline_resources = {
-            name: float(counts[key])
-            for key, name in (("num_cpus", "CPU"), ("num_gpus", "GPU"))
-            if key in counts
-        }
-        if chosen == "inline":
-            _state.backends.pop("inline", None)
-        else:
-            _start_ray({**counts, **({"address": address} if address else {}), **ray_options})
-        if backend is not None:
-            _state.backend = chosen
-
-
-def _default_backend() -> str:
-    """Return the backend of an inline rank for its own code, else the backend that px.init or the environment names."""
-    return "inline" if runs_inline() else _state.backend or settings().backend
-
-
-def _start_ray(given: Mapping[str, Any]) -> None:
-    from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
-
-    if ray_cluster.is_running():
-        if given:
-            raise DeclarationError(
-                f"px.init({', '.join(given)}): this process is connected to a Ray cluster already, so these "
-                "options cannot be applied; call px.init before the first pool, or px.shutdown() first"
-            )
-        return
-    ray_cluster.start(_with_address(given))
-    _state.started_ray = True
-
-
-def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with an address; counts request a new local cluster, even if another cluster is running here.
-
-    Raises:
-        DeclarationError: counts for a cluster that exists already.
-    """
-    counts = [name for name in ("num_cpus", "num_gpus") if name in given]
-    named = given.get("address") or running_cluster()
-    if not counts or named == "local":
-        return dict(given)
-    if named:
-        raise DeclarationError(
-            f"px.init({', '.join(counts)}): these are the counts of a new local cluster, but address= or RAY_ADDRESS "
-            f"names the cluster {named!r}; leave the counts out to join that one, or unset RAY_ADDRESS"
-        )
-    return {**given, "address": "local"}
-
-
-def get_backend(name: str | None = None) -> Backend:
-    """Return the backend of that name, else the default backend; created on first use."""
-    name = backend_name(name or _default_backend())
-    with _state.lock:
-        if name == "ray":
-            from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
-            from phalanx.backends.ray.backend import RayBackend  # loads Ray
-
-            if not ray_cluster.is_running():
-                _start_ray({})
-            known = _state.backends.get("ray")
-            if known is not None and not known.connected():
-                lost(known)
-            return _state.backends.get("ray") or _state.backends.setdefault("ray", RayBackend())
-        from phalanx.backends.inline import InlineBackend  # not needed beside Ray
-
-        if "inline" not in _state.backends:
-            _state.backends["inline"] = InlineBackend(_state.inline_resources or _own_accelerators())
-        return _state.backends["inline"]
-
-
-@contextlib.contextmanager
-def replaced_backend(name: str, other: Backend) -> Generator[None]:
-    """Replace a backend by another for the duration of a context, for tests."""
-    with _state.lock:
-        before = _state.backends.get(name)
-        _state.backends[name] = other
-    try:
-        yield
-    finally:
-        with _state.lock:
-            _state.backends.pop(name, None)
-            if before is not None:
-                _state.backends[name] = before
-
-
-def _own_accelerators() -> dict[str, float]:
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return {"GPU": float(count)} if count else {}
-
-
-def at_letting_go(step: LetGoStep, callback: LetGo) -> None:
-    """Have a function called when a backend is let go of: with that backend, or with None for all of them.
-
-    The cluster may be lost already (``connected()`` is False): then nothing is freed, only noted.
-    """
-    _state.letting_go.append((step, callback))
-
-
-def at_shutdown(callback: Callable[[], None]) -> None:
-    """Have a function called by :func:`shutdown`, after all groups are closed and before Ray is left."""
-    _state.ending.append(callback)
-
-
-def _let_go(backend: Backend | None) -> None:
-    for _, callback in sorted(_state.letting_go, key=lambda entry: entry[0]):
-        try:
-            callback(backend)
-        except Exception:  # the others are to be freed all the same
-            _log.warning("not everything could be closed", exc_info=True)
+    shown = None if show_ranks is None else shown_ranks(show_ranks)
+    if shown is None and ray_options.get("log_to_driver") is False:
+        shown = ()
+    session.connect(backend, counts, address, ray_options)
+    if shown is not None:
+        session.show_ranks = shown
 
 
 def shutdown() -> None:
     """Close every pool of this process; end the local Ray cluster if ``phalanx`` started it. Idempotent."""
-    with _state.lock:
-        _let_go(None)
-        for callback in _state.ending:
-            callback()
-        _state.backend = None
-        _state.inline_resources = {}
-        _state.show_ranks = None
-        if _state.started_ray:
-            from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
-
-            ray_cluster.stop()
-        for backend in _state.backends.values():
-            backend.leave()
-        _state.backends.clear()
-
-
-def lost(backend: Backend) -> None:
-    """Note that a backend's cluster was left without a word to this library. Idempotent."""
-    with _state.lock:
-        if _state.backends.get(backend.name) is backend:
-            del _state.backends[backend.name]
-            _state.started_ray = False
-    _let_go(backend)
-    backend.leave()
-
-
-def show_ranks() -> Shown:
-    """The ranks whose output this driver shows, of groups that say nothing of it."""
-    return _state.show_ranks if _state.show_ranks is not None else settings().show_ranks
+    session.shutdown()

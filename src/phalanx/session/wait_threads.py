@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Ref
-from phalanx.session.background import MONITOR, Background
+from phalanx.session.background import Background, monitor_thread
 
 R = TypeVar("R")
 
@@ -66,7 +66,7 @@ class WaitThreads:
         self._done = 0
         self._done_before = 0
         self._others: list[_Wait] = []
-        self._looker = Background(self._look, thread=MONITOR)
+        self._looker = Background(self._look, thread=monitor_thread)
 
     def submit(self, work: Callable[[], R], pending: Pending | None = None) -> Future[R]:
         """Run ``work()`` on a thread: now, or if all threads are busy, once its pending references have ended.
@@ -178,7 +178,3 @@ def _ended(waits: Sequence[Pending]) -> set[int]:
             done = range(len(ids))
         ended.update(ids[position] for position in done)
     return ended
-
-
-waiters = WaitThreads()
-"""The wait threads of this process."""

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from phalanx.api.view import GroupView
 from phalanx.errors import DeclarationError
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 
 FaultKind = Literal["raise", "kill", "stop", "slow"]
 KINDS: tuple[FaultKind, ...] = ("raise", "kill", "stop", "slow")
@@ -105,7 +105,7 @@ def full_store(fraction: float = 0.9, *, backend: str | None = None) -> Generato
     """Fill the object store of the first node up to ``fraction`` of its size. Yield the bytes that were put."""
     if not 0 < fraction <= 1:
         raise DeclarationError(f"full_store({fraction!r}): expected a fraction from 0 to 1")
-    storing = cluster.get_backend(backend)
+    storing = session.get_backend(backend)
     node = storing.nodes()[0]
     size = int(node.total.get("object_store_memory", 0) * fraction)
     chunk = min(16 * 2**20, max(size, 1))

@@ -26,7 +26,7 @@ from phalanx.backends.backend_types import (
 from phalanx.backends.inline import InlineBackend, InlineRef
 from phalanx.backends.inline_values import Unended, fetched
 from phalanx.errors import InternalError, PlacementError
-from phalanx.session import session as cluster
+from phalanx.session.session import session
 from phalanx.testing.clock import FakeClock
 from phalanx.wire.failure import capture
 from phalanx.wire.messages import OUTPUT, Message
@@ -68,7 +68,7 @@ class ScriptedBackend(InlineBackend):
         self._counts[what] = number + 1
         return self._script(what, number)
 
-    def going_nodes(self) -> Sequence[DrainingNode]:
+    def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
         return self.going
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
@@ -157,7 +157,7 @@ class ScriptedBackend(InlineBackend):
 def scripted(script: Script, clock: FakeClock | None = None) -> Generator[ScriptedBackend]:
     """Put all pools of backend "inline" that are created in the block under a script."""
     backend = ScriptedBackend(script, clock)
-    with cluster.replaced_backend("inline", backend):
+    with session.replaced_backend("inline", backend):
         yield backend
 
 

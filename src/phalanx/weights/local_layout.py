@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from phalanx.errors import DeclarationError
@@ -78,10 +79,15 @@ class LocalLayout(NamedTuple):
 def named_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a module or mapping by name: tied tensors under each name, persistent buffers included.
 
+    Parameters that FSDP2 gathered are sharded again.
+
     Raises:
         DeclarationError: if ``model`` is neither a module nor a mapping of names to tensors.
     """
     if isinstance(model, torch.nn.Module):
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # a forward pass without gradients leaves the gathered parameters in place
         tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
         kept = set(model.state_dict(keep_vars=True)) if any(True for _ in model.buffers()) else set[str]()
         buffers = model.named_buffers(remove_duplicate=False)

@@ -51,7 +51,7 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     if side == "target":
         accepted = registry.accepted(key)
         share = accepted.share
-        on_host = accepted.load is not None and accepted.memory is None  # memory of this library
+        on_host = accepted.load is not None  # memory of this library
         layout = None if accepted.model is None else read_layout(accepted)
     else:
         layout = read_layout(registry.published(key))
@@ -144,7 +144,7 @@ def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest)
     try:
         arrived = target.receive(request)
     except BaseException as error:
-        source.close(aborts=True)
+        source.close()
         thread.join()
         cause = results[0]
         is_lost = isinstance(error, WeightsTransferError)

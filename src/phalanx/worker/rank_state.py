@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from phalanx.declare.context import WorkerContext
@@ -290,11 +289,7 @@ class _Model:
     name = "model"
 
     def __init__(self, declared: StateOf) -> None:
-        for module in declared.model.modules() if isinstance(declared.model, torch.nn.Module) else ():
-            if isinstance(module, FSDPModule):
-                module.reshard()  # a forward pass without gradients leaves the gathered parameters in place
         self._declared = declared
-        self._copied: dict[str, torch.Tensor] = {}
 
     def tensors(self) -> dict[str, LocalTensor]:
         """Return the tensors of this rank by their names over all ranks."""
@@ -329,29 +324,17 @@ class _Model:
             yield ("model", name), tensor
 
     def targets(self, saved: Mapping[str, SavedLeaf]) -> dict[str, LocalTensor | None]:
-        found: dict[str, LocalTensor | None] = {}
-        self._copied = {}
         tensors = {f"model.{name}": tensor for name, tensor in self.tensors().items()}
         present = {_identity(tensor.value) for key, tensor in tensors.items() if key in saved}
-        for key, tensor in tensors.items():
-            if key not in saved and _identity(tensor.value) in present:
-                continue  # tied to a tensor that was saved
-            if key in saved and saved[key].dtype is None and not tensor.declared:
-                found[key] = None  # format 1 pickles tensors that differ by rank
-                self._copied[key] = tensor.local
-            else:
-                found[key] = tensor
-        return found
+        # A tensor that has the storage of a tensor that was saved is filled with it.
+        return {
+            key: tensor
+            for key, tensor in tensors.items()
+            if key in saved or _identity(tensor.value) not in present
+        }
 
     def apply(self, values: Mapping[str, Any]) -> None:
-        copied, self._copied = self._copied, {}
-        _check_forms(
-            {key: SavedLeaf((key,), values[key].dtype, tuple(values[key].shape)) for key in copied},
-            {key: LocalTensor.complete(tensor) for key, tensor in copied.items()},
-        )
-        with torch.no_grad():
-            for key, tensor in copied.items():
-                tensor.copy_(values[key])
+        """Do nothing: the tensors are filled."""
 
 
 class _Optimizer:
@@ -497,6 +480,8 @@ def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTens
         leaf = saved[key]
         if target is None:
             continue
+        if leaf.dtype is None and not target.declared:
+            continue  # format 1 pickles tensors that differ by rank
         if leaf.dtype is None:
             raise CheckpointMismatch(
                 f"{key}: saved as values by rank, and here as a sharded tensor; load into the layout that saved it, or "

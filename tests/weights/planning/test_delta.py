@@ -26,15 +26,11 @@ def test_a_delta_leads_to_the_same_bits(dtype: torch.dtype, size: int, share: fl
     new = torch.where(torch.rand(size) < share, random(dtype, size, seed + 1), old)
     target = old.clone()
 
-    apply_delta(*make_delta(new, old), target)
+    changed, payload = make_delta(new, old)
+    apply_delta(changed, payload, target)
 
     assert torch.equal(target, new)
-
-
-def test_a_delta_is_never_larger_than_everything() -> None:
-    old = torch.randn(1000)
-
-    assert len(make_delta(old + 1, old)[1]) == old.numel() * 4
+    assert len(payload) <= new.nbytes
 
 
 def test_a_zero_of_another_sign_is_a_change() -> None:

@@ -56,21 +56,6 @@ def senders(plan: Plan) -> list[tuple[int, Locality]]:
     ("sources", "targets", "fault"),
     [
         (
-            whole_on(1, a=full(2)),
-            whole_on(2, a=full(2), b=full(3, 4)),
-            ("b", "float32 [3, 4]", "no such name at the source", "target ranks 0, 1"),
-        ),
-        (
-            by_rank(*(rows((8, 2), rank, 4) for rank in (0, 1, 3))),
-            by_rank(full(8, 2)),
-            ("w", "[0:8, 0:2] at a source", "a hole: no source rank has [4:6, 0:2]", "target rank 0"),
-        ),
-        (
-            by_rank(part((8,), (0, 5)), part((8,), (3, 5))),
-            by_rank(full(8)),
-            ("w", "boxes that are equal or disjoint", "[3:5], an overlap", "source ranks 0 and 1"),
-        ),
-        (
             by_rank(full(8)),
             by_rank(part((8,), (0, 5), (4, 4))),
             ("w", "boxes that do not overlap", "[0:5] and [4:8], an overlap", "target rank 0"),
@@ -126,20 +111,6 @@ def test_all_that_does_not_fit_is_one_error_whose_table_has_the_first_faults() -
         plan_of(whole_on(1, a=full(2), c=full(1)), whole_on(1, a=full(3), c=full(1, dtype="int8"), **wanted))
 
     assert len(raised.value.rows) == 40
-
-
-@pytest.mark.parametrize(
-    ("rename", "new"),
-    [
-        ({"old.w": "new.w"}, "new.w"),
-        ({"old.*": "{x}.*"}, "{x}.w"),
-        (lambda name: name.replace("old", "new"), "new.w"),
-    ],
-)
-def test_names_are_mapped_from_source_to_target(rename: Any, new: str) -> None:
-    plan = plan_of(whole_on(1, old__w=full(2), b=full(2)), whole_on(1, **{new: full(2)}), rename=rename)
-
-    assert feeds(plan) == {("old.w", new)} and plan.surplus == ("b",)
 
 
 @pytest.mark.parametrize(
@@ -247,12 +218,6 @@ def test_what_several_ranks_of_a_node_need_is_written_once() -> None:
     plan = plan_of(whole_on(1, w=full(4)), whole_on(3, w=full(4)), places=one_node(1, 3))
 
     assert [piece.targets for _, _, piece in plan.transfers()] == [(0, 1, 2)]
-
-
-def test_a_rank_that_holds_nothing_takes_part() -> None:
-    cuts = [by_rank(*(rows((3,), rank, ranks) for rank in range(ranks))) for ranks in (4, 8)]
-
-    assert plan_of(*cuts).nbytes == 12
 
 
 def test_pieces_are_listed_once_for_all_names_that_travel_alike() -> None:

@@ -8,9 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.weights.boxes import volume
-from phalanx.weights.buckets import buckets_from, buckets_to, read_slot, write_slot
 from phalanx.weights.local_layout import read_tensors
-from phalanx.weights.plan import Locality, Locations, Plan, RankLocation
+from phalanx.weights.plan import Locations, Plan, RankLocation
 from phalanx.weights.tensors import WriteWatch
 from tests.weights.planning.layouts import (
     Layout,
@@ -77,61 +76,6 @@ def test_every_element_that_a_target_has_travels_to_it_exactly_once(
             travelled[rank] += volume(piece.box)
 
     assert travelled == [sum(one.numel() for one in rank.values()) for rank in locals_of(target, named)]
-
-
-@slow_to_draw
-@given(layouts, layouts, shapes, st.integers(4096, 6000))
-def test_buckets_carry_what_the_plan_says(
-    source: Layout, target: Layout, sizes: list[list[int]], bucket_bytes: int
-) -> None:
-    named = model([*sizes, [3, 2000]])
-    plan = planned(source, target, named)
-    held, wanted = locals_of(source, named), locals_of(target, named)
-    arrived = blank(wanted)
-
-    sent = {
-        (bucket.source, bucket.number): {
-            slot.offset: read_slot(held[rank], slot).clone() for slot in bucket.slots
-        }
-        for rank in range(source.ranks)
-        for bucket in buckets_from(plan, rank, bucket_bytes)
-    }
-    for rank in range(target.ranks):
-        for stream in buckets_to(plan, rank, bucket_bytes).values():
-            for bucket in stream:
-                for slot in bucket.slots:
-                    write_slot(arrived[rank], slot).copy_(sent[bucket.source, bucket.number][slot.offset])
-
-    assert same(arrived, wanted)
-
-
-@slow_to_draw
-@given(layouts, layouts, shapes, st.integers(4096, 6000))
-def test_slots_of_a_bucket_lie_apart_and_within_it(
-    source: Layout, target: Layout, sizes: list[list[int]], bucket_bytes: int
-) -> None:
-    plan = planned(source, target, model([*sizes, [3, 2000]]))
-
-    for rank in range(source.ranks):
-        for number, bucket in enumerate(buckets_from(plan, rank, bucket_bytes)):
-            ends = [slot.offset + slot.nbytes for slot in bucket.slots]
-            starts = [*[slot.offset for slot in bucket.slots][1:], bucket_bytes]
-            assert bucket.number == number and bucket.nbytes == ends[-1]
-            assert all(end <= start for end, start in zip(ends, starts, strict=True))
-
-
-@slow_to_draw
-@given(layouts, layouts, shapes)
-def test_what_movers_carry_over_each_hop_is_all_there_is(
-    source: Layout, target: Layout, sizes: list[list[int]]
-) -> None:
-    plan = planned(source, target, model(sizes), per_node=2)
-
-    def carried(hops: list[Locality] | None) -> int:
-        streams = (buckets_from(plan, rank, 4096, hops) for rank in range(source.ranks))
-        return sum(slot.nbytes for stream in streams for bucket in stream for slot in bucket.slots)
-
-    assert sum(carried([hop]) for hop in Locality) == carried(None)
 
 
 def test_an_optimizer_step_on_a_published_parameter_is_seen() -> None:

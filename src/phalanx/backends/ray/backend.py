@@ -31,8 +31,8 @@ from phalanx.backends.file_ranges import read_file
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
 from phalanx.backends.ray.cluster import Connection, job_id
-from phalanx.backends.ray.draining import ended_nodes, going_nodes
 from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, OwnRanks
+from phalanx.backends.ray.placement_groups import draining_nodes
 from phalanx.backends.ray.ray_errors import (
     log_once,
     lost_of,
@@ -42,6 +42,7 @@ from phalanx.backends.ray.ray_errors import (
     with_post_mortem,
 )
 from phalanx.backends.ray.start import NAMESPACE, start_service, started, stop_service
+from phalanx.display.metric_buffer import meters
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity
 from phalanx.topology.slots import Slot
@@ -54,7 +55,7 @@ _SIGHT_WITHIN_S = 0.9
 
 
 def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-    """Send a call to a rank; see ``Calling.submit``."""
+    """Send a call to a rank; see ``Backend.submit``."""
     handle, name = endpoint.handle, _task_name(endpoint, message)
     if not message.data:
         return Ticket(private.call(handle, "_px_named_call", name=name))
@@ -119,6 +120,7 @@ class RayBackend:
         self._node: str | None = None
         log_once()
         self._connection = Connection()
+        self._exporter: metrics.Exporter | None = None
 
     def connected(self) -> bool:
         return self._connection.open
@@ -238,15 +240,9 @@ class RayBackend:
         except ValueError:
             return None
 
-    def reservation_keys(self, reservation: Reservation) -> tuple[str, ...]:
-        return placement.keys_of(reservation)
-
     def release_keys(self, keys: Sequence[str]) -> None:
         if self.connected():
             placement.release_keys(keys)
-
-    def alive(self, endpoint: Endpoint) -> bool:
-        return self.connected() and private.actor_state(endpoint.handle) != private.DEAD
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
         if not self.connected():
@@ -258,13 +254,14 @@ class RayBackend:
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         if not self.connected() or not endpoints:
             return ()
-        answering = [endpoint for endpoint in endpoints if self.alive(endpoint)]
+        dead = self.dead_of(endpoints)
+        answering = [endpoint for position, endpoint in enumerate(endpoints) if position not in dead]
         self._agents.ask(answering, "look", timeout=_AGENT_WITHIN_S)
         for endpoint in endpoints:
             with contextlib.suppress(rayx.RayError, ValueError):
                 private.kill(endpoint.handle)
         deadline = time.monotonic() + _KILLED_WITHIN_S
-        while any(self.alive(endpoint) for endpoint in endpoints) and time.monotonic() < deadline:
+        while len(self.dead_of(endpoints)) < len(endpoints) and time.monotonic() < deadline:
             time.sleep(0.002)
         answers = self._agents.ask(endpoints, "end", timeout=_AGENT_WITHIN_S)
         self._agents.release(endpoints)
@@ -275,7 +272,20 @@ class RayBackend:
 
     def attend(self, endpoints: Sequence[Endpoint]) -> None:
         self._agents.watch(endpoints)
-        metrics.start(self._connection)
+
+    def export_metrics(self) -> float | None:
+        """Hand counted calls and bytes to Ray; return the seconds until the next time, None if there is none."""
+        if not self.connected():
+            return None
+        with contextlib.suppress(Exception):  # monitoring never ends what it looks at
+            if self._exporter is None:
+                from ray.util import (
+                    metrics as of_ray,  # takes a tenth of a second, which no start of a group waits for
+                )
+
+                self._exporter = metrics.Exporter(meters, of_ray)
+            self._exporter.flush()
+        return metrics.EVERY_S
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
         answers = self._agents.ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
@@ -331,11 +341,8 @@ class RayBackend:
     def published(self, key: str) -> bytes | None:
         return private.read_key(key) if self.connected() else None
 
-    def going_nodes(self) -> Sequence[DrainingNode]:
-        return going_nodes() if self.connected() else ()
-
-    def ended_nodes(self) -> Sequence[DrainingNode]:
-        return ended_nodes() if self.connected() else ()
+    def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
+        return draining_nodes(ended) if self.connected() else ()
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts

@@ -18,10 +18,8 @@ from typing import Any
 from phalanx.backends.backend_types import ProcessStatus
 from phalanx.backends.file_ranges import read_file
 from phalanx.backends.ray import reaper
-from phalanx.backends.ray.post_mortem import PostMortem, node_memory, oom_kills, read_logs
-from phalanx.backends.ray.process_handle import ProcessHandle
-from phalanx.backends.ray.stacks import STOPPED, stacks_of
-from phalanx.backends.ray.usage import Gpu, Usage, gpus, usage_of
+from phalanx.backends.ray.rank_processes import STOPPED, Gpu, ProcessHandle, Usage, gpus, stacks_of, usage_of
+from phalanx.backends.ray.ray_errors import PostMortem, node_memory, oom_kills, read_logs
 from phalanx.wire import call_page as side_channel
 from phalanx.wire.value import Value
 

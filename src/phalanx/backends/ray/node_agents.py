@@ -20,8 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from phalanx.backends.backend_types import Endpoint, ProcessStatus
 from phalanx.backends.ray import private
 from phalanx.backends.ray.node_agent import NodeAgent
-from phalanx.backends.ray.process_handle import ProcessHandle
-from phalanx.backends.ray.usage import Gpu, Usage
+from phalanx.backends.ray.rank_processes import Gpu, ProcessHandle, Usage
 from phalanx.display.registry_records import RankRecord
 from phalanx.wire.value import Value
 

@@ -1,8 +1,14 @@
-"""Pools on Ray: a placement group per block, checked before waiting for resources."""
+"""Pools on Ray: a placement group per block, checked before waiting for resources; and nodes that Ray drains.
+
+A signal on a node (a spot machine that is shut down, a pod that is deleted, ``ray stop``) ends its raylet and all
+ranks there at once: they cannot be moved in time. But the raylet reports the reason, so the loss can be told from a
+crash. A signal to a rank alone is a failure of that rank, because Ray itself sends signals to workers.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,14 +19,12 @@ from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from phalanx.backends.backend_types import ReserveRequest, StoreSpace
+from phalanx.backends.backend_types import DrainingNode, ReserveRequest, StoreSpace
 from phalanx.backends.ray import private
-from phalanx.backends.ray.draining import going_nodes
 from phalanx.backends.ray.ray_errors import node_is_gone
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot
-from phalanx.wire.value import Value
 
 NODE_LABEL = "ray.io/node-id"
 _PROBED_WITHIN_S = 60.0
@@ -37,6 +41,11 @@ class RayReservation:
     @property
     def ids(self) -> Sequence[Any]:
         return self.groups
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Ids of the placement groups. (Names are limited to a Ray namespace.)"""
+        return tuple(group.id.hex() for group in self.groups)
 
 
 def store_space() -> StoreSpace | None:
@@ -156,7 +165,7 @@ def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
     if request is None:
         return frozenset()
     deadline = time.monotonic() + timeout
-    going = {node.node_id for node in going_nodes()}  # no process is started there any more
+    going = {node.node_id for node in draining_nodes()}  # no process is started there any more
     lost = [index for index, group in enumerate(reservation.groups) if _lost(group, deadline, going)]
     if not lost:
         return frozenset()
@@ -200,11 +209,6 @@ def release(reservation: RayReservation) -> None:
     for group in groups:
         while private.placement_group_table(group).get("state") != "REMOVED" and time.monotonic() < deadline:
             time.sleep(0.002)
-
-
-def keys_of(reservation: Value) -> tuple[str, ...]:
-    """Return the ids of the placement groups of a reservation. (Names are limited to a Ray namespace.)"""
-    return tuple(group.id.hex() for group in reservation.groups)
 
 
 def release_keys(keys: Sequence[str]) -> None:
@@ -274,3 +278,43 @@ def _unknown(slots: Sequence[Slot], bundle: Mapping[str, float]) -> str:
         "not of this library holds the slot: look at `ray status`; a first group on the whole pool, not on a view of "
         "it, needs no such task"
     )
+
+
+_log = logging.getLogger("phalanx")
+_told: list[str] = []
+
+
+def draining_nodes(ended: bool = False) -> list[DrainingNode]:
+    """Return the nodes that are drained: before a preemption, by an autoscaler, or by ``ray drain-node``.
+
+    With ``ended``, return also the nodes that were lost because a signal or an autoscaler ended them.
+    """
+    if not private.is_connected():
+        return []
+    found = _draining()
+    if ended:
+        found += [
+            DrainingNode(node["NodeID"], None, f"its node was told to end: {node.get('DeathReasonMessage')}")
+            for node in private.nodes()
+            if not node["Alive"] and node.get("DeathReason") in private.TOLD_TO_END
+        ]
+    return found
+
+
+def _draining() -> list[DrainingNode]:
+    try:
+        found = private.draining_nodes()
+        return [
+            DrainingNode(str(node), deadline / 1000.0 if deadline else None, "Ray drains its node")
+            for node, deadline in found.items()
+        ]
+    except (AttributeError, TypeError, ValueError) as error:
+        if not _told:
+            _told.append(str(error))
+            _log.warning(
+                "this version of Ray (%s) does not tell which nodes it drains (%s): there are no notices of "
+                "preemptions",
+                ray.__version__,
+                error,
+            )
+        return []

@@ -21,26 +21,21 @@ from phalanx.backends.ray.placement_groups import RayReservation
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
 from phalanx.calls.health_check import look_after
-from phalanx.calls.request import CallRequest
 from phalanx.calls.send import new_call, planning_began
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.remote import make_host, make_overlay_host
 from phalanx.config import Settings, own_variables, settings
 from phalanx.debug.trace import from_environment, keep_saved
 from phalanx.declare.bind import BoundClass
-from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.group.live_groups import open_groups
 from phalanx.group.options import GroupOptions
-from phalanx.group.registry_publisher import group_entry, publisher
 from phalanx.members.constructor_calls import constructors, sent_to
 from phalanx.members.launch import Launched, Processes, launch
 from phalanx.members.recovery import ensure_ready
 from phalanx.pools.pool import ResourcePool, SlotReservation
-from phalanx.session import session as connection
-from phalanx.session.monitor import monitor
+from phalanx.session.session import session
 from phalanx.topology.slots import Slot, SlotView
 from phalanx.wire.messages import RankConfig
 
@@ -49,12 +44,12 @@ _numbers = itertools.count(-1, -1)  # the library's own groups count upwards
 
 def backend() -> Backend:
     """Return this process's connection to Ray. Starts or joins a cluster if there is none."""
-    return connection.get_backend("ray")
+    return session.get_backend("ray")
 
 
 def shown_by_choice() -> bool:
     """Return whether ``PHALANX_SHOW_RANKS`` or ``px.init(show_ranks=)`` is set."""
-    return "PHALANX_SHOW_RANKS" in own_variables() or connection.show_ranks() != Settings.show_ranks
+    return "PHALANX_SHOW_RANKS" in own_variables() or session.show_ranks() != Settings.show_ranks
 
 
 def pool_on(
@@ -120,9 +115,7 @@ class TrackedCalls:
         began = planning_began()
         epoch = core.check()
         plan = CallPlan(range(ranks), (), {}, GatherPlan("list", range(ranks)))
-        call = new_call(
-            core, epoch, CallRequest(plan, MethodSpec(method), "", began=began), method, core.new_number()
-        )
+        call = new_call(core, epoch, plan, "", method, began=began)
         call.tell(call.heard.planned)
         if stored:
             call.tell(call.heard.stored, stored)
@@ -185,7 +178,7 @@ def start(
     )
     core = Group(card, pool.backend_api, pool.world_size, owner=True)
     core.options = options
-    open_groups.add(core)
+    session.add_group(core)
     methods = tuple(Facade(name, "", name) for name in names.methods)
     host = make_overlay_host if overlay.active() else make_host
     processes = Processes(class_name, methods, names.actors, names.namespace, host)
@@ -211,7 +204,7 @@ def start(
 def _tracked(core: Group) -> TrackedCalls:
     """Track the calls of a group, and monitor its ranks between calls."""
     core.started()
-    monitor.add(core, look_after)
+    session.monitor.add(core, look_after)
     from_environment()
     # A trainer is killed when its work is done.
     if ray.get_runtime_context().get_actor_id() is not None:
@@ -233,14 +226,14 @@ def _settle(launched: Launched, core: Group) -> None:
 def _published(core: Group, names: GroupNames) -> Callable[[], None]:
     """Publish the group for the commands. Return the function that withdraws it."""
     entry = replace(
-        group_entry(core),
+        core.record(),
         number=next(_numbers),
         name=names.group,
         state="ready",
         methods={"": list(names.methods)},
         detached=False,  # px.attach does not find it
     )
-    return publisher.add(core.backend, entry)
+    return session.publisher.add(core.backend, entry)
 
 
 def _release_extras(launched: Launched, backend: Backend) -> None:

@@ -1,4 +1,4 @@
-"""Stacks of ranks, read by another process of their node.
+"""Processes of ranks, observed through ``/proc`` by another process of their node: calls, stacks, memory.
 
 A thread of each rank writes the stacks of all its threads. It waits only for the interpreter, which blocking calls
 release. If it does not respond because native code holds the interpreter, a signal makes the thread that runs the
@@ -12,11 +12,14 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from phalanx.backends.ray.process_handle import ProcessHandle
+from phalanx.backends.ray import reaper
 from phalanx.wire import call_page as side_channel
+from phalanx.wire.messages import SideChannel
 
 STOPPED = "the process is stopped, as by SIGSTOP: its stack cannot be read; SIGCONT lets it go on"
 _SIGNAL = signal.SIGUSR2
@@ -173,3 +176,123 @@ def _catches(pid: int, signum: int) -> bool:
             if line.startswith("SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     return False
+
+
+_KILLED = 1 << (signal.SIGKILL - 1)
+
+
+class ProcessHandle(NamedTuple):
+    """Identifies a rank's process for the agent of its node."""
+
+    pid: int
+    side: SideChannel | None
+    log_paths: tuple[str, ...] = ()
+
+    def same(self) -> reaper.Process | None:
+        """Return the process, None if it has ended (also if its pid is in use again)."""
+        process = reaper.look_at(self.pid)
+        if process is None or self.side is None or process.started != self.side.started:
+            return None
+        return process
+
+    def dies(self) -> bool:
+        """Return whether the process was killed but has not ended yet; the end takes a while if it holds much memory.
+
+        proc(5), ``status``: SIGKILL remains among the pending signals of the process.
+        """
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/status", "rb") as status:
+            return any(int(line.split()[1], 16) & _KILLED for line in status if line.startswith(b"ShdPnd:"))
+        return False
+
+    def open(self, fd: int, flags: int) -> int:
+        """Open the file of a file descriptor of the process again."""
+        return os.open(f"/proc/{self.pid}/fd/{fd}", flags)
+
+    def page(self) -> bytes:
+        """Return the page on which the process notes its calls.
+
+        Raises:
+            OSError: the process has ended.
+        """
+        if self.side is None:
+            return b""
+        fd = self.open(self.side.page, os.O_RDONLY)
+        try:
+            return os.pread(fd, side_channel.SIZE, 0)
+        finally:
+            os.close(fd)
+
+    def request(self, request: bytes) -> None:
+        """Send a request to the control thread of the process, without waiting.
+
+        Raises:
+            OSError: the process has ended, or its queue of requests is full.
+        """
+        if self.side is None:
+            return
+        fd = self.open(self.side.control, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(fd, request)
+        finally:
+            os.close(fd)
+
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_QUERY = "index,uuid,utilization.gpu,memory.used,memory.total"
+_GPUS_WITHIN_S = 3.0
+_MIB = 2**20
+
+
+class Usage(NamedTuple):
+    """Usage of a process: resident bytes, processor seconds, and the monotonic time of the measurement."""
+
+    memory: int
+    cpu_s: float
+    at: float
+
+
+class Gpu(NamedTuple):
+    """An accelerator: ``use`` in percent of the time, memory in bytes."""
+
+    number: str
+    uuid: str
+    use: float | None
+    used: int
+    total: int
+
+
+def usage_of(pid: int, started: int) -> Usage | None:
+    """Return the usage of a process, None if the pid has ended or has another start time (clock ticks since boot)."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()  # proc(5): from field 3 on
+        if int(fields[19]) == started:
+            cpu_s = (int(fields[11]) + int(fields[12])) / _TICK
+            return Usage(reaper.resident_bytes(pid), cpu_s, time.monotonic())
+    return None
+
+
+def gpus() -> list[Gpu]:
+    """Return the NVIDIA accelerators of this node according to ``nvidia-smi``; none without that program."""
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_GPUS_WITHIN_S)
+        return read_gpus(ran.stdout) if ran.returncode == 0 else []
+    return []
+
+
+def read_gpus(text: str) -> list[Gpu]:
+    """Parse ``nvidia-smi --query-gpu=... --format=csv,noheader,nounits``; memory there is in MiB."""
+    found: list[Gpu] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 5:
+            use, used, total = (_number(cell) for cell in cells[2:])
+            found.append(Gpu(cells[0], cells[1], use, int((used or 0) * _MIB), int((total or 0) * _MIB)))
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None  # "[N/A]", as of a partition

@@ -1,0 +1,106 @@
+"""Publishes this driver's run and its groups where the commands find them: in the background, and never in the way."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from phalanx.backends.api import Backend
+from phalanx.display.registry_records import GroupRecord, RunRecord, to_bytes
+from phalanx.session.background import WorkQueue
+
+_FINISHED_WITHIN_S = 1.0
+_STARTED = time.time()
+_log = logging.getLogger("phalanx")
+
+
+class PublishedGroup(Protocol):
+    """A group whose state is published."""
+
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def fully_closed(self) -> bool: ...
+    def record(self) -> GroupRecord: ...
+
+
+def run_record(run: str, job: str) -> RunRecord:
+    """Return the record of this process."""
+    script = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c") else "interactive"
+    return RunRecord(run, job, os.getpid(), socket.gethostname(), _STARTED, script, _version())
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("phalanx")
+    except importlib.metadata.PackageNotFoundError:  # it is on the path of Python, and not installed
+        return "unknown"
+
+
+class Publisher:
+    """Publishes records of groups. A group whose state cannot be published works nevertheless."""
+
+    def __init__(self, queue: WorkQueue) -> None:
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._keys: dict[str, Backend] = {}
+
+    def changed(self, group: PublishedGroup) -> None:
+        """Publish a group's state as it is when the background thread gets to it; does not wait."""
+        self._queue.add(self._publish, group)
+
+    def add(self, backend: Backend, record: GroupRecord) -> Callable[[], None]:
+        """Publish a group that does not report its changes; return a function that withdraws it."""
+        self._queue.add(self._put, backend, record)
+        return lambda: self._queue.add(self._withdraw, backend, record.key)
+
+    def flush(self, timeout: float = _FINISHED_WITHIN_S) -> bool:
+        """Wait until all changes so far are published; return whether they are."""
+        return self._queue.flush(timeout)
+
+    def finish(self, backend: Backend | None = None) -> None:
+        """Withdraw the published records of ``backend``, or all; detached groups excepted."""
+        if not self.flush():
+            return
+        with self._lock:
+            ended = {key: one for key, one in self._keys.items() if backend in (None, one)}
+            self._keys = {key: one for key, one in self._keys.items() if key not in ended}
+        for key, one in ended.items():
+            self._write(one, key, None)
+
+    def _publish(self, group: PublishedGroup) -> None:
+        record = group.record()
+        if group.fully_closed:
+            self._withdraw(group.backend, record.key)
+        else:
+            self._put(group.backend, record)
+
+    def _withdraw(self, backend: Backend, key: str) -> None:
+        self._write(backend, key, None)
+        with self._lock:
+            self._keys.pop(key, None)
+
+    def _put(self, backend: Backend, record: GroupRecord) -> None:
+        run = run_record(record.run, backend.job())
+        withdrawn_later = [run] if record.detached else [run, record]  # a detached group stays published
+        if run.key not in self._keys:
+            atexit.unregister(self.finish)
+            atexit.register(self.finish)
+            self._write(backend, run.key, to_bytes(run))
+        self._write(backend, record.key, to_bytes(record))
+        with self._lock:
+            self._keys.update((one.key, backend) for one in withdrawn_later)
+
+    def _write(self, backend: Backend, key: str, value: bytes | None) -> None:
+        try:
+            backend.publish(key, value)
+        except Exception:
+            _log.debug("publishing %s failed", key, exc_info=True)

@@ -1,0 +1,51 @@
+"""The state of a driver is in its session: no other module keeps an object that changes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from tests.imports.source import MODULES
+
+DRIVER = ("session", "pools", "group", "calls", "members", "api")
+#: Expressions that make objects which may change, and calls among them whose results do not.
+CHANGING = ast.Call | ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp
+CONSTANTS = ("TypeVar", "Struct", "compile", "frozenset", "getLogger")
+#: Objects that change, and why they are not in the session.
+KNOWN = {
+    "session.session.session": "the session",
+    "session.background.background_thread": "a thread that the session's parts share",
+    "session.background.monitor_thread": "a thread that the session's parts share",
+    "group.preemption_monitor._looks": "a turn of the background thread, without fields of its own",
+    "calls.counts.process": "counters, which every call increments",
+    "calls.listeners.everywhere": "read by every call",
+    "pools.slot_reservation.books": "a lock",
+}
+
+
+def objects(source: str) -> Iterator[str]:
+    """Names that a module assigns at its level to an object that can change."""
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, CHANGING):
+            continue
+        name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        constant = isinstance(node.value, ast.Call) and ast.unparse(node.value.func).endswith(CONSTANTS)
+        if not constant and not name.strip("_").isupper():
+            yield name
+
+
+def test_only_known_objects_of_the_driver_change() -> None:
+    found = {
+        f"{module.removeprefix('phalanx.')}.{name}"
+        for module, path in MODULES.items()
+        if module.startswith(tuple(f"phalanx.{package}." for package in DRIVER))
+        for name in objects(path.read_text())
+    }
+
+    assert found == set(KNOWN)
+
+
+def test_such_objects_are_found() -> None:
+    source = "a = []\nb: dict[str, int] = {}\nc = Thing()\nD = {1: 2}\nlog = logging.getLogger('x')\n"
+
+    assert list(objects(source)) == ["a", "b", "c"]
