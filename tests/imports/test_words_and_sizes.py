@@ -18,7 +18,7 @@ LINES = {
     "api": 1260,
     "backends": 2680,
     "calls": 2560,
-    "channels": 2425,
+    "channels": 2410,
     "checkpoint": 2100,
     "cli": 1000,
     "collect": 600,
