@@ -205,28 +205,6 @@ def test_what_users_code_raises_in_a_save_keeps_its_traceback(tmp_path: Path) ->
     assert "in state_dict" in str(caught.value)
 
 
-def test_advice_about_parts_leaves_out_the_generators(tmp_path: Path) -> None:
-    class Sampler:
-        def __init__(self, rank: int) -> None:
-            self.position = rank
-
-        def state_dict(self) -> dict[str, int]:
-            return {"position": self.position}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.position = state["position"]
-
-    class Sampling(px.Worker):
-        def __init__(self) -> None:
-            px.register_state(self, model={"w": torch.ones(2)}, data=Sampler(self.rank))
-
-    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
-        px.save(px.WorkerGroup(pool, Sampling), tmp_path)
-
-        with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"parts=\['model'\]"):
-            px.load(px.WorkerGroup(pool[0:1], Sampling), tmp_path)
-
-
 def test_a_runs_save_is_one_bar_of_all_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=200, color_system=None)

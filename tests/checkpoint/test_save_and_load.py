@@ -57,6 +57,17 @@ def test_generators_and_dicts_of_values_are_parts(two: px.ResourcePool, tmp_path
     assert [again.draw() for _ in range(2)] == went_on
 
 
+def test_a_save_leaves_the_checksums_of_other_files_alone(two: px.ResourcePool, tmp_path: Path) -> None:
+    def checksums(worker: px.Worker) -> bool:
+        return torch.serialization.get_crc32_options()
+
+    group = px.WorkerGroup(two, Trainer)
+    px.save(group, tmp_path)
+    px.save.submit(group, tmp_path).result()
+
+    assert group.run(checksums) == [True, True]
+
+
 def test_a_part_that_has_no_state_is_refused(two: px.ResourcePool) -> None:
     def declare(worker: px.Worker) -> None:
         px.register_state(worker, count=3)

@@ -196,7 +196,7 @@ def test_another_suffix_is_refused_before_anything_is_recorded() -> None:
     [
         ("a.json", "{", "no JSON"),
         ("a.json", '{"traceEvents": []}', "holds no trace"),
-        ("a.jsonl", '{"kind": "track"}', "does not begin as a trace"),
+        ("a.jsonl", '{"kind": "track"}', "holds no trace"),
         ("a.jsonl", '{"kind": "phalanx-trace", "version": 99}', "another version"),
         ("a.jsonl", '{"kind": "phalanx-trace", "version": 2}', "damaged"),
         ("a.html", "", "viewers only"),

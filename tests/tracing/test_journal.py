@@ -29,8 +29,8 @@ def test_a_call_is_written_from_beginning_to_end(path: Path, waits: bool) -> Non
         assert path.read_bytes().startswith(b'["in"') == waits  # at once, if it has to wait for arguments
         note.started(100)
         note.finished()
-        note.returned(40)
-        note.yielded(3)
+        note.result_bytes = 40
+        note.items = 3
     part = reading(path).parts[5]
 
     assert (part.argument_bytes, part.result_bytes, part.error, part.items) == (100, 40, None, 3)

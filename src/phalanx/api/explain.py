@@ -108,25 +108,16 @@ def _row(name: str, spec: MethodSpec) -> tuple[Any, ...]:
 
 def _arguments(mode: Mode) -> str:
     """How arguments reach the ranks."""
-    match mode:
-        case CustomMode():
-            return f"as {getattr(mode.dispatch_fn, '__name__', repr(mode.dispatch_fn))} makes them"
-        case OneToAll():
-            return "the same to all"
-        case AllToAll():
-            return "lists of world_size, one element each"
-        case Rows():
-            first = "a function to all, " if mode.function_first else ""
-            return f"{first}rows, split over the ranks"
-        case MeshMode():
-            over = "dp and pp" if mode.pp_as_dp else "dp"
-            return (
-                f"rows, split over {over}" if isinstance(mode, MeshRows) else f"lists, one element per {over}"
-            )
-        case RankZero():
-            return "as they are"
-        case _:
-            return "not callable through a group"
+    if isinstance(mode, CustomMode):
+        return f"as {getattr(mode.dispatch_fn, '__name__', repr(mode.dispatch_fn))} makes them"
+    if isinstance(mode, Rows):
+        return f"{'a function to all, ' if mode.function_first else ''}rows, split over the ranks"
+    if isinstance(mode, MeshMode):
+        over = "dp and pp" if mode.pp_as_dp else "dp"
+        return f"rows, split over {over}" if isinstance(mode, MeshRows) else f"lists, one element per {over}"
+    texts: dict[type, str] = {OneToAll: "the same to all", RankZero: "as they are"}
+    texts[AllToAll] = "lists of world_size, one element each"
+    return texts.get(type(mode), "not callable through a group")
 
 
 def _result(mode: Mode) -> str:
@@ -147,13 +138,9 @@ def _result(mode: Mode) -> str:
 
 
 def _options(spec: MethodSpec) -> list[str]:
-    found = [
-        name for name in ("readonly", "to_device", "rerun_on_restart", "replicated") if getattr(spec, name)
-    ]
-    if spec.is_async:
-        found.append("async")
-    if spec.streams:
-        found.append("yields")
+    flags = ("readonly", "to_device", "rerun_on_restart", "replicated", "is_async", "streams")
+    shown = {"is_async": "async", "streams": "yields"}
+    found = [shown.get(flag, flag) for flag in flags if getattr(spec, flag)]
     if spec.pad_to_multiple is not None:
         found.append(f"rows padded to a multiple of {spec.pad_to_multiple}")
     if spec.pad_mask is not None:

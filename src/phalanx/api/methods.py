@@ -163,16 +163,12 @@ class BoundMethod(Generic[P, B, V]):
                 tells where each rank is, with its stack; the call goes on.
         """
         given = {"timeout": timeout, "stall_report_after": stall_report_after}
-        for name, value in given.items():
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int | float) or not value > 0  # nan
-            ):
-                raise DispatchError(
-                    f"{self.__qualname__}.options({name}={value!r}): expected seconds, more than 0"
-                )
         chosen = {name: value for name, value in given.items() if value is not None}
-        changed = replace(self._options, **chosen)
-        return type(self)(self._selection, self._spec, self._handle, changed)
+        where = f"{self.__qualname__}.options"
+        for name, value in chosen.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:  # nan
+                raise DispatchError(f"{where}({name}={value!r}): expected seconds, more than 0")
+        return type(self)(self._selection, self._spec, self._handle, replace(self._options, **chosen))
 
     if not TYPE_CHECKING:
 

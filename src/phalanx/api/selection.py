@@ -129,17 +129,12 @@ class Selection:
 
     def unknown(self, name: str) -> str:
         """Return why the group has no attribute of that name, and how to call the method instead."""
-        methods = sorted(self.methods)
-        near = difflib.get_close_matches(name, methods, n=3)
-        text = f"{self.name} has no registered method {name!r}"
+        methods, text = sorted(self.methods), f"{self.name} has no registered method {name!r}"
         if name in self.core.card.callables.get(self.role, ()):
-            return (
-                text
-                + f'; the class has it without @px.register: use group.call("{name}", ...), or register it'
-            )
-        return text + (
-            f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; it has: {', '.join(methods)}"
-        )
+            advice = f'use group.call("{name}", ...), or register it'
+            return f"{text}; the class has it without @px.register: {advice}"
+        near = " or ".join(map(repr, difflib.get_close_matches(name, methods, n=3)))
+        return f"{text}; did you mean {near}?" if near else f"{text}; it has: {', '.join(methods)}"
 
     def plan(
         self,

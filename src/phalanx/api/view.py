@@ -223,12 +223,8 @@ class GroupView:
             DeclarationError: the group is asynchronous, the tool or an activity is not to be had on a rank, or another
                 profile is under way there.
         """
-        options = {
-            "record_shapes": record_shapes,
-            "profile_memory": profile_memory,
-            "with_stack": with_stack,
-            "with_flops": with_flops,
-        }
+        options = {"record_shapes": record_shapes, "profile_memory": profile_memory}
+        options |= {"with_stack": with_stack, "with_flops": with_flops}
         return start_profile(self._selection, ranks, calls, methods, folder, tool, activities, options)
 
     def execute_all_sync(self, method: str, /, *args: Value, **kwargs: Value) -> list[Any]:
@@ -279,11 +275,7 @@ class GroupView:
         ranks = f"{len(self)} ranks" if part is None else f"ranks {list(part)}"
         return f"<{type(self).__name__} {self.name}: {ranks}>"
 
-    def __reduce__(
-        self,
-    ) -> tuple[
-        Callable[..., GroupView], tuple[PortableGroup | LocalGroup, tuple[int, ...] | None, str, Which]
-    ]:
+    def __reduce__(self) -> tuple[Any, ...]:
         chosen = self._selection
         return _rebuild, (pack(chosen.core), chosen.fixed, chosen.role, chosen.which)
 

@@ -109,11 +109,15 @@ class WorkerGroup(GroupView):
         options = checked_options(mesh, pool.world_size, given)
         for one in bound.values():
             options = options.with_ray_options(one.ray_options)
-        self._check_detached(pool, options)
         from_environment()
         self._start(pool, bound, options)
 
     def _start(self, pool: ResourcePool, bound: Mapping[str, BoundClass], options: GroupOptions) -> None:
+        if options.detached and not all(holding.detached for holding in pool.holdings.values()):
+            raise DeclarationError(
+                "WorkerGroup(detached=True) on a pool that ends with this driver; make it with "
+                "px.ResourcePool(..., detached=True)"
+            )
         self.number = next(session.group_numbers)
         self._pool = pool
         self._roles = bound
@@ -130,14 +134,6 @@ class WorkerGroup(GroupView):
             core.begin_close()
             processes.close(core, 0.0)
             raise
-
-    @staticmethod
-    def _check_detached(pool: ResourcePool, options: GroupOptions) -> None:
-        if options.detached and not all(holding.detached for holding in pool.holdings.values()):
-            raise DeclarationError(
-                "WorkerGroup(detached=True) on a pool that ends with this driver; make it with "
-                "px.ResourcePool(..., detached=True)"
-            )
 
     def _card(self, bound: Mapping[str, BoundClass], options: GroupOptions) -> GroupCard:
         specs = {role: one.spec for role, one in bound.items()}
@@ -225,31 +221,21 @@ class WorkerGroup(GroupView):
             facts = endpoint.facts
             holding = self._pool.holdings[endpoint.slot.pool]
             ids = holding.accelerators.get(endpoint.slot, ())
-            rows.append(
-                (
-                    rank,
-                    facts.slot.host,
-                    facts.slot.node_id[:8],
-                    f"{holding.resource} {','.join(ids)}" if ids else "CPU",
-                    f"1/{holding.max_colocate_count}",
-                    facts.pid,
-                    list(self.roles) or self.core.card.classes[""],
-                    self._coordinates(rank),
-                )
-            )
+            accelerator = f"{holding.resource} {','.join(ids)}" if ids else "CPU"
+            place = (rank, facts.slot.host, facts.slot.node_id[:8], accelerator)
+            roles = list(self.roles) or self.core.card.classes[""]
+            share = f"1/{holding.max_colocate_count}"
+            rows.append((*place, share, facts.pid, roles, self._coordinates(rank)))
         columns = ("rank", "host", "node", "accelerator", "share", "pid", "roles in the process", "mesh")
-        return Table(
-            f"group {self.name}: {len(rows)} ranks, {self.state}", columns, tuple(rows), self._notes()
-        )
+        title = f"group {self.name}: {len(rows)} ranks, {self.state}"
+        return Table(title, columns, tuple(rows), self._notes())
 
     def _coordinates(self, rank: int) -> str | None:
-        meshes = known_meshes(self.core)
-        texts = [
-            ("" if name == "default" else f"{name}: ")
-            + ", ".join(f"{a}={c}" for a, c in mesh.coordinates(rank).items())
-            for name, mesh in meshes.items()
-            if rank < mesh.world_size  # else it leaves, or has just joined
-        ]
+        texts: list[str] = []
+        for name, mesh in known_meshes(self.core).items():
+            if rank < mesh.world_size:  # else it leaves, or has just joined
+                axes = ", ".join(f"{axis}={place}" for axis, place in mesh.coordinates(rank).items())
+                texts.append(axes if name == "default" else f"{name}: {axes}")
         return "; ".join(texts) or None
 
     def _notes(self) -> tuple[str, ...]:

@@ -205,7 +205,7 @@ class _GroupSave:
         notes = writer.part(f"{prefix}.notes") if staged else ""
         self._notes = Storage(notes) if staged else None
         if self._notes is not None:
-            self._notes.write(CONTINUE, b"")
+            self._notes.mark(CONTINUE)
         self._epoch = group.core.epoch
         each = [{role: one[index] for role, one in plans.items()} for index in range(len(group.ranks))]
         verb = "staged" if staged else "written"

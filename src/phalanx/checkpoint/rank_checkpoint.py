@@ -119,7 +119,7 @@ class RankCheckpoint:
             except PhalanxError:
                 notes.remove(note_name(index))  # which needs no space on a full disk
 
-        notes.write(note_name(index), b"")
+        notes.mark(note_name(index))
         self._thread = threading.Thread(target=run, name="phalanx-save", daemon=True)
         self._thread.start()
 

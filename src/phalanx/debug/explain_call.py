@@ -117,8 +117,8 @@ class CallExplanation:
         count = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
         end = "waits for the result" if self.waits else "returns a CallFuture"
         title = f"{self.call} by {self.mode} on {count}; {end}. Nothing was sent"
-        title_of_ranks = "Ranks" if rows else title
-        ranks = Table(title_of_ranks, tuple(known), tuple(zip(*known.values(), strict=True)), notes)
+        cells = zip(*known.values(), strict=True)
+        ranks = Table("Ranks" if rows else title, tuple(known), tuple(cells), notes)
         return (Table(title, names, rows), ranks) if rows else (ranks,)
 
     def __str__(self) -> str:

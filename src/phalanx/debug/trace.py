@@ -22,6 +22,7 @@ from phalanx.calls.listeners import CallInfo, CallListener, everywhere
 from phalanx.config import settings
 from phalanx.errors import DeclarationError
 from phalanx.group.group import Group
+from phalanx.session.background import Background
 from phalanx.session.session import session
 from phalanx.tracing.events import STARTING, Part, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
@@ -37,6 +38,7 @@ from phalanx.worker.control import MARK_VARIABLE
 #: Calls that a trace keeps; the oldest of more are dropped.
 LIMIT = 100_000
 _CHUNK = 8 << 20
+_SAVE_EVERY_S = 5.0
 _log = logging.getLogger("phalanx")
 
 
@@ -314,7 +316,6 @@ class _Traces:
         self.lock = threading.RLock()
         self.tracer: CallTracer | None = None
         self.whole_run: Tracer | None = None
-        self.saver: threading.Thread | None = None
         self._count = 0
 
     def begin(self) -> CallTracer:
@@ -361,24 +362,20 @@ def save_environment_trace(pid: int | None = None) -> None:
         _log.warning("the trace was not written to %s: %s", tracer._path, error)
 
 
-def keep_saved(every_s: float = 5.0) -> None:
-    """Write that trace again and again, in a process that is killed at its end, as a Ray actor. Idempotent.
+def _save_again() -> float:
+    """Write that trace, and return the seconds until the next time. Saving takes a twentieth of the time at most."""
+    began = time.monotonic()
+    save_environment_trace()
+    return max(_SAVE_EVERY_S, 20 * (time.monotonic() - began))
 
-    Saving takes a twentieth of the time at most.
-    """
 
-    def save_forever() -> None:
-        cost = 0.0
-        while True:
-            time.sleep(max(every_s, 20 * cost))
-            began = time.monotonic()
-            save_environment_trace()
-            cost = time.monotonic() - began
+_saver = Background(_save_again, first_after=_SAVE_EVERY_S)
 
-    with _traces.lock:
-        if _traces.whole_run is not None and _traces.saver is None:
-            _traces.saver = threading.Thread(target=save_forever, name="phalanx-trace", daemon=True)
-            _traces.saver.start()
+
+def keep_saved() -> None:
+    """Write that trace again and again, in a process that is killed at its end, as a Ray actor. Idempotent."""
+    if _traces.whole_run is not None:
+        _saver.begin()
 
 
 session.at_shutdown(save_environment_trace)

@@ -62,10 +62,7 @@ class Lines:
             return self.finish() if self._idle >= 2 * _IDLE_READS else self._take(len(self._held))
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._held += [line for line in map(_decoded, lines) if is_shown(line)]
-        complete = 0
-        for unit, is_complete in _units(self._held):
-            complete += len(unit) if is_complete else 0
-        return self._take(complete)
+        return self._take(sum(len(unit) for unit, is_complete in _units(self._held) if is_complete))
 
     def finish(self) -> list[str]:
         """Return all lines that are left, also a last line without an end."""

@@ -20,14 +20,6 @@ class Ended(NamedTuple):
     failed: bool
 
 
-class MovedBytes(NamedTuple):
-    """Bytes that a group moved since the last time: "sent" in messages, "stored", "fetched"."""
-
-    group: str
-    kind: str
-    nbytes: int
-
-
 class MetricBuffer:
     """Metrics of this process. ``on`` is True once an exporter is there; the oldest of very many calls are dropped."""
 
@@ -44,15 +36,15 @@ class MetricBuffer:
         """Add a call that is over."""
         self._ended.append(Ended(group, method, seconds, failed))
 
-    def drain(self) -> tuple[list[Ended], list[MovedBytes]]:
-        """Return the calls and bytes since the last time."""
+    def drain(self) -> tuple[list[Ended], list[tuple[str, str, int]]]:
+        """Return the calls since the last time, and the bytes by group and kind: "sent", "stored", "fetched"."""
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
-        moved: list[MovedBytes] = []
+        moved: list[tuple[str, str, int]] = []
         for group, counts, exported in list(self._groups):
             for kind, before in list(exported.items()):
                 exported[kind] = getattr(counts, f"{kind}_bytes")
                 if exported[kind] > before:
-                    moved.append(MovedBytes(group, kind, exported[kind] - before))
+                    moved.append((group, kind, exported[kind] - before))
         return ended, moved
 
 

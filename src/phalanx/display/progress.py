@@ -72,17 +72,17 @@ def bar(console: Console, transient: bool) -> Any:
     # Only where something is shown.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    return Progress(
+    now = TextColumn("[dim]{task.fields[now]}", markup=True)
+    columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[now]}", markup=True),
-        console=console,
-        transient=transient,
-        # Else output into a file would be redirected to the terminal while a bar is there.
-        redirect_stdout=sys.stdout.isatty(),
+        now,
     )
+    # Else output into a file would be redirected to the terminal while a bar is there.
+    redirect = sys.stdout.isatty()
+    return Progress(*columns, console=console, transient=transient, redirect_stdout=redirect)
 
 
 class NotebookBar:

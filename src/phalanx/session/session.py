@@ -17,13 +17,14 @@ from phalanx.config import Shown, backend_name, running_cluster, settings, shown
 from phalanx.declare.context import runs_inline
 from phalanx.display.metric_buffer import meters
 from phalanx.errors import DeclarationError
-from phalanx.session.background import WorkQueue
+from phalanx.session.background import Background, WorkQueue
 from phalanx.session.monitor import GroupMonitor
 from phalanx.session.output import Display
 from phalanx.session.publisher import Publisher
 from phalanx.session.wait_threads import WaitThreads
 from phalanx.wire.value import Value
 
+_METRICS_AFTER_S = 5.0
 _log = logging.getLogger("phalanx")
 
 
@@ -128,7 +129,12 @@ class Session:
                 known = self._backends.get("ray")
                 if known is not None and not known.connected():
                     self.lost(known)
-                return self._backends.get("ray") or self._backends.setdefault("ray", RayBackend())
+                if "ray" not in self._backends:
+                    backend = self._backends["ray"] = RayBackend()
+                    meters.on = settings().metrics
+                    if meters.on:
+                        Background(backend.export_metrics, first_after=_METRICS_AFTER_S).begin()
+                return self._backends["ray"]
             from phalanx.backends.inline import InlineBackend  # not needed beside Ray
 
             if "inline" not in self._backends:

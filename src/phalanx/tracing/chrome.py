@@ -13,28 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from phalanx.tracing.events import Trace, TrackKey
-from phalanx.tracing.slices import DrawnTrack, drawn_tracks, sources_of
+from phalanx.tracing.slices import drawn_tracks, sources_of
 
 DRIVER_PID = 1
-Threads = Mapping[tuple[TrackKey | str, int], dict[str, int]]
-"""Process and thread numbers, by track and lane."""
 
 
-def to_chrome(trace: Trace, entries: Iterable[str]) -> Iterator[str]:
-    """Return the text of the file, in pieces; ``entries`` are the JSON texts of the trace itself."""
-    head = json.dumps({"title": trace.title, "host": trace.host, "began_ns": str(trace.began)})
-    yield f'{{"displayTimeUnit":"ms","otherData":{head},"traceEvents":['
-    yield from _joined(json.dumps(event, separators=(",", ":"), default=str) for event in events(trace))
-    yield '\n],"phalanx":['
-    yield from _joined(entries)
-    yield "\n]}\n"
-
-
-def _joined(texts: Iterable[str]) -> Iterator[str]:
-    separator = "\n"
-    for text in texts:
-        yield separator + text
-        separator = ",\n"
+def to_chrome(trace: Trace, entries: Iterable[dict[str, Any]]) -> str:
+    """Return the text of the file; ``entries`` are the trace itself as plain data."""
+    head = {"title": trace.title, "host": trace.host, "began_ns": str(trace.began)}
+    data = {
+        "displayTimeUnit": "ms",
+        "otherData": head,
+        "traceEvents": [*events(trace)],
+        "phalanx": [*entries],
+    }
+    return json.dumps(data, separators=(",", ":"), default=str)
 
 
 def events(trace: Trace) -> Iterator[dict[str, Any]]:
@@ -46,14 +39,15 @@ def events(trace: Trace) -> Iterator[dict[str, Any]]:
     for track in tracks:
         process = (isinstance(track.key, str), track.group)
         if process not in pids:
-            pids[process] = len(pids) + 1
-            yield from _names(
-                "process", {"pid": pids[process], "tid": 0}, f"group {track.group}", pids[process]
-            )
+            pid = pids[process] = len(pids) + 1
+            yield from _names("process", {"pid": pid, "tid": 0}, f"group {track.group}", pid)
         name = " · ".join([track.label, *([track.place, str(track.pid)] if track.place else [])])
         for lane in range(1 + max((one.lane for one in track.slices), default=0)):
             threads[track.key, lane] = thread = {"pid": pids[process], "tid": len(threads) + 1}
             yield from _names("thread", thread, f"{name} ({lane + 1})" if lane else name, thread["tid"])
+    called: dict[
+        tuple[TrackKey | str, int | None], dict[str, int]
+    ] = {}  # threads of calls, by track and call
     for track in tracks:
         for one in track.slices:
             more = {"call": one.call, "error": one.error, "unfinished": one.open or None}
@@ -61,12 +55,14 @@ def events(trace: Trace) -> Iterator[dict[str, Any]]:
             times = {"ts": (one.start - trace.began) / 1e3, "dur": one.duration / 1e3}
             thread = threads[track.key, one.lane]
             yield {"ph": "X", "name": one.name, "cat": one.kind, **thread, **times, "args": args}
+            if one.kind == "call":
+                called[track.key, one.call] = thread
     for counter in trace.counters:
         for index, at in enumerate(counter.at):
             values = {name: series[index] for name, series in counter.values.items()}
             place = {"pid": DRIVER_PID, "tid": 0, "ts": (at - trace.began) / 1e3}
             yield {"ph": "C", "name": counter.name, **place, "args": values}
-    yield from _arrows(trace, tracks, threads)
+    yield from _arrows(trace, called)
 
 
 def _names(kind: str, thread: dict[str, int], name: str, order: int) -> Iterator[dict[str, Any]]:
@@ -74,16 +70,12 @@ def _names(kind: str, thread: dict[str, int], name: str, order: int) -> Iterator
     yield {"ph": "M", **thread, "name": f"{kind}_sort_index", "args": {"sort_index": order}}
 
 
-def _arrows(trace: Trace, tracks: list[DrawnTrack], threads: Threads) -> Iterator[dict[str, Any]]:
+def _arrows(
+    trace: Trace, at: Mapping[tuple[TrackKey | str, int | None], dict[str, int]]
+) -> Iterator[dict[str, Any]]:
     """Return the arrows from the driver to each rank, and from a call to the call that got its result by reference."""
     numbers = itertools.count(1)
     calls = {call.id: call for call in trace.calls}
-    at = {
-        (track.key, one.call): threads[track.key, one.lane]
-        for track in tracks
-        for one in track.slices
-        if one.kind == "call"
-    }
 
     def arrow(name: str, start: dict[str, int], start_at: int, end: dict[str, int], end_at: int) -> Any:
         common = {"id": next(numbers), "name": name, "cat": "flow"}

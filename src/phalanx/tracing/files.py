@@ -70,17 +70,16 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
     """
     check_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(entry, separators=(",", ":"), default=str) for entry in entries(trace))
     if path.suffix == ".html":
-        texts = iter([html.to_html(trace, charts)])
+        text = html.to_html(trace, charts)
     elif path.suffix == ".json":
-        texts = chrome.to_chrome(trace, lines)
+        text = chrome.to_chrome(trace, entries(trace))
     else:
-        texts = (f"{line}\n" for line in lines)
+        lines = (json.dumps(entry, separators=(",", ":"), default=str) for entry in entries(trace))
+        text = "".join(f"{line}\n" for line in lines)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.writelines(texts)
+        unfinished.write_text(text, encoding="utf-8", errors="backslashreplace")
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -99,14 +98,13 @@ def load(path: Path) -> Trace:
             f"{path}: expected a trace that px.trace wrote as .json or .jsonl; the other formats are for viewers only"
         )
     try:
-        with path.open(encoding="utf-8") as file:
-            if path.suffix == ".jsonl":
-                content: Any = [json.loads(line) for line in file if line.strip()]
-            else:
-                content = json.load(file)
-                content = content.get("phalanx", ()) if isinstance(content, dict) else ()
+        text = path.read_text(encoding="utf-8")
+        lines = text.split("\n") if path.suffix == ".jsonl" else [text]
+        content: list[Any] = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:  # of JSON or of UTF-8
         raise DeclarationError(f"{path} is no JSON, or it was cut off: {error}") from error
+    if path.suffix == ".json" and content:
+        content = content[0].get("phalanx", []) if isinstance(content[0], dict) else []
     return from_entries(content, str(path))
 
 
@@ -136,15 +134,10 @@ def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
     Raises:
         DeclarationError: if they are not of a trace; ``where`` names their source in the message.
     """
-    found = list(entries)
-    if not found:
+    head, *found = [*entries] or [{}]
+    if not isinstance(head, dict) or head.get("kind") != _FORMAT:
         raise DeclarationError(f"{where} holds no trace; expected one that px.trace(...) wrote")
-    head = found[0]
     try:
-        if head["kind"] != _FORMAT:
-            raise DeclarationError(
-                f"{where} does not begin as a trace of phalanx does; expected one that px.trace(...) wrote"
-            )
         if head["version"] != _VERSION:
             raise DeclarationError(
                 f"{where} was written by another version of phalanx (format {head['version']}, here {_VERSION}); read "

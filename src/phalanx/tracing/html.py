@@ -144,12 +144,8 @@ def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
     colors |= dict(zip((names[method] for method in methods), itertools.cycle(_PALETTE), strict=False))
     page = {"length": trace.ended - trace.began, "first": max(0, min(called, default=0)), "nested": nested}
     page |= {"names": list(names), "methods": [names[method] for method in methods], "colors": colors}
-    page |= {
-        "texts": list(texts),
-        "rows": rows,
-        "total": top,
-        "calls": [_facts(call) for call in trace.calls],
-    }
+    facts = [_facts(call) for call in trace.calls]
+    page |= {"texts": list(texts), "rows": rows, "total": top, "calls": facts}
     return page, "".join(labels)
 
 

@@ -80,7 +80,7 @@ def merge(epochs: Iterable[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
         replace(call, sources=tuple(dict.fromkeys(call.sources)), parts=tuple(_merged_parts(call, logs)))
         for call in sorted(calls, key=lambda call: (call.began, call.id))
     ]
-    parts: dict[TrackKey, list[Part]] = {}
+    parts: dict[TrackKey | None, list[Part]] = {}
     for call in merged:
         for part in call.parts:
             parts.setdefault(call.key(part), []).append(part)
@@ -92,8 +92,10 @@ def merge(epochs: Iterable[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
             clocks.append(clock)
             offsets |= dict.fromkeys(keys, clock.offset)
     for key, offset in offsets.items():
-        for part in parts.get(key, ()) if key else ():
-            _correct(part, offset)
+        for part in parts.get(key, ()):
+            for name in ("received", "started", "finished", "returned"):
+                seen = getattr(part, name)
+                setattr(part, name, None if seen is None else seen - offset)
     spans = sorted(_spans(logs, merged, offsets, frame), key=lambda span: span.began)
     called = {(call.group, call.epoch) for call in merged}
     called |= {(span.track.group, span.track.epoch) for span in spans if span.track is not None}
@@ -145,13 +147,6 @@ def estimate_clock(host: str, parts: Iterable[Part]) -> Clock | None:
     return Clock(host, (low + high) // 2, abs(high - low) // 2 + 1)
 
 
-def _correct(part: Part, offset: int) -> None:
-    """Move the rank's times of a part to the driver's clock."""
-    for name in ("received", "started", "finished", "returned") if offset else ():
-        time_ns = getattr(part, name)
-        setattr(part, name, None if time_ns is None else time_ns - offset)
-
-
 def _spans(
     logs: Mapping[TrackKey | None, SpanLog],
     calls: Iterable[TracedCall],
@@ -176,10 +171,8 @@ def _counters(
     for key, log in logs.items():
         for name, at, values in log.counts:
             points.setdefault(name, []).append((at - offsets.get(key, 0), values))
-    for name in sorted(points):
-        counter = counted(name, points[name], frame.began, frame.ended)
-        if counter is not None:
-            yield counter
+    counters = (counted(name, points[name], frame.began, frame.ended) for name in sorted(points))
+    return (counter for counter in counters if counter is not None)
 
 
 def counted(

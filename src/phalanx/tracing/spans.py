@@ -6,7 +6,6 @@ known too. The driver reads the files of ranks without them, and has a file of i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
@@ -16,8 +15,8 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -56,45 +55,37 @@ class span:
     def __init__(self, name: str, /, **attributes: Any) -> None:
         self._name = name
         self._attributes = attributes
-        self._open: list[tuple[SpanWriter | None, int]] | None = None  # made when a trace is on
+        self._open: list[tuple[SpanWriter | None, int]] = []
 
     def __enter__(self) -> span:
         call = current.get()
         sink = process.sink if call is None else call.writer
+        number = 0
         if sink is not None:
-            self._open = self._open or []
             number = sink.enter(self._name, self._attributes, None if call is None else call.number)
-            self._open.append((sink, number))
-        elif self._open:
-            self._open.append((None, 0))
+        self._open.append((sink, number))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._open:
-            return
         sink, number = self._open.pop()
         if sink is not None:
             sink.leave(number, error)
 
     def __call__(self, function: F) -> F:
         name, attributes = self._name, self._attributes
-        if inspect.iscoroutinefunction(function):
 
-            @functools.wraps(function)
-            async def awaited(*args: Any, **kwargs: Any) -> Any:
-                with span(name, **attributes):
-                    return await function(*args, **kwargs)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with span(name, **attributes):
+                return await function(*args, **kwargs)
 
-            return awaited  # pyright: ignore[reportReturnType]
-
-        @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
             with span(name, **attributes):
                 return function(*args, **kwargs)
 
-        return called  # pyright: ignore[reportReturnType]
+        wrapper = awaited if inspect.iscoroutinefunction(function) else called
+        return functools.wraps(function)(wrapper)  # pyright: ignore[reportReturnType]
 
 
 def path_of(files: str, trace: str) -> str:
@@ -110,14 +101,12 @@ def describe(error: BaseException) -> str:
 
 def plain(attributes: dict[str, Any]) -> dict[str, Any]:
     """Return attributes as JSON allows them; other values, NaN included, become text."""
-    return {key: value if _is_plain(value) else _text(value) for key, value in attributes.items()}
+    return {key: _plain(value) for key, value in attributes.items()}
 
 
-def _is_plain(value: Any) -> bool:
-    return type(value) in (bool, int, str, type(None)) or (type(value) is float and math.isfinite(value))
-
-
-def _text(value: Any) -> str:
+def _plain(value: Any) -> bool | int | float | str | None:
+    if type(value) in (bool, int, str, type(None)) or (type(value) is float and math.isfinite(value)):
+        return value
     try:
         return _cut(str(value))
     except Exception as error:  # a user's __str__ must not end the user's work
@@ -206,9 +195,9 @@ class Noted:
         self._waits = waits
         self._unwritten = ""  # a line that is written with the next one
         self._finished: int | None = None
-        self._result_bytes = 0
-        self._items: int | None = None
-        self._token: Token[Noted | None] | None = None
+        #: Bytes of its encoded output, and the number of items that it streamed.
+        self.result_bytes = 0
+        self.items: int | None = None
 
     def __enter__(self) -> Noted:
         line = f'["in",{self.number},{time.time_ns()}]'
@@ -231,24 +220,15 @@ class Noted:
         """Record that the method is over."""
         self._finished = time.time_ns()
 
-    def returned(self, nbytes: int) -> None:
-        """Record that its output is encoded."""
-        self._result_bytes = nbytes
-
-    def yielded(self, items: int) -> None:
-        """Record the number of items that it streamed."""
-        self._items = items
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         now = time.time_ns()
         finished = self._finished if self._finished is not None else now
         text = "null" if error is None else json.dumps(describe(error))
-        items = "" if self._items is None else f",{self._items}"
-        self._put(f'["out",{self.number},{finished},{now},{self._result_bytes},{text}{items}]')
-        if self._token is not None:
-            current.reset(self._token)
+        items = "" if self.items is None else f",{self.items}"
+        self._put(f'["out",{self.number},{finished},{now},{self.result_bytes},{text}{items}]')
+        current.reset(self._token)
 
 
 #: The call of this thread or task, on a rank that is traced.
@@ -276,7 +256,11 @@ def read_log(lines: Iterable[bytes], track: TrackKey | None = None) -> SpanLog:
     log = SpanLog()
     parts, spans = log.parts, log.spans
     open_spans: dict[int, int] = {}
-    for record in _records(lines):
+    for line in lines:
+        try:
+            record: Any = json.loads(line)
+        except ValueError:
+            continue
         match record:
             case ["in", number, at, *_] if track is not None:
                 parts[number] = Part(track.rank, received=at)
@@ -300,9 +284,3 @@ def read_log(lines: Iterable[bytes], track: TrackKey | None = None) -> SpanLog:
             case _:
                 continue
     return log
-
-
-def _records(lines: Iterable[bytes]) -> Iterator[Any]:
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            yield json.loads(line)

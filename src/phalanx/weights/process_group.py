@@ -99,7 +99,7 @@ class ProcessGroupEndpoint(Endpoint):
             with contextlib.suppress(RuntimeError):
                 if arrivals is not None:
                     absent = [name for name in map(_name, self.members) if not arrivals.check([name])]
-            self.abort()
+            self.close()
             raise lost(
                 absent[0] if absent else peer,
                 f"no process group of {len(self.members)} ranks could be created over the store at {self.store} "
@@ -226,18 +226,10 @@ class ProcessGroupEndpoint(Endpoint):
             time.sleep(_POLL_S)
         work.wait()
 
-    def abort(self) -> None:
-        for group in self._drop_groups():
-            with contextlib.suppress(RuntimeError):  # gloo's sockets close with the group
-                group.abort()
-
     def close(self) -> None:
-        for group in self._drop_groups():
-            with contextlib.suppress(RuntimeError):  # a peer may have closed its end before
-                group.shutdown()
-
-    def _drop_groups(self) -> list[ProcessGroup]:
         groups = [*self._groups.values()][::-1]
         self._groups, self._buffers = {}, []
         self._is_closed = True
-        return groups
+        for group in groups:
+            with contextlib.suppress(RuntimeError):  # gloo has no abort: its sockets close with the group
+                group.abort()

@@ -133,10 +133,8 @@ class RingSender(Endpoint):
         self._listener.listen(1024)
         self.address = RingAddress(self._listener.getsockname(), nbytes, self._memory.handle)
         self._readers: dict[int, PeerConnection] = {}
-        self._sync = 0
 
     def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
-        self._sync += 1
         readers = sorted({reader for bucket in self.buckets for reader in bucket.readers})
         self._accept(set(readers), deadline)
         unread: dict[int, set[int]] = {}
@@ -149,7 +147,7 @@ class RingSender(Endpoint):
             sent += length
             unread[bucket.number] = set(bucket.readers)
             for reader in bucket.readers:
-                self._readers[reader].send((self._sync, bucket.number, length), deadline)
+                self._readers[reader].send((bucket.number, length), deadline)
         for reader in readers:
             self._readers[reader].send(note(reader), deadline)
         self._wait_until_read(unread, max(unread), deadline)
@@ -180,9 +178,7 @@ class RingSender(Endpoint):
             waiting: Any = [self._readers[reader] for reader in set().union(*unread.values())]
             ready: Any = wait(waiting, deadline.left(f"target rank {min(late)}"))
             for reader in ready:
-                rank, sync, number = reader.receive(deadline)
-                if sync != self._sync:
-                    raise lost(f"target rank {rank}", f"target rank {rank} responded for sync {sync}")
+                rank, number = reader.receive(deadline)
                 unread[number].discard(rank)
 
     def close(self) -> None:
@@ -245,11 +241,11 @@ class RingReceiver(Endpoint):
     def _take(self, source: int, expected: dict[int, Bucket], write: SlotView, deadline: Deadline) -> None:
         """Read a bucket that this source has ready."""
         connection, ring = self._sources[source], self._rings[source]
-        sync, number, length = connection.receive(deadline)
+        number, length = connection.receive(deadline)
         begin = number % _SEGMENTS * self.addresses[source].nbytes
         self.packing.unpack(ring.tensor[begin : begin + length], expected.pop(number).slots, write)
         ring.synchronize()
-        connection.send((self.rank, sync, number), deadline)
+        connection.send((self.rank, number), deadline)
 
     def close(self) -> None:
         sources, self._sources = self._sources, {}

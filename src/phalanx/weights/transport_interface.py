@@ -123,12 +123,8 @@ class Endpoint:
         """
         raise NotImplementedError
 
-    def abort(self) -> None:
-        """End a transfer that is waiting, on any thread. The endpoint is closed."""
-        self.close()
-
     def close(self) -> None:
-        """Release connections and memory. May be called again."""
+        """Release connections and memory, and end a transfer that is waiting on any thread. May be called again."""
 
 
 _Offer = tuple[SlotView, bytes, Callable[[], None]]

@@ -30,14 +30,11 @@ _SMALL = 1 << 16
 """Number of elements of a tensor up to which all of them are compared to detect a change."""
 
 
-def close_endpoints(endpoints: Sequence[Endpoint], *, aborts: bool) -> None:
+def close_endpoints(endpoints: Sequence[Endpoint]) -> None:
     """Close all endpoints, also if closing an endpoint raises an error."""
     for endpoint in endpoints:
         with contextlib.suppress(OSError):
-            if aborts:
-                endpoint.abort()
-            else:
-                endpoint.close()
+            endpoint.close()
 
 
 class WeightSource:
@@ -72,7 +69,7 @@ class WeightSource:
         try:
             return self._send(sync)
         except BaseException:
-            self.close(aborts=True)
+            self.close()
             raise
 
     def _send(self, sync: SyncRequest) -> Sent:
@@ -128,14 +125,10 @@ class WeightSource:
         changed = {name for name in self._own_names if before.get(name) != now[name]}
         return bytes(name in changed for name in self._names)
 
-    def close(self, *, aborts: bool = False) -> None:
-        """Release connections and memory. May be called again.
-
-        Args:
-            aborts: True ends a transfer that is waiting, on any thread.
-        """
+    def close(self) -> None:
+        """Release connections and memory, and end a transfer that is waiting on any thread. May be called again."""
         self._watch = WriteWatch({})
-        close_endpoints(self._endpoints, aborts=aborts)
+        close_endpoints(self._endpoints)
 
 
 def _sample(tensor: torch.Tensor) -> bytes:
@@ -197,7 +190,7 @@ class WeightTarget:
             for endpoint in self._endpoints:
                 endpoint.packing.end(sync.number)
         except BaseException:
-            self.close(aborts=True)
+            self.close()
             raise
         return time.perf_counter() - began
 
@@ -249,13 +242,9 @@ class WeightTarget:
                     "damaged on the way: let nothing write to weights while they are synced",
                 )
 
-    def close(self, *, aborts: bool = False) -> None:
-        """Release connections and memory. May be called again.
-
-        Args:
-            aborts: True ends a transfer that is waiting, on any thread.
-        """
-        close_endpoints(self._endpoints, aborts=aborts)
+    def close(self) -> None:
+        """Release connections and memory, and end a transfer that is waiting on any thread. May be called again."""
+        close_endpoints(self._endpoints)
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.close()

@@ -144,7 +144,7 @@ def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest)
     try:
         arrived = target.receive(request)
     except BaseException as error:
-        source.close(aborts=True)
+        source.close()
         thread.join()
         cause = results[0]
         is_lost = isinstance(error, WeightsTransferError)

@@ -505,7 +505,7 @@ class WorkerRuntime:
             result = None
         output = described(result) if call.returns > OUTPUT else encoded(result)
         if note is not None:
-            note.returned(sent_bytes(output))
+            note.result_bytes = sent_bytes(output)
         return output
 
     def failure(
@@ -552,8 +552,7 @@ def _check_yields(source: Any) -> Any:
 def _note_items(note: Noted | None, count: int, nbytes: int) -> None:
     if note is not None:
         note.finished()
-        note.returned(nbytes)
-        note.yielded(count)
+        note.result_bytes, note.items = nbytes, count
 
 
 def _pack(result: Any, note: Noted | None, pack: Callable[[Any], Any]) -> Any:
@@ -561,5 +560,5 @@ def _pack(result: Any, note: Noted | None, pack: Callable[[Any], Any]) -> Any:
         return pack(result)
     note.finished()
     packed = pack(result)
-    note.returned(sent_bytes(packed))
+    note.result_bytes = sent_bytes(packed)
     return packed

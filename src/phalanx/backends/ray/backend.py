@@ -42,6 +42,7 @@ from phalanx.backends.ray.ray_errors import (
     with_post_mortem,
 )
 from phalanx.backends.ray.start import NAMESPACE, start_service, started, stop_service
+from phalanx.display.metric_buffer import meters
 from phalanx.errors import PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity
 from phalanx.topology.slots import Slot
@@ -119,6 +120,7 @@ class RayBackend:
         self._node: str | None = None
         log_once()
         self._connection = Connection()
+        self._exporter: metrics.Exporter | None = None
 
     def connected(self) -> bool:
         return self._connection.open
@@ -270,7 +272,20 @@ class RayBackend:
 
     def attend(self, endpoints: Sequence[Endpoint]) -> None:
         self._agents.watch(endpoints)
-        metrics.start(self._connection)
+
+    def export_metrics(self) -> float | None:
+        """Hand counted calls and bytes to Ray; return the seconds until the next time, None if there is none."""
+        if not self.connected():
+            return None
+        with contextlib.suppress(Exception):  # monitoring never ends what it looks at
+            if self._exporter is None:
+                from ray.util import (
+                    metrics as of_ray,  # takes a tenth of a second, which no start of a group waits for
+                )
+
+                self._exporter = metrics.Exporter(meters, of_ray)
+            self._exporter.flush()
+        return metrics.EVERY_S
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
         answers = self._agents.ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)

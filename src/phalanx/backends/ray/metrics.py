@@ -1,25 +1,22 @@
 """Calls, seconds, failures and bytes in Ray's own metrics, which its dashboard and Prometheus show.
 
 Metric objects of Ray cost some microseconds at each use (a tenth of a percent of an empty call, but for each rank),
-so calls only append to a list, and a thread hands the lists over every few seconds. There are no tags by rank: Ray
+so calls only append to a list, which the background thread hands over every few seconds. There are no tags by rank: Ray
 keeps a time series for each combination of tags.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from phalanx.backends.ray.cluster import Connection
 from phalanx.config import settings
-from phalanx.display.metric_buffer import MetricBuffer, meters
+from phalanx.display.metric_buffer import MetricBuffer
 from phalanx.wire.value import Value
 
-_EVERY_S = 5.0
+EVERY_S = 5.0
 _BOUNDARIES = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0]
 
 
@@ -53,35 +50,8 @@ class Exporter:
                 metric.inc(count, tags={"group": group, "method": method})
         for one in ended:
             self._seconds.observe(one.seconds, tags={"group": one.group, "method": one.method})
-        for one in moved:
-            self._bytes.inc(one.nbytes, tags={"group": one.group, "kind": one.kind})
-
-
-_lock = threading.Lock()
-_of: list[Connection] = []  # the connection with a running exporter
-
-
-def start(connection: Connection) -> None:
-    """Start a thread that exports until the cluster is left, once per connection. Not if ``PHALANX_METRICS=0``."""
-    with _lock:
-        if not settings().metrics or (_of and _of[0] is connection):
-            return
-        _of[:] = [connection]
-        meters.on = True
-    threading.Thread(target=_work, args=(connection,), name="phalanx-metrics", daemon=True).start()
-
-
-def _work(connection: Connection) -> None:
-    from ray.util import metrics  # takes a tenth of a second, which no start of a group waits for
-
-    exporter: Exporter | None = None
-    while True:
-        time.sleep(_EVERY_S)
-        if not connection.open:
-            return
-        with contextlib.suppress(Exception):  # monitoring never ends what it looks at
-            exporter = exporter or Exporter(meters, metrics)
-            exporter.flush()
+        for group, kind, nbytes in moved:
+            self._bytes.inc(nbytes, tags={"group": group, "kind": kind})
 
 
 _gauges: dict[str, Any] = {}
