@@ -18,7 +18,7 @@ LINES = {
     "api": 1210,
     "backends": 2670,
     "calls": 2560,
-    "channels": 2430,
+    "channels": 2410,
     "checkpoint": 2120,
     "cli": 1000,
     "collect": 600,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from phalanx.calls.timeouts import checked
 from phalanx.channels.batch import Batch, leaked, requeue_leaked
@@ -33,6 +33,7 @@ from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFul
 from phalanx.session.session import session
 from phalanx.wire.value import Reduced, Value
 
+E = TypeVar("E", bound=ChannelError)
 Leased = tuple[str, int, tuple[int, ...]]
 """Key of a staleness, lease, and version of each row."""
 
@@ -161,10 +162,10 @@ class Channel(HubObject):
             case ("accepted", number, rows):
                 return number, rows
             case ("full",):
-                raise ChannelFull(
-                    f"channel {self.name!r}: no room for the item in time: at most {self._handle.limit} may wait; take "
-                    "faster, pass put() a longer timeout=, or create the channel with a larger maxsize",
-                    channel=self.name,
+                raise self._error(
+                    ChannelFull,
+                    f"no room for the item in time: at most {self._handle.limit} may wait; take faster, pass put() a "
+                    "longer timeout=, or create the channel with a larger maxsize",
                 )
             case _:
                 raise self._closed(answer[1])
@@ -265,17 +266,15 @@ class Channel(HubObject):
             case ("lost", losses):
                 raise lost_items(self.name, losses)
             case ("empty", items, rows):
-                raise ChannelEmpty(
-                    f"channel {self.name!r}: {wanted}, and in time there were {items} items with {rows} rows; ask for "
-                    "fewer or wait longer. Nothing was taken",
-                    channel=self.name,
-                )
+                there = f"{items} items with {rows} rows"
+                text = f"{wanted}, and in time there were {there}; ask for fewer or wait longer. Nothing was taken"
+                raise self._error(ChannelEmpty, text)
             case ("unfit", number, producer):
-                raise ChannelError(
-                    f"channel {self.name!r}: {wanted}, but item {number}, put by {display_name(producer)}, is not made "
-                    "of rows; take items by take(n) or get(), or put tensors, arrays, lists, or structures of these "
-                    "with equal numbers of rows",
-                    channel=self.name,
+                raise self._error(
+                    ChannelError,
+                    f"{wanted}, but item {number}, put by {display_name(producer)}, is not made of rows; take items "
+                    "by take(n) or get(), or put tensors, arrays, lists, or structures of these with equal numbers "
+                    "of rows",
                 )
             case _:
                 raise self._closed(answer[1])
@@ -336,10 +335,10 @@ class Channel(HubObject):
         timeout = checked(timeout, "Channel.leave")
         needed = leave(self._client(), self._backend, self._key, handoff, timeout)
         if needed:
-            raise ChannelFull(
-                f"channel {self.name!r}: {needed} items of this process are needed after {timeout:g} s; take them, "
-                "wait longer, or move them to the hub by leave(handoff=True)",
-                channel=self.name,
+            raise self._error(
+                ChannelFull,
+                f"{needed} items of this process are needed after {timeout:g} s; take them, wait longer, or move them "
+                "to the hub by leave(handoff=True)",
             )
 
     def close(self, reason: str = "it was closed") -> None:
@@ -394,6 +393,7 @@ class Channel(HubObject):
         """Return a table of waiting items and callers, their ages, and rates. It can be called at any time."""
         status = self.status
         depth, items, rows = status.depth, status.items, status.rows
+        title = f"channel {self.name}: {self._handle.limit} may wait"
         waiting = f"{depth.waiting_rows} rows, {size(depth.waiting_bytes)}"
         accepted = f"{rows.submitted} rows, {depth.accepted_per_second:.1f} items/s"
         speed = f"{depth.delivered_per_second:.1f} items/s, {size(depth.delivered_bytes_per_second)}/s"
@@ -408,23 +408,15 @@ class Channel(HubObject):
             ("dropped by request", items.dropped, dropped, 0.0),
             ("lost with a process", items.lost, f"{rows.lost} rows", 0.0),
         )
-        table = tuple(
-            (title, count, more, f"{age:.1f} s" if age else "") for title, count, more, age in lines
-        )
-        notes = tuple(
-            f"{display_name(peer)}: {leases} open leases" for peer, leases in status.consumers.items()
-        )
-        return Table(
-            f"channel {self.name}: {self._handle.limit} may wait",
-            ("what", "items", "more", "oldest"),
-            table,
-            notes,
-        )
+        table = [(name, count, more, f"{age:.1f} s" if age else "") for name, count, more, age in lines]
+        notes = [f"{display_name(peer)}: {count} open leases" for peer, count in status.consumers.items()]
+        return Table(title, ("what", "items", "more", "oldest"), tuple(table), tuple(notes))
 
     def _closed(self, reason: str) -> ChannelClosed:
-        return ChannelClosed(
-            f"channel {self.name!r}: {reason}; nothing can be put or taken", channel=self.name
-        )
+        return self._error(ChannelClosed, f"{reason}; nothing can be put or taken")
+
+    def _error(self, kind: type[E], text: str) -> E:
+        return kind(f"channel {self.name!r}: {text}", channel=self.name)
 
     def _client(self) -> HubClient:
         if leaked:

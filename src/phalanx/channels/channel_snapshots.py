@@ -39,7 +39,7 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
     objects = check_owned(channels, staleness)
     for _ in range(_ATTEMPTS):
         answer = objects[0]._client().request("", "snapshot", [one._key for one in objects])
-        if answer[0] != "done":
+        if answer[0] != "done" or answer[1] is None:
             raise ChannelError(
                 "px.channels.snapshot: a channel or the staleness was closed; it cannot be saved"
             )

@@ -82,7 +82,7 @@ class Hub:
     def _execute(self, request: RequestId, done: Done, key: str, verb: str, args: Sequence[Any]) -> None:
         state = self._states.get(key)
         if not key:
-            done(getattr(self, f"_{verb}")(*args))
+            done(("done", getattr(self, f"_{verb}")(*args)))
         elif state is None:
             done(CLOSED)
         elif verb == "put":
@@ -102,13 +102,11 @@ class Hub:
             if isinstance(state, ChannelState) and state.closed and not state.leases:
                 del self._states[key]
 
-    def _open(self, key: str, name: str, maxsize: int | None, by: By) -> tuple[Any, ...]:
+    def _open(self, key: str, name: str, maxsize: int | None, by: By) -> None:
         self._states[key] = ChannelState(name, maxsize, by, reclaim=self._reclaim, clock=time.monotonic)
-        return ("done", None)
 
-    def _open_staleness(self, key: str, *numbers: int) -> tuple[Any, ...]:
+    def _open_staleness(self, key: str, *numbers: int) -> None:
         self._states[key] = StalenessState(*numbers, evict=self._evict)
-        return ("done", None)
 
     def _put(
         self,
@@ -142,15 +140,14 @@ class Hub:
             if isinstance(channel, ChannelState):
                 channel.expire(bound, surplus)
 
-    def _snapshot(self, keys: Sequence[str]) -> tuple[Any, ...]:
-        """Return the states of channels and a staleness, all of the same moment."""
-        if not {*keys} <= self._states.keys():
-            return CLOSED
-        return ("done", [self._states[key].state() for key in keys])
+    def _snapshot(self, keys: Sequence[str]) -> list[dict[str, Any]] | None:
+        """Return the states of channels and a staleness, all of the same moment; None if one of them is closed."""
+        is_open = all(key in self._states for key in keys)
+        return [self._states[key].state() for key in keys] if is_open else None
 
     def _restore(
         self, channels: dict[str, dict[str, Any]], staleness: str | None, state: dict[str, Any] | None
-    ) -> tuple[Any, ...]:
+    ) -> None:
         """Have channels and a staleness continue from their states, unless they were used before."""
         for key in channels:
             channel: Any = self._states[key]
@@ -166,4 +163,3 @@ class Hub:
         for key, saved in channels.items():
             channel = self._states[key]
             channel.restore(saved, bound)
-        return ("done", None)
