@@ -192,7 +192,12 @@ def test_a_rank_that_is_stopped_is_an_error_when_the_time_is_over(
     both: tuple[px.WorkerGroup, px.WorkerGroup], side: str, transport: Any
 ) -> None:
     source, target = both
-    options = {"source_name": NAME, "timeout": 1.0, "transport": transport, "bucket_bytes": 4096}
+    options: dict[str, Any] = {
+        "source_name": NAME,
+        "timeout": 1.0,
+        "transport": transport,
+        "bucket_bytes": 4096,
+    }
     with px.WeightSync(source, target, "other", **options) as sync:
         sync()
         victim = pids(source if side == "source" else target)[0]

@@ -73,10 +73,14 @@ class SyncSide:
         """Run a library function on the living ranks among ``ranks``, without waiting and without errors."""
         if self.core.closed:
             return
-        dead = set(self.core.epoch.dead(self.core.backend))
-        living = [rank for rank in ranks if rank not in dead]
         with contextlib.suppress(PhalanxError):
+            living = self.living(ranks)
             run_on(self.core, function, *args, ranks=living, title="px.WeightSync", checked=False)
+
+    def living(self, ranks: Sequence[int]) -> list[int]:
+        """Return the ranks whose processes have not died."""
+        dead = set(self.core.epoch.dead(self.core.backend))
+        return [rank for rank in ranks if rank not in dead]
 
 
 def side_of(ranks: Ranks, side: Side, name: str) -> SyncSide:

@@ -58,9 +58,11 @@ class Deadline:
         return left
 
 
-def lost(peer: str, message: str) -> WeightsTransferError:
+def lost(
+    peer: str, message: str, kind: type[WeightsTransferError] = WeightsTransferError
+) -> WeightsTransferError:
     """Return an error that names the peer."""
-    error = WeightsTransferError(message)
+    error = kind(message)
     error.peer = peer
     return error
 

@@ -17,7 +17,7 @@ from phalanx.weights.local_layout import LocalLayout, named_tensors
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.shared_memory import SharedTensors
 from phalanx.weights.tensors import Tensors, WriteWatch, copy_ties, device_of, dtype_named
-from phalanx.weights.transport_interface import STORAGE, Deadline, Endpoint
+from phalanx.weights.transport_interface import STORAGE, Deadline, Endpoint, lost
 from phalanx.weights.versions import WeightRegistry
 from phalanx.weights.weight_requests import ConnectRequest, Sent, SyncRequest
 from phalanx.weights.weight_routes import current_tensors, make_endpoints, model_of, read_layout
@@ -224,10 +224,11 @@ class WeightTarget:
         """
         arrived = digest_boxes(self._plan, tensors, "target", verify=sync.verify, version=sync.number)
         for source, note in notes.items():
+            peer = f"source rank {source}"
             number, sent = int.from_bytes(note[:_NUMBER_BYTES], "little"), note[_NUMBER_BYTES:]
             if number != sync.number:
                 problem = f"sent version {number}, expected version {sync.number}"
-                raise _differs(source, f"source rank {source} {problem}; sync again")
+                raise lost(peer, f"{peer} {problem}; sync again", WeightsVerificationError)
             own = [digest for digest in arrived if digest.source == source]
             parts = [sent[at : at + DIGEST_BYTES] for at in range(0, len(sent), DIGEST_BYTES)]
             wrong = sorted(
@@ -235,11 +236,12 @@ class WeightTarget:
             )
             if wrong:
                 labels = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
-                raise _differs(
-                    source,
-                    f"{len(wrong)} of {len(own)} pieces from source rank {source} are not on target rank {self._rank} "
-                    f"what was sent: {labels}. These tensors were written to during the sync, on either side, or were "
-                    "damaged on the way: let nothing write to weights while they are synced",
+                raise lost(
+                    peer,
+                    f"{len(wrong)} of {len(own)} pieces from {peer} are not on target rank {self._rank} what was "
+                    f"sent: {labels}. These tensors were written to during the sync, on either side, or were damaged "
+                    "on the way: let nothing write to weights while they are synced",
+                    WeightsVerificationError,
                 )
 
     def close(self) -> None:
@@ -248,12 +250,6 @@ class WeightTarget:
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.close()
-
-
-def _differs(source: int, message: str) -> WeightsVerificationError:
-    error = WeightsVerificationError(message)
-    error.peer = f"source rank {source}"
-    return error
 
 
 def share_storage(source: LocalLayout, accepted: Accepted, manifest: Manifest) -> None:

@@ -368,8 +368,7 @@ def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int
         WeightsError: if a living rank did not respond.
     """
     side = side_of(group, "target", name)
-    dead = set(side.core.epoch.dead(side.core.backend))
-    ranks = [rank for rank in side.ranks if rank not in dead]
+    ranks = side.living(side.ranks)
     if not ranks:
         return {}
     title = f"px.weights.status({side.title!r}, {name!r})"
