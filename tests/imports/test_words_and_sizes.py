@@ -24,7 +24,7 @@ LINES = {
     "collect": 600,
     "compat": 2340,
     "debug": 660,
-    "declare": 1140,
+    "declare": 1150,
     "dispatch": 1340,
     "display": 410,
     "engines": 1890,
@@ -36,7 +36,7 @@ LINES = {
     "testing": 250,
     "topology": 990,
     "tracing": 1100,
-    "weights": 3330,
+    "weights": 3340,
     "wire": 1350,
     "worker": 1960,
 }

@@ -14,7 +14,7 @@ from phalanx.declare.context import (
     coordinates_of,
     note_context,
 )
-from phalanx.declare.weight_declarations import Load, accept, publish
+from phalanx.declare.weight_declarations import Load, Memory, accept, publish
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
 
@@ -172,9 +172,19 @@ class Worker:
         share: bool = False,
         boxes: Mapping[str, Any] | None = None,
         megatron: Any = None,
+        memory: Memory | None = None,
     ) -> None:
         """Let syncs write weights into ``model``, or hand them to ``load``; see :func:`phalanx.weights.accept`."""
-        accept(self, name, model, load=load, share=share, boxes=boxes, megatron=megatron)
+        accept(
+            self,
+            name,
+            model,
+            load=load,
+            share=share,
+            boxes=boxes,
+            megatron=megatron,
+            memory=memory,
+        )
 
 
 def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: WorkerContext) -> Any:

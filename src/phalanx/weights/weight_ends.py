@@ -20,7 +20,7 @@ from phalanx.weights.tensors import Tensors, WriteWatch, copy_ties, device_of, d
 from phalanx.weights.transport_interface import STORAGE, Deadline, Endpoint, lost
 from phalanx.weights.versions import WeightRegistry
 from phalanx.weights.weight_requests import ConnectRequest, Sent, SyncRequest
-from phalanx.weights.weight_routes import current_tensors, make_endpoints, model_of, read_layout
+from phalanx.weights.weight_routes import current_tensors, make_endpoints, model_of, odd_tensors, read_layout
 
 _CONNECT_S = 60.0
 _NUMBER_BYTES = 8
@@ -289,9 +289,19 @@ def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout,
         }
     ties = dict(manifest.ties)
     wanted = {name: tensor for name, tensor in like.items() if name not in ties}
-    shared = SharedTensors(wanted)  # processes of an engine may open it
-    tensors = {name: shared.tensors[ties.get(name, name)] for name in dict.fromkeys((*like, *ties))}
-    return LocalLayout(manifest, tensors), shared
+    shared = None
+    if accepted.memory is None:
+        shared = SharedTensors(wanted)  # processes of an engine may open it
+        tensors = shared.tensors
+    else:
+        tensors = dict(accepted.memory(wanted))
+        odd = sorted(odd_tensors(tensors, wanted))
+        if odd:
+            raise DeclarationError(
+                f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(odd[:5])}"
+            )
+    names = dict.fromkeys((*like, *ties))
+    return LocalLayout(manifest, {name: tensors[ties.get(name, name)] for name in names}), shared
 
 
 def load_all(load: Load, tensors: Tensors) -> None:

@@ -51,7 +51,7 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     if side == "target":
         accepted = registry.accepted(key)
         share = accepted.share
-        on_host = accepted.load is not None  # memory of this library
+        on_host = accepted.load is not None and accepted.memory is None  # memory of this library
         layout = None if accepted.model is None else read_layout(accepted)
     else:
         layout = read_layout(registry.published(key))

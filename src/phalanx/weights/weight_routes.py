@@ -68,17 +68,22 @@ def current_tensors(declared: Published | Accepted, planned: Tensors) -> Tensors
         tensors = {name: local_of(named[name]).detach() for name in planned if name in named}
         if isinstance(declared, Accepted):
             added = sorted(named.keys() - planned.keys())
-    odd = added + [
-        name
-        for name, wanted in planned.items()
-        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
-    ]
+    odd = added + odd_tensors(tensors, planned)
     if odd:
         raise WeightsMismatch(
             f"{len(odd)} tensors are not what they were when this sync was planned: {', '.join(odd[:5])}; sync again, "
             "the next sync makes a new plan"
         )
     return tensors
+
+
+def odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
+    """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
+    return [
+        name
+        for name, wanted in like.items()
+        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
+    ]
 
 
 def make_endpoints(
