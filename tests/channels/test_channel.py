@@ -493,6 +493,23 @@ def test_items_of_no_rows_come_in_any_order(consumers: px.WorkerGroup, order: An
         assert channel.items.delivered == 2
 
 
+def test_a_batch_can_be_ordered_again(channel: px.Channel) -> None:
+    with px.Channel(lengths=lambda item: item) as ordered:
+        ordered.put([3, 1, 2, 4])
+        batch = ordered.take_rows(4, WITHIN, balance=2)
+        batch.sort()
+        assert batch.value() == [1, 2, 3, 4]
+
+
+def test_a_batch_without_lengths_cannot_be_ordered(channel: px.Channel) -> None:
+    channel.put([2, 1])
+    batch = channel.take_rows(2, WITHIN)
+    for order in (batch.sort, lambda: batch.balance(2)):
+        with pytest.raises(px.DeclarationError, match="no lengths"):
+            order()
+    assert batch.value() == [2, 1]
+
+
 def test_a_channel_without_lengths_cannot_balance(channel: px.Channel) -> None:
     channel.put([1, 2])
     with pytest.raises(px.DeclarationError, match="lengths"):

@@ -211,6 +211,20 @@ def test_a_role_is_loaded_alone(two: px.ResourcePool, tmp_path: Path) -> None:
     assert (group.one.get(), group.two.get()) == ([{}, {}], [{"x": 2}, {"x": 2}])
 
 
+def test_two_roles_of_a_group_are_parts_of_a_run(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, px.colocate({"one": Bag.bind(x=1), "two": Bag.bind(x=2)}))
+    roles = {"a": group.one, "b": group.two}
+    with px.checkpoint.CheckpointManager(tmp_path, roles) as run:
+        run.save(1)
+    group.one.put([{}, {}])
+    group.two.put([{}, {}])
+
+    with px.checkpoint.CheckpointManager(tmp_path, roles) as run:
+        run.resume()
+
+    assert (group.one.get(), group.two.get()) == ([{"x": 1}, {"x": 1}], [{"x": 2}, {"x": 2}])
+
+
 def test_a_worker_without_a_state_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:
     with pytest.raises(
         px.checkpoint.CheckpointError, match=r"Nothing has nothing to save.*state_dict.*register_state"

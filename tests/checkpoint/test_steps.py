@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import phalanx as px
-from phalanx.checkpoint.steps import listed, read_step
+from phalanx.checkpoint.steps import Step, listed, read_step
 from phalanx.checkpoint.storage import FileFacts, Storage
 from tests.checkpoint.save_workers import saved, writing
 
@@ -30,6 +30,22 @@ def test_a_step_is_not_there_before_its_commit(tmp_path: Path) -> None:
 
         writer.commit()
         assert read_step(str(tmp_path)).read("policy/rank-0") == b"more"
+
+
+def test_an_interrupt_while_old_steps_are_removed_keeps_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(step: Step) -> None:
+        raise KeyboardInterrupt
+
+    saved(tmp_path, 1)
+    monkeypatch.setattr(Step, "remove", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        saved(tmp_path, 2, keep=1)
+    monkeypatch.undo()
+
+    assert steps(tmp_path) == [(1, True), (2, True)]
+    assert saved(tmp_path, 3).number == 3
 
 
 def test_a_run_that_went_back_goes_on_from_its_last_commit(tmp_path: Path) -> None:

@@ -75,17 +75,36 @@ class Batch(StoredParts):
         return self.rows if self.joined else len(self._slices)
 
     def balance(self, pieces: int) -> None:
-        """Reorder the rows so that ``pieces`` even shards have similar total lengths."""
+        """Reorder the rows so that ``pieces`` even shards have similar total lengths.
+
+        Raises:
+            DeclarationError: the channel has no lengths.
+        """
         parts = balanced_partition(self._lengths(), pieces, equal_counts=True)
         self._reorder([row for part in sorted(parts, key=len, reverse=True) for row in part])
 
     def sort(self) -> None:
-        """Sort the rows by ascending length. Equal lengths keep their order."""
+        """Sort the rows by ascending length. Equal lengths keep their order.
+
+        Raises:
+            DeclarationError: the channel has no lengths.
+        """
         lengths = self._lengths()
         self._reorder(sorted(range(len(lengths)), key=lengths.__getitem__))
 
     def _lengths(self) -> list[float]:
-        return [length for part in self._slices for length in part.lengths]
+        """Return the length of each row.
+
+        Raises:
+            DeclarationError: the channel has none.
+        """
+        lengths = [length for part in self._slices for length in part.lengths]
+        if len(lengths) != self.rows:
+            raise DeclarationError(
+                "the rows of this batch have no lengths to order them by: create the channel with "
+                "px.Channel(lengths=<a key of the items, or a function of an item>)"
+            )
+        return lengths
 
     def _reorder(self, order: Sequence[int]) -> None:
         rows = [(part, part.start + place) for part in self._slices for place in range(part.rows)]
@@ -269,4 +288,5 @@ def _cut(part: ItemSlice, start: int, stop: int) -> ItemSlice:
     rows = stop - start
     nbytes = part.nbytes * rows // max(1, part.rows)
     whole = part.whole and rows == part.rows
-    return part._replace(start=start, stop=stop, rows=rows, nbytes=nbytes, whole=whole, lengths=())
+    lengths = part.lengths[start - part.start : stop - part.start]
+    return part._replace(start=start, stop=stop, rows=rows, nbytes=nbytes, whole=whole, lengths=lengths)

@@ -132,7 +132,7 @@ class Channel(HubObject):
 
         Raises:
             ChannelFull, ChannelClosed: as :meth:`put`, at the first item that was not accepted. Items before it are
-                in the channel, later items are not.
+                in the channel; a later item is only if it was accepted by then.
         """
         pending = [self._begin_put(item, timeout) for item in items]
         try:
@@ -182,7 +182,11 @@ class Channel(HubObject):
             ItemsLost: once, if items were lost with the process that stored them. Further takes continue.
         """
         batch = self.take(1, timeout)
-        value = batch.value()[0]
+        try:
+            value = batch.value()[0]
+        except BaseException:
+            batch.requeue()
+            raise
         batch.ack()
         return value
 

@@ -389,6 +389,7 @@ class ChannelState:
         self.reasons, self.ended = state["reasons"], state["ended"]
         for item in self._items.values():
             item.bound, item.open_units = bound if item.versions else None, 0
+            item.at = self._clock()  # the clock of the process that saved it was another one
         for units in state["ranges"]:
             self._items[units.number].open_units += units.stop - units.start
         self._insert(state["ranges"])

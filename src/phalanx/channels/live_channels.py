@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -84,6 +85,12 @@ def published_key(backend: Backend, name: str) -> str:
     return f"{CHANNEL_PREFIX}{backend.job()}/{name}"
 
 
+def _is_open(handle: ChannelHandle) -> bool:
+    """Return whether a published channel is open: a process that was killed leaves its record."""
+    answer = clients.to(handle.key, handle.address).request(handle.key, "status", timeout=_CLOSES_WITHIN_S)
+    return answer[0] != "gone"
+
+
 class LiveChannels:
     """Channels that this process created and did not close."""
 
@@ -101,7 +108,8 @@ class LiveChannels:
             DeclarationError: if a channel of that name is open in this run.
         """
         name = handle.name
-        if backend.published(published_key(backend, name)) is not None:
+        known = backend.published(published_key(backend, name))
+        if known is not None and _is_open(pickle.loads(known)):
             raise DeclarationError(
                 f"px.Channel(name={name!r}): a channel of that name is open in this run; close it first, use another "
                 "name, or get the open channel by px.Channel.find(name)"

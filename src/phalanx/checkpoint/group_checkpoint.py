@@ -138,8 +138,8 @@ def begin_save(
         path: of the run.
         step: its number.
         keep: complete steps to keep; None: all.
-        cancelled: ends the save when it is set. Ranks then copy their state before this function returns, and threads
-            write the copy. None: the ranks write before they take other calls.
+        cancelled: if given, ranks copy their state before this function returns, and threads write the copies until
+            it is set, which ends the save. None: the ranks write before they take other calls.
         add: adds further files to the step.
     """
     writer = StepWriter(path, step, keep)
@@ -331,13 +331,14 @@ def load_groups(loads: Sequence[GroupLoad], step: Step | None = None) -> int:
         CheckpointMismatch: if something does not fit. No rank of any group was changed.
         CheckpointCorrupted: if a file is missing or differs. No rank was changed. As ``CallFuture.result``.
     """
-    token, title = secrets.token_hex(8), "model" if step is None else f"step {step.number}"
-    planned = [_plan_load(one, title, token) for one in loads]
+    title = "model" if step is None else f"step {step.number}"
+    tokens = [secrets.token_hex(8) for _ in loads]  # of each: two may be roles of one group
+    planned = [_plan_load(one, title, token) for one, token in zip(loads, tokens, strict=True)]
     if step is not None:
         for (group, *_), files in zip(loads, planned, strict=True):
             _verify(group, step, files)
     nbytes = 0
-    for group, *_ in loads:
+    for (group, *_), token in zip(loads, tokens, strict=True):
         each = [token] * len(group.ranks)
         nbytes += sum(call_ranks(group, f"load {group.name!r} {title}: read", handlers.load, each))
     return nbytes

@@ -288,7 +288,6 @@ class _DriverPart:
             except Exception as error:
                 raise CheckpointError(f"{name!r} of the driver's state cannot be pickled: {error}") from error
         names = [str(name) for name in self._state]
-        names = [str(name) for name in self._state]
         writer.write(_STATE, pickle.dumps((names, values, _generators().state_dict()), 5))
         writer.parts[_DRIVER] = {"kind": "driver", "text": ", ".join([*names, "random numbers"])}
         has_flow = bool(self._channels) or self._staleness is not None

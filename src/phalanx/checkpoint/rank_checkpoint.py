@@ -27,7 +27,7 @@ CONTINUE = "continue"
 """Name of a file that the driver removes to end a submitted save."""
 _LOOK_S = 0.25
 _END_S = 2.0
-_PLANS = 4
+_PLANS = 16
 """Plans of saves and loads that a rank remembers; a failed plan is never used."""
 
 

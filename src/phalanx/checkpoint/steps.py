@@ -199,13 +199,13 @@ class StepWriter:
         step = Step(self._storage, self._name, self.step, serial, at, seconds, self.files, self.parts)
         self._storage.write(f"{self._name}/{MANIFEST}", _manifest(step))
         self._lock.check()  # a store compares and writes in two steps: a claim in between withdraws the step
-        try:
-            for old in expired(find_steps(self._storage), self._keep):
-                old.remove()
-        except CheckpointError as error:  # the step is complete, and the next save tries again
-            warnings.warn(f"old steps were not removed: {error}", stacklevel=2)
-        self._ended = True
-        self._end.close()
+        self._ended = True  # before older steps are removed: an interrupt must not remove the only one
+        with self._end:
+            try:
+                for old in expired(find_steps(self._storage), self._keep):
+                    old.remove()
+            except CheckpointError as error:  # the step is complete, and the next save tries again
+                warnings.warn(f"old steps were not removed: {error}", stacklevel=2)
         return step
 
     def _check_files(self) -> None:
