@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from phalanx.backends.backend_types import ProcessStatus
@@ -71,6 +72,14 @@ def observed_ranks(
         )
     with contextlib.closing(RankObserver(cluster.address)) as observer:
         yield observer, group, tuple(entry for entry in group.ranks if not numbers or entry.rank in numbers)
+
+
+def show(as_json: bool, data: Any, view: RenderableType) -> None:
+    """Print plain data as JSON, or else its view; text is printed as it is."""
+    if as_json or isinstance(view, str):
+        typer.echo(json.dumps(data, indent=1, default=str) if as_json else view)
+    else:
+        Console().print(view)
 
 
 def titled_table(title: Text, rows: Sequence[dict[str, Any]], *notes: str) -> RenderableType:

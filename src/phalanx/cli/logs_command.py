@@ -101,11 +101,7 @@ def rank_lines(
 
 def merged(by_rank: Sequence[list[Line]], order: Order, tail: int | None = None) -> list[Line]:
     """Return the lines of several ranks in a list; a line without a time stays behind the line before it."""
-    lines = [
-        line
-        for of_rank in by_rank
-        for line in (of_rank if tail is None else of_rank[max(0, len(of_rank) - tail) :])
-    ]
+    lines = [line for own in by_rank for line in own[0 if tail is None else max(0, len(own) - tail) :]]
     return sorted(lines, key=lambda line: line.at) if order == "time" else lines
 
 

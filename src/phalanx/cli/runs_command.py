@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 from rich.text import Text
 
 from phalanx.checkpoint.path_lock import holder_of
 from phalanx.checkpoint.steps import MANIFEST, Step, listed
 from phalanx.checkpoint.storage import Storage
-from phalanx.cli.common import AsJson, duration, titled_table
+from phalanx.cli.common import AsJson, duration, show, titled_table
 from phalanx.display.byte_format import size
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 
@@ -48,10 +47,8 @@ def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None
             f"nothing was saved at {storage.root}; give the path of a px.checkpoint.CheckpointManager or of px.save"
         )
     holder = holder_of(storage)
-    if as_json:
-        typer.echo(json.dumps({"path": storage.root, "holder": holder, "steps": steps}, indent=1))
-    else:
-        show(storage.root, steps, holder)
+    data = {"path": storage.root, "holder": holder, "steps": steps}
+    show(as_json, data, render(storage.root, steps, holder))
     if any(step["state"] == "damaged" for step in steps):
         raise typer.Exit(_DAMAGED)
 
@@ -85,8 +82,8 @@ def describe(step: Step, check: bool) -> dict[str, Any] | None:
     }
 
 
-def show(root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> None:
-    """Print the steps as a table, the last commit last, and below it the contents of each step."""
+def render(root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> RenderableType:
+    """Return the steps as a table, the last commit last, and below it the contents of each step."""
     cells = [
         {
             "step": step["step"],
@@ -97,9 +94,8 @@ def show(root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> None
         }
         for step in steps
     ]
-    lines = [f"step {step['step']}, {line}" for step in steps for line in _contents(step)]
-    notes = lines if holder is None else [*lines, holder]
-    Console().print(titled_table(Text(root, "bold"), cells, *notes))
+    notes = [f"step {step['step']}, {line}" for step in steps for line in _contents(step)]
+    return titled_table(Text(root, "bold"), cells, *notes, *([holder] if holder else []))
 
 
 def _contents(step: dict[str, Any]) -> Iterator[str]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
-import typer
-
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.cli.common import Address, AsJson, GroupName, Ranks, duration, observed_ranks, running_calls
+from phalanx.cli.common import (
+    Address,
+    AsJson,
+    GroupName,
+    Ranks,
+    duration,
+    observed_ranks,
+    running_calls,
+    show,
+)
 from phalanx.collect.message import rank_list
 from phalanx.display.registry_records import RankRecord
 
@@ -28,12 +34,9 @@ def stack(group: GroupName, rank: Ranks = None, address: Address = None, as_json
     """
     with observed_ranks(address, group, rank) as (observer, found, ranks):
         statuses = observer.sights(ranks, stacks=True)
-    if as_json:
-        typer.echo(json.dumps([_data(*pair) for pair in zip(ranks, statuses, strict=True)], indent=1))
-        return
-    typer.echo(f"group {found.name}, {found.state}, epoch {found.epoch}")
-    for members, text in by_place(ranks, statuses):
-        typer.echo(f"\n{members}\n{text}")
+    places = [f"\n{members}\n{text}" for members, text in by_place(ranks, statuses)]
+    view = "\n".join([f"group {found.name}, {found.state}, epoch {found.epoch}", *places])
+    show(as_json, [_data(*pair) for pair in zip(ranks, statuses, strict=True)], view)
 
 
 def _data(entry: RankRecord, status: ProcessStatus) -> dict[str, object]:

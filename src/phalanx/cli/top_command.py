@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import sys
+import termios
 import time
-from collections.abc import Generator, Iterator, Sequence
+import tty
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -24,6 +25,7 @@ from phalanx.cli.common import (
     complete_group,
     duration,
     running_calls,
+    show,
     titled_table,
 )
 from phalanx.display.byte_format import size
@@ -84,10 +86,7 @@ def top(
         next(found)
         time.sleep(_BETWEEN_LOOKS_S)
         overview = next(found)
-    if as_json:
-        typer.echo(json.dumps(overview, indent=1))
-    else:
-        Console().print(render(overview))
+    show(as_json, overview, render(overview))
 
 
 def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None) -> Iterator[dict[str, Any]]:
@@ -125,11 +124,7 @@ def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None)
 
 
 def rank_data(
-    entry: RankRecord,
-    status: ProcessStatus,
-    before: Usage | None,
-    now: Usage | None,
-    gpus: Sequence[Gpu] | None,
+    entry: RankRecord, status: ProcessStatus, before: Usage | None, now: Usage | None, gpus: list[Gpu] | None
 ) -> dict[str, Any]:
     """Return the data of a rank, from two inspections of its process. Unknown values are None."""
     own = (entry.accelerator or "").split(",")
@@ -215,33 +210,17 @@ def _counted(ranks: int, which: str = "") -> str:
 
 def _show_live(found: Iterator[dict[str, Any]], every: float) -> None:
     console = Console()
+    terminals = [sys.stdin] if sys.stdin.isatty() else []
 
     def view() -> Any:
         overview = next(found)
         groups = sum(len(run["groups"]) for run in overview["runs"])
         return render(overview, max(2, (console.height - 2) // max(1, groups) - _LINES_PER_GROUP))
 
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        _single_keys() as terminal,
-        Live(view(), console=console, screen=True, auto_refresh=False) as live,
-    ):
-        while not select.select(terminal, [], [], every)[0] or sys.stdin.read(1) not in ("q", ""):
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        for terminal in terminals:  # which then passes on keys without Enter
+            stack.callback(termios.tcsetattr, terminal, termios.TCSADRAIN, termios.tcgetattr(terminal))
+            tty.setcbreak(terminal)
+        live = stack.enter_context(Live(view(), console=console, screen=True, auto_refresh=False))
+        while not select.select(terminals, [], [], every)[0] or sys.stdin.read(1) not in ("q", ""):
             live.update(view(), refresh=True)
-
-
-@contextlib.contextmanager
-def _single_keys() -> Generator[list[TextIO]]:
-    """Let the terminal pass on keys without Enter; the value is the list of streams with keys."""
-    if not sys.stdin.isatty():
-        yield []
-        return
-    import termios  # Unix alone has them
-    import tty
-
-    before = termios.tcgetattr(sys.stdin)
-    try:
-        tty.setcbreak(sys.stdin.fileno())
-        yield [sys.stdin]
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
