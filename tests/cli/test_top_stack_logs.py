@@ -11,8 +11,9 @@ from rich.console import Console
 
 from phalanx.backends.backend_types import ProcessStatus
 from phalanx.backends.ray.rank_processes import Gpu, Usage, read_gpus
+from phalanx.cli import stack_command
 from phalanx.cli.common import duration, running_calls
-from phalanx.cli.logs_command import Line, Order, merged
+from phalanx.cli.logs_command import Order, merged
 from phalanx.cli.stack_command import by_place
 from phalanx.cli.top_command import rank_data, render
 from phalanx.display.registry_records import ChannelEntry, RankRecord
@@ -140,20 +141,20 @@ def test_ranks_at_the_same_place_are_shown_together() -> None:
     stands = ProcessStatus(True, stack='File "b.py", line 1 in loop')
     gone = ProcessStatus(False, note="its process is gone")
 
-    assert by_place([rank(number) for number in range(4)], [waits, stands, waits, gone]) == [
+    statuses = enumerate([waits, stands, waits, gone])
+    data = [stack_command.rank_data(rank(number), status) for number, status in statuses]
+
+    assert by_place(data) == [
         ("ranks 0, 2 (host host): at update for 2.0 s", '  File "a.py", line 3 in wait'),
         ("rank 1 (host host, pid 101): idle", '  File "b.py", line 1 in loop'),
         ("rank 3 (host host, pid 103): cannot be reached", "  its process is gone"),
     ]
 
 
-def lines(number: int, *pairs: tuple[str, str]) -> list[Line]:
-    return [Line(number, "", text, at) for at, text in pairs]
-
-
-BY_RANK = [
-    lines(0, ("10:00", "a"), ("10:00", "a2"), ("10:03", "d")),
-    lines(1, ("10:01", "b"), ("10:02", "c")),
+DAY = "2026-01-02 10:"
+FILES = [
+    [f"{DAY}00:00 a", "a2", f"{DAY}03:00,5 d"],
+    [f"{DAY}01:00 b", f"{DAY.replace(' ', 'T')}02:00 c"],
 ]
 
 
@@ -167,4 +168,4 @@ BY_RANK = [
     ],
 )
 def test_lines_of_several_ranks_are_put_together(order: Order, tail: Any, texts: list[str]) -> None:
-    assert [line.text for line in merged(BY_RANK, order, tail)] == texts
+    assert [text.split()[-1] for _, text in merged(FILES, order, tail)] == texts

@@ -23,7 +23,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cli.common import Address, AsJson, cluster_reader, show
+from phalanx.cli.common import cluster_reader, show
+from phalanx.cli.options import Address, AsJson
 from phalanx.config import running_cluster
 from phalanx.display.byte_format import size
 from phalanx.errors import PlacementError
@@ -245,18 +246,17 @@ def examine(machine: Machine) -> tuple[dict[str, str], list[Finding]]:
     """Return the facts of a machine by topic, and all problems in the order of the topics."""
     facts = describe(machine)
     cluster = machine.cluster or Cluster("", nodes=0)
-    found = [
-        Finding(*problem)
-        for look in (_software, _processors, _memory, _system, _access)
-        for problem in look(machine, cluster)
-    ]
-    return facts, sorted(found, key=lambda finding: list(facts).index(finding.topic))
+    looks = (_software, _processors, _memory, _system, _access)
+    findings = [Finding(*problem) for look in looks for problem in look(machine, cluster)]
+    return facts, sorted(findings, key=lambda finding: list(facts).index(finding.topic))
 
 
 def describe(m: Machine) -> dict[str, str]:
     """Return the facts of a machine as text by topic, the gravest topics first."""
     cluster = m.cluster
     versions = {"python": m.python, **m.versions}
+    limits = ", ".join(f"{name} {_limit(name, soft)}" for name, (soft, _) in m.limits.items())
+    variables = ", ".join(f"{name}={value}" for name, value in sorted(m.environment.items()))
     mode = m.environment.get("RAY_AUTH_MODE") or "Ray's default mode"
     return {
         "versions": ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items()),
@@ -264,12 +264,10 @@ def describe(m: Machine) -> dict[str, str]:
         "devices": ", ".join(m.gpus) or "none that nvidia-smi shows",
         "memory": size(m.memory) + ("" if m.memory_limit is None else f", limited to {size(m.memory_limit)}"),
         "shared memory": "no /dev/shm" if m.shared_memory is None else size(m.shared_memory),
-        "limits": ", ".join(f"{name} {_limit(name, soft)}" for name, (soft, _) in m.limits.items())
-        or "unknown",
+        "limits": limits or "unknown",
         "ports": "{}-{} ephemeral".format(*m.ephemeral_ports) if m.ephemeral_ports else "unknown",
         "huge pages": m.huge_pages or "unknown",
-        "variables": ", ".join(f"{name}={value}" for name, value in sorted(m.environment.items()))
-        or "none of those that matter",
+        "variables": variables or "none of those that matter",
         "disk": f"{m.disk_used:.0%} full",
         "security": f"{mode}, {'with' if m.token else 'without'} a token",
         "cluster": f"{cluster.address}, {cluster.nodes} node{'s' * (cluster.nodes != 1)}"

@@ -18,16 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.cli.common import (
-    Address,
-    AsJson,
-    cluster_reader,
-    complete_group,
-    duration,
-    running_calls,
-    show,
-    titled_table,
-)
+from phalanx.cli.common import cluster_reader, duration, running_calls, show, titled_table
+from phalanx.cli.options import Address, AsJson, OnlyGroup
 from phalanx.display.byte_format import size
 from phalanx.display.registry_records import RankRecord
 
@@ -46,15 +38,12 @@ _CHANNEL_VALUES = (
 _CHANNEL_TITLES = {"name": "channel", "limit": "may wait", "waiting_bytes": "bytes", "per_second": "items/s"}
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "broken": "bold red"}
 
-Name = Annotated[
-    str | None, typer.Argument(metavar="[GROUP]", help="Only this group.", autocompletion=complete_group)
-]
 Once = Annotated[bool, typer.Option("--once", help="Print one look and end.")]
 Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")]
 
 
 def top(
-    group: Name = None,
+    group: OnlyGroup = None,
     once: Once = False,
     every: Every = 1.0,
     address: Address = None,
@@ -110,13 +99,12 @@ def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None)
             for key, status, gpu in zip(ranks, observer.sights(entries), gpus, strict=True)
         }
         before = usages
+        shown = [
+            {**asdict(one), "ranks": [data[rank.pid, rank.node_id] for rank in one.ranks]} for one in groups
+        ]
         runs: list[dict[str, Any]] = []
         for run in records.runs:
-            own = [
-                {**asdict(found), "ranks": [data[rank.pid, rank.node_id] for rank in found.ranks]}
-                for found in groups
-                if found.run == run.run
-            ]
+            own = [found for found in shown if found["run"] == run.run]
             flows = [asdict(flow) for flow in records.channels if flow.run == run.run and group is None]
             if own or group is None:
                 runs.append({**asdict(run), "groups": own, "channels": flows})
