@@ -20,7 +20,7 @@ LINES = {
     "calls": 2550,
     "channels": 2430,
     "checkpoint": 2110,
-    "cli": 995,
+    "cli": 946,
     "collect": 600,
     "compat": 2340,
     "debug": 653,

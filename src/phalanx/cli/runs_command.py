@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -41,8 +41,7 @@ def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None
     Exit codes: 0 done; 1 a step is damaged; 2 nothing was saved there.
     """
     storage = Storage(path)
-    described = [describe(step, check) for step in listed(path)]
-    steps = [step for step in described if step is not None]
+    steps = list(described(listed(path), check))
     if not steps:
         raise CheckpointError(
             f"nothing was saved at {storage.root}; give the path of a px.checkpoint.CheckpointManager or of px.save"
@@ -54,33 +53,33 @@ def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None
         raise typer.Exit(_DAMAGED)
 
 
-def describe(step: Step, check: bool) -> dict[str, Any] | None:
-    """Return a step as plain data, None if its writer removes it during the call."""
-    faults = step.faults
-    if check and step.whole:
-        try:
-            step.check()
-        except CheckpointCorrupted as error:
-            faults = error.files
-        except CheckpointError:
-            if step.storage.read(f"{step.name}/{MANIFEST}") is None:
-                return None
-            raise
-    written = step.storage.sizes(step.name) if not step.serial else {n: f.size for n, f in step.files.items()}
-    return {
-        "step": step.number,
-        "state": "damaged" if faults else "whole" if step.committed else "half-written",
-        "faults": list(faults),
-        "why": step.why,
-        "at": step.at if step.serial else None,
-        "seconds": step.seconds if step.serial else None,
-        "bytes": sum(written.values()),
-        "files": len(step.files),
-        "parts": {
-            name: str(p.get("text", "")) if isinstance(p, dict) else "" for name, p in step.parts.items()
-        },
-        "folder": step.folder,
-    }
+def described(steps: Iterable[Step], check: bool) -> Iterator[dict[str, Any]]:
+    """Return steps as plain data, without those that their writer removes meanwhile."""
+    for step in steps:
+        faults = step.faults
+        if check and step.whole:
+            try:
+                step.check()
+            except CheckpointCorrupted as error:
+                faults = error.files
+            except CheckpointError:
+                if step.storage.read(f"{step.name}/{MANIFEST}") is None:
+                    continue
+                raise
+        written = {name: facts.size for name, facts in step.files.items()}
+        texts = {name: part.get("text", "") for name, part in step.parts.items() if isinstance(part, dict)}
+        yield {
+            "step": step.number,
+            "state": "damaged" if faults else "whole" if step.committed else "half-written",
+            "faults": list(faults),
+            "why": step.why,
+            "at": step.at if step.serial else None,
+            "seconds": step.seconds if step.serial else None,
+            "bytes": sum((written if step.serial else step.storage.sizes(step.name)).values()),
+            "files": len(step.files),
+            "parts": {name: str(texts.get(name, "")) for name in step.parts},
+            "folder": step.folder,
+        }
 
 
 def render(root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> RenderableType:

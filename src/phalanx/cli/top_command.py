@@ -86,22 +86,19 @@ def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None)
     Raises:
         NoSuchGroup: if the requested group does not exist.
     """
-    before: dict[tuple[int, str], Usage | None] = {}
+    before: dict[RankRecord, Usage | None] = {}
     while True:
         records = cluster.notices()
         groups = records.groups if group is None else (records.find(group),)
-        ranks = {(rank.pid, rank.node_id): rank for found in groups for rank in found.ranks}
-        entries = list(ranks.values())
-        usages = dict(zip(ranks, observer.usage(entries), strict=True))
-        gpus = observer.gpus(entries) if any(rank.accelerator for rank in entries) else [None] * len(ranks)
+        ranks = [rank for found in groups for rank in found.ranks]
+        usages = dict(zip(ranks, observer.usage(ranks), strict=True))
+        gpus = observer.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
         data = {
-            key: rank_data(ranks[key], status, before.get(key), usages[key], gpu)
-            for key, status, gpu in zip(ranks, observer.sights(entries), gpus, strict=True)
+            rank: rank_data(rank, status, before.get(rank), usages[rank], gpu)
+            for rank, status, gpu in zip(ranks, observer.sights(ranks), gpus, strict=True)
         }
         before = usages
-        shown = [
-            {**asdict(one), "ranks": [data[rank.pid, rank.node_id] for rank in one.ranks]} for one in groups
-        ]
+        shown = [{**asdict(one), "ranks": [data[rank] for rank in one.ranks]} for one in groups]
         runs: list[dict[str, Any]] = []
         for run in records.runs:
             own = [found for found in shown if found["run"] == run.run]
