@@ -46,6 +46,10 @@ def cluster(**changes: Any) -> Cluster:
     return dataclasses.replace(HEALTHY.cluster, **changes)
 
 
+NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
+OLD_CLUSTER = cluster(versions={"ray": "2.55.0"})
+
+
 @pytest.mark.parametrize(
     ("why", "topics"),
     [
@@ -84,21 +88,11 @@ def test_three_planted_problems_are_found_each_with_its_fix() -> None:
         ({"versions": {"torch": "2.13.0"}}, "versions", "ray is not installed", "pip install"),
         ({"versions": {"ray": "2.9.0", "torch": "2.13"}}, "versions", "ray 2.9.0 is too old", "2.57"),
         ({"versions": {"ray": "2.60.0", "torch": "2.6.0+cpu"}}, "versions", "without CUDA", "pytorch.org"),
-        (
-            {"cluster": cluster(versions={"ray": "2.55.0"})},
-            "versions",
-            "started with ray 2.55.0",
-            "every node",
-        ),
+        ({"cluster": OLD_CLUSTER}, "versions", "started with ray 2.55.0", "every node"),
         ({"environment": {"OMP_NUM_THREADS": "128"}}, "cores", "OMP_NUM_THREADS=128", "unset"),
         ({"environment": {"ROCR_VISIBLE_DEVICES": "0"}}, "devices", "Ray refuses", "HIP_VISIBLE_DEVICES"),
         ({"environment": {"CUDA_VISIBLE_DEVICES": ""}}, "devices", "hides all 2 GPUs", "unset"),
-        (
-            {"environment": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
-            "devices",
-            "every device of the node",
-            'visible_devices="node"',
-        ),
+        ({"environment": {NOSET: "1"}}, "devices", "every device of the node", 'visible_devices="node"'),
         ({"gpus": ()}, "devices", "Ray counts 2 GPUs", "--num-gpus"),
         ({"memory_limit": 200 * GIB}, "memory", "ends processes at 200.0 GiB", "--memory"),
         ({"limits": {"nofile": (1024, 524288)}}, "limits", "nofile is 1024", "ulimit -n 8192"),
@@ -126,7 +120,7 @@ def test_a_planted_problem_is_found(changes: dict[str, Any], topic: str, said: s
         {},
         {"environment": {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0"}},
         {"environment": {"OMP_NUM_THREADS": "8"}},
-        {"environment": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}},
+        {"environment": {NOSET: "0"}},
         {"limits": {"memlock": (65536, None)}},
         {"cluster": None},
         {"shared_memory": None},
@@ -171,15 +165,19 @@ ASKED = {"PHALANX_VERL": "1"}
 BY_MODULE = {**ASKED, "VERL_USE_EXTERNAL_MODULES": "mine,phalanx.compat.verl_plugin"}
 
 
-def verl(**changes: Any) -> str:
-    return examine(dataclasses.replace(HEALTHY, **changes))[0]["verl"]
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "not installed"),
+        ({"verl": "0.9.1", "verl_hook": True}, "`phalanx verl ...` gives Phalanx's"),
+        ({"verl": "0.9.1", "verl_hook": True, "environment": ASKED}, "gives the controller of Phalanx"),
+        ({"verl": "0.9.1", "environment": BY_MODULE}, "gives the controller of Phalanx"),
+    ],
+)
+def test_it_says_which_controller_verl_has(changes: dict[str, Any], said: str) -> None:
+    facts, findings = examine(dataclasses.replace(HEALTHY, **changes))
 
-
-def test_it_says_which_controller_verl_has() -> None:
-    assert verl() == "not installed"
-    assert "gives verl's own controller" in verl(verl="0.9.1", verl_hook=True)
-    assert verl(verl="0.9.1", verl_hook=True, environment=ASKED).endswith("gives the controller of Phalanx")
-    assert verl(verl="0.9.1", environment=BY_MODULE).endswith("gives the controller of Phalanx")
+    assert (facts["verl"].endswith(said), findings) == (True, [])
 
 
 @pytest.mark.parametrize(

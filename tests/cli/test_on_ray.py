@@ -113,20 +113,8 @@ def test_logs_shows_the_lines_of_the_ranks_with_their_prefix(address: str, group
 
 
 def test_logs_goes_on_with_what_is_printed_later(address: str, group: Any) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "phalanx",
-        "logs",
-        "seen",
-        "-f",
-        "-n",
-        "0",
-        "-r",
-        "0",
-        "--address",
-        address,
-    ]
+    options = ["-f", "-n", "0", "-r", "0", "--address", address]
+    command = [sys.executable, "-m", "phalanx", "logs", "seen", *options]
     group.one.say("before")
     with running(command, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None

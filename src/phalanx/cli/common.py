@@ -1,13 +1,14 @@
-"""Options, lookups and texts that the commands on a cluster share."""
+"""Lookups and texts that the commands on a cluster share."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from phalanx.backends.backend_types import ProcessStatus
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
 
 #: Methods of the library, as people know them.
-_NAMES = {"__phalanx_run__": "run(...)", "__phalanx_host__": "a question of phalanx itself", "": "a call"}
+_NAMES = {"__phalanx_run__": "run(...)", "": "a call"}
 
 
 def cluster_reader(address: str | None) -> ClusterReader:
@@ -32,22 +33,6 @@ def cluster_reader(address: str | None) -> ClusterReader:
     from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
 
     return ClusterReader(address)
-
-
-def complete_group(incomplete: str) -> list[str]:
-    """Return names of groups for the shell; none without a cluster."""
-    with contextlib.suppress(Exception):  # a shell that completes a word shows no errors
-        groups = cluster_reader(None).notices().groups
-        return sorted(group.name for group in groups if group.name.startswith(incomplete))
-    return []
-
-
-_GROUP_HELP = "Name of a group, or the beginning or end of it; RUN/NAME where names repeat."
-_ADDRESS_HELP = "The cluster, host:port. (default: RAY_ADDRESS, else the one on this machine)"
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help=_GROUP_HELP, autocompletion=complete_group)]
-Ranks = Annotated[list[int] | None, typer.Option("--rank", "-r", help="Only this rank; repeatable.")]
-Address = Annotated[str | None, typer.Option("--address", help=_ADDRESS_HELP)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 
 @contextlib.contextmanager
@@ -71,6 +56,14 @@ def observed_ranks(
         )
     with contextlib.closing(RankObserver(cluster.address)) as observer:
         yield observer, group, tuple(entry for entry in group.ranks if not numbers or entry.rank in numbers)
+
+
+def show(as_json: bool, data: Any, view: RenderableType) -> None:
+    """Print plain data as JSON, or else its view; text is printed as it is."""
+    if as_json or isinstance(view, str):
+        typer.echo(json.dumps(data, indent=1, default=str) if as_json else view)
+    else:
+        Console().print(view)
 
 
 def titled_table(title: Text, rows: Sequence[dict[str, Any]], *notes: str) -> RenderableType:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import math
 import os
 import platform
@@ -13,18 +12,19 @@ import resource
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cli.common import Address, AsJson, cluster_reader
+from phalanx.cli.common import cluster_reader, show
+from phalanx.cli.options import Address, AsJson
 from phalanx.config import running_cluster
 from phalanx.display.byte_format import size
 from phalanx.errors import PlacementError
@@ -32,6 +32,8 @@ from phalanx.errors import PlacementError
 _FINDINGS = 1
 _GIB = 2**30
 _OLDEST = {"python": "3.10", "ray": "2.57", "torch": "2.6"}
+_PACKAGES = ("phalanx", "ray", "torch", "numpy")
+_LIMITS = ("nofile", "nproc", "memlock", "core")
 _VERL_LINE = "0.9."
 _VERL_HOOK = "phalanx.compat.verl_plugin"
 #: Least soft limits, with the flag of ``ulimit``.
@@ -41,7 +43,8 @@ _LEAST = {
 }
 _EPHEMERAL_PORTS = 5000
 _WORKER_PORTS = (10002, 19999)  # of Ray's worker processes, unless `ray start` was told otherwise
-_SET_PORTS = '`sysctl -w net.ipv4.ip_local_port_range="32768 60999"`'
+_GOOD_PORTS = (32768, 60999)
+_SET_PORTS = '`sysctl -w net.ipv4.ip_local_port_range="{} {}"`'.format(*_GOOD_PORTS)
 _STORE_SHARE, _STORE_LIMIT = 0.3, 200 * _GIB  # default share of the memory that Ray's object store uses
 _DISK_FULL = 0.9  # from 0.95 on, Ray refuses to spill objects
 _MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -92,9 +95,9 @@ def _gpu_names() -> tuple[str, ...]:
     return tuple(f"{gpu.number} ({size(gpu.total)})" for gpu in gpus())
 
 
-def _process_limit(name: str) -> tuple[int | None, int | None]:
-    soft, hard = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))
-    return None if soft == resource.RLIM_INFINITY else soft, None if hard == resource.RLIM_INFINITY else hard
+def _process_limit(name: str) -> tuple[int | None, ...]:
+    limits = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))
+    return tuple(None if limit == resource.RLIM_INFINITY else limit for limit in limits)
 
 
 def _port_range() -> tuple[int, int] | None:
@@ -125,6 +128,14 @@ class Cluster:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
+_Found = TypeVar("_Found")
+
+
+def _probed(probe: Callable[[], _Found]) -> _Found:
+    """Return a field whose default is what ``probe`` finds on this machine."""
+    return field(default_factory=probe)
+
+
 @dataclass(frozen=True)
 class Machine:
     """Properties of a machine that concern ranks; by default those of this machine.
@@ -134,39 +145,31 @@ class Machine:
     ``verl_hook`` is True if verl finds this library's plugin: the library is installed, not merely on the path.
     """
 
-    host: str = field(default_factory=socket.gethostname)
-    python: str = field(default_factory=platform.python_version)
-    versions: Mapping[str, str | None] = field(
-        default_factory=lambda: {name: _version(name) for name in ("phalanx", "ray", "torch", "numpy")}
+    host: str = _probed(socket.gethostname)
+    python: str = _probed(platform.python_version)
+    versions: Mapping[str, str | None] = _probed(lambda: {name: _version(name) for name in _PACKAGES})
+    cores: int = _probed(_usable_cores)
+    memory: int = _probed(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    memory_limit: int | None = _probed(_memory_limit)
+    shared_memory: int | None = _probed(
+        lambda: shutil.disk_usage(_SHARED).total if os.path.isdir(_SHARED) else None
     )
-    cores: int = field(default_factory=_usable_cores)
-    memory: int = field(default_factory=lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    memory_limit: int | None = field(default_factory=_memory_limit)
-    shared_memory: int | None = field(
-        default_factory=lambda: shutil.disk_usage(_SHARED).total if os.path.isdir(_SHARED) else None
+    environment: Mapping[str, str] = _probed(_relevant_variables)
+    gpus: tuple[str, ...] = _probed(_gpu_names)
+    limits: Mapping[str, tuple[int | None, ...]] = _probed(
+        lambda: {name: _process_limit(name) for name in _LIMITS}
     )
-    environment: Mapping[str, str] = field(default_factory=_relevant_variables)
-    gpus: tuple[str, ...] = field(default_factory=_gpu_names)
-    limits: Mapping[str, tuple[int | None, int | None]] = field(
-        default_factory=lambda: {
-            name: _process_limit(name) for name in ("nofile", "nproc", "memlock", "core")
-        }
-    )
-    ephemeral_ports: tuple[int, int] | None = field(default_factory=_port_range)
-    huge_pages: str | None = field(default_factory=_page_mode)
-    infiniband: bool = field(default_factory=lambda: bool(glob.glob("/sys/class/infiniband/*")))
-    disk_used: float = field(default_factory=_used_share_of_disk)
-    token: bool = field(
-        default_factory=lambda: os.path.isfile(os.path.expanduser(_TOKEN)) or "RAY_AUTH_TOKEN" in os.environ
+    ephemeral_ports: tuple[int, int] | None = _probed(_port_range)
+    huge_pages: str | None = _probed(_page_mode)
+    infiniband: bool = _probed(lambda: bool(glob.glob("/sys/class/infiniband/*")))
+    disk_used: float = _probed(_used_share_of_disk)
+    token: bool = _probed(
+        lambda: os.path.isfile(os.path.expanduser(_TOKEN)) or "RAY_AUTH_TOKEN" in os.environ
     )
     cluster: Cluster | None = None
     no_cluster: str = "none runs here"
-    verl: str | None = field(default_factory=lambda: _version("verl"))
-    verl_hook: bool = field(
-        default_factory=lambda: (
-            _VERL_HOOK in {hook.value for hook in metadata.entry_points(group="verl.plugins")}
-        )
-    )
+    verl: str | None = _probed(lambda: _version("verl"))
+    verl_hook: bool = _probed(lambda: bool(metadata.entry_points(group="verl.plugins", value=_VERL_HOOK)))
 
 
 class Finding(NamedTuple):
@@ -175,10 +178,6 @@ class Finding(NamedTuple):
     topic: str
     what: str
     fix: str
-
-
-Report = Callable[[str, str], None]
-"""Reports a problem of a topic and its fix."""
 
 
 def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -> None:
@@ -201,17 +200,14 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
         from phalanx.cli.gpu_check import check_devices, report  # torch: only for this option
 
         results = check_devices()
-        typer.echo(json.dumps([result._asdict() for result in results]) if as_json else report(results))
+        show(as_json, [result._asdict() for result in results], report(results))
         raise typer.Exit(_FINDINGS if any(result.result != "ok" for result in results) else 0)
     environment = _relevant_variables()  # before the cluster is asked, which may show it the user's token
     cluster, why_not = find_cluster(address)
     machine = Machine(environment=environment, cluster=cluster, no_cluster=why_not)
     facts, findings = examine(machine)
-    if as_json:
-        data = {"machine": asdict(machine), "findings": [finding._asdict() for finding in findings]}
-        typer.echo(json.dumps(data, indent=1))
-    else:
-        Console().print(render(machine.host, facts, findings))
+    data = {"machine": asdict(machine), "findings": [finding._asdict() for finding in findings]}
+    show(as_json, data, render(machine.host, facts, findings))
     raise typer.Exit(_FINDINGS if findings else 0)
 
 
@@ -247,176 +243,56 @@ def render(host: str, facts: Mapping[str, str], findings: list[Finding]) -> Any:
 
 
 def examine(machine: Machine) -> tuple[dict[str, str], list[Finding]]:
-    """Return the facts of a machine by topic, and all problems, the gravest topics first."""
-    facts: dict[str, str] = {}
-    findings: list[Finding] = []
-    for look in TOPICS:
-        topic = look.__name__.strip("_").replace("_", " ")
-        facts[topic] = look(machine, lambda *problem, topic=topic: findings.append(Finding(topic, *problem)))
-    return facts, findings
+    """Return the facts of a machine by topic, and all problems in the order of the topics."""
+    facts = describe(machine)
+    cluster = machine.cluster or Cluster("", nodes=0)
+    looks = (_software, _processors, _memory, _system, _access)
+    findings = [Finding(*problem) for look in looks for problem in look(machine, cluster)]
+    return facts, sorted(findings, key=lambda finding: list(facts).index(finding.topic))
 
 
-def _versions(m: Machine, problem: Report) -> str:
-    have = {"python": m.python, **m.versions}
-    for name, oldest in _OLDEST.items():
-        version = have.get(name)
-        if version is None:
-            problem(f"{name} is not installed", f'pip install "{name}>={oldest}"')
-        elif _numbers(version) < _numbers(oldest):
-            problem(f"{name} {version} is too old", f"install {name} {oldest} or newer")
-    torch = m.versions.get("torch") or ""
-    if m.gpus and "+cpu" in torch:
-        fix = "install the build for your driver: see https://pytorch.org/get-started/locally"
-        problem(f"torch {torch} is built without CUDA, and this machine has {len(m.gpus)} GPUs", fix)
-    for name, version in (m.cluster.versions if m.cluster else {}).items():
-        if have.get(name) not in (None, version):
-            fix = f"use the same {name} on every node and for the driver"
-            problem(f"the cluster was started with {name} {version}, here is {have[name]}", fix)
-    return ", ".join(f"{name} {version or 'missing'}" for name, version in have.items())
-
-
-def _cores(m: Machine, problem: Report) -> str:
-    if m.cluster and m.cluster.cpus > m.cores:
-        fix = f"start it with `ray start --num-cpus={m.cores}`, or px.init(num_cpus={m.cores})"
-        what = f"Ray counts {m.cluster.cpus:g} CPUs on this host, which has {m.cores} cores"
-        problem(f"{what}: it starts more processes at once than can run", fix)
-    threads = m.environment.get("OMP_NUM_THREADS", "")
-    if threads.isdigit() and int(threads) > m.cores:
-        fix = "unset it: each rank then gets the node's cores divided by the ranks on it"
-        problem(f"OMP_NUM_THREADS={threads} on {m.cores} cores: threads of each process take turns", fix)
-    return f"{m.cores}" + (f"; Ray counts {m.cluster.cpus:g} here" if m.cluster else "")
-
-
-def _devices(m: Machine, problem: Report) -> str:
-    masks = {name: m.environment[name] for name in _MASKS if name in m.environment}
-    if len(set(masks.values())) > 1:
-        values = ", ".join(f"{name}={value!r}" for name, value in masks.items())
-        fix = f"keep one of them: `unset {' '.join(list(masks)[1:])}`"
-        problem(f"variables that choose visible devices contradict each other: {values}", fix)
-    if "ROCR_VISIBLE_DEVICES" in masks:
-        fix = "`export HIP_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES; unset ROCR_VISIBLE_DEVICES`"
-        what = "ROCR_VISIBLE_DEVICES is set, which Ray refuses on machines with AMD GPUs"
-        problem(what, f"use HIP_VISIBLE_DEVICES: {fix}")
-    if m.gpus and masks.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        fix = "`unset CUDA_VISIBLE_DEVICES` before Ray is started here"
-        problem(f"CUDA_VISIBLE_DEVICES hides all {len(m.gpus)} GPUs of this machine", fix)
-    for name in sorted(m.environment):
-        if name.startswith("RAY_EXPERIMENTAL_NOSET_") and m.environment[name] not in ("", "0"):
-            fix = f'`unset {name}`; for ranks that need all devices, WorkerGroup(visible_devices="node")'
-            problem(f"{name} is set: Ray's own tasks and actors then see every device of the node", fix)
-    if m.cluster and m.cluster.gpus > len(m.gpus):
-        fix = "start Ray without --num-gpus and let it count; on a machine without GPUs this is fine to try things"
-        what = f"Ray counts {m.cluster.gpus:g} GPUs on this host, nvidia-smi shows {len(m.gpus)}"
-        problem(f"{what}: ranks on the others get the CPU as device, or fail", fix)
-    return ", ".join(m.gpus) or "none that nvidia-smi shows"
-
-
-def _memory(m: Machine, problem: Report) -> str:
-    if m.memory_limit is None:
-        return size(m.memory)
-    limit, counted = size(m.memory_limit), m.cluster.memory + m.cluster.object_store if m.cluster else 0
-    if counted > m.memory_limit:
-        fix = "start Ray inside the container, or give it --memory and --object-store-memory that fit"
-        problem(f"Ray counts {size(counted)} of memory, the control group ends processes at {limit}", fix)
-    return f"{size(m.memory)}, limited to {limit}"
-
-
-def _shared_memory(m: Machine, problem: Report) -> str:
-    if m.shared_memory is None:
-        return "no /dev/shm"
-    store = m.cluster.object_store if m.cluster else 0
-    memory = min(m.memory, m.memory_limit or m.memory)
-    wanted = store or int(min(_STORE_SHARE * memory, _STORE_LIMIT))
-    there, text, gib = size(m.shared_memory), size(wanted), -(-wanted // _GIB)
-    if m.shared_memory < wanted:
-        needed = f"Ray's object store takes {text}" if store else f"Ray would take {text} of it"
-        problem(
-            f"/dev/shm has {there}, {needed}: objects would go to disk, which is slow",
-            f"`docker run --shm-size={gib}g`, `mount -o remount,size={gib}G /dev/shm`, or a smaller store: "
-            "px.init(object_store_memory=...)",
-        )
-    return there
-
-
-def _limits(m: Machine, problem: Report) -> str:
-    texts: list[str] = []
-    for name, (soft, hard) in m.limits.items():
-        text = size(soft) if soft and name in ("memlock", "core") else f"{soft}"
-        texts.append(f"{name} {'unlimited' if soft is None else text}")
-        flag, least, why = _LEAST.get(name, ("", 0, ""))
-        if soft is not None and soft < least:
-            fix = f"`ulimit -{flag} {least if hard is None else min(least, hard)}` before `ray start`"
-            if hard is not None and hard < least:
-                fix += f", and raise the hard limit of {hard} (limits.conf)"
-            problem(f"ulimit {name} is {soft}: {why}", fix)
-        if soft is not None and name == "memlock" and m.infiniband:
-            fix = "`ulimit -l unlimited` before `ray start` (docker: --ulimit memlock=-1)"
-            problem(f"ulimit memlock is {text}, and InfiniBand pins memory", fix)
-    return ", ".join(texts) or "unknown"
-
-
-def _ports(m: Machine, problem: Report) -> str:
-    if m.ephemeral_ports is None:
-        return "unknown"
-    (low, high), (first, last) = m.ephemeral_ports, _WORKER_PORTS
-    if high - low < _EPHEMERAL_PORTS:
-        what = f"only {high - low + 1} ephemeral ports ({low}-{high})"
-        problem(f"{what}: collectives of many ranks run out of them", _SET_PORTS)
-    if low <= last and high >= first:
-        what = f"ephemeral ports {low}-{high} overlap those of Ray's workers ({first}-{last})"
-        problem(what, f"{_SET_PORTS}, or `ray start --min-worker-port=...`")
-    return f"{low}-{high} ephemeral"
-
-
-def _huge_pages(m: Machine, problem: Report) -> str:
-    if m.huge_pages == "never":
-        what = "transparent huge pages are off: receiving large tensors takes up to twice as long"
-        problem(what, "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`")
-    return m.huge_pages or "unknown"
-
-
-def _variables(m: Machine, problem: Report) -> str:
-    texts = ", ".join(f"{name}={value}" for name, value in sorted(m.environment.items()))
-    return texts or "none of those that matter"
-
-
-def _disk(m: Machine, problem: Report) -> str:
-    if m.disk_used > _DISK_FULL:
-        fix = "remove old folders /tmp/ray/session_*, or `ray start --temp-dir` on another disk"
-        problem(f"the disk with Ray's files is {m.disk_used:.0%} full; Ray spills nothing above 95%", fix)
-    return f"{m.disk_used:.0%} full"
-
-
-def _security(m: Machine, problem: Report) -> str:
+def describe(m: Machine) -> dict[str, str]:
+    """Return the facts of a machine as text by topic, the gravest topics first."""
+    cluster = m.cluster
+    versions = {"python": m.python, **m.versions}
+    limits = ", ".join(f"{name} {_limit(name, soft)}" for name, (soft, _) in m.limits.items())
+    variables = ", ".join(f"{name}={value}" for name, value in sorted(m.environment.items()))
     mode = m.environment.get("RAY_AUTH_MODE") or "Ray's default mode"
-    if mode.lower() == "token" and not m.token:
-        fix = "`ray get-auth-token --generate`, or copy ~/.ray/auth_token from the head node"
-        problem("RAY_AUTH_MODE=token, but there is no token here", fix)
-    if mode.lower() == "disabled" and m.cluster and m.cluster.nodes > 1:
-        what = "RAY_AUTH_MODE=disabled on a cluster of several nodes: a process that reaches its ports can run code"
-        problem(what, "RAY_AUTH_MODE=token on every node, with one token: `ray get-auth-token --generate`")
-    return f"{mode}, with a token" if m.token else f"{mode}, without a token"
+    return {
+        "versions": ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items()),
+        "cores": f"{m.cores}" + (f"; Ray counts {cluster.cpus:g} here" if cluster else ""),
+        "devices": ", ".join(m.gpus) or "none that nvidia-smi shows",
+        "memory": size(m.memory) + ("" if m.memory_limit is None else f", limited to {size(m.memory_limit)}"),
+        "shared memory": "no /dev/shm" if m.shared_memory is None else size(m.shared_memory),
+        "limits": limits or "unknown",
+        "ports": "{}-{} ephemeral".format(*m.ephemeral_ports) if m.ephemeral_ports else "unknown",
+        "huge pages": m.huge_pages or "unknown",
+        "variables": variables or "none of those that matter",
+        "disk": f"{m.disk_used:.0%} full",
+        "security": f"{mode}, {'with' if m.token else 'without'} a token",
+        "cluster": f"{cluster.address}, {cluster.nodes} node{'s' * (cluster.nodes != 1)}"
+        if cluster
+        else m.no_cluster,
+        "verl": _controller_of_verl(m),
+    }
 
 
-def _cluster(m: Machine, problem: Report) -> str:
-    if m.cluster is not None:
-        return f"{m.cluster.address}, {m.cluster.nodes} node{'s' * (m.cluster.nodes != 1)}"
-    if not m.no_cluster.startswith(("none runs", "no Ray cluster runs")):
-        fix = "name the one that is meant by --address or RAY_ADDRESS (`ray stop` ends all that run here)"
-        problem(m.no_cluster, fix)
-    return m.no_cluster
+def _limit(name: str, soft: int | None) -> str:
+    if soft is None:
+        return "unlimited"
+    return size(soft) if soft and name in ("memlock", "core") else f"{soft}"
 
 
-def _verl(m: Machine, problem: Report) -> str:
-    is_wanted, reason = m.environment.get("PHALANX_VERL", "") not in ("", "0", "false"), _overlay_failure(m)
-    if is_wanted and reason:
-        fix = "start them with `phalanx verl ...`, which needs verl 0.9 and no plugin"
-        problem(f"PHALANX_VERL is set, but {reason}: programs of verl do not run on Phalanx", fix)
+def _controller_of_verl(m: Machine) -> str:
     if m.verl is None:
         return "not installed"
-    if not is_wanted:
+    if not _overlay_is_wanted(m):
         return f"{m.verl}: `import verl` gives verl's own controller; `phalanx verl ...` gives Phalanx's"
-    return f"{m.verl}: `import verl` gives {'no' if reason else 'the'} controller of Phalanx"
+    return f"{m.verl}: `import verl` gives {'no' if _overlay_failure(m) else 'the'} controller of Phalanx"
+
+
+def _overlay_is_wanted(m: Machine) -> bool:
+    return m.environment.get("PHALANX_VERL", "") not in ("", "0", "false")
 
 
 def _overlay_failure(m: Machine) -> str:
@@ -433,12 +309,121 @@ def _overlay_failure(m: Machine) -> str:
     return "" if m.verl_hook else "phalanx is on the path but not installed, so verl does not find its plugin"
 
 
+# Each of the functions below yields topic, problem and fix; ``cluster`` counts nothing where there is none.
+
+
+def _software(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+    have = {"python": m.python, **m.versions}
+    for name, oldest in _OLDEST.items():
+        version = have.get(name)
+        if version is None:
+            yield "versions", f"{name} is not installed", f'pip install "{name}>={oldest}"'
+        elif _numbers(version) < _numbers(oldest):
+            yield "versions", f"{name} {version} is too old", f"install {name} {oldest} or newer"
+    torch = m.versions.get("torch") or ""
+    if m.gpus and "+cpu" in torch:
+        fix = "install the build for your driver: see https://pytorch.org/get-started/locally"
+        yield "versions", f"torch {torch} is built without CUDA, and this machine has {len(m.gpus)} GPUs", fix
+    for name, version in cluster.versions.items():
+        if have.get(name) not in (None, version):
+            fix = f"use the same {name} on every node and for the driver"
+            yield "versions", f"the cluster was started with {name} {version}, here is {have[name]}", fix
+    reason = _overlay_failure(m) if _overlay_is_wanted(m) else ""
+    if reason:
+        fix = "start them with `phalanx verl ...`, which needs verl 0.9 and no plugin"
+        yield "verl", f"PHALANX_VERL is set, but {reason}: programs of verl do not run on Phalanx", fix
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-#: Functions that return a fact of a machine as text and report its problems; named by topic.
-TOPICS: tuple[Callable[[Machine, Report], str], ...] = (
-    *(_versions, _cores, _devices, _memory, _shared_memory, _limits, _ports, _huge_pages),
-    *(_variables, _disk, _security, _cluster, _verl),
-)
+def _processors(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+    if cluster.cpus > m.cores:
+        fix = f"start it with `ray start --num-cpus={m.cores}`, or px.init(num_cpus={m.cores})"
+        what = f"Ray counts {cluster.cpus:g} CPUs on this host, which has {m.cores} cores"
+        yield "cores", f"{what}: it starts more processes at once than can run", fix
+    threads = m.environment.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > m.cores:
+        fix = "unset it: each rank then gets the node's cores divided by the ranks on it"
+        what = f"OMP_NUM_THREADS={threads} on {m.cores} cores: threads of each process take turns"
+        yield "cores", what, fix
+    masks = {name: m.environment[name] for name in _MASKS if name in m.environment}
+    if len(set(masks.values())) > 1:
+        values = ", ".join(f"{name}={value!r}" for name, value in masks.items())
+        fix = f"keep one of them: `unset {' '.join(list(masks)[1:])}`"
+        yield "devices", f"variables that choose visible devices contradict each other: {values}", fix
+    if "ROCR_VISIBLE_DEVICES" in masks:
+        fix = "`export HIP_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES; unset ROCR_VISIBLE_DEVICES`"
+        what = "ROCR_VISIBLE_DEVICES is set, which Ray refuses on machines with AMD GPUs"
+        yield "devices", what, f"use HIP_VISIBLE_DEVICES: {fix}"
+    if m.gpus and masks.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        fix = "`unset CUDA_VISIBLE_DEVICES` before Ray is started here"
+        yield "devices", f"CUDA_VISIBLE_DEVICES hides all {len(m.gpus)} GPUs of this machine", fix
+    for name in sorted(m.environment):
+        if name.startswith("RAY_EXPERIMENTAL_NOSET_") and m.environment[name] not in ("", "0"):
+            fix = f'`unset {name}`; for ranks that need all devices, WorkerGroup(visible_devices="node")'
+            what = f"{name} is set: Ray's own tasks and actors then see every device of the node"
+            yield "devices", what, fix
+    if cluster.gpus > len(m.gpus):
+        fix = "start Ray without --num-gpus and let it count; on a machine without GPUs this is fine to try things"
+        what = f"Ray counts {cluster.gpus:g} GPUs on this host, nvidia-smi shows {len(m.gpus)}"
+        yield "devices", f"{what}: ranks on the others get the CPU as device, or fail", fix
+
+
+def _memory(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+    limit, counted = m.memory_limit, cluster.memory + cluster.object_store
+    if limit is not None and counted > limit:
+        fix = "start Ray inside the container, or give it --memory and --object-store-memory that fit"
+        what = f"Ray counts {size(counted)} of memory, the control group ends processes at {size(limit)}"
+        yield "memory", what, fix
+    store = cluster.object_store
+    wanted = store or int(min(_STORE_SHARE * min(m.memory, limit or m.memory), _STORE_LIMIT))
+    if m.shared_memory is not None and m.shared_memory < wanted:
+        gib, text = -(-wanted // _GIB), size(wanted)
+        needed = f"Ray's object store takes {text}" if store else f"Ray would take {text} of it"
+        what = f"/dev/shm has {size(m.shared_memory)}, {needed}: objects would go to disk, which is slow"
+        larger = f"`docker run --shm-size={gib}g`, `mount -o remount,size={gib}G /dev/shm`"
+        yield "shared memory", what, f"{larger}, or a smaller store: px.init(object_store_memory=...)"
+
+
+def _system(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+    for name, (flag, least, why) in _LEAST.items():
+        soft, hard = m.limits.get(name, (None, None))
+        if soft is not None and soft < least:
+            fix = f"`ulimit -{flag} {least if hard is None else min(least, hard)}` before `ray start`"
+            if hard is not None and hard < least:
+                fix += f", and raise the hard limit of {hard} (limits.conf)"
+            yield "limits", f"ulimit {name} is {soft}: {why}", fix
+    locked, _ = m.limits.get("memlock", (None, None))
+    if locked is not None and m.infiniband:
+        fix = "`ulimit -l unlimited` before `ray start` (docker: --ulimit memlock=-1)"
+        yield "limits", f"ulimit memlock is {_limit('memlock', locked)}, and InfiniBand pins memory", fix
+    (first, last), (low, high) = _WORKER_PORTS, m.ephemeral_ports or _GOOD_PORTS
+    if high - low < _EPHEMERAL_PORTS:
+        what = f"only {high - low + 1} ephemeral ports ({low}-{high})"
+        yield "ports", f"{what}: collectives of many ranks run out of them", _SET_PORTS
+    if low <= last and high >= first:
+        what = f"ephemeral ports {low}-{high} overlap those of Ray's workers ({first}-{last})"
+        yield "ports", what, f"{_SET_PORTS}, or `ray start --min-worker-port=...`"
+    if m.huge_pages == "never":
+        what = "transparent huge pages are off: receiving large tensors takes up to twice as long"
+        yield "huge pages", what, "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`"
+    if m.disk_used > _DISK_FULL:
+        fix = "remove old folders /tmp/ray/session_*, or `ray start --temp-dir` on another disk"
+        what = f"the disk with Ray's files is {m.disk_used:.0%} full; Ray spills nothing above 95%"
+        yield "disk", what, fix
+
+
+def _access(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
+    mode = m.environment.get("RAY_AUTH_MODE", "").lower()
+    if mode == "token" and not m.token:
+        fix = "`ray get-auth-token --generate`, or copy ~/.ray/auth_token from the head node"
+        yield "security", "RAY_AUTH_MODE=token, but there is no token here", fix
+    if mode == "disabled" and cluster.nodes > 1:
+        what = "RAY_AUTH_MODE=disabled on a cluster of several nodes: a process that reaches its ports can run code"
+        fix = "RAY_AUTH_MODE=token on every node, with one token: `ray get-auth-token --generate`"
+        yield "security", what, fix
+    if m.cluster is None and not m.no_cluster.startswith(("none runs", "no Ray cluster runs")):
+        fix = "name the one that is meant by --address or RAY_ADDRESS (`ray stop` ends all that run here)"
+        yield "cluster", m.no_cluster, fix

@@ -6,18 +6,17 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Annotated, Literal
 
 import typer
 
-from phalanx.cli.common import Address, AsJson, GroupName, Ranks, observed_ranks
+from phalanx.cli.common import observed_ranks
+from phalanx.cli.options import Address, AsJson, GroupName, Ranks
 from phalanx.display.log_merging import Lines, prefix_of
 from phalanx.display.registry_records import GroupRecord, RankRecord
 from phalanx.errors import DispatchError
-
-if TYPE_CHECKING:
-    from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
 
 _CHUNK = 1 << 20
 _POLL_S = 0.2
@@ -29,15 +28,6 @@ Order = Literal["rank", "time"]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is printed from now on.")]
 Tail = Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines of each rank.")]
 InOrder = Annotated[Order, typer.Option("--order", help="Rank after rank, or by the times in the lines.")]
-
-
-class Line(NamedTuple):
-    """A line of a rank; ``at`` is the date and time in the line, or in the last line before it that has them."""
-
-    rank: int
-    prefix: str
-    text: str
-    at: str = ""
 
 
 def logs(
@@ -65,51 +55,54 @@ def logs(
     """
     with observed_ranks(address, group, rank) as (observer, found, ranks):
         try:
-            files = [rank_lines(observer, found, entry, follow=follow) for entry in ranks]
-            _print(merged([next(file) for file in files], order, tail), as_json)
+            files = [new_lines(partial(observer.read, entry), follow=follow) for entry in ranks]
+            for index, text in merged([next(file) for file in files], order, tail):
+                _print(found, ranks[index], text, as_json)
             with contextlib.suppress(KeyboardInterrupt):
                 while follow:
                     time.sleep(_POLL_S)
-                    _print([line for file in files for line in next(file)], as_json)
+                    for index, text in merged([next(file) for file in files]):
+                        _print(found, ranks[index], text, as_json)
         except OSError as error:
             raise DispatchError(f"group {found.name!r}: {error}") from None
 
 
-def rank_lines(
-    observer: RankObserver, group: GroupRecord, entry: RankRecord, *, follow: bool
-) -> Iterator[list[Line]]:
-    """Read the log file of a rank again and again: its new lines, without ``follow`` also a last line without an end.
+def new_lines(read: Callable[[int, int], bytes], *, follow: bool) -> Iterator[list[str]]:
+    """Read a log file again and again: its new lines, without ``follow`` also a last line without an end.
 
     Raises:
         OSError: if the file cannot be read.
     """
-    prefix, lines, offset, at = prefix_of(group.label, entry.rank, entry.host), Lines(), 0, ""
+    lines, offset = Lines(), 0
     while True:
         texts: list[str] = []
         data = None
         while data is None or len(data) == _CHUNK:
-            data = observer.read(entry, offset, _CHUNK)
+            data = read(offset, _CHUNK)
             offset += len(data)
             texts += lines.feed(data)
-        new: list[Line] = []
-        for text in texts if follow else [*texts, *lines.finish()]:
+        yield texts if follow else [*texts, *lines.finish()]
+
+
+def merged(
+    files: Sequence[list[str]], order: Order = "rank", tail: int | None = None
+) -> list[tuple[int, str]]:
+    """Return the lines of several files with the index of each line's file.
+
+    By time, a line without a time stays behind the line before it.
+    """
+    lines: list[tuple[str, int, str]] = []
+    for index, texts in enumerate(files):
+        at, first = "", 0 if tail is None else len(texts) - tail
+        for number, text in enumerate(texts):
             stamp = _STAMP.search(text, 0, _STAMP_WITHIN)
             at = stamp.group().replace("T", " ").replace(",", ".") if stamp else at
-            new.append(Line(entry.rank, prefix, text, at))
-        yield new
+            if number >= first:
+                lines.append((at, index, text))
+    in_order = sorted(lines, key=lambda line: line[0]) if order == "time" else lines
+    return [(index, text) for _, index, text in in_order]
 
 
-def merged(by_rank: Sequence[list[Line]], order: Order, tail: int | None = None) -> list[Line]:
-    """Return the lines of several ranks in a list; a line without a time stays behind the line before it."""
-    lines = [
-        line
-        for of_rank in by_rank
-        for line in (of_rank if tail is None else of_rank[max(0, len(of_rank) - tail) :])
-    ]
-    return sorted(lines, key=lambda line: line.at) if order == "time" else lines
-
-
-def _print(lines: Iterable[Line], as_json: bool) -> None:
-    for line in lines:
-        data = {"rank": line.rank, "text": line.text}
-        typer.echo(json.dumps(data) if as_json else line.prefix + line.text)
+def _print(group: GroupRecord, entry: RankRecord, text: str, as_json: bool) -> None:
+    prefix = prefix_of(group.label, entry.rank, entry.host)
+    typer.echo(json.dumps({"rank": entry.rank, "text": text}) if as_json else prefix + text)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import RenderableType
 from rich.text import Text
 
 from phalanx.checkpoint.path_lock import holder_of
 from phalanx.checkpoint.steps import MANIFEST, Step, listed
 from phalanx.checkpoint.storage import Storage
-from phalanx.cli.common import AsJson, duration, titled_table
+from phalanx.cli.common import duration, show, titled_table
+from phalanx.cli.options import AsJson
 from phalanx.display.byte_format import size
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 
@@ -41,52 +41,49 @@ def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None
     Exit codes: 0 done; 1 a step is damaged; 2 nothing was saved there.
     """
     storage = Storage(path)
-    described = [describe(step, check) for step in listed(path)]
-    steps = [step for step in described if step is not None]
+    steps = list(described(listed(path), check))
     if not steps:
         raise CheckpointError(
             f"nothing was saved at {storage.root}; give the path of a px.checkpoint.CheckpointManager or of px.save"
         )
     holder = holder_of(storage)
-    if as_json:
-        typer.echo(json.dumps({"path": storage.root, "holder": holder, "steps": steps}, indent=1))
-    else:
-        show(storage.root, steps, holder)
+    data = {"path": storage.root, "holder": holder, "steps": steps}
+    show(as_json, data, render(storage.root, steps, holder))
     if any(step["state"] == "damaged" for step in steps):
         raise typer.Exit(_DAMAGED)
 
 
-def describe(step: Step, check: bool) -> dict[str, Any] | None:
-    """Return a step as plain data, None if its writer removes it during the call."""
-    faults = step.faults
-    if check and step.whole:
-        try:
-            step.check()
-        except CheckpointCorrupted as error:
-            faults = error.files
-        except CheckpointError:
-            if step.storage.read(f"{step.name}/{MANIFEST}") is None:
-                return None
-            raise
-    written = step.storage.sizes(step.name) if not step.serial else {n: f.size for n, f in step.files.items()}
-    return {
-        "step": step.number,
-        "state": "damaged" if faults else "whole" if step.committed else "half-written",
-        "faults": list(faults),
-        "why": step.why,
-        "at": step.at if step.serial else None,
-        "seconds": step.seconds if step.serial else None,
-        "bytes": sum(written.values()),
-        "files": len(step.files),
-        "parts": {
-            name: str(p.get("text", "")) if isinstance(p, dict) else "" for name, p in step.parts.items()
-        },
-        "folder": step.folder,
-    }
+def described(steps: Iterable[Step], check: bool) -> Iterator[dict[str, Any]]:
+    """Return steps as plain data, without those that their writer removes meanwhile."""
+    for step in steps:
+        faults = step.faults
+        if check and step.whole:
+            try:
+                step.check()
+            except CheckpointCorrupted as error:
+                faults = error.files
+            except CheckpointError:
+                if step.storage.read(f"{step.name}/{MANIFEST}") is None:
+                    continue
+                raise
+        written = {name: facts.size for name, facts in step.files.items()}
+        texts = {name: part.get("text", "") for name, part in step.parts.items() if isinstance(part, dict)}
+        yield {
+            "step": step.number,
+            "state": "damaged" if faults else "whole" if step.committed else "half-written",
+            "faults": list(faults),
+            "why": step.why,
+            "at": step.at if step.serial else None,
+            "seconds": step.seconds if step.serial else None,
+            "bytes": sum((written if step.serial else step.storage.sizes(step.name)).values()),
+            "files": len(step.files),
+            "parts": {name: str(texts.get(name, "")) for name in step.parts},
+            "folder": step.folder,
+        }
 
 
-def show(root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> None:
-    """Print the steps as a table, the last commit last, and below it the contents of each step."""
+def render(root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> RenderableType:
+    """Return the steps as a table, the last commit last, and below it the contents of each step."""
     cells = [
         {
             "step": step["step"],
@@ -97,9 +94,8 @@ def show(root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> None
         }
         for step in steps
     ]
-    lines = [f"step {step['step']}, {line}" for step in steps for line in _contents(step)]
-    notes = lines if holder is None else [*lines, holder]
-    Console().print(titled_table(Text(root, "bold"), cells, *notes))
+    notes = [f"step {step['step']}, {line}" for step in steps for line in _contents(step)]
+    return titled_table(Text(root, "bold"), cells, *notes, *([holder] if holder else []))
 
 
 def _contents(step: dict[str, Any]) -> Iterator[str]:

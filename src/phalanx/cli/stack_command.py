@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-
-import typer
+from typing import Any
 
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.cli.common import Address, AsJson, GroupName, Ranks, duration, observed_ranks, running_calls
+from phalanx.cli.common import duration, observed_ranks, running_calls, show
+from phalanx.cli.options import Address, AsJson, GroupName, Ranks
 from phalanx.collect.message import rank_list
 from phalanx.display.registry_records import RankRecord
 
@@ -28,15 +27,13 @@ def stack(group: GroupName, rank: Ranks = None, address: Address = None, as_json
     """
     with observed_ranks(address, group, rank) as (observer, found, ranks):
         statuses = observer.sights(ranks, stacks=True)
-    if as_json:
-        typer.echo(json.dumps([_data(*pair) for pair in zip(ranks, statuses, strict=True)], indent=1))
-        return
-    typer.echo(f"group {found.name}, {found.state}, epoch {found.epoch}")
-    for members, text in by_place(ranks, statuses):
-        typer.echo(f"\n{members}\n{text}")
+    data = [rank_data(*pair) for pair in zip(ranks, statuses, strict=True)]
+    places = [f"\n{members}\n{text}" for members, text in by_place(data)]
+    show(as_json, data, "\n".join([f"group {found.name}, {found.state}, epoch {found.epoch}", *places]))
 
 
-def _data(entry: RankRecord, status: ProcessStatus) -> dict[str, object]:
+def rank_data(entry: RankRecord, status: ProcessStatus) -> dict[str, Any]:
+    """Return where a rank stands, as plain data."""
     return {
         "rank": entry.rank,
         "host": entry.host,
@@ -48,22 +45,21 @@ def _data(entry: RankRecord, status: ProcessStatus) -> dict[str, object]:
     }
 
 
-def by_place(ranks: Sequence[RankRecord], statuses: Sequence[ProcessStatus]) -> list[tuple[str, str]]:
+def by_place(ranks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return ranks with their calls, and their stack. Ranks with equal stacks are grouped, in order of the first."""
-    together: dict[tuple[str, tuple[str, ...], bool], list[tuple[RankRecord, float]]] = {}
-    for entry, status in zip(ranks, statuses, strict=True):
-        calls = running_calls(status)
-        text = status.stack or status.note or "no stack"
-        key = (text, tuple(call["method"] for call in calls), status.reachable)
-        together.setdefault(key, []).append((entry, calls[0]["seconds"] if calls else 0.0))
+    together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for rank in ranks:
+        lines = rank["stack"] or rank["note"].splitlines() or ["no stack"]
+        methods = ", ".join(call["method"] for call in rank["doing"])
+        together.setdefault((tuple(lines), methods, rank["reachable"]), []).append(rank)
     shown: list[tuple[str, str]] = []
-    for (text, methods, reachable), members in together.items():
-        hosts = {entry.host for entry, _ in members}
-        where = f"host {members[0][0].host}" if len(hosts) == 1 else f"{len(hosts)} hosts"
-        where += f", pid {members[0][0].pid}" if len(members) == 1 else ""
+    for (lines, methods, reachable), members in together.items():
+        hosts = {rank["host"] for rank in members}
+        where = f"host {members[0]['host']}" if len(hosts) == 1 else f"{len(hosts)} hosts"
+        where += f", pid {members[0]['pid']}" if len(members) == 1 else ""
         state = "idle" if reachable else "cannot be reached"
         if methods:
-            state = f"at {', '.join(methods)} for {duration(max(seconds for _, seconds in members))}"
-        head = f"{rank_list(entry.rank for entry, _ in members)} ({where}): {state}"
-        shown.append((head, "\n".join(f"  {line}" for line in text.splitlines())))
+            state = f"at {methods} for {duration(max(rank['doing'][0]['seconds'] for rank in members))}"
+        head = f"{rank_list(rank['rank'] for rank in members)} ({where}): {state}"
+        shown.append((head, "\n".join(f"  {line}" for line in lines)))
     return shown

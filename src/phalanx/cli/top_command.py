@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import sys
+import termios
 import time
-from collections.abc import Generator, Iterator, Sequence
+import tty
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -17,15 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.cli.common import (
-    Address,
-    AsJson,
-    cluster_reader,
-    complete_group,
-    duration,
-    running_calls,
-    titled_table,
-)
+from phalanx.cli.common import cluster_reader, duration, running_calls, show, titled_table
+from phalanx.cli.options import Address, AsJson, OnlyGroup
 from phalanx.display.byte_format import size
 from phalanx.display.registry_records import RankRecord
 
@@ -44,15 +38,12 @@ _CHANNEL_VALUES = (
 _CHANNEL_TITLES = {"name": "channel", "limit": "may wait", "waiting_bytes": "bytes", "per_second": "items/s"}
 _STYLES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "broken": "bold red"}
 
-Name = Annotated[
-    str | None, typer.Argument(metavar="[GROUP]", help="Only this group.", autocompletion=complete_group)
-]
 Once = Annotated[bool, typer.Option("--once", help="Print one look and end.")]
 Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between looks.")]
 
 
 def top(
-    group: Name = None,
+    group: OnlyGroup = None,
     once: Once = False,
     every: Every = 1.0,
     address: Address = None,
@@ -84,10 +75,7 @@ def top(
         next(found)
         time.sleep(_BETWEEN_LOOKS_S)
         overview = next(found)
-    if as_json:
-        typer.echo(json.dumps(overview, indent=1))
-    else:
-        Console().print(render(overview))
+    show(as_json, overview, render(overview))
 
 
 def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None) -> Iterator[dict[str, Any]]:
@@ -98,26 +86,22 @@ def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None)
     Raises:
         NoSuchGroup: if the requested group does not exist.
     """
-    before: dict[tuple[int, str], Usage | None] = {}
+    before: dict[RankRecord, Usage | None] = {}
     while True:
         records = cluster.notices()
         groups = records.groups if group is None else (records.find(group),)
-        ranks = {(rank.pid, rank.node_id): rank for found in groups for rank in found.ranks}
-        entries = list(ranks.values())
-        usages = dict(zip(ranks, observer.usage(entries), strict=True))
-        gpus = observer.gpus(entries) if any(rank.accelerator for rank in entries) else [None] * len(ranks)
+        ranks = [rank for found in groups for rank in found.ranks]
+        usages = dict(zip(ranks, observer.usage(ranks), strict=True))
+        gpus = observer.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
         data = {
-            key: rank_data(ranks[key], status, before.get(key), usages[key], gpu)
-            for key, status, gpu in zip(ranks, observer.sights(entries), gpus, strict=True)
+            rank: rank_data(rank, status, before.get(rank), usages[rank], gpu)
+            for rank, status, gpu in zip(ranks, observer.sights(ranks), gpus, strict=True)
         }
         before = usages
+        shown = [{**asdict(one), "ranks": [data[rank] for rank in one.ranks]} for one in groups]
         runs: list[dict[str, Any]] = []
         for run in records.runs:
-            own = [
-                {**asdict(found), "ranks": [data[rank.pid, rank.node_id] for rank in found.ranks]}
-                for found in groups
-                if found.run == run.run
-            ]
+            own = [found for found in shown if found["run"] == run.run]
             flows = [asdict(flow) for flow in records.channels if flow.run == run.run and group is None]
             if own or group is None:
                 runs.append({**asdict(run), "groups": own, "channels": flows})
@@ -125,11 +109,7 @@ def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None)
 
 
 def rank_data(
-    entry: RankRecord,
-    status: ProcessStatus,
-    before: Usage | None,
-    now: Usage | None,
-    gpus: Sequence[Gpu] | None,
+    entry: RankRecord, status: ProcessStatus, before: Usage | None, now: Usage | None, gpus: list[Gpu] | None
 ) -> dict[str, Any]:
     """Return the data of a rank, from two inspections of its process. Unknown values are None."""
     own = (entry.accelerator or "").split(",")
@@ -215,33 +195,17 @@ def _counted(ranks: int, which: str = "") -> str:
 
 def _show_live(found: Iterator[dict[str, Any]], every: float) -> None:
     console = Console()
+    terminals = [sys.stdin] if sys.stdin.isatty() else []
 
     def view() -> Any:
         overview = next(found)
         groups = sum(len(run["groups"]) for run in overview["runs"])
         return render(overview, max(2, (console.height - 2) // max(1, groups) - _LINES_PER_GROUP))
 
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        _single_keys() as terminal,
-        Live(view(), console=console, screen=True, auto_refresh=False) as live,
-    ):
-        while not select.select(terminal, [], [], every)[0] or sys.stdin.read(1) not in ("q", ""):
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        for terminal in terminals:  # which then passes on keys without Enter
+            stack.callback(termios.tcsetattr, terminal, termios.TCSADRAIN, termios.tcgetattr(terminal))
+            tty.setcbreak(terminal)
+        live = stack.enter_context(Live(view(), console=console, screen=True, auto_refresh=False))
+        while not select.select(terminals, [], [], every)[0] or sys.stdin.read(1) not in ("q", ""):
             live.update(view(), refresh=True)
-
-
-@contextlib.contextmanager
-def _single_keys() -> Generator[list[TextIO]]:
-    """Let the terminal pass on keys without Enter; the value is the list of streams with keys."""
-    if not sys.stdin.isatty():
-        yield []
-        return
-    import termios  # Unix alone has them
-    import tty
-
-    before = termios.tcgetattr(sys.stdin)
-    try:
-        tty.setcbreak(sys.stdin.fileno())
-        yield [sys.stdin]
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

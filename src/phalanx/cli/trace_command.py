@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from phalanx.cli.common import AsJson
+from phalanx.cli.common import show
+from phalanx.cli.options import AsJson
 from phalanx.errors import DeclarationError
 from phalanx.tracing.files import load, write
 from phalanx.tracing.summary import summarize
@@ -36,7 +36,5 @@ def trace(file: TraceFile, html: Html = None, to: To = None, as_json: AsJson = F
         written = [write(found, path) for path in (html, to) if path is not None]
     except OSError as error:
         raise DeclarationError(f"{error.filename or file}: {error.strerror or error}") from error
-    if as_json:
-        typer.echo(json.dumps(summarize(found).to_dict(), indent=1, default=str))
-    else:
-        typer.echo("\n".join(f"written: {path}" for path in written) or str(summarize(found)))
+    summary = summarize(found)
+    show(as_json, summary.to_dict(), "\n".join(f"written: {path}" for path in written) or str(summary))

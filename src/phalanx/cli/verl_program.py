@@ -13,7 +13,6 @@ import runpy
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from phalanx.errors import DeclarationError, PhalanxError
 
@@ -28,31 +27,29 @@ def main(words: Sequence[str]) -> None:
         from phalanx.compat.verl import install  # with PHALANX_VERL=1 the import itself may fail
 
         install(overlay=True)
+        if words[0] != "-m" and not words[0].endswith(".py"):
+            _become(words)  # its Python processes have the variables by which verl asks for its plugins
     except PhalanxError as error:
-        _fail(str(error))
+        print(f"phalanx: {error}", file=sys.stderr)
+        raise SystemExit(_FAILED) from None
     # The last collection of an interpreter with a trainer takes seconds, and frees memory that ends with the process.
     atexit.register(gc.freeze)
     if words[0] == "-m":
-        sys.path[0] = os.getcwd()
-        sys.argv = list(words[1:])
+        sys.path[0], sys.argv = os.getcwd(), list(words[1:])
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    elif words[0].endswith(".py"):
-        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
-        sys.argv = list(words)
+    else:
+        sys.path[0], sys.argv = os.path.dirname(os.path.abspath(words[0])), list(words)
         runpy.run_path(words[0], run_name="__main__")
-    else:  # its Python processes have the variables by which verl asks for its plugins
-        try:
-            os.execvp(words[0], list(words))
-        except OSError as error:  # not executable, or without a first line that names the interpreter
-            _fail(
-                f"{words[0]} cannot be run ({error.strerror}): is it a script of a shell? Then `phalanx verl bash "
-                f"{words[0]} ...`"
-            )
 
 
-def _fail(message: str) -> NoReturn:
-    print(f"phalanx: {message}", file=sys.stderr)
-    raise SystemExit(_FAILED) from None
+def _become(words: Sequence[str]) -> None:
+    try:
+        os.execvp(words[0], list(words))
+    except OSError as error:  # not executable, or without a first line that names the interpreter
+        raise DeclarationError(
+            f"{words[0]} cannot be run ({error.strerror}): is it a script of a shell? Then `phalanx verl bash "
+            f"{words[0]} ...`"
+        ) from None
 
 
 def _check(words: Sequence[str]) -> None:
