@@ -49,7 +49,7 @@ def backend() -> Backend:
 
 def shown_by_choice() -> bool:
     """Return whether ``PHALANX_SHOW_RANKS`` or ``px.init(show_ranks=)`` is set."""
-    return "PHALANX_SHOW_RANKS" in own_variables() or session.show_ranks() != Settings.show_ranks
+    return "PHALANX_SHOW_RANKS" in own_variables() or session.show_ranks != Settings.show_ranks
 
 
 def pool_on(
