@@ -60,7 +60,8 @@ class Session:
         self.display = Display()
         self.publisher = Publisher(self.queue)
         self.waiters = WaitThreads()
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # held while it connects or ends
+        self._open_lock = threading.Lock()
         self._backends: dict[str, Backend] = {}
         self._backend: str | None = None  # as px.init named it
         self._inline_resources: dict[str, float] = {}
@@ -168,7 +169,7 @@ class Session:
 
     def unused(self, name: str) -> str:
         """Return a name that this session has not returned before: ``name``, if necessary with a number behind it."""
-        with self._lock:
+        with self._open_lock:
             numbered = (f"{name}.{number}" for number in itertools.count(2))
             found = next(one for one in itertools.chain([name], numbered) if one not in self._used_names)
             self._used_names.add(found)
@@ -178,12 +179,12 @@ class Session:
         """Note a group that was made here, or a view that came here, and report its counts to a monitor, if any."""
         if not group.backend.immediate:
             meters.watch(group.name, group.counts)
-        with self._lock:
+        with self._open_lock:
             self._groups.add(group)
 
     def groups(self) -> list[Any]:
         """Return the groups that are alive, each a ``group.Group``."""
-        with self._lock:
+        with self._open_lock:
             return list(self._groups)
 
     def own_group(self, number: int) -> Any | None:
@@ -192,23 +193,23 @@ class Session:
 
     def add_pool(self, pool: OpenPool) -> None:
         """Note a pool that has reserved slots."""
-        with self._lock:
+        with self._open_lock:
             self._pools.add(pool)
 
     def keep_pool(self, pool: OpenPool) -> None:
         """Keep a pool alive whose groups other processes know, even if no reference to it is left in this process."""
-        with self._lock:
+        with self._open_lock:
             self._kept_pools.add(pool)
 
     def forget_pool(self, pool: OpenPool) -> None:
         """Remove a closed pool. Idempotent."""
-        with self._lock:
+        with self._open_lock:
             self._pools.discard(pool)
             self._kept_pools.discard(pool)
 
     def pools(self) -> list[OpenPool]:
         """Return the pools that hold slots, in the order in which they were made."""
-        with self._lock:
+        with self._open_lock:
             there = list(self._pools)
         return sorted((pool for pool in there if not pool.closed), key=lambda pool: pool.number)
 
@@ -226,7 +227,10 @@ class Session:
         self._at_shutdown.append(callback)
 
     def shutdown(self) -> None:
-        """Close every pool of this process; end the local Ray cluster if this session started it. Idempotent."""
+        """Close everything that is open, detached pools too; leave a cluster that this session connected to.
+
+        A local cluster that it started ends. Idempotent.
+        """
         with self._lock:
             self._let_go(None)
             for callback in self._at_shutdown:
@@ -253,7 +257,7 @@ class Session:
     def _let_go(self, backend: Backend | None) -> None:
         """Close everything that is open on a backend, None: on any; channels first, so that no rank waits for another.
 
-        Groups of other owners, and groups that outlive this process, are only left.
+        If a cluster was left, views of groups of other owners are closed here too.
         """
         groups = [one for one in self.groups() if backend in (None, one.backend) and not one.closed]
         for group in groups:
@@ -347,5 +351,8 @@ def init(
 
 
 def shutdown() -> None:
-    """Close every pool of this process; end the local Ray cluster if ``phalanx`` started it. Idempotent."""
+    """Close every channel, group and pool of this process, detached pools too, and leave the cluster.
+
+    A local cluster that Phalanx started ends. A program that called ``ray.init()`` itself stays connected. Idempotent.
+    """
     session.shutdown()

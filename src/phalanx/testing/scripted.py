@@ -86,8 +86,19 @@ class ScriptedBackend(InlineBackend):
         return Ticket(self._scripted("setup", endpoint, lambda: run(endpoint, data, refs)))
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-        run = super().submit
-        return Ticket(self._scripted("call", endpoint, lambda: run(endpoint, message, OUTPUT)))
+        run, infos = super().submit, list[Ref]()
+
+        def call() -> Ticket:
+            ticket = run(endpoint, message, returns)
+            infos.append(ticket.info)
+            return ticket
+
+        ref = self._scripted("call", endpoint, call)
+        if returns == OUTPUT:
+            return Ticket(ref)
+        info = infos[0] if infos else ref  # of a call that fails, both are the failure
+        self._results[id(info)] = self._results[id(ref)]._replace(ref=info)
+        return Ticket(ref, info)
 
     def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], Ticket]) -> InlineRef:
         event: Event = self._next(what) if endpoint.handle.alive else "fine"
