@@ -48,7 +48,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("phalanx.checkpoint.storage", "phalanx.checkpoint.path_lock", "phalanx.checkpoint.steps"),
     (
         "phalanx.backends.backend_types",
-        "phalanx.backends.actor_methods",
         "phalanx.backends.file_ranges",
         "phalanx.backends.temp_folder",
     ),

@@ -33,7 +33,7 @@ LINES = {
     "parallel": 470,
     "pools": 460,
     "session": 750,
-    "testing": 250,
+    "testing": 260,
     "topology": 990,
     "tracing": 1100,
     "weights": 3340,

@@ -89,7 +89,9 @@ def replace_ranks(
     *,
     state: Literal["snapshot", "peer", "none"] = "snapshot",
 ) -> tuple[int, ...]:
-    """Give ranks of a group new processes; the other ranks keep their processes and everything in their memory.
+    """Give ranks of a group new processes; the other ranks keep their processes.
+
+    With ``state="snapshot"`` all ranks go back to the last snapshot; otherwise the others keep their state.
 
     The named ranks are ended if they live; ranks whose processes died are replaced too. Each new rank is made by its
     constructor, with ``self.rejoining`` true, on its slot, or on another node if its node was lost, while the other

@@ -80,7 +80,7 @@ class Selection:
         return mesh_of(self.core, name)
 
     def at(self, key: int | slice) -> Selection:
-        """Return the selection of the rank at ``index`` among the selected ranks, or of a slice of them.
+        """Return the selection of the rank at ``key`` among the selected ranks, or of a slice of them.
 
         Raises:
             DispatchError: there is no such rank, or none in the slice.

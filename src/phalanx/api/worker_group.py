@@ -158,10 +158,10 @@ class WorkerGroup(GroupView):
     def restart(self) -> None:
         """Restart the group on its slots: new processes, the same handles, the next epoch.
 
-        Each worker is constructed as it was, then the calls of methods registered with ``rerun_on_restart=True``
-        are made
-        again as they were sent, in order (of each method the last that succeeded). Ranks whose node is lost move to
-        others. Futures of before fail with ``StaleEpoch``.
+        Each worker is constructed as it was, then the calls of methods registered with ``rerun_on_restart=True`` are
+        made again as they were sent, in order (of each method the last that succeeded). Ranks whose node is lost move
+        to others. Futures of before fail with ``StaleEpoch``. Weights are not synced again: methods that need them
+        raise ``WeightsTorn`` until the next sync.
 
         Raises:
             GroupClosed: the group is closed.

@@ -46,7 +46,7 @@ class Backend(Protocol):
         ...
 
     def leave(self) -> None:
-        """Release the local helpers of the backend, after the cluster was left. Idempotent."""
+        """Release the local helpers of the backend, once no group of this process is open on it. Idempotent."""
         ...
 
     # Slots, and the processes on them
@@ -155,7 +155,7 @@ class Backend(Protocol):
         ...
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
-        """Cancel a call without waiting: ranks that have not begun it drop it, the others are interrupted.
+        """Cancel a call without waiting for its end: ranks that have not begun it drop it, the others are interrupted.
 
         ``ids`` are the ids of the call on each rank.
 
@@ -217,7 +217,7 @@ class Backend(Protocol):
         ...
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
-        """Observe each rank from outside, also if it is busy or stopped. Takes under a second."""
+        """Observe each rank from outside, also if it is busy or stopped. Takes some seconds at most."""
         ...
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:

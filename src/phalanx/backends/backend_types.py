@@ -127,10 +127,10 @@ class Lost:
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """Status of a rank's process, observed from its node. ``running`` maps call numbers to seconds.
+    """Status of a rank's process, observed from its node.
 
-    ``methods`` maps call numbers to method names, of a role as ``role.method``. ``told`` is the status that the rank
-    reported itself.
+    ``running`` maps ids of calls to the seconds since they began, ``methods`` to the names of their methods, of a role
+    as ``role.method``. ``told`` is the status that the rank reported itself.
 
     ``reachable`` is False if the process died or is stopped by a signal: ``note`` says which. ``gone`` is True if the
     process or its node was lost, even if the backend has not noticed that yet.

@@ -1,6 +1,7 @@
 """Diagnosis of each rank of a call that did not simply return, and the outcome of the call.
 
-The call itself applies the consequences.
+Ranks that are still at a failed or cancelled call are interrupted on the way. The call itself stops ranks and breaks
+the group.
 """
 
 from __future__ import annotations

@@ -80,6 +80,8 @@ class CallFuture(Awaited[T]):
             RemoteCallError: code on a rank raised; also an instance of the raised exception.
             WorkerDiedError: a rank's process died.
             CallTimeout: the result has not arrived yet.
+            CallCancelled: it was cancelled.
+            StaleEpoch: the group was restarted meanwhile.
             GroupClosed, GroupBroken: the group ended before the call did.
         """
         return self.call.result(checked(timeout, "CallFuture.result"))

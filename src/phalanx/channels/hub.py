@@ -68,7 +68,7 @@ class Hub:
             deliver(result)
 
     def peer_died(self, peer: str, why: str) -> None:
-        """Requeue and drop the leases of a dead process."""
+        """Requeue the channel leases of a dead process, drop its row leases, and count its stored items as lost."""
         with self._lock:
             if self._peers.pop(peer, None) is None:
                 return

@@ -66,7 +66,7 @@ class CheckpointManager:
             of such objects and of plain values. Objects are loaded in place; plain values are put back into the dict.
             The random numbers of ``random``, numpy and torch are always saved.
         channels: channels of this driver, with all items. Items without an acknowledgement are requeued.
-        staleness: of this driver. Running leases are dropped, and accepted rows that are in none of the channels;
+        staleness: of this driver. Running leases are dropped, and accepted rows if no channels are given;
             their quota is released.
         keep: complete steps to keep; None: all.
 

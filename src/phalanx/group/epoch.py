@@ -33,7 +33,8 @@ class Epoch:
     """The roster of a group from a change of its members to the next.
 
     An endpoint is an *incarnation* of its rank: the process that is the rank until another process takes over. The
-    roster never changes; a group replaces its epoch as a whole. ``endpoints`` is empty while the processes are started.
+    endpoints never change; a group replaces its epoch as a whole. ``endpoints`` is empty while the processes are
+    started.
 
     Behind the ``size`` ranks that calls go to there may be others: new ranks of a growing group, which are ``joining``
     and get their weights, or leaving ranks of a shrinking group, which finish their calls.

@@ -1,4 +1,4 @@
-"""The processes of a group: start, end and restart."""
+"""The processes of a group: start, end, restart, replacement of some, and ranks that join."""
 
 from __future__ import annotations
 

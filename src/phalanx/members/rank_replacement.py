@@ -1,4 +1,4 @@
-"""Ranks are replaced, and all of the group go back to a snapshot."""
+"""Ranks are replaced, and states are restored: of all ranks from a snapshot, of new ranks from a peer, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Recovery of a group when it is next called: it is broken, or nodes with ranks of it will be taken away."""
+"""Recovery of a group when it is next called: it is broken, or nodes with ranks of it will be taken away.
+
+Also the return to a snapshot, ``px.restore``.
+"""
 
 from __future__ import annotations
 

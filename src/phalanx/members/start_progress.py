@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 2.0
 _LOOK_EVERY_S = 0.25
 _STACKS_EVERY_S = 5.0
-"""Seldom: each time the ranks' threads are read by a signal handler while they run."""
+"""Seldom: each time a thread of each rank writes the stacks of all its threads."""
 
 
 class Starting:

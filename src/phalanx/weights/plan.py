@@ -221,7 +221,7 @@ def make_plan(
     rename: Rename | None = None,
     fused: Sequence[Fused] = (),
 ) -> Plan:
-    """Return the plan that sends every box that a target rank needs exactly once.
+    """Return the plan that sends every box that target ranks need once to each process or node that reads it.
 
     Args:
         sources, targets: manifests of both sides, in rank order.
@@ -356,7 +356,7 @@ def choose_senders(
 
     Args:
         load: bytes that each source rank sends already. It grows.
-        nbytes: bytes per element.
+        nbytes: bytes per element of all tensors of the batch.
     """
     transfers: list[TransferBox] = []
     for overlap in overlaps:
