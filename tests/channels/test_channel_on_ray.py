@@ -100,6 +100,10 @@ class Putter(px.Worker):
     def rank_of(self) -> int:
         return self.rank
 
+    @px.register
+    def open(self, name: str) -> None:
+        self.opened = px.Channel(name=name)
+
 
 class Server(px.Worker):
     @px.register
@@ -145,6 +149,22 @@ def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.Resour
         batch.ack()
         closing.result(WITHIN)
         assert (channel.items.delivered, channel.items.lost) == (2, 0)
+
+
+def test_a_name_is_free_again_after_its_owner_was_killed(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:1], Putter) as group:
+        group.open("of-a-rank")
+        with pytest.raises(px.DeclarationError, match="is open in this run"):
+            px.Channel(name="of-a-rank")
+        faults.kill(group, 0)
+
+        def is_free() -> bool:  # once its hub has ended too
+            with contextlib.suppress(px.DeclarationError), px.Channel(name="of-a-rank") as channel:
+                channel.put(1)
+                return px.Channel.find("of-a-rank").get(WITHIN) == 1
+            return False
+
+        assert within(WITHIN, is_free)
 
 
 @pytest.mark.slow
