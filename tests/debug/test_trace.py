@@ -206,7 +206,7 @@ def test_traces_may_lie_in_one_another(group: Any) -> None:
 def test_of_very_many_calls_the_oldest_are_dropped_and_counted(
     group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phalanx.debug.trace.LIMIT", 2)
+    monkeypatch.setattr("phalanx.debug.trace.LIMIT", 4)  # of two ranks
     with px.trace() as trace:
         for x in range(5):
             group.add(x)

@@ -34,8 +34,8 @@ from phalanx.wire.messages import RUN, Message
 from phalanx.wire.value import Value
 from phalanx.worker.control import MARK_VARIABLE
 
-#: Calls that a trace keeps; the oldest of more are dropped.
-LIMIT = 100_000
+#: Calls on ranks that a trace keeps; the oldest of more are dropped. Each takes some hundred bytes.
+LIMIT = 2_000_000
 _CHUNK = 8 << 20
 _SAVE_EVERY_S = 5.0
 _log = logging.getLogger("phalanx")
@@ -175,9 +175,9 @@ class CallTracer(CallListener):
     def __init__(self) -> None:
         self.id = secrets.token_hex(4)
         self.spans = SpanWriter()
-        self._made = 0
+        self._made = self._kept_parts = 0
         self._lock = threading.Lock()
-        self._calls: deque[TracedCall] = deque(maxlen=LIMIT)
+        self._calls: deque[TracedCall] = deque()
         self._epochs: list[TracedEpoch] = []
         self._open: WeakKeyDictionary[CallInfo, OpenCall] = WeakKeyDictionary()
         self._current: WeakKeyDictionary[Group, TracedEpoch] = WeakKeyDictionary()
@@ -202,6 +202,9 @@ class CallTracer(CallListener):
         with self._lock:
             self._made = traced.id = self._made + 1
             self._calls.append(traced)
+            self._kept_parts += len(parts)
+            while self._kept_parts > LIMIT and len(self._calls) > 1:
+                self._kept_parts -= len(self._calls.popleft().parts)
         call.trace = self.id
 
     def passed(self, call: CallInfo, source: CallInfo) -> None:

@@ -9,24 +9,31 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from phalanx.backends.api import Backend
+from phalanx.display.registry_records import GroupRecord
 from phalanx.session.background import Background, monitor_thread
 
 LOOK_EVERY_S = 0.25
 _log = logging.getLogger("phalanx")
 
 
-class MonitoredGroup(Protocol):
-    """A group, as far as it is looked after."""
+class OpenGroup(Protocol):
+    """A group, as far as its session knows it.
+
+    ``closed`` is True if it takes no calls any more, ``fully_closed`` if nothing of it is left.
+    """
 
     @property
     def name(self) -> str: ...
     @property
     def closed(self) -> bool: ...
     @property
+    def fully_closed(self) -> bool: ...
+    @property
     def backend(self) -> Backend: ...
+    def record(self) -> GroupRecord: ...
 
 
-W = TypeVar("W", bound=MonitoredGroup)
+W = TypeVar("W", bound=OpenGroup)
 
 
 class GroupMonitor:
@@ -40,9 +47,7 @@ class GroupMonitor:
 
     def __init__(self, lost: Callable[[Backend], None]) -> None:
         self._lost = lost
-        self._looks: weakref.WeakKeyDictionary[MonitoredGroup, Callable[[Any], None]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._looks: weakref.WeakKeyDictionary[OpenGroup, Callable[[Any], None]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._background = Background(self._turn, thread=monitor_thread, first_after=LOOK_EVERY_S)
 
@@ -59,7 +64,7 @@ class GroupMonitor:
             self._look(*looks.pop())  # and not held beyond its look
         return LOOK_EVERY_S if self._looks else None
 
-    def _look(self, core: MonitoredGroup, look: Callable[[Any], None]) -> None:
+    def _look(self, core: OpenGroup, look: Callable[[Any], None]) -> None:
         if core.closed:
             with self._lock:
                 self._looks.pop(core, None)

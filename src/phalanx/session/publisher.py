@@ -11,25 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from phalanx.backends.api import Backend
 from phalanx.display.registry_records import GroupRecord, RunRecord, to_bytes
 from phalanx.session.background import WorkQueue
+from phalanx.session.monitor import OpenGroup
 
 _FINISHED_WITHIN_S = 1.0
 _STARTED = time.time()
 _log = logging.getLogger("phalanx")
-
-
-class PublishedGroup(Protocol):
-    """A group whose state is published."""
-
-    @property
-    def backend(self) -> Backend: ...
-    @property
-    def fully_closed(self) -> bool: ...
-    def record(self) -> GroupRecord: ...
 
 
 def run_record(run: str, job: str) -> RunRecord:
@@ -53,7 +43,7 @@ class Publisher:
         self._lock = threading.Lock()
         self._keys: dict[str, Backend] = {}
 
-    def changed(self, group: PublishedGroup) -> None:
+    def changed(self, group: OpenGroup) -> None:
         """Publish a group's state as it is when the background thread gets to it; does not wait."""
         self._queue.add(self._publish, group)
 
@@ -76,7 +66,7 @@ class Publisher:
         for key, one in ended.items():
             self._write(one, key, None)
 
-    def _publish(self, group: PublishedGroup) -> None:
+    def _publish(self, group: OpenGroup) -> None:
         record = group.record()
         if group.fully_closed:
             self._withdraw(group.backend, record.key)

@@ -18,16 +18,19 @@ from phalanx.tracing.slices import drawn_tracks, sources_of
 DRIVER_PID = 1
 
 
-def to_chrome(trace: Trace, entries: Iterable[dict[str, Any]]) -> str:
-    """Return the text of the file; ``entries`` are the trace itself as plain data."""
-    head = {"title": trace.title, "host": trace.host, "began_ns": str(trace.began)}
-    data = {
-        "displayTimeUnit": "ms",
-        "otherData": head,
-        "traceEvents": [*events(trace)],
-        "phalanx": [*entries],
-    }
-    return json.dumps(data, separators=(",", ":"), default=str)
+def to_chrome(trace: Trace, entries: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the text of the file in pieces, of which a long trace has millions.
+
+    ``entries`` are the trace itself as plain data.
+    """
+    head = json.dumps({"title": trace.title, "host": trace.host, "began_ns": str(trace.began)})
+    yield f'{{"displayTimeUnit":"ms","otherData":{head}'
+    for key, items in (("traceEvents", events(trace)), ("phalanx", entries)):
+        yield f',"{key}":['
+        for number, item in enumerate(items):
+            yield ("," if number else "") + json.dumps(item, separators=(",", ":"), default=str)
+        yield "]"
+    yield "}"
 
 
 def events(trace: Trace) -> Iterator[dict[str, Any]]:
@@ -45,9 +48,7 @@ def events(trace: Trace) -> Iterator[dict[str, Any]]:
         for lane in range(1 + max((one.lane for one in track.slices), default=0)):
             threads[track.key, lane] = thread = {"pid": pids[process], "tid": len(threads) + 1}
             yield from _names("thread", thread, f"{name} ({lane + 1})" if lane else name, thread["tid"])
-    called: dict[
-        tuple[TrackKey | str, int | None], dict[str, int]
-    ] = {}  # threads of calls, by track and call
+    called: dict[Any, dict[str, int]] = {}  # threads of calls, by track and call
     for track in tracks:
         for one in track.slices:
             more = {"call": one.call, "error": one.error, "unfinished": one.open or None}

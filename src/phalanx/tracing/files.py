@@ -69,16 +69,18 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
     """
     check_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    pieces: Iterable[str]
     if path.suffix == ".html":
-        text = html.to_html(trace, charts)
+        pieces = [html.to_html(trace, charts)]
     elif path.suffix == ".json":
-        text = chrome.to_chrome(trace, entries(trace))
+        pieces = chrome.to_chrome(trace, entries(trace))
     else:
         lines = (json.dumps(entry, separators=(",", ":"), default=str) for entry in entries(trace))
-        text = "".join(f"{line}\n" for line in lines)
+        pieces = (f"{line}\n" for line in lines)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        unfinished.write_text(text, encoding="utf-8", errors="backslashreplace")
+        with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.writelines(pieces)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
