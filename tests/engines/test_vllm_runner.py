@@ -166,7 +166,7 @@ def runner(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmRunner
 
 def load(runner: VllmRunner) -> None:
     """Load weights as a sync hands them over."""
-    shared = SharedTensors({"w": torch.ones(2)})
+    shared = SharedTensors.create({"w": torch.ones(2)})
     runner.load(shared.tensors.items())
     shared.close()
 
@@ -276,7 +276,7 @@ def reload(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_workers_load_the_tensors_of_a_location(reload: None) -> None:
     values = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16(), "c": torch.randn(0)}
-    shared, worker = SharedTensors(values), FakeWorker("a", "b")
+    shared, worker = SharedTensors.create(values), FakeWorker("a", "b")
     for name, value in values.items():
         shared.tensors[name].copy_(value)
     worker.phalanx_load(location_of(shared.tensors))
@@ -286,7 +286,7 @@ def test_workers_load_the_tensors_of_a_location(reload: None) -> None:
 
 
 def test_a_parameter_without_weights_is_an_error(reload: None) -> None:
-    shared = SharedTensors({"a": torch.ones(2)})
+    shared = SharedTensors.create({"a": torch.ones(2)})
     with pytest.raises(px.weights.WeightsError, match="loaded nothing into 1 parameters: missing"):
         FakeWorker("a", "missing").phalanx_load(location_of(shared.tensors))
     shared.close()

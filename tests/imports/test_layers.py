@@ -20,6 +20,7 @@ WEIGHT_PLANNING = (
     "tensors",
     "transport_interface",
     "versions",
+    "weight_requests",
 )
 WEIGHTS_ON_RANKS = (
     "process_group",
@@ -27,7 +28,6 @@ WEIGHTS_ON_RANKS = (
     "shared_memory",
     "weight_ends",
     "weight_handlers",
-    "weight_requests",
     "weight_routes",
 )
 

@@ -36,7 +36,7 @@ LINES = {
     "testing": 260,
     "topology": 990,
     "tracing": 1100,
-    "weights": 3340,
+    "weights": 3180,
     "wire": 1350,
     "worker": 1960,
 }

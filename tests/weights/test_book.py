@@ -37,18 +37,14 @@ def test_a_role_with_two_names_is_usable_when_both_are() -> None:
     assert noted.unusable == {}
 
 
-def test_a_version_is_published_once_to_each_group_of_targets() -> None:
-    noted = book()
-    noted.publish(KEY, "one", 1, None, None)
-    noted.publish(KEY, "other", 1, None, None)
+@pytest.mark.parametrize("last", [1, 7])
+def test_a_version_is_published_once_to_each_group_of_targets(last: int) -> None:
+    noted = book(published=last - 1)
+    noted.publish(KEY, "one", last, None, None)
+    noted.publish(KEY, "other", last, None, None)
 
-    with pytest.raises(WeightsError, match="version 1 was published already"):
-        noted.publish(KEY, "one", 1, None, None)
-
-
-def test_a_version_that_is_not_new_is_not_published() -> None:
-    with pytest.raises(WeightsError, match="version 7 was published already, so this cannot be version 7"):
-        book(published=7).publish(KEY, "one", 7, None, None)
+    with pytest.raises(WeightsError, match=f"version {last} was published already"):
+        noted.publish(KEY, "one", last, None, None)
 
 
 def test_versions_of_a_target_never_go_back() -> None:
@@ -58,10 +54,6 @@ def test_versions_of_a_target_never_go_back() -> None:
         noted.begin(KEY, 3)
 
 
-def test_weights_that_nobody_declared_are_refused_with_those_that_there_are() -> None:
-    with pytest.raises(
-        DeclarationError, match=r"role 'actor' has not accepted weights 'polcy'; it has: \['policy'\]"
-    ):
-        book().accepted(("actor", "polcy"))
+def test_weights_of_another_role_are_named() -> None:
     with pytest.raises(DeclarationError, match=r"role 'critic' .* none \(role 'actor' has them\)"):
         book().published(("critic", "policy"))

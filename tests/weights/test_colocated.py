@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -166,22 +167,18 @@ def test_storage_cannot_be_shared_with_another_process() -> None:
             sync()
 
 
-def test_storage_cannot_be_shared_where_types_differ() -> None:
-    roles = px.colocate({"actor": Trainer, "rollout": Sharer.bind(torch.bfloat16)})
-    with groups(roles) as (group,):
+class Sharing(Columns):
+    def __init__(self) -> None:
+        super().__init__()
+        boxes = px.weights.ShardSpec((6, 8), (((0, self.rank * 4), (6, 4)),))
+        self.accept_weights(NAME, self.tensors, share=True, boxes={"w": boxes})
+
+
+@pytest.mark.parametrize(
+    ("actor", "rollout"), [(Trainer, Sharer.bind(torch.bfloat16)), (Rows, Sharing)], ids=["types", "layouts"]
+)
+def test_storage_cannot_be_shared_where_types_or_layouts_differ(actor: Any, rollout: Any) -> None:
+    with groups(px.colocate({"actor": actor, "rollout": rollout}), sizes=(2,)) as (group,):
         sync = px.WeightSync(group.actor, group.rollout, NAME)
         with pytest.raises(px.DeclarationError, match="share=True needs the source's layout and types"):
-            sync()
-
-
-def test_storage_cannot_be_shared_where_layouts_differ() -> None:
-    class Sharing(Columns):
-        def __init__(self) -> None:
-            super().__init__()
-            boxes = px.weights.ShardSpec((6, 8), (((0, self.rank * 4), (6, 4)),))
-            self.accept_weights(NAME, self.tensors, share=True, boxes={"w": boxes})
-
-    with groups(px.colocate({"actor": Rows, "rollout": Sharing}), sizes=(2,)) as (group,):
-        sync = px.WeightSync(group.actor, group.rollout, NAME)
-        with pytest.raises(px.DeclarationError, match="share=True"):
             sync()

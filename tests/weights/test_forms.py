@@ -18,6 +18,7 @@ from tests.weights.weight_workers import (
     arrived,
     groups,
     joined,
+    linked,
     network,
     same,
     told,
@@ -60,8 +61,8 @@ class Loading(px.Worker):
 
 
 def test_a_class_that_is_no_worker_publishes_and_accepts() -> None:
-    with groups(px.BoundClass(Plain, True), px.BoundClass(Plain, False)) as (source, target):
-        px.WeightSync(source, target, NAME)()
+    with linked(px.BoundClass(Plain, True), px.BoundClass(Plain, False)) as (source, target, sync):
+        sync()
 
         assert torch.equal(target.run(lambda plain: plain.model["w"])[0], ramp(4))
 
@@ -80,8 +81,7 @@ class Changing(px.Worker):
 
 
 def test_a_function_that_gives_the_model_is_asked_at_each_sync() -> None:
-    with groups(Changing.bind(True), Changing.bind(False)) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
+    with linked(Changing.bind(True), Changing.bind(False)) as (source, target, sync):
         sync()
         source.put(ramp(4, start=5))
         target.put(torch.ones(4))
@@ -91,8 +91,7 @@ def test_a_function_that_gives_the_model_is_asked_at_each_sync() -> None:
 
 
 def test_tensors_of_other_shapes_than_planned_are_refused_and_planned_anew() -> None:
-    with groups(Changing.bind(True), Changing.bind(False)) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
+    with linked(Changing.bind(True), Changing.bind(False)) as (source, target, sync):
         sync()
         source.put(ramp(5))
         target.put(torch.zeros(5))
@@ -122,8 +121,8 @@ def test_a_parameter_that_a_target_got_since_the_plan_is_not_left_out() -> None:
 
 def test_what_loads_gets_every_name_and_tensor() -> None:
     published = {"a": ramp(3), "b": ramp(2, 2)}
-    with groups(Publisher.bind(told(published)), Loading) as (source, target):
-        px.WeightSync(source, target, NAME)()
+    with linked(Publisher.bind(told(published)), Loading) as (source, target, sync):
+        sync()
 
         assert same(target.run(lambda worker: worker.loaded)[0], published)
 
@@ -131,8 +130,8 @@ def test_what_loads_gets_every_name_and_tensor() -> None:
 def test_what_loads_gets_tensors_of_the_types_that_it_states() -> None:
     published = {"a": ramp(3), "b": ramp(2)}
     like = {"a": torch.empty(3, dtype=torch.bfloat16, device="meta")}
-    with groups(Publisher.bind(told(published)), Loading.bind(like)) as (source, target):
-        px.WeightSync(source, target, NAME)()
+    with linked(Publisher.bind(told(published)), Loading.bind(like)) as (source, target, sync):
+        sync()
 
         assert same(target.run(lambda worker: worker.loaded)[0], {"a": ramp(3).bfloat16()})
 
@@ -147,8 +146,12 @@ def test_what_loads_gets_renamed_tensors_whole_from_ranks_that_hold_parts(rename
     def boxes(rank: int) -> dict[str, px.weights.ShardSpec]:
         return {"w": px.weights.ShardSpec((4, 3), (((2 * rank, 0), (2, 3)),))}
 
-    with groups(Publisher.bind(part, boxes=boxes), Loading, sizes=(2, 1)) as (source, target):
-        px.WeightSync(source, target, NAME, rename=rename)()
+    with linked(Publisher.bind(part, boxes=boxes), Loading, sizes=(2, 1), rename=rename) as (
+        source,
+        target,
+        sync,
+    ):
+        sync()
 
         assert same(target.run(lambda worker: worker.loaded)[0], {"v": ramp(4, 3)})
 
@@ -162,19 +165,6 @@ def test_what_loads_and_leaves_names_is_an_error_and_the_weights_are_torn() -> N
         assert str(px.weights.status(target, NAME)[0]) == "torn(1)"
         with pytest.raises(px.weights.WeightsTorn):
             target.fine()
-
-
-def test_an_exception_of_what_loads_reaches_the_driver_with_its_type() -> None:
-    def load(pairs: object) -> None:
-        raise ZeroDivisionError("engine")
-
-    published = {"a": ramp(3)}
-    accepting = Accepter.bind(told(None), load=told(load))
-    with groups(Publisher.bind(told(published)), accepting) as (source, target):
-        with pytest.raises(ZeroDivisionError, match="engine"):
-            px.WeightSync(source, target, NAME)()
-
-        assert str(px.weights.status(target, NAME)[0]) == "torn(1)"
 
 
 def test_one_source_feeds_several_groups_in_one_version() -> None:
@@ -196,8 +186,8 @@ def test_the_two_sides_may_call_the_weights_by_other_names() -> None:
         def __init__(self) -> None:
             self.publish_weights("teacher", network(0))
 
-    with groups(Teacher, Rollout) as (source, target):
-        px.WeightSync(source, target, NAME, source_name="teacher")()
+    with linked(Teacher, Rollout, source_name="teacher") as (source, target, sync):
+        sync()
 
         assert same(target.values()[0], {name: one.detach() for name, one in network(0).named_parameters()})
 
@@ -290,8 +280,8 @@ class Inferring(px.Worker):
 
 
 def test_tensors_of_inference_mode_are_published_and_accepted() -> None:
-    with groups(Inferring.bind(True), Inferring.bind(False)) as (source, target):
-        px.WeightSync(source, target, NAME)()
+    with linked(Inferring.bind(True), Inferring.bind(False)) as (source, target, sync):
+        sync()
 
         assert torch.equal(arrived(target)["w"], ramp(4))
 

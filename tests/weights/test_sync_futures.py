@@ -103,13 +103,6 @@ def test_futures_of_syncs_and_of_calls_are_gathered(
     assert len(values[0]) == 4
 
 
-def test_syncs_that_are_submitted_one_after_another_arrive_in_order(sync: px.WeightSync) -> None:
-    futures = [sync.submit(expect_change=False) for _ in range(2)]
-
-    numbers = [future.result(60).number for future in futures]
-    assert numbers[1] == numbers[0] + 1
-
-
 def test_the_future_of_a_sync_is_no_argument_of_a_call(
     sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
 ) -> None:

@@ -17,6 +17,8 @@ from tests.weights.weight_workers import (
     Publisher,
     Rollout,
     groups,
+    joined,
+    linked,
     network,
     same,
 )
@@ -54,8 +56,7 @@ class Critic(px.Worker):
 
 
 def test_numbers_count_up_from_one_and_never_go_back() -> None:
-    with groups(Actor, Rollout) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
+    with linked(Actor, Rollout) as (source, target, sync):
         numbers: list[int] = []
         for _ in range(3):
             source.train()
@@ -66,7 +67,7 @@ def test_numbers_count_up_from_one_and_never_go_back() -> None:
         numbers.append(px.WeightSync(source, target, NAME)().number)
 
         assert numbers == [1, 2, 3, 4, 5]
-        assert target.version() == [5]
+        assert target.version() == source.run(lambda _: px.weights.current_version(NAME)) == [5]
 
 
 def test_a_new_source_goes_on_from_what_the_target_has() -> None:
@@ -84,15 +85,6 @@ def test_weights_are_none_before_the_first_sync_and_usable() -> None:
         assert target.version() == [None, None]
 
 
-def test_weights_are_whole_of_the_version_that_the_sync_tells() -> None:
-    with groups(Actor, Rollout, sizes=(2, 2)) as (source, target):
-        version = px.WeightSync(source, target, NAME)()
-
-        assert statuses(target) == [f"whole({version.number})"] * 2
-        assert target.version() == [version.number] * 2
-        assert source.run(lambda _: px.weights.current_version(NAME)) == [version.number] * 2
-
-
 def test_some_ranks_of_a_group_can_be_synced_alone() -> None:
     with groups(Actor, Rollout, sizes=(2, 2)) as (source, target):
         px.WeightSync(source[0:1], target[1:2], NAME)()
@@ -101,8 +93,7 @@ def test_some_ranks_of_a_group_can_be_synced_alone() -> None:
 
 
 def test_torn_weights_stop_registered_methods_until_a_sync_succeeds() -> None:
-    with groups(Actor, Fussy) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
+    with linked(Actor, Fussy) as (source, target, sync):
         sync()
         target.refuse(True)
         with pytest.raises(ValueError, match="out of memory"):
@@ -125,8 +116,7 @@ def test_torn_weights_stop_registered_methods_until_a_sync_succeeds() -> None:
 
 
 def test_no_rank_has_a_version_of_which_another_rank_failed() -> None:
-    with groups(Actor, Fussy, sizes=(2, 2)) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
+    with linked(Actor, Fussy, sizes=(2, 2)) as (source, target, sync):
         sync()
         target[1].call("refuse", True)
 
@@ -169,8 +159,7 @@ def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
 
 
 def test_a_restarted_group_that_had_a_version_is_refused_until_it_is_synced() -> None:
-    with groups(Actor, Rollout) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
+    with linked(Actor, Rollout) as (source, target, sync):
         sync()
         target.restart()
 
@@ -198,21 +187,8 @@ def test_a_restarted_group_that_had_none_is_usable() -> None:
         assert target.version() == [None]
 
 
-def test_the_next_sync_after_a_restart_of_either_side_plans_again() -> None:
-    with groups(Actor, Rollout, sizes=(2, 2)) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
-        for group in (source, target, source):
-            sync()
-            group.restart()
-        source.train()
-        sync()
-
-        assert all(same(one, source.values()[0]) for one in target.values())
-
-
 def test_a_sync_that_changes_nothing_counts_no_change_and_warns_the_second_time_in_a_row() -> None:
-    with groups(Actor, Rollout) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
+    with linked(Actor, Rollout) as (source, target, sync):
         assert sync().changed == 4
         assert sync().changed == 0
         with pytest.warns(RuntimeWarning, match="2 syncs in a row changed nothing"):
@@ -231,8 +207,7 @@ def test_what_changed_is_told_of_each_sync_from_a_source_by_itself() -> None:
 
 
 def test_a_sync_after_one_that_failed_tells_what_changed_since_the_last_whole_version() -> None:
-    with groups(Actor, Fussy) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
+    with linked(Actor, Fussy) as (source, target, sync):
         sync()
         source.train()
         target.refuse(True)
@@ -278,8 +253,7 @@ def test_of_several_targets_a_change_counts_once() -> None:
 
 
 def test_a_warning_of_stillness_points_at_the_line_of_the_user() -> None:
-    with groups(Actor, Rollout) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
+    with linked(Actor, Rollout) as (source, target, sync):
         sync()
         with pytest.warns(RuntimeWarning) as told:
             sync(expect_change=True)
@@ -289,33 +263,14 @@ def test_a_warning_of_stillness_points_at_the_line_of_the_user() -> None:
 
 @pytest.mark.parametrize("always", [True, False])
 def test_a_sync_that_expects_change_warns_at_once(always: bool) -> None:
-    with groups(Actor, Rollout) as (source, target):
-        sync = px.WeightSync(source, target, NAME, expect_change=always)
+    with linked(Actor, Rollout, expect_change=always) as (source, target, sync):
         sync()
         with pytest.warns(RuntimeWarning, match="the sync changed nothing"):
             sync(expect_change=None if always else True)
 
 
-def test_how_many_tensors_changed_is_told() -> None:
-    with groups(Actor, Rollout) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
-        sync()
-        source.run(lambda worker: worker.model[0].bias.data.add_(1))
-
-        assert sync().changed == 1
-
-
-def test_the_count_of_optimizer_steps_goes_with_the_version() -> None:
-    with groups(Actor, Rollout) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
-        source.train()
-
-        assert sync(step=1).step == 1
-
-
 def test_weights_of_another_step_than_asked_for_are_refused_and_nothing_is_moved() -> None:
-    with groups(Actor, Rollout) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
+    with linked(Actor, Rollout) as (source, target, sync):
         source.train()
         with pytest.raises(px.weights.WeightsError, match="at step 1, but step 2 was asked for"):
             sync(step=2)
@@ -329,18 +284,9 @@ def test_weights_of_another_step_than_asked_for_are_refused_and_nothing_is_moved
 
 
 def test_a_step_cannot_be_asked_of_a_source_that_tells_none() -> None:
-    class Untold(px.Worker):
-        def __init__(self) -> None:
-            self.publish_weights(NAME, {"w": torch.ones(2)})
-
-    class Taking(px.Worker):
-        def __init__(self) -> None:
-            self.accept_weights(NAME, {"w": torch.zeros(2)})
-
-    with groups(Untold, Taking) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
-        with pytest.raises(px.PhalanxError, match=r"publish_weights\(..., step=function\)"):
-            sync(step=1)
+    sides = joined({"w": torch.ones(2)}, {"w": torch.zeros(2)})
+    with sides as (sync, _), pytest.raises(px.PhalanxError, match=r"publish_weights\(..., step=function\)"):
+        sync(step=1)
 
 
 def test_a_version_tells_bytes_seconds_and_what_moved_between_whom() -> None:

@@ -47,8 +47,9 @@ def test_a_sync_explains_what_it_will_move_before_it_has(sync: px.WeightSync, ba
 def test_a_sync_that_is_closed_explains_nothing_and_asks_nobody(sync: px.WeightSync) -> None:
     sync.close()
 
-    with pytest.raises(px.DeclarationError, match="was closed"):
-        sync.explain()
+    for use in (sync.explain, sync):
+        with pytest.raises(px.DeclarationError, match="was closed"):
+            use()
 
 
 def test_a_restart_of_either_side_is_planned_for_again(sync: px.WeightSync, both: Both) -> None:

@@ -100,13 +100,26 @@ def groups(*bound: Any, sizes: tuple[int, ...] = ()) -> Generator[list[px.Worker
 
 
 @contextmanager
+def linked(
+    source: Any, target: Any, sizes: tuple[int, int] = (1, 1), **options: Any
+) -> Generator[tuple[px.WorkerGroup, px.WorkerGroup, px.WeightSync]]:
+    """Groups of two classes in this process, and a sync from the first to the second."""
+    with groups(source, target, sizes=sizes) as both:
+        yield *both, px.WeightSync(*both, NAME, **options)
+
+
+@contextmanager
 def joined(published: Any, accepted: Any, **options: Any) -> Generator[tuple[px.WeightSync, px.WorkerGroup]]:
     """A sync from one rank to another in this process, and the group of the target.
 
     Ranks have copies of what is given here, as anywhere.
     """
-    with groups(Publisher.bind(told(published)), Accepter.bind(told(accepted))) as (source, target):
-        yield px.WeightSync(source, target, NAME, **options), target
+    with linked(Publisher.bind(told(published)), Accepter.bind(told(accepted)), **options) as (
+        _,
+        target,
+        sync,
+    ):
+        yield sync, target
 
 
 def arrived(target: px.WorkerGroup, rank: int = 0) -> Any:

@@ -22,21 +22,18 @@ if TYPE_CHECKING:
     from phalanx.weights.weight_sync import status as status
 
 _HOMES = {
-    **dict.fromkeys(("accept", "current_version", "publish"), "phalanx.declare.weight_declarations"),
-    **dict.fromkeys(
-        (
-            "WeightsError",
-            "WeightsMismatch",
-            "WeightsTorn",
-            "WeightsTransferError",
-            "WeightsVerificationError",
-        ),
-        "phalanx.errors",
-    ),
     "Fused": "phalanx.weights.name_matching",
     "MegatronRank": "phalanx.weights.local_layout",
     "ShardSpec": "phalanx.weights.local_layout",
+    "WeightsError": "phalanx.errors",
+    "WeightsMismatch": "phalanx.errors",
+    "WeightsTorn": "phalanx.errors",
+    "WeightsTransferError": "phalanx.errors",
+    "WeightsVerificationError": "phalanx.errors",
     "WeightsVersion": "phalanx.weights.versions",
+    "accept": "phalanx.declare.weight_declarations",
+    "current_version": "phalanx.declare.weight_declarations",
+    "publish": "phalanx.declare.weight_declarations",
     "status": "phalanx.weights.weight_sync",
 }
 

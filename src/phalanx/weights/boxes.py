@@ -38,6 +38,11 @@ def whole(shape: Sequence[int]) -> Box:
     return Box((0,) * len(shape), tuple(shape))
 
 
+def complete(shape: Sequence[int]) -> tuple[LocalBox, ...]:
+    """Return the boxes of a rank that has a complete tensor of ``shape``."""
+    return (LocalBox(whole(shape), (0,) * len(shape)),)
+
+
 def volume(box: Box) -> int:
     """Return the number of elements of ``box``; 1 for a tensor without dimensions."""
     return math.prod(box.sizes)
@@ -118,36 +123,29 @@ def chunk(runs: Sequence[Run], index: int, count: int) -> list[Run]:
 def strided_chunk(runs: Sequence[Run], index: int, count: int, pieces: int) -> list[Run]:
     """Return chunk ``index`` of ``count`` of each of ``pieces`` chunks, in sequence.
 
-    This is the meaning of torch's ``_StridedShard(split_factor=pieces)``: FSDP over tensor parallelism.
+    This is the meaning of torch's ``_StridedShard(split_factor=pieces)``: FSDP over tensor parallelism. With one piece
+    it is a plain chunk.
     """
-    chunks = (chunk(chunk(runs, piece, pieces), index, count) for piece in range(pieces))
-    return list(_merge(run for part in chunks for run in part))
-
-
-def _merge(runs: Iterable[Run]) -> Iterator[Run]:
-    last: Run | None = None
-    for run in runs:
-        if last is not None and last[0] + last[1] == run[0]:
-            last = (last[0], last[1] + run[1])
-            continue
-        if last is not None:
-            yield last
-        last = run
-    if last is not None:
-        yield last
+    return [run for piece in range(pieces) for run in chunk(chunk(runs, piece, pieces), index, count)]
 
 
 def local_boxes(runs: Sequence[Sequence[Run]]) -> tuple[LocalBox, ...]:
     """Return the boxes of a local tensor whose dimension ``i`` holds the global indices ``runs[i]``, in that order."""
-    placed = [list(_place(dim)) for dim in runs]
     return tuple(
         LocalBox(Box(tuple(r[0] for r in cut), tuple(r[1] for r in cut)), tuple(r[2] for r in cut))
-        for cut in product(*placed)
+        for cut in product(*map(_place, runs))
     )
 
 
-def _place(runs: Sequence[Run]) -> Iterator[tuple[int, int, int]]:
-    at = 0
-    for start, length in _merge(runs):
-        yield start, length, at
-        at += length
+def _place(runs: Sequence[Run]) -> list[tuple[int, int, int]]:
+    """Return (start, length, position in the local dimension) of each run. Adjacent runs become a single run."""
+    placed: list[tuple[int, int, int]] = []
+    position = 0
+    for start, length in runs:
+        if placed and placed[-1][0] + placed[-1][1] == start:
+            first, before, at = placed[-1]
+            placed[-1] = first, before + length, at
+        else:
+            placed.append((start, length, position))
+        position += length
+    return placed

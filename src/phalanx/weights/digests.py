@@ -7,8 +7,9 @@ detected, because both sides name the box by the same pair.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -30,15 +31,6 @@ _BLOCK_BYTES = 1 << 20
 """Size of the blocks in which memory that is not contiguous is digested in full, so that they stay in the cache."""
 
 
-class BoxDigest(NamedTuple):
-    """A digest of a box from ``source`` to ``targets``; ``label`` names the tensor and the box."""
-
-    source: int
-    targets: tuple[int, ...]
-    label: str
-    digest: bytes
-
-
 def digest_boxes(
     plan: Plan,
     tensors: Mapping[str, torch.Tensor],
@@ -46,20 +38,25 @@ def digest_boxes(
     *,
     verify: Verify = "sampled",
     version: int = 0,
-) -> list[BoxDigest]:
-    """Return the digests of all boxes that a rank sends or has received, in the order of the plan.
+) -> dict[int, list[tuple[str, bytes]]]:
+    """Return (label, digest) of all boxes that a rank sends or has received, by peer, in the order of the plan.
+
+    A label names the tensor and the box.
 
     Args:
         plan: the rank's part of the plan.
         tensors: local tensors of the rank by name.
         version: moves the sample from sync to sync, equally on both sides.
     """
-    digests: list[BoxDigest] = []
+    digests: dict[int, list[tuple[str, bytes]]] = defaultdict(list)
     for batch, pair, box in plan.transfers() if verify != "off" else ():
-        name, at = (pair.source, box.source_at) if side == "source" else (pair.target, box.target_at)
+        name, at, peers = pair.source, box.source_at, box.targets
+        if side == "target":
+            name, at, peers = pair.target, box.target_at, (box.source,)
         part, dtype = cut(tensors[name], at, box.box.sizes), dtype_named(batch.dtype)
         digest = tensor_digest(part, dtype, verify=verify, version=version)
-        digests.append(BoxDigest(box.source, box.targets, f"{pair.target} {box.box}", digest))
+        for peer in peers:
+            digests[peer].append((f"{pair.target} {box.box}", digest))
     return digests
 
 

@@ -19,10 +19,11 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from phalanx.errors import DeclarationError
-from phalanx.weights.boxes import Box, LocalBox, Run, chunk, local_boxes, strided_chunk, volume, whole
+from phalanx.declare.weight_declarations import Accepted, Published
+from phalanx.errors import DeclarationError, WeightsMismatch
+from phalanx.weights.boxes import Box, LocalBox, Run, complete, local_boxes, strided_chunk, volume
 from phalanx.weights.manifest import DTYPE_BYTES, HeldTensor, Manifest
-from phalanx.weights.tensors import name_of
+from phalanx.weights.tensors import Tensors, name_of
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
 _EXPERT = re.compile(r"(?<![^.])local_experts\.(\d+)(?![^.])")
@@ -74,6 +75,58 @@ class LocalLayout(NamedTuple):
 
     manifest: Manifest
     tensors: dict[str, torch.Tensor]
+
+
+def model_of(declared: Published | Accepted) -> Any:
+    """Return the declared module or mapping, or the result of the declared function."""
+    model = declared.model
+    if isinstance(model, torch.nn.Module | Mapping) or not callable(model):
+        return model
+    return model()
+
+
+def read_layout(declared: Published | Accepted) -> LocalLayout:
+    """Return the layout of the declared tensors on this rank.
+
+    Raises:
+        DeclarationError: if a tensor cannot be read; the message names it.
+    """
+    model = model_of(declared)
+    if declared.megatron is not None:
+        return read_megatron(model, declared.megatron)
+    return read_tensors(model, declared.boxes)
+
+
+def current_tensors(declared: Published | Accepted, planned: Tensors) -> Tensors:
+    """Return the tensors of this moment, which must have the shapes and types of the plan.
+
+    Raises:
+        WeightsMismatch: if a tensor changed or is missing, or a target has a tensor that no version would update.
+    """
+    added: list[str] = []
+    if declared.megatron is not None:
+        tensors = read_layout(declared).tensors
+    else:
+        named = named_tensors(model_of(declared))
+        tensors = {name: local_of(named[name]).detach() for name in planned if name in named}
+        if isinstance(declared, Accepted):
+            added = sorted(named.keys() - planned.keys())
+    odd = added + odd_tensors(tensors, planned)
+    if odd:
+        raise WeightsMismatch(
+            f"{len(odd)} tensors are not what they were when this sync was planned: {', '.join(odd[:5])}; sync again, "
+            "the next sync makes a new plan"
+        )
+    return tensors
+
+
+def odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
+    """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
+    return [
+        name
+        for name, wanted in like.items()
+        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
+    ]
 
 
 def named_tensors(model: Any) -> dict[str, torch.Tensor]:
@@ -168,7 +221,7 @@ def _hold(name: str, tensor: torch.Tensor, stated: ShardSpec | None) -> HeldTens
     shape = tuple(tensor.shape)
     if isinstance(tensor, DTensor):
         return held_as(name, tensor, shape, dtensor_boxes(name, tensor))
-    return held_as(name, tensor, shape, [LocalBox(whole(shape), (0,) * len(shape))])
+    return held_as(name, tensor, shape, complete(shape))
 
 
 class MeshCut(NamedTuple):
@@ -249,10 +302,7 @@ def _reordered(cuts: Sequence[MeshCut]) -> list[MeshCut]:
 def _apply(cuts: Iterable[MeshCut], size: int) -> list[Run]:
     runs: list[Run] = [(0, size)] if size else []
     for cut in cuts:
-        if cut.factor > 1:
-            runs = strided_chunk(runs, cut.part, cut.parts, cut.factor)
-        else:
-            runs = chunk(runs, cut.part, cut.parts)
+        runs = strided_chunk(runs, cut.part, cut.parts, cut.factor)
     return runs
 
 
@@ -373,7 +423,7 @@ def _tagged_boxes(
     """Return global shape and boxes. Stride 2, of a gated MLP, is two boxes: [gate; up] of each rank."""
     sizes = tuple(tensor.shape)
     if not getattr(tensor, "tensor_model_parallel", False) or count == 1:
-        return sizes, [LocalBox(whole(sizes), (0,) * len(sizes))]
+        return sizes, complete(sizes)
     dim = int(getattr(tensor, "partition_dim", 0))
     stride = int(getattr(tensor, "partition_stride", 1))
     if not 0 <= dim < len(sizes) or stride < 1 or sizes[dim] % stride:

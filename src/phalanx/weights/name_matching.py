@@ -89,23 +89,20 @@ class Fused:
         at = components.index(self.name)
         return tuple(".".join((*components[:at], part, *components[at + 1 :])) for part in self.parts)
 
-    def views(self, rows: int, sizes: Sequence[int | None]) -> tuple[View, ...] | None:
-        """Return the views of the parts of a tensor of ``rows``; None if their sizes do not make it up.
+    def sizes(self, rows: int, sizes: Sequence[int | None]) -> tuple[int | None, ...]:
+        """Return the sizes of the parts of a tensor of ``rows``, as far as they are known.
 
         Args:
             sizes: sizes of the parts on the other side, which count if ``shares`` do not determine them.
         """
-        return _views(self.dim, self.groups, rows, tuple(self.sizes(rows, sizes)))
-
-    def sizes(self, rows: int, sizes: Sequence[int | None]) -> Sequence[int | None]:
-        """Return the sizes of the parts of a tensor of ``rows``, as far as they are known."""
         if self.shares is None or rows % sum(self.shares):
-            return sizes
-        return [rows // sum(self.shares) * share for share in self.shares]
+            return tuple(sizes)
+        return tuple(rows // sum(self.shares) * share for share in self.shares)
 
 
 @lru_cache(1024)
-def _views(dim: int, groups: int, rows: int, sizes: tuple[int | None, ...]) -> tuple[View, ...] | None:
+def _part_views(dim: int, groups: int, rows: int, sizes: tuple[int | None, ...]) -> tuple[View, ...] | None:
+    """Return the views of the parts of a tensor of ``rows``; None if their sizes do not make it up."""
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes) or sum(known) != rows or any(size % groups for size in known):
         return None
@@ -143,6 +140,13 @@ def seen_through(view: View | None, boxes: Sequence[LocalBox]) -> tuple[LocalBox
     return tuple(seen)
 
 
+class Pair(NamedTuple):
+    """A tensor's name on both sides."""
+
+    source: str
+    target: str
+
+
 class NameMapping(NamedTuple):
     """Tensors of a source layout that feed tensors of a target layout. None as a view is the complete tensor."""
 
@@ -156,7 +160,7 @@ class NameMatch:
     """Finds a source for every name of ``target``. Names without a source or of another shape go to ``faults``.
 
     Attributes:
-        mappings: pairs (source name, target name) by mapping.
+        mappings: pairs of names by mapping.
         copies: (target name, its twin) that are tied at the source and have two storages at the target. The tensor
             is sent once and copied there.
         surplus: source names that no target takes.
@@ -171,11 +175,10 @@ class NameMatch:
         faults: list[LayoutFault],
     ) -> None:
         self._source, self._target, self._rules, self._faults = source, target, rules, faults
-        self.mappings: dict[NameMapping, list[tuple[str, str]]] = defaultdict(list)
+        self.mappings: dict[NameMapping, list[Pair]] = defaultdict(list)
         self.copies: list[tuple[str, str]] = []
-        self._used: set[str] = set()
         #: Source name of the storage of each name that the target may ask for.
-        self._named = self._renamed(rename)
+        self._named = self._renamed(renamer(rename))
         #: Fused tensor and place in it of each name that exists only inside a fused source tensor.
         self._parts = {
             part: (name, rule, place)
@@ -185,19 +188,18 @@ class NameMatch:
             for place, part in enumerate(rule.names(name))
         }
         self._match_all()
-        self.surplus = [name for name in source.layouts if name not in self._used]
+        used = {pair.source for pairs in self.mappings.values() for pair in pairs}
+        self.surplus = [name for name in source.layouts if name not in used]
 
-    def _renamed(self, rename: Rename | None) -> dict[str, str]:
-        as_target = renamer(rename)
+    def _renamed(self, as_target: Callable[[str], str]) -> dict[str, str]:
         renamed: dict[str, str] = {}
-        layouts = self._source.layouts
-        aliases = {alias: name for alias, name in self._source.ties.items() if alias not in layouts}
-        for alias, name in ({name: name for name in layouts} | aliases).items():
+        layouts, ties = self._source.layouts, self._source.ties
+        for alias in dict.fromkeys((*layouts, *ties)):
             new = as_target(alias)
             if new in renamed:
                 found = f"{renamed[new]} and {alias}, both renamed"
                 self._faults.append(LayoutFault(new, "one source", found, "source"))
-            renamed[new] = name
+            renamed[new] = alias if alias in layouts else ties[alias]
         return renamed
 
     def _match_all(self) -> None:
@@ -217,11 +219,11 @@ class NameMatch:
     def _direct_name(self, name: str, twins: Sequence[str]) -> str | None:
         """Return ``name``, or a name that has the same storage at the target, if the source has it."""
         known = [other for other in (name, *twins) if other in self._named]
-        origins = [self._named[other] for other in known]
-        for other, origin in zip(known, origins, strict=True):
-            if origin != origins[0]:
+        for other in known[1:]:
+            origins = self._named[known[0]], self._named[other]
+            if origins[0] != origins[1]:
                 wanted = f"one source: {other} is the same storage at the target"
-                self._faults.append(LayoutFault(name, wanted, f"{origins[0]} and {origin}", "source"))
+                self._faults.append(LayoutFault(name, wanted, " and ".join(origins), "source"))
         return known[0] if known else None
 
     def _match_fused(self, name: str, layout: TensorLayout) -> None:
@@ -231,56 +233,53 @@ class NameMatch:
         for rule in self._rules:
             names = rule.names(name)
             if names and all(other in self._named or other in self._parts for other in names):
-                sizes = [self._length(other, rule.dim) for other in names]
+                found = map(self._find, names)
+                sizes = [_shape_seen(*one[1:])[rule.dim] if one else None for one in found]
                 for other, view in zip(names, self._views(name, rule, layout, sizes, "target"), strict=False):
                     self._feed(other, name, view)
                 return
         close = next((n for n in self._named if n.rpartition(".")[2] == name.rpartition(".")[2]), None)
-        found = "no such name at the source" + (f" (it has, for one, {close})" if close else "")
-        self._faults.append(LayoutFault(name, str(layout), found, f"target {_ranks(layout)}"))
+        text = "no such name at the source" + (f" (it has, for one, {close})" if close else "")
+        self._faults.append(LayoutFault(name, str(layout), text, f"target {_ranks(layout)}"))
 
     def _feed(self, part: str, name: str, target_view: View | None) -> None:
         """Feed ``name``, or its part under ``target_view``, from ``part`` of the source."""
-        is_fused = part not in self._named
-        origin = self._named[self._parts[part][0] if is_fused else part]
-        self._used.add(origin)
-        view = self._source_view(part) if is_fused else None
-        if is_fused and view is None:
+        found = self._find(part)
+        if found is None:
             return
-        source, target = self._source.layouts[origin], self._target.layouts[name]
-        shape, wanted = _shape_seen(source.shape, view), _shape_seen(target.shape, target_view)
+        origin, source, view = found
+        target = self._target.layouts[name]
+        shape, wanted = _shape_seen(source, view), _shape_seen(target, target_view)
         if shape == wanted and (
             source.dtype == target.dtype or {source.dtype, target.dtype} <= FLOATS.keys()
         ):
-            self.mappings[NameMapping(source, target, view, target_view)].append((origin, name))
+            self.mappings[NameMapping(source, target, view, target_view)].append(Pair(origin, name))
             return
-        found = f"{source.dtype} {list(shape)}" + (f" as {origin}" if origin != name else "")
-        fault = LayoutFault(name, f"{target.dtype} {list(wanted)}", found, f"target {_ranks(target)}")
+        text = f"{source.dtype} {list(shape)}" + (f" as {origin}" if origin != name else "")
+        fault = LayoutFault(name, f"{target.dtype} {list(wanted)}", text, f"target {_ranks(target)}")
         self._faults.append(fault)
 
-    def _source_view(self, part: str) -> View | None:
-        fused, rule, place = self._parts[part]
-        names, layouts = rule.names(fused), self._target.layouts
-        sizes = [layouts[name].shape[rule.dim] if name in layouts else None for name in names]
-        views = self._views(fused, rule, self._source.layouts[self._named[fused]], sizes, "source")
-        return views[place] if views else None
-
-    def _length(self, part: str, dim: int) -> int | None:
-        """Return the size of a part at the source; None if it is not known."""
+    def _find(self, part: str) -> tuple[str, TensorLayout, View | None] | None:
+        """Return the source tensor that has ``part``, and its view there; None, and a fault, if it does not fit."""
         if part in self._named:
-            return self._source.layouts[self._named[part]].shape[dim]
-        view = self._source_view(part)
-        return view.length if view else None
+            origin = self._named[part]
+            return origin, self._source.layouts[origin], None
+        fused, rule, place = self._parts[part]
+        origin, wanted = self._named[fused], self._target.layouts
+        layout = self._source.layouts[origin]
+        sizes = [wanted[name].shape[rule.dim] if name in wanted else None for name in rule.names(fused)]
+        views = self._views(fused, rule, layout, sizes, "source")
+        return (origin, layout, views[place]) if views else None
 
     def _views(
         self, name: str, rule: Fused, layout: TensorLayout, sizes: Sequence[int | None], side: str
     ) -> tuple[View, ...]:
         """Return the views of the parts of a fused tensor; none, and a fault, if the sizes do not fit."""
         rows = layout.shape[rule.dim]
-        views = rule.views(rows, sizes)
+        known = rule.sizes(rows, sizes)
+        views = _part_views(rule.dim, rule.groups, rows, known)
         if views is not None:
             return views
-        known = rule.sizes(rows, sizes)
         found = "parts of unknown size" if None in known else " + ".join(map(str, known))
         groups = f", in {rule.groups} groups" if rule.groups > 1 else ""
         wanted = f"{rows} along dim {rule.dim} from {', '.join(rule.names(name))}{groups}"
@@ -288,7 +287,8 @@ class NameMatch:
         return ()
 
 
-def _shape_seen(shape: tuple[int, ...], view: View | None) -> tuple[int, ...]:
+def _shape_seen(layout: TensorLayout, view: View | None) -> tuple[int, ...]:
+    shape = layout.shape
     return shape if view is None else (*shape[: view.dim], view.length, *shape[view.dim + 1 :])
 
 

@@ -11,17 +11,16 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import cached_property
 from operator import add, sub
 from typing import NamedTuple
 
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
-from phalanx.weights.boxes import Box, LocalBox, find_overlap, meet, volume, without
+from phalanx.weights.boxes import Box, LocalBox, Run, find_overlap, meet, volume, without
 from phalanx.weights.manifest import DTYPE_BYTES, LayoutFault, Manifest, merge_manifests, refuse
-from phalanx.weights.name_matching import BUILT_IN, Fused, NameMapping, NameMatch, Rename, seen_through
+from phalanx.weights.name_matching import BUILT_IN, Fused, NameMapping, NameMatch, Pair, Rename, seen_through
 
 _MOST_NAMED = 4
 _MOST_SHARES = 8
@@ -55,13 +54,6 @@ class Locations(NamedTuple):
 
     sources: tuple[RankLocation, ...]
     targets: tuple[RankLocation, ...]
-
-
-class Pair(NamedTuple):
-    """A tensor's name on both sides."""
-
-    source: str
-    target: str
 
 
 class TransferBox(NamedTuple):
@@ -117,9 +109,8 @@ class Plan:
         for batch in self.batches:
             boxes = tuple(box for box in batch.boxes if box.source == source or target in box.targets)
             if boxes:
-                batches.append(TensorBatch(batch.source_dtype, batch.dtype, batch.pairs, boxes))
-        copies, ties = (self.copies, self.ties) if target is not None else ((), ())
-        return Plan(tuple(batches), copies, ties, (), self.targets)
+                batches.append(replace(batch, boxes=boxes))
+        return replace(self, batches=tuple(batches))
 
     def transfers(
         self, localities: Sequence[Locality] | None = None
@@ -136,24 +127,19 @@ class Plan:
         for batch in self.batches:
             yield from (box for box in batch.boxes if box.locality in localities)
 
-    @cached_property
+    def bytes_by_link(self) -> dict[tuple[int, int, Locality], int]:
+        """Return the bytes from each source rank to each target rank, by locality."""
+        links: dict[tuple[int, int, Locality], int] = defaultdict(int)
+        for batch in self.batches:
+            for box in batch.boxes:
+                for target in box.targets:
+                    links[box.source, target, box.locality] += batch.nbytes(box) * len(batch.pairs)
+        return dict(sorted(links.items()))
+
+    @property
     def nbytes(self) -> int:
         """Bytes that arrive, summed over the target ranks, without copies and ties."""
-        return sum(
-            batch.nbytes(box) * len(box.targets) * len(batch.pairs)
-            for batch in self.batches
-            for box in batch.boxes
-        )
-
-
-def bytes_by_link(plan: Plan) -> dict[tuple[int, int, Locality], int]:
-    """Return the bytes from each source rank to each target rank, by locality."""
-    links: dict[tuple[int, int, Locality], int] = defaultdict(int)
-    for batch in plan.batches:
-        for box in batch.boxes:
-            for target in box.targets:
-                links[box.source, target, box.locality] += batch.nbytes(box) * len(batch.pairs)
-    return dict(sorted(links.items()))
+        return sum(self.bytes_by_link().values())
 
 
 def explain_plan(
@@ -165,46 +151,40 @@ def explain_plan(
         transports: the transport of each locality.
         delta_base: bytes of the copies that sources keep for deltas; 0 without deltas.
     """
-    rows = tuple(
-        (f"rank {source}", f"rank {target}", str(locality), transports[locality], size(nbytes))
-        for (source, target, locality), nbytes in bytes_by_link(plan).items()
-    )
-    count = len({pair.target for batch in plan.batches for pair in batch.pairs})
-    return Table(
-        f"{title}: {size(plan.nbytes)} to {plan.targets} ranks, {count} tensors",
-        ("from", "to", "locality", "transport", "bytes"),
-        rows,
-        tuple(_notes(plan, delta_base)),
-    )
-
-
-def _notes(plan: Plan, delta_base: int) -> list[str]:
+    rows: list[tuple[str, ...]] = []
     sums: dict[Locality, int] = defaultdict(int)
-    for (_, _, locality), nbytes in bytes_by_link(plan).items():
+    for (source, target, locality), nbytes in plan.bytes_by_link().items():
+        rows.append((f"rank {source}", f"rank {target}", str(locality), transports[locality], size(nbytes)))
         sums[locality] += nbytes
-    totals = ", ".join(f"{locality} {size(sums[locality])}" for locality in sorted(sums))
-    notes = [f"by locality: {totals or 'nothing'}"]
-    casts: dict[str, int] = defaultdict(int)
+    casts: dict[str, set[str]] = defaultdict(set)
     for batch in plan.batches:
         if batch.source_dtype != batch.dtype:
-            casts[f"{batch.source_dtype} to {batch.dtype}"] += len({pair.target for pair in batch.pairs})
-    renamed = sorted({pair for batch in plan.batches for pair in batch.pairs if pair.source != pair.target})
-    once = [f"{twin} = {name} (copied there)" for name, twin in plan.copies]
-    once += [f"{alias} = {name} (one storage there)" for alias, name in plan.ties]
-    if casts:
-        notes.append("cast at the source: " + ", ".join(f"{kind} ({n} tensors)" for kind, n in casts.items()))
-    if renamed:
-        notes.append(f"renamed or fused: {_few([f'{pair.source} -> {pair.target}' for pair in renamed])}")
-    if once:
-        notes.append(f"tied, sent once: {_few(once)}")
-    if plan.surplus:
-        notes.append(f"not taken by the target: {_few(list(plan.surplus))}")
-    if delta_base:
-        notes.append(f"deltas: the sources keep one more copy of what they send, {size(delta_base)}")
-    return notes
+            casts[f"{batch.source_dtype} to {batch.dtype}"] |= {pair.target for pair in batch.pairs}
+    pairs = sorted({pair for batch in plan.batches for pair in batch.pairs})
+    notes = {
+        "by locality": ", ".join(f"{locality} {size(sums[locality])}" for locality in sorted(sums))
+        or "nothing",
+        "cast at the source": ", ".join(f"{kind} ({len(names)} tensors)" for kind, names in casts.items()),
+        "renamed or fused": _few([f"{pair.source} -> {pair.target}" for pair in pairs if len({*pair}) > 1]),
+        "tied, sent once": _few(
+            [f"{twin} = {name} (copied there)" for name, twin in plan.copies]
+            + [f"{alias} = {name} (one storage there)" for alias, name in plan.ties]
+        ),
+        "not taken by the target": _few(plan.surplus),
+        "deltas": f"the sources keep one more copy of what they send, {size(delta_base)}"
+        if delta_base
+        else "",
+    }
+    count = len({pair.target for pair in pairs})
+    return Table(
+        f"{title}: {size(sum(sums.values()))} to {plan.targets} ranks, {count} tensors",
+        ("from", "to", "locality", "transport", "bytes"),
+        tuple(rows),
+        tuple(f"{name}: {note}" for name, note in notes.items() if note),
+    )
 
 
-def _few(items: list[str]) -> str:
+def _few(items: Sequence[str]) -> str:
     rest = f", and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
     return ", ".join(items[:_MOST_NAMED]) + rest
 
@@ -249,7 +229,7 @@ def make_plan(
     load = [0] * len(sources)
     batches: list[TensorBatch] = []
     for mapping in sorted(match.mappings, key=weight):  # heavy tensors first: loads become even
-        pairs = [Pair(*pair) for pair in match.mappings[mapping]]
+        pairs = match.mappings[mapping]
         dtypes = mapping.source.dtype, mapping.target.dtype
         count = min(_useful_shares(overlaps[mapping], locations), len(pairs), _MOST_SHARES)
         for index in range(count):
@@ -321,22 +301,20 @@ class _BoxIndex:
 
     def __init__(self, boxes: list[Box]) -> None:
         dims = range(len(boxes[0].sizes) if boxes else 0)
-        self._dim = max(dims, key=lambda dim: len({box.offsets[dim] for box in boxes}), default=None)
-        self._boxes = boxes
-        if self._dim is not None:
-            dim = self._dim
-            self._boxes = sorted(boxes, key=lambda box: (box.offsets[dim], box))
-            self._starts = [box.offsets[dim] for box in self._boxes]
-            self._longest = max(box.sizes[dim] for box in boxes)
+        self._dim = max(dims, key=lambda dim: len({box.offsets[dim] for box in boxes}), default=0)
+        self._boxes = sorted(boxes, key=lambda box: (self._span(box), box))
+        spans = [self._span(box) for box in self._boxes]
+        self._starts = [start for start, _ in spans]
+        self._longest = max((length for _, length in spans), default=0)
+
+    def _span(self, box: Box) -> Run:
+        return (box.offsets[self._dim], box.sizes[self._dim]) if box.sizes else (0, 1)
 
     def meeting(self, box: Box) -> Iterator[tuple[Box, Box]]:
         """Yield each box that intersects ``box``, and the intersection."""
-        candidates = self._boxes
-        if self._dim is not None:
-            begin, size = box.offsets[self._dim], box.sizes[self._dim]
-            first = bisect_left(self._starts, begin - self._longest + 1)
-            candidates = self._boxes[first : bisect_left(self._starts, begin + size)]
-        for held in candidates:
+        begin, length = self._span(box)
+        first = bisect_left(self._starts, begin - self._longest + 1)
+        for held in self._boxes[first : bisect_left(self._starts, begin + length)]:
             shared = meet(held, box)
             if shared is not None:
                 yield held, shared

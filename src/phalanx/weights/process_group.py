@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +21,8 @@ from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import Bucket, SlotView
-from phalanx.weights.transport_interface import Deadline, Endpoint, Note, Side, lost
+from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, group_members, lost
+from phalanx.weights.weight_requests import Side
 from phalanx.worker.collectives import collectives
 
 _POLL_S = 0.0005
@@ -45,28 +45,17 @@ def _losing(peer: str) -> Generator[None]:
         ) from error
 
 
-@dataclass(eq=False)
 class ProcessGroupEndpoint(Endpoint):
-    """The end of a rank of either side.
-
-    Attributes:
-        me: side and rank.
-        store: address of the store over which the group is created, as "host:port".
-        key: name of the group, never used twice.
-        members: ranks of both sides that are in it. All of them must come.
-        subgroups: (source, targets) of the buckets with several readers.
-        device: device of the buckets on this rank.
-    """
-
-    me: _Member
-    store: str
-    key: str
-    members: Sequence[_Member]
-    subgroups: Sequence[_Subgroup]
-    device: torch.device
+    """The end of a rank of either side, in a group of all ranks that have something for each other."""
 
     def __post_init__(self) -> None:
-        #: The group of all members under None, and the subgroups.
+        plan, localities = self.request.plan, self.request.localities(self.transport)
+        self._me: _Member = self.request.side, self.rank
+        #: All ranks under None, and the ranks of the buckets with several readers. All of them must come.
+        self._members: dict[_Subgroup | None, Sequence[_Member]] = {None: group_members(plan, localities)}
+        boxes = plan.boxes(localities)
+        for source, targets in sorted({(box.source, box.targets) for box in boxes if len(box.targets) > 1}):
+            self._members[source, targets] = [("source", source), *(("target", rank) for rank in targets)]
         self._groups: dict[_Subgroup | None, ProcessGroup] = {}
         self._buffers: list[torch.Tensor] = []
         self._is_closed = False
@@ -77,8 +66,9 @@ class ProcessGroupEndpoint(Endpoint):
             raise WeightsTransferError("this process group was closed; sync again")
         if self._groups:
             return
-        peer = "the other ranks of the sync"
-        host, _, port = self.store.rpartition(":")
+        peer, everyone = "the other ranks of the sync", self._members[None]
+        prefix, address = f"weights/{self.request.connection}", self.request.store
+        host, _, port = address.rpartition(":")
         limit = timedelta(seconds=deadline.left(peer))
         arrivals: PrefixStore | None = None
         try:
@@ -86,38 +76,35 @@ class ProcessGroupEndpoint(Endpoint):
             with collectives.noting():
                 store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
                 store.set_timeout(limit)
-                arrivals = PrefixStore(f"weights/{self.key}/members", store)
-                arrivals.set(_name(self.me), "here")
-                self._groups[None] = self._make(store, "all", self.members, limit)
-                for source, targets in self.subgroups:
-                    members: list[_Member] = [("source", source), *(("target", target) for target in targets)]
-                    if self.me in members:
-                        name = f"{source}>{'+'.join(map(str, targets))}"
-                        self._groups[source, targets] = self._make(store, name, members, limit)
+                arrivals = PrefixStore(f"{prefix}/members", store)
+                arrivals.set(_name(self._me), "here")
+                for number, (subgroup, members) in enumerate(self._members.items()):
+                    if self._me in members:
+                        own_store = PrefixStore(f"{prefix}/{number}", store)
+                        self._groups[subgroup] = self._make(own_store, members, limit)
         except (RuntimeError, ValueError) as error:  # torch's errors of stores and connections
             absent: list[str] = []
             with contextlib.suppress(RuntimeError):
                 if arrivals is not None:
-                    absent = [name for name in map(_name, self.members) if not arrivals.check([name])]
+                    absent = [name for name in map(_name, everyone) if not arrivals.check([name])]
             self.close()
             raise lost(
                 absent[0] if absent else peer,
-                f"no process group of {len(self.members)} ranks could be created over the store at {self.store} "
+                f"no process group of {len(everyone)} ranks could be created over the store at {address} "
                 f"({error}); {', '.join(absent) or 'no rank'} did not come. Ranks of both groups must reach each "
                 "other's ports (GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
 
-    def _make(self, store: Store, name: str, members: Sequence[_Member], limit: timedelta) -> ProcessGroup:
-        prefix = PrefixStore(f"weights/{self.key}/{name}", store)
-        rank, size, device = members.index(self.me), len(members), self.device
-        group = ProcessGroup(prefix, rank, size)
+    def _make(self, store: Store, members: Sequence[_Member], limit: timedelta) -> ProcessGroup:
+        rank, size, device = members.index(self._me), len(members), self.device
+        group = ProcessGroup(store, rank, size)
         backend: Any
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
-            backend, kind = dist.ProcessGroupNCCL(prefix, rank, size, options), ProcessGroup.BackendType.NCCL
+            backend, kind = dist.ProcessGroupNCCL(store, rank, size, options), ProcessGroup.BackendType.NCCL
         else:
-            backend = dist.ProcessGroupGloo(prefix, rank, size, timeout=limit)
+            backend = dist.ProcessGroupGloo(store, rank, size, timeout=limit)
             kind = ProcessGroup.BackendType.GLOO
         group._set_default_backend(kind)
         backend._set_sequence_number_for_group()
@@ -126,27 +113,22 @@ class ProcessGroupEndpoint(Endpoint):
         group.allreduce([torch.zeros(1, device=device)]).wait()
         return group
 
-    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
+    def send(self, version: Outgoing, deadline: Deadline) -> int:
         self._create(deadline)
         sent = 0
         for bucket in self.buckets:
             memory = self._buffer(0)
-            length = self.packing.pack(memory, bucket, read)
+            length = self.packing.pack(memory, bucket, version.read)
             if self.packing.varies:
-                self._send_lengths([bucket], [length], deadline)
-            self._exchange([(bucket, memory[:length])], deadline)
+                self._exchange_lengths([bucket], [length], deadline)
+            self._exchange([bucket], [memory[:length]], deadline)
             sent += length
-        notes = {reader: note(reader) for bucket in self.buckets for reader in bucket.readers}
-        buckets = [Bucket(self.me[1], 0, len(notes[reader]), (reader,), ()) for reader in sorted(notes)]
-        self._send_lengths(buckets, [bucket.nbytes for bucket in buckets], deadline)
-        contents = [torch.frombuffer(bytearray(notes[reader]), dtype=torch.uint8) for reader in sorted(notes)]
-        on_device = [content.to(self.device) for content in contents]
-        self._exchange(list(zip(buckets, on_device, strict=True)), deadline)
+        notes = [version.note(reader) for reader in self.readers]
+        buckets = [Bucket(self.rank, 0, 0, (reader,), ()) for reader in self.readers]
+        self._exchange_lengths(buckets, [len(note) for note in notes], deadline)
+        contents = [torch.frombuffer(bytearray(note), dtype=torch.uint8).to(self.device) for note in notes]
+        self._exchange(buckets, contents, deadline)
         return sent
-
-    def _send_lengths(self, buckets: Sequence[Bucket], lengths: Iterable[int], deadline: Deadline) -> None:
-        tensors = [torch.tensor([length], device=self.device) for length in lengths]
-        self._exchange(list(zip(buckets, tensors, strict=True)), deadline)
 
     def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
         self._create(deadline)
@@ -156,22 +138,25 @@ class ProcessGroupEndpoint(Endpoint):
         for _, arriving in sorted(rounds.items()):
             lengths = [bucket.nbytes for bucket in arriving]
             if self.packing.varies:
-                lengths = self._receive_lengths(arriving, deadline)
+                lengths = self._exchange_lengths(arriving, lengths, deadline)
             parts = [self._buffer(place)[:length] for place, length in enumerate(lengths)]
-            self._exchange(list(zip(arriving, parts, strict=True)), deadline)
+            self._exchange(arriving, parts, deadline)
             for bucket, memory in zip(arriving, parts, strict=True):
                 self.packing.unpack(memory, bucket.slots, write)
-        buckets = [Bucket(source, 0, 0, (self.me[1],), ()) for source in self.streams]
-        lengths = self._receive_lengths(buckets, deadline)
+        buckets = [Bucket(source, 0, 0, (self.rank,), ()) for source in self.streams]
+        lengths = self._exchange_lengths(buckets, [0] * len(buckets), deadline)
         notes = [torch.empty(length, dtype=torch.uint8, device=self.device) for length in lengths]
-        self._exchange(list(zip(buckets, notes, strict=True)), deadline)
+        self._exchange(buckets, notes, deadline)
         contents: list[Any] = [note.cpu().numpy() for note in notes]
         return {source: bytes(content) for source, content in zip(self.streams, contents, strict=True)}
 
-    def _receive_lengths(self, buckets: Sequence[Bucket], deadline: Deadline) -> list[int]:
-        tensors = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in buckets]
-        self._exchange(list(zip(buckets, tensors, strict=True)), deadline)
-        return [int(length) for length in tensors]
+    def _exchange_lengths(
+        self, buckets: Sequence[Bucket], lengths: Sequence[int], deadline: Deadline
+    ) -> list[int]:
+        """Send the lengths of buckets. A target receives them in place of ``lengths``, and returns them."""
+        tensors = [torch.tensor([length], device=self.device) for length in lengths]
+        self._exchange(buckets, tensors, deadline)
+        return [int(tensor) for tensor in tensors]
 
     def _buffer(self, place: int) -> torch.Tensor:
         """Return memory that is kept from bucket to bucket."""
@@ -179,16 +164,20 @@ class ProcessGroupEndpoint(Endpoint):
             self._buffers.append(torch.empty(self.capacity, dtype=torch.uint8, device=self.device))
         return self._buffers[place]
 
-    def _exchange(self, items: Sequence[tuple[Bucket, torch.Tensor]], deadline: Deadline) -> None:
+    def _exchange(
+        self, buckets: Sequence[Bucket], tensors: Sequence[torch.Tensor], deadline: Deadline
+    ) -> None:
         """Send or receive the buckets of a round."""
-        for bucket, memory in items:
-            if len(bucket.readers) > 1:
-                options = dist.BroadcastOptions()
-                options.rootRank, options.rootTensor = 0, 0
-                with _losing(self._peer(bucket)):
-                    work = self._groups[bucket.source, bucket.readers].broadcast([memory], options)
-                    self._wait(work, self._peer(bucket), deadline)
-        single = [item for item in items if len(item[0].readers) == 1]
+        single: list[tuple[Bucket, torch.Tensor]] = []
+        for bucket, memory in zip(buckets, tensors, strict=True):
+            if len(bucket.readers) == 1:
+                single.append((bucket, memory))
+                continue
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = 0, 0
+            with _losing(self._peer(bucket)):
+                work = self._groups[bucket.source, bucket.readers].broadcast([memory], options)
+                self._wait(work, self._peer(bucket), deadline)
         if not single:
             return
         with _losing(self._peer(single[0][0])):
@@ -199,22 +188,20 @@ class ProcessGroupEndpoint(Endpoint):
 
     def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]]) -> list[Any]:
         """Begin the operations of buckets with a single reader. For NCCL they are coalesced into one operation."""
-        group, device = self._groups[None], self.device
+        group, everyone, device = self._groups[None], self._members[None], self.device
         coalesces = device.type == "cuda"
         if coalesces:
             group._start_coalescing(device)
         works: list[Any] = []
         for bucket, memory in single:
-            if self.me[0] == "source":
-                place = self.members.index(("target", bucket.readers[0]))
-                works.append(group.send([memory], place, 0))
+            if self._me[0] == "source":
+                works.append(group.send([memory], everyone.index(("target", bucket.readers[0])), 0))
             else:
-                place = self.members.index(("source", bucket.source))
-                works.append(group.recv([memory], place, 0))
+                works.append(group.recv([memory], everyone.index(("source", bucket.source)), 0))
         return [group._end_coalescing(device)] if coalesces else works
 
     def _peer(self, bucket: Bucket) -> str:
-        is_source = self.me[0] == "source"
+        is_source = self._me[0] == "source"
         return f"target rank {bucket.readers[0]}" if is_source else f"source rank {bucket.source}"
 
     def _wait(self, work: Any, peer: str, deadline: Deadline) -> None:

@@ -11,16 +11,13 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-import torch
-
-from phalanx.weights.buckets import Bucket, SlotView
+from phalanx.errors import WeightsTransferError
+from phalanx.weights.buckets import SlotView
 from phalanx.weights.shared_memory import DeviceMemory, HostMemory
-from phalanx.weights.transport_interface import Deadline, Endpoint, Note, lost
+from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, lost
 
 _SEGMENTS = 2
 """One segment is filled while the other is read."""
@@ -28,7 +25,7 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 class PeerConnection:
-    """A connection to a rank of this node, by which small objects and file descriptors are sent."""
+    """A connection to a rank of this node, by which small objects are sent."""
 
     def __init__(self, connected: socket.socket, peer: str) -> None:
         connected.setblocking(True)
@@ -61,27 +58,10 @@ class PeerConnection:
         Raises:
             WeightsTransferError: if the peer ended, or sent nothing in time.
         """
-        return self._receive(self._connection.recv, deadline)
-
-    def send_descriptor(self, fd: int) -> None:
-        """Send a file descriptor."""
-        try:
-            socket.send_fds(self._socket, [b"f"], [fd])
-        except OSError as error:
-            raise self._ended() from error
-
-    def receive_descriptor(self, deadline: Deadline) -> int:
-        """Wait for a file descriptor and return it."""
-        fds = self._receive(lambda: socket.recv_fds(self._socket, 1, 1)[1], deadline)
-        if not fds:
-            raise self._ended()
-        return fds[0]
-
-    def _receive(self, read: Callable[[], Any], deadline: Deadline) -> Any:
         try:
             while not self._connection.poll(deadline.left(self.peer)):
                 pass  # the deadline raises
-            return read()
+            return self._connection.recv()
         except (EOFError, OSError) as error:
             raise self._ended() from error
 
@@ -106,22 +86,19 @@ def _is_same_user(connected: socket.socket) -> bool:
 
 
 class RingAddress(NamedTuple):
-    """Address of a source's ring: socket, bytes of a segment, and handle of device memory (empty: host memory)."""
+    """Address of a source's ring: socket, bytes of a segment, and handle of the memory."""
 
     socket: bytes
     nbytes: int
     handle: bytes
 
 
-@dataclass(eq=False)
 class RingSender(Endpoint):
-    """The end of a source, with a ring on ``device``.
+    """The end of a source, with a ring on its device.
 
     The source listens on an address that the kernel chose, in the abstract namespace: there is no file to clean up.
     Only processes of the same user are accepted.
     """
-
-    device: torch.device
 
     def __post_init__(self) -> None:
         self._nbytes = nbytes = -(-self.capacity // 64) * 64
@@ -134,22 +111,23 @@ class RingSender(Endpoint):
         self.address = RingAddress(self._listener.getsockname(), nbytes, self._memory.handle)
         self._readers: dict[int, PeerConnection] = {}
 
-    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
-        readers = sorted({reader for bucket in self.buckets for reader in bucket.readers})
-        self._accept(set(readers), deadline)
+    def send(self, version: Outgoing, deadline: Deadline) -> int:
+        self._accept(set(self.readers), deadline)
         unread: dict[int, set[int]] = {}
         sent = 0
         for bucket in self.buckets:
             self._wait_until_read(unread, bucket.number - _SEGMENTS, deadline)
             begin = bucket.number % _SEGMENTS * self._nbytes
-            length = self.packing.pack(self._memory.tensor[begin : begin + self._nbytes], bucket, read)
+            length = self.packing.pack(
+                self._memory.tensor[begin : begin + self._nbytes], bucket, version.read
+            )
             self._memory.synchronize()
             sent += length
             unread[bucket.number] = set(bucket.readers)
             for reader in bucket.readers:
                 self._readers[reader].send((bucket.number, length), deadline)
-        for reader in readers:
-            self._readers[reader].send(note(reader), deadline)
+        for reader in self.readers:
+            self._readers[reader].send(version.note(reader), deadline)
         self._wait_until_read(unread, max(unread), deadline)
         return sent
 
@@ -167,8 +145,6 @@ class RingSender(Endpoint):
             reader = PeerConnection(connected, "a target rank")
             rank = reader.receive(deadline)
             reader.peer = f"target rank {rank}"
-            if self._memory.fd >= 0:
-                reader.send_descriptor(self._memory.fd)
             self._readers[rank] = reader
 
     def _wait_until_read(self, unread: dict[int, set[int]], last: int, deadline: Deadline) -> None:
@@ -189,13 +165,8 @@ class RingSender(Endpoint):
         self._memory.close()
 
 
-@dataclass(eq=False)
 class RingReceiver(Endpoint):
-    """The end of the target ``rank``, whose tensors are on ``device``. Rings have ``addresses`` by source rank."""
-
-    rank: int
-    addresses: Mapping[int, RingAddress]
-    device: torch.device
+    """The end of a target."""
 
     def __post_init__(self) -> None:
         self._sources: dict[int, PeerConnection] = {}
@@ -203,12 +174,19 @@ class RingReceiver(Endpoint):
 
     def connect(self, deadline: Deadline) -> None:
         for source in self.streams:
-            peer, address = f"source rank {source}", self.addresses[source]
+            peer, address = f"source rank {source}", self.request.addresses[source]
+            handle, total = address.handle, address.nbytes * _SEGMENTS
             connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 connecting.settimeout(deadline.left(peer))
                 connecting.connect(address.socket)
-            except OSError as error:
+                on_host = self.device.type == "cpu"
+                self._rings[source] = (
+                    HostMemory.open(handle, total)
+                    if on_host
+                    else DeviceMemory.open(handle, total, self.device)
+                )
+            except (OSError, WeightsTransferError) as error:
                 connecting.close()
                 raise lost(
                     peer,
@@ -217,35 +195,23 @@ class RingReceiver(Endpoint):
                 ) from error
             self._sources[source] = PeerConnection(connecting, peer)
             self._sources[source].send(self.rank, deadline)
-            if address.handle:
-                self._rings[source] = DeviceMemory.open(
-                    address.handle, address.nbytes * _SEGMENTS, self.device
-                )
 
     def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
         expected = {
             source: {bucket.number: bucket for bucket in stream} for source, stream in self.streams.items()
         }
-        by_connection: dict[Any, int] = {connection: source for source, connection in self._sources.items()}
-        for source, connection in self._sources.items():
-            if source not in self._rings:  # a source sends its descriptor when its first sync begins
-                fd = connection.receive_descriptor(deadline)
-                self._rings[source] = HostMemory(fd, self.addresses[source].nbytes * _SEGMENTS)
-        while waiting := [source for source, numbers in expected.items() if numbers]:
-            connections: Any = [self._sources[source] for source in waiting]
-            for ready in wait(connections, deadline.left(f"source rank {waiting[0]}")):
-                source = by_connection[ready]
-                self._take(source, expected[source], write, deadline)
+        while waiting := {self._sources[source]: source for source in expected if expected[source]}:
+            connections: Any = list(waiting)
+            ready: Any = wait(connections, deadline.left(connections[0].peer))
+            for connection in ready:
+                source = waiting[connection]
+                number, length = connection.receive(deadline)
+                begin, ring = number % _SEGMENTS * self.request.addresses[source].nbytes, self._rings[source]
+                slots = expected[source].pop(number).slots
+                self.packing.unpack(ring.tensor[begin : begin + length], slots, write)
+                ring.synchronize()
+                connection.send((self.rank, number), deadline)
         return {source: connection.receive(deadline) for source, connection in self._sources.items()}
-
-    def _take(self, source: int, expected: dict[int, Bucket], write: SlotView, deadline: Deadline) -> None:
-        """Read a bucket that this source has ready."""
-        connection, ring = self._sources[source], self._rings[source]
-        number, length = connection.receive(deadline)
-        begin = number % _SEGMENTS * self.addresses[source].nbytes
-        self.packing.unpack(ring.tensor[begin : begin + length], expected.pop(number).slots, write)
-        ring.synchronize()
-        connection.send((self.rank, number), deadline)
 
     def close(self) -> None:
         sources, self._sources = self._sources, {}

@@ -1,8 +1,7 @@
-"""Memory that two processes of a node see: anonymous host memory, and device memory by CUDA IPC.
+"""Memory that two processes of a node see, opened by a handle: anonymous host memory, and device memory by CUDA IPC.
 
-Host memory is a memfd, freed with the last process that maps it, however that ends. Its file descriptor is sent over a
-Unix socket, so that no path and no process number (which differs between containers) is needed. The limit is the
-container's memory, not the size of /dev/shm.
+Host memory is a memfd, freed with the last process that maps it, however that ends. Processes of the same user open it
+by its descriptor under /proc. The limit is the container's memory, not the size of /dev/shm.
 
 Device memory is allocated with ``cudaMalloc`` instead of torch's allocator, whose reference counts between processes
 never drop if a reader is killed. Here the owner frees the memory when it closes it, even if readers were killed.
@@ -32,12 +31,11 @@ _ALIGNMENT = 64
 
 
 class HostMemory:
-    """Anonymous host memory as a tensor of bytes. Owns its file descriptor ``fd``."""
-
-    handle = b""
+    """Anonymous host memory as a tensor of bytes; ``handle`` opens it in another process. Owns its descriptor."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
-        self.fd = fd
+        self._fd = fd
+        self.handle = f"/proc/{os.getpid()}/fd/{fd}".encode()
         self._map = mmap.mmap(fd, nbytes)
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
 
@@ -52,12 +50,17 @@ class HostMemory:
             os.close(fd)
             raise
 
+    @classmethod
+    def open(cls, handle: bytes, nbytes: int) -> HostMemory:
+        """Open another process's memory."""
+        return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC), nbytes)
+
     def synchronize(self) -> None:
         """Wait for copies; copies of host memory are done when they return."""
 
     def close(self) -> None:
         """Release the memory. It is unmapped once no tensor refers to it. May be called again."""
-        fd, self.fd = self.fd, -1
+        fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
         self.tensor = torch.empty(0, dtype=torch.uint8)
@@ -65,8 +68,8 @@ class HostMemory:
         self._map = empty
 
     def __del__(self) -> None:
-        if getattr(self, "fd", -1) >= 0:
-            os.close(self.fd)
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
 
 
 Table = list[tuple[str, int, str, list[int]]]
@@ -74,29 +77,30 @@ Table = list[tuple[str, int, str, list[int]]]
 
 
 class SharedTensors:
-    """Tensors by name in shared memory, which other processes of the node and user can open.
-
-    Args:
-        like: tensors of the wanted names, types and shapes, with or without memory.
-    """
+    """Tensors by name in shared memory, which other processes of the node and user can open by its descriptor."""
 
     _alive: weakref.WeakSet[SharedTensors] = weakref.WeakSet()
 
-    def __init__(self, like: Mapping[str, torch.Tensor]) -> None:
-        self.table: Table = []
-        self.nbytes = 1  # memory is never empty
-        for name, tensor in like.items():
-            begin = -(-self.nbytes // _ALIGNMENT) * _ALIGNMENT
-            self.table.append((name, begin, name_of(tensor.dtype), list(tensor.shape)))
-            self.nbytes = begin + tensor.numel() * tensor.element_size()
-        self._memory = HostMemory.create(self.nbytes)
-        self.tensors = _views(self._memory.tensor, self.table)
+    def __init__(self, memory: HostMemory, table: Table) -> None:
+        self.memory = memory
+        self.table = table
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, begin, dtype_name, shape in table:
+            dtype = dtype_named(dtype_name)
+            end = begin + math.prod(shape) * dtype.itemsize
+            self.tensors[name] = memory.tensor[begin:end].view(dtype).view(shape)
         self._alive.add(self)
 
-    @property
-    def fd(self) -> int:
-        """File descriptor of the memory."""
-        return self._memory.fd
+    @classmethod
+    def create(cls, like: Mapping[str, torch.Tensor]) -> SharedTensors:
+        """Allocate tensors of the names, types and shapes of ``like``, which may be without memory."""
+        table: Table = []
+        nbytes = 1  # memory is never empty
+        for name, tensor in like.items():
+            begin = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+            table.append((name, begin, name_of(tensor.dtype), list(tensor.shape)))
+            nbytes = begin + tensor.numel() * tensor.element_size()
+        return cls(HostMemory.create(nbytes), table)
 
     @classmethod
     def holding(cls, tensors: Mapping[str, torch.Tensor]) -> SharedTensors | None:
@@ -111,29 +115,7 @@ class SharedTensors:
         """Release the memory, which stays until the last tensor is freed."""
         self._alive.discard(self)
         self.tensors = {}
-        self._memory.close()
-
-
-class OpenedTensors:
-    """The tensors of another process's :class:`SharedTensors`, without a copy. Owns ``fd``."""
-
-    def __init__(self, fd: int, nbytes: int, table: Table) -> None:
-        self._memory = HostMemory(fd, nbytes)
-        self.tensors = _views(self._memory.tensor, table)
-
-    def close(self) -> None:
-        """Unmap the memory."""
-        self.tensors = {}
-        self._memory.close()
-
-
-def _views(memory: torch.Tensor, table: Table) -> dict[str, torch.Tensor]:
-    views: dict[str, torch.Tensor] = {}
-    for name, begin, dtype_name, shape in table:
-        dtype = dtype_named(dtype_name)
-        end = begin + math.prod(shape) * dtype.itemsize
-        views[name] = memory[begin:end].view(dtype).view(shape)
-    return views
+        self.memory.close()
 
 
 class _IpcHandle(ctypes.Structure):
@@ -181,8 +163,6 @@ def _call(name: str, *args: Any) -> None:
 
 class DeviceMemory:
     """Device memory as a tensor of bytes; ``handle`` opens it in another process."""
-
-    fd = -1
 
     def __init__(
         self, pointer: int, nbytes: int, device: torch.device, handle: bytes, *, owner: bool

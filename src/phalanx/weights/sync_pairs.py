@@ -6,26 +6,25 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
 from phalanx.calls.run_on import run_on
 from phalanx.display.tables import Table
-from phalanx.errors import DeclarationError, GroupError, PhalanxError, RemoteCallError, WeightsTransferError
+from phalanx.errors import DeclarationError, PhalanxError, RemoteCallError, WeightsTransferError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.weights import weight_handlers
-from phalanx.weights.boxes import LocalBox, whole
+from phalanx.weights.boxes import complete
 from phalanx.weights.manifest import HeldTensor, Manifest
 from phalanx.weights.name_matching import Fused, Rename, renamer
-from phalanx.weights.plan import Locality, Locations, Plan, bytes_by_link, explain_plan, make_plan
-from phalanx.weights.transport_interface import SHARED_MEMORY, STORAGE, WITH_DELTAS, Side, transport_choices
+from phalanx.weights.plan import Locality, Locations, explain_plan, make_plan
+from phalanx.weights.transport_interface import SHARED_MEMORY, STORAGE, WITH_DELTAS, transport_choices
 from phalanx.weights.versions import Key, Transfer
-from phalanx.weights.weight_requests import Connected, ConnectRequest, Description, SyncRequest
+from phalanx.weights.weight_requests import Connected, ConnectRequest, Description, Side, SyncRequest
 
 _log = logging.getLogger("phalanx")
 _REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
@@ -112,32 +111,47 @@ def hold_order(pairs: Sequence[SyncPair]) -> Generator[None]:
         yield
 
 
-@dataclass(frozen=True, eq=False)
-class SyncPair:
-    """A source and a target that are connected for a plan, as long as both groups are in the same epochs."""
+@dataclass(frozen=True)
+class PairOptions:
+    """The arguments of ``px.WeightSync`` that its connections depend on."""
 
-    connection: str
+    rename: Rename | None
+    fused: Sequence[Fused]
+    bucket_bytes: int
+    transport: str
+    delta: bool
+
+
+@dataclass(eq=False)
+class SyncPair:
+    """A source and a target that are connected for a plan, as long as both groups are in the same epochs.
+
+    ``known`` is the version that all ranks of the target received over this connection last.
+    """
+
+    request: ConnectRequest
     source: SyncSide
     target: SyncSide
-    plan: Plan
-    transports: Mapping[Locality, str]
     newest: int
     epochs: tuple[Epoch, Epoch]
+    known: int | None = None
 
     @property
     def is_current(self) -> bool:
         """True while both groups are in the epochs of the connection."""
         return (self.source.core.epoch, self.target.core.epoch) == self.epochs
 
-    @property
-    def delta_base(self) -> int:
-        """Bytes that sources keep for deltas, once for all readers."""
-        return sum(
+    def explain(self) -> Table:
+        """Return a table of the bytes that a sync moves."""
+        plan, transports = self.request.plan, self.request.transports
+        kept = sum(  # once for all readers
             batch.nbytes(box) * len(batch.pairs)
-            for batch in self.plan.batches
+            for batch in plan.batches
             for box in batch.boxes
-            if self.transports[box.locality] in WITH_DELTAS
+            if self.request.delta and transports[box.locality] in WITH_DELTAS
         )
+        title = f"weights {self.target.key[1]!r}, {self.source.title} to {self.target.title}"
+        return explain_plan(plan, transports, title=title, delta_base=kept)
 
     def transfers(self, sources: Sequence[int], seconds: Mapping[int, float]) -> Iterator[Transfer]:
         """Yield the bytes by pair of ranks. Shared storage is not moved.
@@ -147,8 +161,8 @@ class SyncPair:
             seconds: seconds of each rank that received.
         """
         targets = list(seconds)
-        for (source, target, locality), nbytes in bytes_by_link(self.plan).items():
-            transport, rank = self.transports[locality], targets[target]
+        for (source, target, locality), nbytes in self.request.plan.bytes_by_link().items():
+            transport, rank = self.request.transports[locality], targets[target]
             if transport != STORAGE:
                 yield Transfer(sources[source], self.target.title, rank, transport, nbytes, seconds[rank])
 
@@ -180,7 +194,7 @@ class SyncPair:
             ranks = side.ranks if core.epoch is epoch else range(core.epoch.size)
             # ranks that are other processes now never had anything
             same = [rank for rank in ranks if core.epoch.takes((rank,), epoch)] if not core.closed else []
-            side.notify(same, weight_handlers.disconnect, self.connection)
+            side.notify(same, weight_handlers.disconnect, self.request.connection)
 
 
 def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
@@ -190,156 +204,69 @@ def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
     return tuple(CallFuture(call) for call in last if call.core is side.core and not call.over)
 
 
-@dataclass(eq=False)
-class PairTable:
-    """The pairs of a ``px.WeightSync``, connected on demand and again after a change of epoch. Not thread-safe.
+def connect_pair(source: SyncSide, target: SyncSide, options: PairOptions) -> SyncPair:
+    """Describe both sides, plan, and connect the ranks by the best transports that they can use.
 
-    Fields without a description are arguments of ``px.WeightSync``.
+    Raises:
+        WeightsMismatch: if the two sides do not fit; it has the table.
+        DeclarationError: if a worker publishes, or accepts, no weights of that name, or they cannot be read.
+        WeightsTransferError: if the ranks cannot reach each other.
     """
-
-    #: Tables whose ``px.WeightSync`` was garbage-collected. A finalizer may run anywhere, so it makes no calls.
-    dropped: ClassVar[deque[PairTable]] = deque()
-
-    source: SyncSide
-    targets: Sequence[SyncSide]
-    rename: Rename | None
-    fused: Sequence[Fused]
-    bucket_bytes: int
-    transport: str
-    delta: bool
-    _pairs: dict[SyncSide, SyncPair] = field(default_factory=dict[SyncSide, SyncPair], init=False)
-
-    def connected(self, targets: Sequence[SyncSide] | None = None) -> list[SyncPair]:
-        """Return a pair for each target, all current a moment ago.
-
-        Raises:
-            WeightsMismatch: if the two sides do not fit; it has the table.
-            DeclarationError: if a worker publishes, or accepts, no weights of that name, or they cannot be read.
-            WeightsTransferError: if the ranks cannot reach each other.
-            GroupClosed, GroupBroken, WorkerDiedError: if a group takes no calls.
-        """
-        targets = self.targets if targets is None else targets
-        try:
-            for side in (self.source, *targets):
-                side.core.check()
-        except GroupError:  # the connections are useless now
-            self.close()
-            raise
-        for target in targets:
-            pair = self._pairs.get(target)
-            if pair is not None and not pair.is_current:
-                self._pairs.pop(target).close()
-                pair = None
-            if pair is None:
-                self._pairs[target] = self._connect(target)
-        return [self._pairs[target] for target in targets]
-
-    def _connect(self, target: SyncSide) -> SyncPair:
-        """Describe both sides, plan, and connect the ranks by the best transports that they can use."""
-        source = self.source
-        epochs = source.core.epoch, target.core.epoch
-        sources, targets = _describe(source, target)
-        complete = _complete_manifest([one.manifest for one in sources if one.manifest], self.rename)
-        locations = Locations(tuple(one.location for one in sources), tuple(one.location for one in targets))
-        plan = make_plan(
-            [one.manifest or complete for one in sources],
-            [one.manifest or complete for one in targets],
-            locations,
-            rename=self.rename,
-            fused=self.fused,
-        )
-        newest = max(one.number for one in (*sources, *targets))
-        is_shared = _check_shared(sources, targets)
-        refusal = ""
-        for transports in transport_choices(plan, locations, self.transport, is_shared=is_shared):
-            if refusal and transports[Locality.NODE] == SHARED_MEMORY:
-                _log.warning(
-                    "weights %r: no device path from %s to %s, so tensors are sent through host memory: %s",
-                    target.key[1],
-                    source.title,
-                    target.title,
-                    refusal,
-                )
-            connection = f"{_PROCESS}-{next(_connections)}"
-            pair = SyncPair(connection, source, target, plan, transports, newest, epochs)
-            store = sources[0].store.partition("/")[0]
-            refusal = self._try_transports(pair, complete, store)
-            if not refusal:
-                return pair
-            pair.close()
-        raise WeightsTransferError(f"weights {target.key[1]!r} cannot be sent by CUDA IPC: {refusal}")
-
-    def _try_transports(self, pair: SyncPair, complete: Manifest, store: str) -> str:
-        """Create the endpoints of all ranks; return the reason why a rank cannot use a transport, or ""."""
+    epochs = source.core.epoch, target.core.epoch
+    sources, targets = _describe(source, target)
+    rename, fused = options.rename, options.fused
+    everything = _complete_manifest([one.manifest for one in sources if one.manifest], rename)
+    locations = Locations(tuple(one.location for one in sources), tuple(one.location for one in targets))
+    held, wanted = ([one.manifest or everything for one in side] for side in (sources, targets))
+    plan = make_plan(held, wanted, locations, rename=rename, fused=fused)
+    newest = max(one.number for one in (*sources, *targets))
+    is_shared = _check_shared(sources, targets)
+    store = sources[0].store.partition("/")[0]
+    refusal = ""
+    for transports in transport_choices(plan, locations, options.transport, is_shared=is_shared):
+        if refusal and transports[Locality.NODE] == SHARED_MEMORY:
+            _log.warning(
+                "weights %r: no device path from %s to %s, so tensors are sent through host memory: %s",
+                target.key[1],
+                source.title,
+                target.title,
+                refusal,
+            )
+        name = f"{_PROCESS}-{next(_connections)}"
         request = ConnectRequest(
-            pair.connection,
-            "source",
-            pair.source.key,
-            pair.source.ranks,
-            pair.plan,
-            self.bucket_bytes,
-            pair.transports,
-            store=store,
-            delta=self.delta,
+            name, plan, options.bucket_bytes, transports, everything, store, options.delta
         )
-        connected: list[Connected] = _results(
-            pair.source, pair.source.run("connect", weight_handlers.connect, request)
-        )
-        if not any(one.refusal for one in connected):
-            request = replace(
-                request,
-                side="target",
-                key=pair.target.key,
-                ranks=pair.target.ranks,
-                complete=complete,
-                addresses={rank: one.address for rank, one in enumerate(connected)},
-            )
-            connected = _results(pair.target, pair.target.run("connect", weight_handlers.connect, request))
-        return next((one.refusal for one in connected if one.refusal), "")
-
-    def has(self, pairs: Sequence[SyncPair]) -> bool:
-        """Return whether these are the pairs of this moment."""
-        return all(self._pairs.get(pair.target) is pair for pair in pairs)
-
-    def explain(self, name: str) -> Table:
-        """Return a table of the bytes that a sync moves."""
-        tables = [
-            explain_plan(
-                pair.plan,
-                pair.transports,
-                title=f"weights {name!r}, {self.source.title} to {pair.target.title}",
-                delta_base=pair.delta_base if self.delta else 0,
-            )
-            for pair in self.connected()
-        ]
-        if len(tables) == 1:
-            return tables[0]
-        rows = tuple(row for table in tables for row in table.rows)
-        notes = tuple(note for table in tables for note in (table.title, *table.notes))
-        return Table(f"weights {name!r} to {len(tables)} groups", tables[0].columns, rows, notes)
-
-    def close(self) -> None:
-        """Close all pairs."""
-        while self._pairs:
-            self._pairs.popitem()[1].close()
-
-    @classmethod
-    def close_dropped(cls) -> None:
-        """Close the pairs of syncs that were garbage-collected without ``close()``."""
-        with contextlib.suppress(IndexError):
-            while True:
-                cls.dropped.popleft().close()
+        pair = SyncPair(request, source, target, newest, epochs)
+        with contextlib.ExitStack() as undo:
+            undo.callback(pair.close)
+            refusal = _connect_ranks(pair)
+            if not refusal:
+                undo.pop_all()
+                return pair
+    raise WeightsTransferError(f"weights {target.key[1]!r} cannot be sent by CUDA IPC: {refusal}")
 
 
-def _describe(source: SyncSide, target: SyncSide) -> tuple[list[Description], list[Description]]:
-    first, second = (
-        side.run("describe", weight_handlers.describe, side.side, side.key) for side in (source, target)
-    )
+def _connect_ranks(pair: SyncPair) -> str:
+    """Create the endpoints of all ranks; return the reason why a rank cannot use a transport, or ""."""
+    connected: list[Connected] = []
+    for side in (pair.source, pair.target):
+        addresses = {rank: one.address for rank, one in enumerate(connected)}
+        request = replace(pair.request, side=side.side, key=side.key, ranks=side.ranks, addresses=addresses)
+        connected = _results(side, side.run("connect", weight_handlers.connect, request))
+        refusals = [one.refusal for one in connected if one.refusal]
+        if refusals:
+            return refusals[0]
+    return ""
+
+
+def _describe(source: SyncSide, target: SyncSide) -> list[list[Description]]:
+    sides = source, target
+    calls = [side.run("describe", weight_handlers.describe, side.side, side.key) for side in sides]
     try:
-        return _results(source, first), _results(target, second)
+        return [_results(side, call) for side, call in zip(sides, calls, strict=True)]
     except PhalanxError:
         with contextlib.suppress(PhalanxError):  # Ray prints the error of a result that is never fetched
-            second.result(1.0)
+            calls[1].result(1.0)
         raise
 
 
@@ -359,10 +286,7 @@ def _complete_manifest(manifests: Sequence[Manifest], rename: Rename | None) -> 
     as_target = renamer(rename)
     held = {name: tensor for manifest in manifests for name, tensor in manifest.items()}
     tensors = {
-        as_target(name): HeldTensor(
-            one.dtype, one.shape, (LocalBox(whole(one.shape), (0,) * len(one.shape)),)
-        )
-        for name, one in held.items()
+        as_target(name): HeldTensor(one.dtype, one.shape, complete(one.shape)) for name, one in held.items()
     }
     ties = {as_target(alias): as_target(name) for manifest in manifests for alias, name in manifest.ties}
     return Manifest.of(tensors, {alias: name for alias, name in ties.items() if alias not in tensors})

@@ -45,23 +45,6 @@ def device_of(tensors: Tensors) -> torch.device:
     return device if device.type == "cuda" else torch.device("cpu")
 
 
-class WriteWatch:
-    """Detects writes to tensors, by torch's counters of in-place changes.
-
-    A write through ``tensor.data``, from outside of torch or to a tensor of inference mode does not count. Digests
-    detect such writes.
-    """
-
-    def __init__(self, tensors: Tensors) -> None:
-        self._versions = {
-            name: (tensor, tensor._version) for name, tensor in tensors.items() if not tensor.is_inference()
-        }
-
-    def written(self) -> list[str]:
-        """Return the names of the tensors that were written to since the watch was made."""
-        return sorted(name for name, (tensor, seen) in self._versions.items() if tensor._version != seen)
-
-
 def copy_ties(plan: Plan, tensors: Tensors) -> None:
     """Copy each tensor to the names that are tied to it at the source, but not at this target."""
     with torch.no_grad():

@@ -10,13 +10,14 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import Bucket, Packing, SlotView
 from phalanx.weights.plan import Locality, Locations, Plan
+from phalanx.weights.weight_requests import ConnectRequest, Side
 
 COPY = "copy"
 STORAGE = "shared storage"
@@ -29,10 +30,6 @@ TRANSPORTS = ("auto", SHARED_MEMORY, CUDA_IPC, GLOO, NCCL)
 """Values of ``WeightSync(transport=)``."""
 WITH_DELTAS = (SHARED_MEMORY, GLOO)
 """Transports whose buckets are in host memory and may have any length."""
-
-Side = Literal["source", "target"]
-Note = Callable[[int], bytes]
-"""Returns the message of a source for a target rank. It is called once all buckets are packed."""
 
 
 class Deadline:
@@ -67,6 +64,20 @@ def lost(
     return error
 
 
+class Outgoing(NamedTuple):
+    """A version that a source sends.
+
+    Attributes:
+        read: returns the source's elements of a slot.
+        note: returns the message for a target rank. It is called once all buckets are packed.
+        check: raises an error if the tensors were written to since the sync began.
+    """
+
+    read: SlotView
+    note: Callable[[int], bytes]
+    check: Callable[[], None]
+
+
 @dataclass(eq=False)
 class Endpoint:
     """The end of a transport on a source rank, which sends, or on a target rank, which receives.
@@ -77,18 +88,32 @@ class Endpoint:
         transport: name of the transport.
         streams: buckets by source rank. A source has its own only, a target its slots of the buckets that it reads.
         packing: packing of the buckets; the peers have the same.
+        request: the connection.
+        rank: rank of this end in the plan.
+        device: device of the packed buckets on this rank.
         address: address that targets connect to; None if they need none.
     """
 
     transport: str
     streams: Mapping[int, Sequence[Bucket]]
     packing: Packing
+    request: ConnectRequest
+    rank: int
+    device: torch.device
     address: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Allocate what the endpoint keeps from sync to sync."""
 
     @property
     def buckets(self) -> list[Bucket]:
         """All buckets."""
         return [bucket for stream in self.streams.values() for bucket in stream]
+
+    @property
+    def readers(self) -> list[int]:
+        """The target ranks that need some of the buckets."""
+        return sorted({reader for bucket in self.buckets for reader in bucket.readers})
 
     @property
     def capacity(self) -> int:
@@ -109,7 +134,7 @@ class Endpoint:
             WeightsTransferError: if this transport cannot reach a peer.
         """
 
-    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
+    def send(self, version: Outgoing, deadline: Deadline) -> int:
         """Send all buckets in order, then its note to each reader, and return the bytes sent.
 
         Raises:
@@ -129,46 +154,40 @@ class Endpoint:
         """Release connections and memory, and end a transfer that is waiting on any thread. May be called again."""
 
 
-_Offer = tuple[SlotView, bytes, Callable[[], None]]
+_Offer = tuple[Outgoing, bytes]
 _Offers = queue.SimpleQueue[_Offer | None]
 _offers: dict[tuple[str, int, int], _Offers] = {}
 """Queues between roles of this process, by connection, source rank and target rank."""
 
 
-@dataclass(eq=False)
 class CopyEndpoint(Endpoint):
-    """The end of a role, ``side`` and ``rank``, that has its peers in this process.
+    """The end of a role that has its peers in this process.
 
     A source only offers its tensors, since the same thread may receive afterwards. The target copies them, and then
-    calls ``check``, which raises if they were written to during the copy.
+    checks that they were not written to during the copy.
     """
 
-    connection: str
-    side: Side
-    rank: int
-    check: Callable[[], None]
-
     def __post_init__(self) -> None:
-        peers = {reader for bucket in self.buckets for reader in bucket.readers}
-        keys = [(self.connection, self.rank, peer) for peer in sorted(peers)]
-        if self.side == "target":
-            keys = [(self.connection, source, self.rank) for source in self.streams]
+        pairs = [(source, self.rank) for source in self.streams]
+        if self.request.side == "source":
+            pairs = [(self.rank, reader) for reader in self.readers]
+        keys = [(self.request.connection, *pair) for pair in pairs]
         self._queues = {key: _offers.setdefault(key, queue.SimpleQueue()) for key in keys}
 
-    def send(self, read: SlotView, note: Note, deadline: Deadline) -> int:
+    def send(self, version: Outgoing, deadline: Deadline) -> int:
         for (_, _, reader), offers in self._queues.items():
-            offers.put((read, note(reader), self.check))
+            offers.put((version, version.note(reader)))
         return sum(bucket.nbytes for bucket in self.buckets)
 
     def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
         notes: dict[int, bytes] = {}
         for (_, source, _), offers in self._queues.items():
-            read, notes[source], check = self._take(offers, f"source rank {source}", deadline)
+            version, notes[source] = self._take(offers, f"source rank {source}", deadline)
             with torch.no_grad():
                 for bucket in self.streams[source]:
                     for slot in bucket.slots:
-                        write(slot).copy_(read(slot))
-            check()
+                        write(slot).copy_(version.read(slot))
+            version.check()
         return notes
 
     def _take(self, offers: _Offers, peer: str, deadline: Deadline) -> _Offer:
@@ -204,27 +223,25 @@ def transport_choices(
         override: transport that the user chose; "auto" chooses by location.
         is_shared: whether targets share the storage of the source.
     """
-    node, remote = (Locality.NODE,), (Locality.REMOTE,)
+    sides = {"source": locations.sources, "target": locations.targets}
+
+    def devices(*localities: Locality) -> list[str]:
+        """Return the devices of the ranks that work over ``localities``; none if a rank has host tensors."""
+        found = [sides[side][rank].device for side, rank in group_members(plan, localities)]
+        return found if all(found) else []
+
+    def fits_nccl(*localities: Locality) -> bool:
+        """Return whether each rank has a device of its own. NCCL refuses two ranks on a device."""
+        return 0 < len(devices(*localities)) == len(set(devices(*localities)))
+
+    node, remote = Locality.NODE, Locality.REMOTE
     near = [CUDA_IPC if override == CUDA_IPC else SHARED_MEMORY]
-    devices = _devices(plan, locations, node)
-    if override == "auto" and devices and all(devices):
-        near = [CUDA_IPC, *([NCCL] if _fits_nccl(plan, locations, node) else []), SHARED_MEMORY]
+    if override == "auto" and devices(node):
+        near = [CUDA_IPC, *([NCCL] if fits_nccl(node) else []), SHARED_MEMORY]
     choices = [
-        (name, NCCL if _fits_nccl(plan, locations, remote + (node if name == NCCL else ())) else GLOO)
-        for name in near
+        (name, NCCL if fits_nccl(remote, *([node] if name == NCCL else [])) else GLOO) for name in near
     ]
     if override in (GLOO, NCCL):
         choices = [(override, override)]
     process = STORAGE if is_shared else COPY
-    return [{Locality.PROCESS: process, Locality.NODE: a, Locality.REMOTE: b} for a, b in choices]
-
-
-def _devices(plan: Plan, locations: Locations, localities: Sequence[Locality]) -> list[str]:
-    sides = {"source": locations.sources, "target": locations.targets}
-    return [sides[side][rank].device for side, rank in group_members(plan, localities)]
-
-
-def _fits_nccl(plan: Plan, locations: Locations, localities: Sequence[Locality]) -> bool:
-    """Return whether each rank has a device of its own. NCCL refuses two ranks on a device."""
-    devices = _devices(plan, locations, localities)
-    return bool(devices) and all(devices) and len(set(devices)) == len(devices)
+    return [{Locality.PROCESS: process, node: near, remote: far} for near, far in choices]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from phalanx.declare.weight_declarations import Accepted, Published, WeightsDeclared
 from phalanx.display.byte_format import size
 from phalanx.errors import DeclarationError, InternalError, WeightsError
 
+T = TypeVar("T")
 Key = tuple[str, str]
 """Role and name of weights."""
 
@@ -39,7 +40,8 @@ class WeightsVersion:
         nbytes: bytes of the tensors that arrived, summed over the target ranks.
         wire_bytes: bytes that the source ranks sent. Fewer than ``nbytes`` if several targets read the same memory
             or only changes were sent (``delta=True``).
-        changed: number of tensors that differ from the version before, according to samples.
+        changed: number of tensors that differ from the version before, according to samples. All tensors count after
+            a failed sync or a change of processes.
         step: the source's count of optimizer steps, if it has one.
         moved: bytes by pair of ranks.
     """
@@ -72,25 +74,6 @@ class Weights:
     number: int | None = None
     had: int | None = None
 
-    def begin(self, number: int) -> Weights:
-        """Return the state in which the first byte of version ``number`` may be written.
-
-        Raises:
-            WeightsError: if the number decreases.
-        """
-        if self.had is not None and number < self.had:
-            raise WeightsError(
-                f"version {number} cannot follow version {self.had}, since versions never decrease: it is from another "
-                "source, or from a source that was restarted without its count"
-            )
-        return replace(self, status="torn", number=number)
-
-    def finish(self, number: int) -> Weights:
-        """Return the state in which all of version ``number`` has arrived and was verified."""
-        if self.status != "torn" or self.number != number:
-            raise InternalError(f"version {number} was finished, but the weights are {self}")
-        return Weights("whole", number, number)
-
     def refusal(self) -> str | None:
         """Return the reason why a method must not use these weights; None if it may."""
         if self.status == "torn":
@@ -119,8 +102,6 @@ class WeightRegistry:
         self.unusable = declared.torn
         #: This rank's parts of syncs, by side and connection.
         self.parts: dict[tuple[str, str], Any] = {}
-        #: Digests of published tensors by (role, name), sync and version; they tell which tensors changed.
-        self.samples: dict[tuple[Key, str], dict[int, dict[str, bytes]]] = {}
         for role in {role for role, _ in had}:
             self._note_usable(role)
 
@@ -130,10 +111,7 @@ class WeightRegistry:
         Raises:
             DeclarationError: if it publishes none of that name.
         """
-        declaration = self.declared.published.get(key)
-        if declaration is None:
-            raise DeclarationError(_unknown("published", "publish", key, self.declared.published))
-        return declaration
+        return _declared(self.declared.published, key, "published", "publish")
 
     def accepted(self, key: Key) -> Accepted:
         """Return the weights that a role accepts.
@@ -141,10 +119,7 @@ class WeightRegistry:
         Raises:
             DeclarationError: if it accepts none of that name.
         """
-        declaration = self.declared.accepted.get(key)
-        if declaration is None:
-            raise DeclarationError(_unknown("accepted", "accept", key, self.declared.accepted))
-        return declaration
+        return _declared(self.declared.accepted, key, "accepted", "accept")
 
     def weights(self, key: Key) -> Weights:
         """Return the state of the weights of a role."""
@@ -185,15 +160,29 @@ class WeightRegistry:
         self.declared.versions[key] = number
 
     def begin(self, key: Key, number: int) -> None:
-        """Note that the first byte of a version may be written from now on."""
+        """Note that bytes of a version may be written from now on. May be called again.
+
+        Raises:
+            WeightsError: if the number decreases.
+        """
+        before = self.weights(key)
+        if before.number == number and before.status == "torn":
+            return
+        if before.had is not None and number < before.had:
+            raise WeightsError(
+                f"version {number} cannot follow version {before.had}, since versions never decrease: it is from "
+                "another source, or from a source that was restarted without its count"
+            )
         self.declared.coming[key] = number
-        self._put(key, self.weights(key).begin(number))
+        self._put(key, replace(before, status="torn", number=number))
         self._arrivals.pop(key, None)
 
     def finish(self, key: Key, number: int, connection: str = "") -> None:
         """Note that all of a version arrived over a connection and was verified."""
         before = self.weights(key)
-        self._put(key, before.finish(number))
+        if before.status != "torn" or before.number != number:
+            raise InternalError(f"version {number} was finished, but the weights are {before}")
+        self._put(key, Weights("whole", number, number))
         self._arrivals[key] = connection, before
 
     def tear(self, key: Key, number: int) -> None:
@@ -227,13 +216,15 @@ class WeightRegistry:
             self.unusable.pop(role, None)
 
 
-def _unknown(done: str, verb: str, key: Key, known: Mapping[Key, object]) -> str:
+def _declared(declarations: Mapping[Key, T], key: Key, done: str, verb: str) -> T:
+    if key in declarations:
+        return declarations[key]
     role, name = key
-    names = sorted(other for owner, other in known if owner == role)
-    elsewhere = sorted(owner for owner, other in known if other == name and owner != role)
+    names = sorted(other for owner, other in declarations if owner == role)
+    elsewhere = sorted(owner for owner, other in declarations if other == name and owner != role)
     text = f"role {role!r}" if role else "this worker"
     hint = f" (role {elsewhere[0]!r} has them)" if elsewhere else ""
-    return (
+    raise DeclarationError(
         f"{text} has not {done} weights {name!r}; it has: {names or 'none'}{hint}. Call self.{verb}_weights({name!r}, "
         "...) in its constructor"
     )

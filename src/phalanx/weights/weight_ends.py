@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -12,47 +12,63 @@ from phalanx.declare.weight_declarations import Accepted, Load
 from phalanx.errors import DeclarationError, WeightsError, WeightsVerificationError
 from phalanx.tracing.spans import span as px_span
 from phalanx.weights.buckets import Slot, read_slot, write_slot
-from phalanx.weights.digests import DIGEST_BYTES, BoxDigest, digest_boxes, tensor_digest
-from phalanx.weights.local_layout import LocalLayout, named_tensors
+from phalanx.weights.digests import DIGEST_BYTES, digest_boxes, tensor_digest
+from phalanx.weights.local_layout import (
+    LocalLayout,
+    current_tensors,
+    model_of,
+    named_tensors,
+    odd_tensors,
+    read_layout,
+)
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.shared_memory import SharedTensors
-from phalanx.weights.tensors import Tensors, WriteWatch, copy_ties, device_of, dtype_named
-from phalanx.weights.transport_interface import STORAGE, Deadline, Endpoint, lost
+from phalanx.weights.tensors import Tensors, copy_ties, device_of, dtype_named
+from phalanx.weights.transport_interface import STORAGE, Deadline, Outgoing, lost
 from phalanx.weights.versions import WeightRegistry
 from phalanx.weights.weight_requests import ConnectRequest, Sent, SyncRequest
-from phalanx.weights.weight_routes import current_tensors, make_endpoints, model_of, odd_tensors, read_layout
+from phalanx.weights.weight_routes import make_endpoints
 
 _CONNECT_S = 60.0
 _NUMBER_BYTES = 8
-_SYNCS = 16
-"""Number of ``px.WeightSync`` objects whose samples a rank keeps. For an older one, all tensors count as changed."""
 _SMALL = 1 << 16
 """Number of elements of a tensor up to which all of them are compared to detect a change."""
 
 
-def close_endpoints(endpoints: Sequence[Endpoint]) -> None:
-    """Close all endpoints, also if closing an endpoint raises an error."""
-    for endpoint in endpoints:
-        with contextlib.suppress(OSError):
-            endpoint.close()
+class WeightEnd:
+    """The endpoints of a side of a rank for a connection. They have to be closed after an error.
 
+    Attributes:
+        layout: the tensors that the plan was made for.
+    """
 
-class WeightSource:
-    """Sends versions over the endpoints of a connection. After an error it is closed."""
-
-    def __init__(self, registry: WeightRegistry, request: ConnectRequest, rank: int) -> None:
+    def __init__(
+        self, registry: WeightRegistry, request: ConnectRequest, rank: int, layout: LocalLayout
+    ) -> None:
         self._registry = registry
         self._key = request.key
         self._connection = request.connection
         self._rank = rank
-        self.layout = read_layout(registry.published(self._key))
+        self.layout = layout
+        self._endpoints = make_endpoints(request, rank, device_of(layout.tensors))
+
+    def close(self) -> None:
+        """Release connections and memory, and end a transfer that is waiting on any thread. May be called again."""
+        for endpoint in self._endpoints:
+            with contextlib.suppress(OSError):
+                endpoint.close()
+
+
+class WeightSource(WeightEnd):
+    """Sends versions over the endpoints of a connection."""
+
+    def __init__(self, registry: WeightRegistry, request: ConnectRequest, rank: int) -> None:
+        super().__init__(registry, request, rank, read_layout(registry.published(request.key)))
         self._plan = request.plan.of(source=rank)
         self._names = sorted({pair.source for batch in request.plan.batches for pair in batch.pairs})
         self._own_names = {pair.source for batch in self._plan.batches for pair in batch.pairs}
-        device = device_of(self.layout.tensors)
-        self._watch = WriteWatch({})
-        self._number = 0
-        self._endpoints = make_endpoints(request, rank, device, self._check_unwritten)
+        #: Digests of the tensors by version. Over a new connection, all tensors count as changed.
+        self._samples: dict[int | None, dict[str, bytes]] = {}
 
     @property
     def address(self) -> object:
@@ -66,69 +82,50 @@ class WeightSource:
         Raises:
             WeightsError: if the weights are of another step or were written to, or a target was lost.
         """
-        try:
-            return self._send(sync)
-        except BaseException:
-            self.close()
-            raise
-
-    def _send(self, sync: SyncRequest) -> Sent:
         published = self._registry.published(self._key)
         for endpoint in self._endpoints:
             endpoint.packing.begin(sync.known)
         step = None if published.step is None else int(published.step())
         tensors = current_tensors(published, self.layout.tensors)
         self._registry.publish(self._key, self._connection, sync.number, step, sync.step)
-        self._watch, self._number = WriteWatch(tensors), sync.number
-        deadline, nbytes = Deadline(sync.timeout), 0
-        digests: list[BoxDigest] | None = None
+        # torch counts writes in place; digests detect writes through .data, from outside of torch and in inference mode
+        watched = {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
+        deadline = Deadline(sync.timeout)
+        digests: Mapping[int, list[tuple[str, bytes]]] | None = None
+
+        def check() -> None:
+            written = sorted(name for name, count in watched.items() if tensors[name]._version != count)
+            if written:
+                raise WeightsError(
+                    f"{len(written)} tensors were written to while version {sync.number} was read from them: "
+                    f"{', '.join(written[:5])}. Let nothing train, load or optimize these weights during a sync"
+                )
 
         def note(target: int) -> bytes:
             """Return the version and the digest of each box for a target, in the plan's order."""
             nonlocal digests
             if digests is None:
-                self._check_unwritten()
+                check()
                 digests = digest_boxes(self._plan, tensors, "source", verify=sync.verify, version=sync.number)
-            own = (digest.digest for digest in digests if target in digest.targets)
+            own = (digest for _, digest in digests.get(target, ()))
             return sync.number.to_bytes(_NUMBER_BYTES, "little") + b"".join(own)
 
-        for endpoint in self._endpoints:
-            nbytes += endpoint.send(lambda slot: read_slot(tensors, slot), note, deadline)
-        self._check_unwritten()
+        version = Outgoing(lambda slot: read_slot(tensors, slot), note, check)
+        nbytes = sum(endpoint.send(version, deadline) for endpoint in self._endpoints)
+        check()
         for endpoint in self._endpoints:
             endpoint.packing.end(sync.number)
         changed = self._changes(tensors, sync)  # while the targets load
-        self._check_unwritten()
+        check()
         return Sent(nbytes, changed, step)
 
-    def _check_unwritten(self) -> None:
-        """Raise WeightsError if the tensors were written to since the sync began."""
-        written = self._watch.written()
-        if written:
-            raise WeightsError(
-                f"{len(written)} tensors were written to while version {self._number} was read from them: "
-                f"{', '.join(written[:5])}. Let nothing train, load or optimize these weights during a sync"
-            )
-
     def _changes(self, tensors: Tensors, sync: SyncRequest) -> bytes:
-        """Return a byte for each name of the plan: whether this rank's values differ from the last version.
-
-        The last version is that of the same ``px.WeightSync``. Each sync from this source has its own last version.
-        """
-        samples = self._registry.samples
-        versions = samples.pop((self._key, sync.origin), {})
-        before = versions.get(sync.last, {})
-        now = {name: _sample(tensors[name]) for name in self._own_names} | versions.get(sync.number, {})
-        samples[self._key, sync.origin] = {sync.last: before, sync.number: now}
-        while len(samples) > _SYNCS:
-            samples.pop(next(iter(samples)))
+        """Return a byte for each name of the plan: whether this rank's values differ from the last version."""
+        before = self._samples.get(sync.last, {})
+        now = {name: _sample(tensors[name]) for name in self._own_names}
+        self._samples = {sync.last: before, sync.number: now}
         changed = {name for name in self._own_names if before.get(name) != now[name]}
         return bytes(name in changed for name in self._names)
-
-    def close(self) -> None:
-        """Release connections and memory, and end a transfer that is waiting on any thread. May be called again."""
-        self._watch = WriteWatch({})
-        close_endpoints(self._endpoints)
 
 
 def _sample(tensor: torch.Tensor) -> bytes:
@@ -136,8 +133,8 @@ def _sample(tensor: torch.Tensor) -> bytes:
     return tensor_digest(tensor, verify="full" if tensor.numel() <= _SMALL else "sampled")
 
 
-class WeightTarget:
-    """Receives versions over the endpoints of a connection. After an error it is closed.
+class WeightTarget(WeightEnd):
+    """Receives versions over the endpoints of a connection.
 
     Args:
         registry: weights of the rank.
@@ -149,23 +146,21 @@ class WeightTarget:
     def __init__(
         self, registry: WeightRegistry, request: ConnectRequest, rank: int, source: LocalLayout | None
     ) -> None:
-        self._registry = registry
-        self._key = request.key
-        self._connection = request.connection
-        self._rank = rank
-        self._plan = request.plan.of(target=rank)
-        accepted = registry.accepted(self._key)
-        self._layout, self._shared = _target_layout(accepted, request.complete)
+        accepted = registry.accepted(request.key)
+        layout, self._shared = _target_layout(accepted, request.complete)
         if source is not None and STORAGE in request.transports.values():
-            share_storage(source, accepted, self._layout.manifest)
-        self._torn_by: int | None = None
-        self._endpoints = make_endpoints(request, rank, device_of(self._layout.tensors))
-        try:
-            for endpoint in self._endpoints:
-                endpoint.connect(Deadline(_CONNECT_S))
-        except BaseException:
-            self.close()
-            raise
+            share_storage(source, accepted, layout.manifest)
+        super().__init__(registry, request, rank, layout)
+        self._plan = request.plan.of(target=rank)
+
+    def connect(self) -> None:
+        """Connect to the sources of the node.
+
+        Raises:
+            WeightsTransferError: if a source cannot be reached.
+        """
+        for endpoint in self._endpoints:
+            endpoint.connect(Deadline(_CONNECT_S))
 
     def receive(self, sync: SyncRequest) -> float:
         """Receive a version into the role's parameters, or pass it to the function that loads it; return the seconds.
@@ -175,46 +170,35 @@ class WeightTarget:
             WeightsVerificationError: if the tensors differ from the source's.
         """
         began = time.perf_counter()
-        try:
-            accepted = self._registry.accepted(self._key)
-            for endpoint in self._endpoints:
-                endpoint.packing.begin(self._registry.arrived_over(self._key, self._connection))
-            tensors: Tensors = self._layout.tensors
-            if accepted.load is None:
-                tensors = current_tensors(accepted, tensors)
-            self._receive(sync, tensors, writes_model=accepted.load is None)
-            self._begin(sync)
-            if accepted.load is not None:
-                load_all(accepted.load, tensors)
-            self._registry.finish(self._key, sync.number, self._connection)
-            for endpoint in self._endpoints:
-                endpoint.packing.end(sync.number)
-        except BaseException:
-            self.close()
-            raise
-        return time.perf_counter() - began
+        registry, key = self._registry, self._key
+        accepted = registry.accepted(key)
+        known = registry.arrived_over(key, self._connection)
+        tensors: Tensors = self.layout.tensors
+        if accepted.load is None:
+            tensors = current_tensors(accepted, tensors)
 
-    def _begin(self, sync: SyncRequest) -> None:
-        """Note that the role's weights may be partly updated from now on."""
-        if self._torn_by != sync.number:
-            self._registry.begin(self._key, sync.number)
-            self._torn_by = sync.number
-
-    def _receive(self, sync: SyncRequest, tensors: Tensors, *, writes_model: bool) -> None:
         def write(slot: Slot) -> torch.Tensor:
-            if writes_model:
-                self._begin(sync)
+            if accepted.load is None:  # the role's weights may be partly updated from now on
+                registry.begin(key, sync.number)
             return write_slot(tensors, slot)
 
         deadline, notes = Deadline(sync.timeout), dict[int, bytes]()
         for endpoint in self._endpoints:
+            endpoint.packing.begin(known)
             counts = endpoint.bytes_by_source().items()
             sources = {f"bytes from rank {source}": nbytes for source, nbytes in counts}
             attributes = {"weights version": sync.number, "transport": endpoint.transport, **sources}
-            with px_span(f"weights {self._key[1]!r}", **attributes):
+            with px_span(f"weights {key[1]!r}", **attributes):
                 notes |= endpoint.receive(write, deadline)
         self._verify(sync, tensors, notes)
         copy_ties(self._plan, tensors)
+        registry.begin(key, sync.number)
+        if accepted.load is not None:
+            load_all(accepted.load, tensors)
+        registry.finish(key, sync.number, self._connection)
+        for endpoint in self._endpoints:
+            endpoint.packing.end(sync.number)
+        return time.perf_counter() - began
 
     def _verify(self, sync: SyncRequest, tensors: Tensors, notes: Mapping[int, bytes]) -> None:
         """Compare the tensors with the digests of each source.
@@ -224,16 +208,13 @@ class WeightTarget:
         """
         arrived = digest_boxes(self._plan, tensors, "target", verify=sync.verify, version=sync.number)
         for source, note in notes.items():
-            peer = f"source rank {source}"
+            peer, own = f"source rank {source}", arrived.get(source, [])
             number, sent = int.from_bytes(note[:_NUMBER_BYTES], "little"), note[_NUMBER_BYTES:]
             if number != sync.number:
                 problem = f"sent version {number}, expected version {sync.number}"
                 raise lost(peer, f"{peer} {problem}; sync again", WeightsVerificationError)
-            own = [digest for digest in arrived if digest.source == source]
             parts = [sent[at : at + DIGEST_BYTES] for at in range(0, len(sent), DIGEST_BYTES)]
-            wrong = sorted(
-                digest.label for digest, part in zip(own, parts, strict=True) if digest.digest != part
-            )
+            wrong = sorted(label for (label, digest), part in zip(own, parts, strict=True) if digest != part)
             if wrong:
                 labels = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
                 raise lost(
@@ -245,8 +226,7 @@ class WeightTarget:
                 )
 
     def close(self) -> None:
-        """Release connections and memory, and end a transfer that is waiting on any thread. May be called again."""
-        close_endpoints(self._endpoints)
+        super().close()
         shared, self._shared = self._shared, None
         if shared is not None:
             shared.close()
@@ -291,7 +271,7 @@ def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout,
     wanted = {name: tensor for name, tensor in like.items() if name not in ties}
     shared = None
     if accepted.memory is None:
-        shared = SharedTensors(wanted)  # processes of an engine may open it
+        shared = SharedTensors.create(wanted)  # processes of an engine may open it
         tensors = shared.tensors
     else:
         tensors = dict(accepted.memory(wanted))

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.plan import RankLocation
-from phalanx.weights.transport_interface import CUDA_IPC, Side
+from phalanx.weights.shared_memory import device_id
+from phalanx.weights.tensors import device_of
+from phalanx.weights.transport_interface import CUDA_IPC
 from phalanx.weights.versions import Key, Weights
-from phalanx.weights.weight_requests import (
-    Connected,
-    ConnectRequest,
-    Description,
-    Sent,
-    SyncRequest,
-)
+from phalanx.weights.weight_requests import Connected, ConnectRequest, Description, Sent, Side, SyncRequest
 from phalanx.wire.messages import STORE_VARIABLE
 
-if TYPE_CHECKING:  # a driver needs the names of these functions, not the modules that they use on a rank
+if TYPE_CHECKING:  # a driver needs the names of these functions, not FSDP, which loads slowly
     from phalanx.weights.weight_ends import WeightSource, WeightTarget
     from phalanx.worker.worker_runtime import WorkerRuntime
+
+_NAMESPACES = ("/proc/self/ns/net", "/proc/self/ns/pid")
 
 
 def tear(runtime: WorkerRuntime, key: Key, number: int) -> None:
@@ -42,9 +40,7 @@ def state(runtime: WorkerRuntime, key: Key) -> Weights:
 
 def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     """Return the layout and the location of this rank's weights."""
-    from phalanx.weights.shared_memory import device_id  # torch: only on ranks with weights
-    from phalanx.weights.tensors import device_of  # torch, too
-    from phalanx.weights.weight_routes import read_layout  # torch, too
+    from phalanx.weights.local_layout import read_layout  # FSDP: only on ranks with weights
 
     registry = runtime.weights
     share = on_host = False
@@ -62,11 +58,11 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
 
 
 def _location(runtime: WorkerRuntime, device: str) -> RankLocation:
-    """Return the location of this rank. Ranks can share memory if kernel, network namespace and user are the same."""
-    namespace = os.stat("/proc/self/ns/net").st_ino if os.path.exists("/proc/self/ns/net") else 0
+    """Return the location of this rank. Ranks can share memory if kernel, namespaces and user are the same."""
+    namespaces = [os.stat(path).st_ino for path in _NAMESPACES if os.path.exists(path)]
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
-    node = f"{runtime.context.node_id}/{boot}/{namespace}/{os.getuid()}"
+    node = f"{runtime.context.node_id}/{boot}/{namespaces}/{os.getuid()}"
     return RankLocation(node, f"{node}/{os.getpid()}", device)
 
 
@@ -75,7 +71,7 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> Connected:
 
     A rank that cannot use CUDA IPC refuses, and the driver chooses another transport.
     """
-    from phalanx.weights.weight_ends import WeightSource, WeightTarget  # torch: only on ranks with weights
+    from phalanx.weights.weight_ends import WeightSource, WeightTarget  # FSDP: only on ranks with weights
 
     registry, rank = runtime.weights, request.ranks.index(runtime.context.rank)
     side, connection = request.side, request.connection
@@ -85,7 +81,8 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> Connected:
             return Connected(source.address)
         own_source: WeightSource | None = registry.parts.get(("source", connection))
         layout = None if own_source is None else own_source.layout
-        registry.parts[side, connection] = WeightTarget(registry, request, rank, layout)
+        target = registry.parts[side, connection] = WeightTarget(registry, request, rank, layout)
+        target.connect()
         return Connected()
     except WeightsTransferError as error:
         if CUDA_IPC not in request.transports.values():
@@ -94,7 +91,7 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> Connected:
 
 
 def disconnect(runtime: WorkerRuntime, connection: str) -> None:
-    """Release the endpoint of this rank for a connection."""
+    """Release the endpoints of this rank for a connection."""
     for side in ("source", "target"):
         part = runtime.weights.parts.pop((side, connection), None)
         if part is not None:
@@ -131,28 +128,23 @@ def sync(
 
 def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest) -> tuple[Sent, float]:
     """Send on a thread and receive on this thread: other ranks may wait for either."""
-    results: list[Sent | BaseException] = []
 
-    def send() -> None:
+    def send() -> Sent:
         try:
-            results.append(source.send(request))
-        except BaseException as error:
-            results.append(error)
+            return source.send(request)
+        except BaseException:
+            source.close()  # the target may wait for it
+            raise
 
-    thread = threading.Thread(target=send, name="phalanx-weights", daemon=True)
-    thread.start()
-    try:
-        arrived = target.receive(request)
-    except BaseException as error:
-        source.close()
-        thread.join()
-        cause = results[0]
-        is_lost = isinstance(error, WeightsTransferError)
-        if is_lost and isinstance(cause, BaseException) and not isinstance(cause, WeightsTransferError):
-            raise cause from None  # the reason why the target lost its source
-        raise
-    thread.join()
-    sent = results[0]
-    if isinstance(sent, BaseException):
-        raise sent
-    return sent, arrived
+    with ThreadPoolExecutor(1, "phalanx-weights") as thread:
+        sending = thread.submit(send)
+        try:
+            seconds = target.receive(request)
+            return sending.result(), seconds
+        except BaseException as error:
+            source.close()
+            cause = sending.exception()
+            is_lost = isinstance(error, WeightsTransferError)
+            if is_lost and cause is not None and not isinstance(cause, WeightsTransferError):
+                raise cause from None  # the reason why the target lost its source
+            raise

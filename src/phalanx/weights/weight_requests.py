@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from phalanx.weights.digests import Verify
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.plan import Locality, Plan, RankLocation
-from phalanx.weights.transport_interface import Side
 from phalanx.weights.versions import Key
+
+Side = Literal["source", "target"]
 
 
 class Description(NamedTuple):
@@ -37,27 +38,31 @@ class ConnectRequest:
 
     Attributes:
         connection: name of the connection between two group epochs; never used twice.
-        side, key: the weights.
-        ranks: ranks of this side's group, in the plan's order.
         bucket_bytes: maximum size of a bucket.
         transports: transport of each locality.
         complete: manifest of a target that takes all complete tensors of the source.
-        addresses: addresses of the sources' endpoints.
-        store: address of the rendezvous store over which a process group is created.
+        store: address of the rendezvous store over which a process group is created, as "host:port".
         delta: True if only changes are sent, if the transport supports it.
+        side, key: the weights.
+        ranks: ranks of this side's group, in the plan's order.
+        addresses: addresses of the sources' endpoints, for targets.
     """
 
     connection: str
-    side: Side
-    key: Key
-    ranks: tuple[int, ...]
     plan: Plan
     bucket_bytes: int
     transports: Mapping[Locality, str]
-    complete: Manifest = field(default_factory=lambda: Manifest(()))
-    addresses: Mapping[int, Any] = field(default_factory=dict[int, Any])
+    complete: Manifest = field(default=Manifest(()))
     store: str = ""
     delta: bool = False
+    side: Side = "source"
+    key: Key = "", ""
+    ranks: tuple[int, ...] = ()
+    addresses: Mapping[int, Any] = field(default_factory=dict[int, Any])
+
+    def localities(self, transport: str) -> list[Locality]:
+        """Return the localities that a transport serves."""
+        return [locality for locality, name in self.transports.items() if name == transport]
 
 
 class Connected(NamedTuple):
@@ -71,9 +76,8 @@ class SyncRequest(NamedTuple):
     """Send, or receive, version ``number`` over ``connection``.
 
     Attributes:
-        origin: name of the ``px.WeightSync``.
-        last: its last version that arrived completely, to which changed tensors are compared; 0 before the first.
         step: count of optimizer steps that the caller expects.
+        last: version that arrived over this connection last, to which changed tensors are compared.
         known: version that all targets received over this connection and still have; None: everything is sent.
     """
 
@@ -81,17 +85,16 @@ class SyncRequest(NamedTuple):
     number: int
     verify: Verify
     timeout: float
-    origin: str
-    last: int
     step: int | None
-    known: int | None
+    last: int | None = None
+    known: int | None = None
 
 
 class Sent(NamedTuple):
     """Response of a source: bytes, count of optimizer steps, and changes.
 
     ``changed`` has a byte for each source name of the plan, in order: whether this rank's values differ from the last
-    version.
+    version over this connection.
     """
 
     nbytes: int

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import secrets
 import sys
 import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture
@@ -19,7 +19,14 @@ from phalanx.calls.run_on import run_on
 from phalanx.calls.timeouts import checked
 from phalanx.channels.staleness import StalenessManager
 from phalanx.display.tables import Table
-from phalanx.errors import DeclarationError, GroupBroken, GroupClosed, PhalanxError, WeightsError
+from phalanx.errors import (
+    DeclarationError,
+    GroupBroken,
+    GroupClosed,
+    GroupError,
+    PhalanxError,
+    WeightsError,
+)
 from phalanx.group.group import Group
 from phalanx.group.roster import key_of
 from phalanx.members.recovery import ensure_ready
@@ -27,12 +34,21 @@ from phalanx.weights import weight_handlers
 from phalanx.weights.digests import Verify
 from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.sync_future import SyncFuture
-from phalanx.weights.sync_pairs import PairTable, Ranks, SyncPair, SyncSide, hold_order, side_of
+from phalanx.weights.sync_pairs import (
+    PairOptions,
+    Ranks,
+    SyncPair,
+    SyncSide,
+    connect_pair,
+    hold_order,
+    side_of,
+)
 from phalanx.weights.transport_interface import TRANSPORTS
 from phalanx.weights.versions import Key, Weights, WeightsVersion
 from phalanx.weights.weight_requests import SyncRequest
 
 _TIMEOUT_S = 600.0
+_Pairs = dict[SyncSide, SyncPair]
 
 
 class WeightSync:
@@ -69,6 +85,9 @@ class WeightSync:
         DeclarationError: if an argument is invalid.
     """
 
+    #: Pairs whose ``px.WeightSync`` was garbage-collected. A finalizer may run anywhere, so it makes no calls.
+    _dropped: ClassVar[deque[_Pairs]] = deque()
+
     def __init__(
         self,
         source: Ranks,
@@ -103,19 +122,13 @@ class WeightSync:
         self._verify: Verify = _checked_verify(verify)
         self._expect_change = expect_change
         self._timeout = checked(timeout, "px.WeightSync") or _TIMEOUT_S
-        self._pairs = PairTable(
-            self._source, self._targets, rename, tuple(fused), bucket_bytes, transport, delta
-        )
-        weakref.finalize(self, PairTable.dropped.append, self._pairs).atexit = False
+        self._options = PairOptions(rename, tuple(fused), bucket_bytes, transport, delta)
+        self._pairs: _Pairs = {}
+        weakref.finalize(self, self._dropped.append, self._pairs).atexit = False
         self._lock = threading.RLock()
-        #: Version that all targets of a connection received over it last.
-        self._known: dict[str, int] = {}
         self._running: SyncFuture | None = None
-        self._unused: int | None = None
         self._newest = 0
         self._sent_from: frozenset[tuple[int, float]] = frozenset()
-        self._origin = secrets.token_hex(6)
-        self._last_arrived = 0
         self._unchanged_syncs = 0
         self._staleness = staleness
         self._trained_step: int | None = None
@@ -156,24 +169,44 @@ class WeightSync:
         """Send the calls of a sync. Only the targets of ``resynced`` take part, if it is given."""
         with self._lock:
             self._check_open()
-            PairTable.close_dropped()
+            with contextlib.suppress(IndexError):  # none is left
+                while True:
+                    _close_pairs(self._dropped.popleft())
             if self._running is not None and self._running.done():
                 self._running.exception()  # if it failed, its connections are closed
                 self._running = None
             targets = [side for side in self._targets if resynced in (None, side.core)]
             while True:
-                pairs = self._pairs.connected(targets)
+                pairs = self._connected(targets)
                 with hold_order(pairs):
                     if all(pair.is_current for pair in pairs):
                         chosen = _checked_verify(verify or self._verify)
                         number = self._next_number(pairs)
-                        request = SyncRequest(
-                            "", number, chosen, self._timeout, self._origin, self._last_arrived, step, None
-                        )
+                        request = SyncRequest("", number, chosen, self._timeout, step)
                         expected = self._expect_change if expect_change is None else expect_change
                         is_resync = resynced is not None
                         on_end = functools.partial(self._note_outcome, number, pairs, expected, is_resync)
                         return self._send(pairs, request, on_end)
+
+    def _connected(self, targets: Sequence[SyncSide]) -> list[SyncPair]:
+        """Return a pair for each target, all current a moment ago.
+
+        Raises:
+            GroupClosed, GroupBroken, WorkerDiedError: if a group takes no calls.
+        """
+        try:
+            for side in (self._source, *targets):
+                side.core.check()
+        except GroupError:  # the connections are useless now
+            _close_pairs(self._pairs)
+            raise
+        for target in targets:
+            pair = self._pairs.get(target)
+            if pair is not None and not pair.is_current:
+                self._pairs.pop(target).close()
+            if target not in self._pairs:
+                self._pairs[target] = connect_pair(self._source, target, self._options)
+        return [self._pairs[target] for target in targets]
 
     def _send(
         self,
@@ -188,10 +221,11 @@ class WeightSync:
         calls: list[Call] = []
         try:
             for pair in pairs:
-                known = self._known.get(pair.connection)
+                known = pair.known
                 if known != pair.target.core.had_weights.get(pair.target.key):
                     known = None  # another sync came after it
-                own = request._replace(connection=pair.connection, known=known)
+                connection = pair.request.connection
+                own = request._replace(connection=connection, last=pair.known, known=known)
                 sent.append((pair, pair.send(own, self._running.calls if self._running else ())))
                 calls += sent[-1][1]
         except BaseException:
@@ -210,10 +244,8 @@ class WeightSync:
         """
         published = self._source.core.published_weights
         last = published.get(self._source.key, 0)
-        last = last - 1 if last == self._unused else last
         training = 0 if self._staleness is None else self._staleness.version  # loaded: of an earlier run
         newest = max(last, training, *(pair.newest for pair in pairs))
-        self._unused = None
         self._newest = published[self._source.key] = newest + 1
         self._sent_from = frozenset(key_of(one.facts) for one in self._source.core.endpoints)
         return self._newest
@@ -231,18 +263,20 @@ class WeightSync:
         if not isinstance(outcome, WeightsVersion):
             for target in targets:
                 target.notify(target.ranks, weight_handlers.tear, target.key, number)
-            if self._pairs.has(pairs):  # and not other pairs, connected since for a later sync
+            # not other pairs, connected since for a later sync
+            if all(self._pairs.get(pair.target) is pair for pair in pairs):
                 for target in targets:
                     target.core.note_weights(*target.key, f"failed({number})")
-                self._known = {}
-                self._pairs.close()
-                self._unused = number
+                _close_pairs(self._pairs)
+                published, key = self._source.core.published_weights, self._source.key
+                if published.get(key) == number:  # no rank has this version
+                    published[key] = number - 1
             return
-        self._known |= {pair.connection: number for pair in pairs}
+        for pair in pairs:
+            pair.known = number
         if self._staleness is not None:
             self._advance(self._staleness, outcome, is_resync=is_resync)
         self._source.core.note_weights(*self._source.key, f"published({number})")
-        self._last_arrived = max(number, self._last_arrived)
         for target in targets:
             had = target.core.had_weights
             had[target.key] = max(number, had.get(target.key, 0))
@@ -322,19 +356,29 @@ class WeightSync:
             _recover(side)
         with self._lock:
             self._check_open()
-            return self._pairs.explain(self.name)
+            tables = [pair.explain() for pair in self._connected(self._targets)]
+        if len(tables) == 1:
+            return tables[0]
+        rows = tuple(row for table in tables for row in table.rows)
+        notes = tuple(note for table in tables for note in (table.title, *table.notes))
+        return Table(f"weights {self.name!r} to {len(tables)} groups", tables[0].columns, rows, notes)
 
     def close(self) -> None:
         """Release memory, connections and process groups on the ranks. May be called again."""
         with self._lock:
             self._closed = True
-            self._pairs.close()
+            _close_pairs(self._pairs)
 
     def __enter__(self) -> WeightSync:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _close_pairs(pairs: _Pairs) -> None:
+    while pairs:
+        pairs.popitem()[1].close()
 
 
 def _recover(side: SyncSide) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,6 @@ from phalanx.weights.boxes import (
     meet,
     strided_chunk,
     volume,
-    whole,
     without,
 )
 from phalanx.weights.manifest import Names
@@ -77,21 +78,17 @@ def test_strided_chunks_together_are_all_indices(size: int, count: int, pieces: 
     assert sorted(found) == list(range(size))
 
 
-def test_runs_of_several_dims_become_boxes_with_places_in_the_local_tensor() -> None:
-    patches = local_boxes([[(0, 2), (4, 1)], [(3, 2)]])
-
-    assert [(str(patch.box), patch.at) for patch in patches] == [
-        ("[0:2, 3:5]", (0, 0)),
-        ("[4:5, 3:5]", (2, 0)),
-    ]
-
-
-def test_runs_that_follow_each_other_are_one_box() -> None:
-    assert [patch.box for patch in local_boxes([[(0, 2), (2, 3)]])] == [whole((5,))]
-
-
-def test_a_tensor_without_dims_is_one_box_of_one_element() -> None:
-    assert [volume(patch.box) for patch in local_boxes([])] == [1]
+@pytest.mark.parametrize(
+    ("runs", "found"),
+    [
+        ([[(0, 2), (4, 1)], [(3, 2)]], [("[0:2, 3:5]", (0, 0)), ("[4:5, 3:5]", (2, 0))]),
+        ([[(0, 2), (2, 3)]], [("[0:5]", (0,))]),
+        ([], [("[]", ())]),
+    ],
+    ids=["two", "adjacent", "no dims"],
+)
+def test_runs_become_boxes_with_places_in_the_local_tensor(runs: Any, found: Any) -> None:
+    assert [(str(patch.box), patch.at) for patch in local_boxes(runs)] == found
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1), min_size=1))

@@ -37,39 +37,17 @@ def test_a_zero_of_another_sign_is_a_change() -> None:
     assert make_delta(torch.tensor([-0.0, 1, 1]), torch.tensor([0.0, 1, 1]))[0] == 1
 
 
-def test_a_part_of_a_tensor_is_changed_in_place() -> None:
-    target = torch.zeros(4, 6)
-    new = torch.ones(4, 2)
-
-    apply_delta(*make_delta(new, torch.zeros(4, 2)), target[:, 2:4])
-
-    assert target.sum() == 8 and torch.equal(target[:, 2:4], new)
-
-
 SLOT = Slot(0, 400, "float32", (100,), "w", (0,), "w", (0,), (0,))
 BUCKET = Bucket(0, 0, 400, (0,), (SLOT,))
 
 
-def sent(source: DeltaPacking, new: torch.Tensor, known: int | None, number: int) -> torch.Tensor:
-    memory = torch.empty(source.capacity(BUCKET), dtype=torch.uint8)
-    source.begin(known)
-    length = source.pack(memory, BUCKET, lambda _: new)
-    source.end(number)
-    return memory[:length]
-
-
-@pytest.mark.parametrize("known", [None, 7])
-def test_everything_is_sent_if_targets_have_another_version(known: int | None) -> None:
-    source, weights = DeltaPacking(), torch.randn(100)
-    first = sent(source, weights, None, 1)
-
-    assert len(sent(source, weights, known, 2)) == len(first)
-
-
 def test_a_target_of_another_version_takes_nothing() -> None:
     source, target, model = DeltaPacking(), DeltaPacking(), torch.zeros(100)
-    sent(source, torch.randn(100), None, 1)
-    packed = sent(source, torch.randn(100), 1, 2)
+    packed = torch.empty(source.capacity(BUCKET), dtype=torch.uint8)
+    for known, number in ((None, 1), (1, 2)):
+        source.begin(known)
+        source.pack(packed, BUCKET, lambda _: torch.randn(100))
+        source.end(number)
     target.begin(5)
 
     with pytest.raises(WeightsTransferError, match="delta for version 1, but this rank has version 5"):

@@ -136,12 +136,6 @@ def test_two_names_renamed_to_one_are_refused() -> None:
 @pytest.mark.parametrize(
     ("sources", "targets", "cuts"),
     [
-        (QKV, whole_on(1, qkv_proj__w=full(8)), [(0, 0, 4), (4, 0, 2), (6, 0, 2)]),
-        (
-            whole_on(1, gate_up_proj__w=full(6)),
-            whole_on(1, gate_proj__w=full(3), up_proj__w=full(3)),
-            [(0, 0, 3), (0, 3, 3)],
-        ),
         (
             whole_on(1, linear_qkv__w=full(16)),
             whole_on(1, qkv_proj__w=full(16)),
@@ -153,7 +147,7 @@ def test_two_names_renamed_to_one_are_refused() -> None:
             [(0, 0, 3), (0, 3, 3)],
         ),
     ],
-    ids=["fused", "split", "interleaved", "between engines"],
+    ids=["interleaved", "in sequence"],
 )
 def test_fused_tensors_are_cut_into_their_parts(
     sources: list[Manifest], targets: list[Manifest], cuts: list[tuple[int, int, int]]

@@ -217,30 +217,22 @@ def read_all(parts: Sequence[dict[str, torch.Tensor]], ranks: Sequence[MegatronR
 TP2 = [MegatronRank(tp=rank, tp_size=2) for rank in range(2)]
 
 
-def test_columns_and_rows_of_tensor_parallelism_are_read_from_the_tags() -> None:
+def test_columns_rows_and_gated_halves_of_tensor_parallelism_are_read_from_the_tags() -> None:
     column, row, norm = golden(8, 3), golden(3, 8), golden(5)
+    gate, up = column.chunk(2)
     parts = [
         {
             "qkv": tagged(column.chunk(2)[rank], 0),
             "proj": tagged(row.chunk(2, 1)[rank], 1),
             "norm": tagged(norm),
+            "fc1": tagged(torch.cat([gate.chunk(2)[rank], up.chunk(2)[rank]]), 0, 2),
         }
         for rank in range(2)
     ]
 
     for reading in read_all(parts, TP2):
-        assert holds_its_boxes(reading, "qkv", column)
-        assert holds_its_boxes(reading, "proj", row)
-        assert holds_its_boxes(reading, "norm", norm)
-
-
-def test_a_gated_mlp_is_two_boxes() -> None:
-    full = golden(8, 3)
-    gate, up = full.chunk(2)
-    parts = [{"fc1": tagged(torch.cat([gate.chunk(2)[rank], up.chunk(2)[rank]]), 0, 2)} for rank in range(2)]
-
-    for reading in read_all(parts, TP2):
-        assert holds_its_boxes(reading, "fc1", full) and len(held(reading, "fc1").boxes) == 2
+        for name, full in {"qkv": column, "proj": row, "norm": norm, "fc1": column}.items():
+            assert holds_its_boxes(reading, name, full)
 
 
 def megatron_layers(tp: int) -> nn.Module:

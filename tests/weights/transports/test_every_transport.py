@@ -25,6 +25,7 @@ from phalanx.weights.transport_interface import (
     SHARED_MEMORY,
     Deadline,
     Endpoint,
+    Outgoing,
     transport_choices,
 )
 from phalanx.weights.weight_requests import ConnectRequest
@@ -60,7 +61,17 @@ def one_process(sources: int, targets: int) -> Locations:
     return Locations(*((RankLocation("node", "process"),) * count for count in (sources, targets)))
 
 
-PLACES = {COPY: one_process, SHARED_MEMORY: one_node, GLOO: apart}
+def mixed(sources: int, targets: int) -> Locations:
+    """Two ranks of each side on a node; those of one number share a process, as roles that are colocated do."""
+    places = [RankLocation(f"node {rank // 2}", f"process {rank}") for rank in range(max(sources, targets))]
+    return Locations(tuple(places[:sources]), tuple(places[:targets]))
+
+
+PLACES = {COPY: one_process, SHARED_MEMORY: one_node, GLOO: apart, "mixed": mixed}
+
+
+def version_of(tensors: Tensors) -> Outgoing:
+    return Outgoing(lambda slot: read_slot(tensors, slot), lambda _: b"note", lambda: None)
 
 
 def synced(
@@ -72,7 +83,7 @@ def synced(
         for end in ends[rank]:
             end.packing.begin(version - 1 or None)
             if side == "source":
-                end.send(lambda slot: read_slot(tensors[rank], slot), lambda _: b"note", Deadline(30))
+                end.send(version_of(tensors[rank]), Deadline(30))
             else:
                 end.receive(lambda slot: write_slot(tensors[rank], slot), Deadline(30))
             end.packing.end(version)
@@ -80,7 +91,7 @@ def synced(
     return [(work, rank) for rank in range(len(ends))]
 
 
-@pytest.mark.parametrize("transport", [COPY, SHARED_MEMORY, GLOO])
+@pytest.mark.parametrize("transport", PLACES)
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(source=few_ranks, target=few_ranks, delta=st.booleans())
 def test_every_target_rank_has_its_part_of_every_version(
@@ -90,19 +101,10 @@ def test_every_target_rank_has_its_part_of_every_version(
     places = PLACES[transport](source.ranks, target.ranks)
     plan = plan_of(manifests(source, named), manifests(target, named), places)
     (transports,) = transport_choices(plan, places, "auto", is_shared=False)
-    request = ConnectRequest(
-        f"test {next(_names)}",
-        "source",
-        ("", "w"),
-        (),
-        plan,
-        4096,
-        transports,
-        store=f"127.0.0.1:{store.port}",
-        delta=delta,
-    )
+    address = f"127.0.0.1:{store.port}"
+    request = ConnectRequest(f"test {next(_names)}", plan, 4096, transports, store=address, delta=delta)
     senders = [make_endpoints(request, rank, CPU) for rank in range(source.ranks)]
-    addresses = {rank: end.address for rank, ends in enumerate(senders) for end in ends}
+    addresses = {rank: end.address for rank, ends in enumerate(senders) for end in ends if end.address}
     request = replace(request, side="target", addresses=addresses)
     receivers = [make_endpoints(request, rank, CPU) for rank in range(target.ranks)]
     arrived = blank(locals_of(target, named))
@@ -123,15 +125,29 @@ def test_every_target_rank_has_its_part_of_every_version(
                 torch.equal(a[name], b[name]) for a, b in zip(arrived, wanted, strict=True) for name in b
             )
     for end in itertools.chain(*senders, *receivers):
-        assert end.transport == transport
+        assert transport in (end.transport, "mixed")
         end.close()
         end.close()
 
 
-def choices(
-    devices: tuple[str, ...], targets: tuple[str, ...], override: str = "auto", nodes: int = 1
-) -> list[tuple[str, str]]:
-    """(transport on the node, transport between nodes) in order of preference, by devices of both sides."""
+@pytest.mark.parametrize(
+    ("devices", "targets", "override", "nodes", "expected"),
+    [
+        (("gpu0",), ("gpu1",), "auto", 1, [CUDA_IPC, NCCL, SHARED_MEMORY]),
+        (("gpu0",), ("gpu0",), "auto", 1, [CUDA_IPC, SHARED_MEMORY]),  # NCCL refuses two ranks on a device
+        (("gpu0",), ("gpu8",), "auto", 2, [NCCL]),
+        (("",), ("",), "auto", 1, [SHARED_MEMORY]),
+        (("gpu0",), ("",), "auto", 1, [SHARED_MEMORY]),
+        (("",), ("",), "auto", 2, [GLOO]),
+        (("gpu0",), ("",), "auto", 2, [GLOO]),
+        (("gpu0",), ("gpu1",), GLOO, 1, [GLOO]),
+        (("gpu0",), ("gpu1",), NCCL, 1, [NCCL]),
+        (("",), ("",), CUDA_IPC, 1, [CUDA_IPC]),
+    ],
+)
+def test_the_transport_depends_on_devices_and_nodes(
+    devices: tuple[str, ...], targets: tuple[str, ...], override: str, nodes: int, expected: list[str]
+) -> None:
     named = {"layers.0.w": torch.zeros(4)}
     layout = Layout((1, len(devices), 1, 1, 1)), Layout((1, len(targets), 1, 1, 1))
     places = Locations(
@@ -139,37 +155,10 @@ def choices(
         tuple(RankLocation("ab"[nodes - 1], f"t{n}", device) for n, device in enumerate(targets)),
     )
     plan = plan_of(manifests(layout[0], named), manifests(layout[1], named), places)
-    found = transport_choices(plan, places, override, is_shared=False)
-    return [(one[Locality.NODE], one[Locality.REMOTE]) for one in found]
+    choices = transport_choices(plan, places, override, is_shared=False)
 
-
-def test_device_tensors_on_a_node_go_by_cuda_ipc_then_nccl_then_host_memory() -> None:
-    found = [near for near, _ in choices(("gpu0",), ("gpu1",))]
-
-    assert found == [CUDA_IPC, NCCL, SHARED_MEMORY]
-
-
-def test_nccl_is_no_choice_for_two_ranks_on_a_device() -> None:
-    assert [near for near, _ in choices(("gpu0",), ("gpu0",))] == [CUDA_IPC, SHARED_MEMORY]
-
-
-def test_device_tensors_between_nodes_go_by_nccl() -> None:
-    assert {far for _, far in choices(("gpu0",), ("gpu8",), nodes=2)} == {NCCL}
-
-
-@pytest.mark.parametrize(("devices", "targets"), [(("",), ("",)), (("gpu0",), ("",))])
-def test_host_tensors_go_by_shared_memory_and_gloo(devices: tuple[str], targets: tuple[str]) -> None:
-    assert [near for near, _ in choices(devices, targets)] == [SHARED_MEMORY]
-    assert {far for _, far in choices(devices, targets, nodes=2)} == {GLOO}
-
-
-@pytest.mark.parametrize("override", [GLOO, NCCL])
-def test_a_process_group_can_be_chosen_for_a_node_too(override: str) -> None:
-    assert choices(("gpu0",), ("gpu1",), override) == [(override, override)]
-
-
-def test_cuda_ipc_can_be_chosen_without_a_fallback() -> None:
-    assert [near for near, _ in choices(("",), ("",), CUDA_IPC)] == [CUDA_IPC]
+    locality = Locality.NODE if nodes == 1 else Locality.REMOTE
+    assert list(dict.fromkeys(choice[locality] for choice in choices)) == expected
 
 
 def single(near: str, places: Locations, store: str = "") -> ConnectRequest:
@@ -177,7 +166,7 @@ def single(near: str, places: Locations, store: str = "") -> ConnectRequest:
     layout, named = Layout((1, 1, 1, 1, 1)), model([[4]])
     plan = plan_of(manifests(layout, named), manifests(layout, named), places)
     transports = {Locality.PROCESS: COPY, Locality.NODE: near, Locality.REMOTE: GLOO}
-    return ConnectRequest("c", "source", ("", "w"), (0,), plan, 4096, transports, store=store)
+    return ConnectRequest("c", plan, 4096, transports, store=store)
 
 
 @pytest.mark.parametrize("transport", [CUDA_IPC, NCCL])
@@ -202,4 +191,4 @@ def test_a_process_group_that_cannot_be_created_says_how_to_choose_the_network()
     (end,) = make_endpoints(single(SHARED_MEMORY, apart(1, 1), "127.0.0.1:9"), 0, CPU)
 
     with pytest.raises(WeightsTransferError, match="GLOO_SOCKET_IFNAME"):
-        end.send(lambda slot: torch.zeros(4), lambda _: b"note", Deadline(2))
+        end.send(version_of({}), Deadline(2))

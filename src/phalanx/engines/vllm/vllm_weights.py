@@ -16,7 +16,7 @@ import torch
 
 from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import InternalError, WeightsError
-from phalanx.weights.shared_memory import OpenedTensors, SharedTensors
+from phalanx.weights.shared_memory import HostMemory, SharedTensors
 
 EXTENSION = f"{__name__}.WorkerExtension"
 _RELOAD = "vllm.model_executor.model_loader.reload"
@@ -49,7 +49,8 @@ def location_of(tensors: Mapping[str, torch.Tensor]) -> str:
     shared = SharedTensors.holding(tensors)
     if shared is None:
         raise InternalError("weights for vLLM are not in shared memory")
-    return json.dumps([f"/proc/{os.getpid()}/fd/{shared.fd}", shared.nbytes, shared.table])
+    memory = shared.memory
+    return json.dumps([memory.handle.decode(), memory.tensor.numel(), shared.table])
 
 
 class WorkerExtension:
@@ -64,8 +65,8 @@ class WorkerExtension:
         Raises:
             WeightsError: if a parameter of the model got no weights.
         """
-        path, nbytes, table = json.loads(location)
-        shared = OpenedTensors(os.open(path, os.O_RDWR | os.O_CLOEXEC), nbytes, table)
+        handle, nbytes, table = json.loads(location)
+        shared = SharedTensors(HostMemory.open(handle.encode(), nbytes), table)
         model = self.model_runner.get_model()
         # It warns of layers without weights in every sync; missing weights are an error below.
         logging.getLogger(f"{_RELOAD}.layerwise").setLevel(logging.ERROR)
