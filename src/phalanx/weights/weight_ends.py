@@ -177,9 +177,13 @@ class WeightTarget(WeightEnd):
         if accepted.load is None:
             tensors = current_tensors(accepted, tensors)
 
+        has_begun = accepted.load is not None
+
         def write(slot: Slot) -> torch.Tensor:
-            if accepted.load is None:  # the role's weights may be partly updated from now on
+            nonlocal has_begun
+            if not has_begun:  # the role's weights may be partly updated from now on
                 registry.begin(key, sync.number)
+                has_begun = True
             return write_slot(tensors, slot)
 
         deadline, notes = Deadline(sync.timeout), dict[int, bytes]()
