@@ -92,7 +92,7 @@ class InlineServices:
 class InlineRank:
     """A rank in this process: its worker runtime, and the cause of its loss."""
 
-    host: Any
+    runtime: Any
     alive: bool = True
     lost: Lost | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
@@ -100,8 +100,8 @@ class InlineRank:
     def end(self, lost: Lost) -> None:
         """End the rank: further calls are refused."""
         self.alive, self.lost = False, lost
-        if self.host is not None:
-            self.host.lost(lost.exit or lost.reason)
+        if self.runtime is not None:
+            self.runtime.lost(lost.exit or lost.reason)
 
 
 class InlineBackend:
@@ -179,9 +179,9 @@ class InlineBackend:
                 cpus_of_node=os.cpu_count(),
                 threads=threads_by_choice(),
             )
-            host = request.factory(InlineServices(facts, self._own_folder()))
+            runtime = request.factory(InlineServices(facts, self._own_folder()))
             name = request.names[index] if request.names else None
-            endpoints.append(Endpoint(slot, InlineRank(host), host.report(), name))
+            endpoints.append(Endpoint(slot, InlineRank(runtime), runtime.report(), name))
         return endpoints
 
     def _own_folder(self) -> str:
@@ -193,10 +193,10 @@ class InlineBackend:
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         setup, _ = RankConfig.unpack(data)
         endpoint.handle.environment = {**setup.environment, STORE_VARIABLE: "inline"}
-        return Ticket(self._run(endpoint, lambda: endpoint.handle.host.setup(data, refs)))
+        return Ticket(self._run(endpoint, lambda: endpoint.handle.runtime.setup(data, refs)))
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-        ref = self._run(endpoint, lambda: endpoint.handle.host.run(message), split=returns > OUTPUT)
+        ref = self._run(endpoint, lambda: endpoint.handle.runtime.run(message), split=returns > OUTPUT)
         return ref if isinstance(ref, Ticket) else Ticket(*[ref] * returns)
 
     def _run(self, endpoint: Endpoint, work: Callable[[], Any], split: bool = False) -> InlineRef | Ticket:
@@ -224,10 +224,10 @@ class InlineBackend:
 
     def stream(self, endpoint: Endpoint, message: Message, buffer: int | None) -> RankStream:
         """Start a stream. The rank makes each item when it is taken, for any ``buffer``."""
-        host = endpoint.handle.host
-        if host is None:
+        runtime = endpoint.handle.runtime
+        if runtime is None:
             return InlineStream(iter(()), lambda _: InlineRef(lost=endpoint.handle.lost))
-        return InlineStream(host.stream(message), lambda work: self._step(endpoint, work))
+        return InlineStream(runtime.stream(message), lambda work: self._step(endpoint, work))
 
     def _step(self, endpoint: Endpoint, work: Callable[[], Any]) -> InlineRef:
         ref = self._run(endpoint, work)
@@ -274,7 +274,7 @@ class InlineBackend:
         for endpoint in endpoints:
             rank: InlineRank = endpoint.handle
             rank.end(Lost("the rank was stopped", "stopped", intended=True))
-            rank.host = None
+            rank.runtime = None
         return ()
 
     def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:

@@ -25,8 +25,8 @@ from phalanx.errors import CallCancelled
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.session.session import session
-from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, HOST, OUTPUT, Message, RankCall, titled
-from phalanx.worker import handlers as questions
+from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, LIBRARY, OUTPUT, Message, RankCall, titled
+from phalanx.worker import handlers
 
 
 def send(
@@ -188,7 +188,7 @@ def _submit(
     if core.is_view and streaming is None and len(ranks) == 1:
         composed = list(composed)
     try:
-        with core.order:  # calls reach all ranks in one order, whichever threads make them
+        with core.send_lock:  # calls reach all ranks in one order, whichever threads make them
             if core.epoch is not call.epoch and not core.epoch.takes(ranks, call.epoch):
                 raise core.lifecycle.stale_error(call.epoch.number, call.method)
             call.arrivals, nbytes = submit(
@@ -226,7 +226,7 @@ def _check_there(core: Group, epoch: Epoch, plan: CallPlan, spec: MethodSpec) ->
     Raises:
         StaleEpoch: a rank leaves, or has left.
     """
-    there = len(epoch.endpoints) if spec.name == HOST else epoch.size
+    there = len(epoch.endpoints) if spec.name == LIBRARY else epoch.size
     if any(rank >= there for rank in plan.ranks):
         raise core.lifecycle.stale_error(epoch.number, spec.name)
 
@@ -272,11 +272,11 @@ def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[An
     def verify(call: CallState, outputs: Sequence[Any]) -> None:
         if spec.replicated:
             check_replicated(core.name, call.method, call.plan.ranks, outputs)
-        if spec.name != HOST and len(call.plan.ranks) >= max(2, core.world_size):
+        if spec.name != LIBRARY and len(call.plan.ranks) >= max(2, core.world_size):
             ranks = range(core.world_size)
-            asked = CallPlan(ranks, (Same(questions.order),), {}, GatherPlan("list", ranks))
-            orders = send(core, asked, MethodSpec(HOST), "").result(None)
-            check_order(core.name, call.method, [[Executed(*one) for one in order] for order in orders])
+            asked = CallPlan(ranks, (Same(handlers.call_log),), {}, GatherPlan("list", ranks))
+            logs = send(core, asked, MethodSpec(LIBRARY), "").result(None)
+            check_order(core.name, call.method, [[Executed(*one) for one in log] for log in logs])
 
     return verify
 

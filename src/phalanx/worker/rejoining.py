@@ -35,7 +35,7 @@ class _World:
     timeout: timedelta
 
 
-def rejoin(host: WorkerRuntime, request: Rejoin) -> None:
+def rejoin(runtime: WorkerRuntime, request: Rejoin) -> None:
     """Enter an epoch, together with the constructors of the new ranks.
 
     Each object's ``rejoin()`` is called, in the order of their creation.
@@ -43,18 +43,18 @@ def rejoin(host: WorkerRuntime, request: Rejoin) -> None:
     Raises:
         BaseException: if a ``rejoin()`` raises it.
     """
-    host.stay(request.epoch)
-    shared = host.context.shared
+    runtime.stay(request.epoch)
+    shared = runtime.context.shared
     world: _World | None = None
-    if not host.in_driver:  # in the driver a process group belongs to another group, of a single rank
+    if not runtime.in_driver:  # in the driver a process group belongs to another group, of a single rank
         os.environ.update(request.environment)
         world = shared[_LEFT] = _leave_world() or shared.get(_LEFT)
     shared[REJOIN] = lambda worker: _join_world(worker, world)
     try:
-        for instance in host.instances.values():
+        for instance in runtime.instances.values():
             own = getattr(instance, "rejoin", None)
             if callable(own):
-                host.run_to_end(own())
+                runtime.run_to_end(own())
             else:
                 _join_world(instance, world)
         shared.pop(_LEFT, None)

@@ -106,7 +106,7 @@ class WorkerRuntime:
         place: the configuration of the rank; None before its setup.
         closers: its exit hooks.
         profiling: its running profile.
-        order: number and name of calls that ran in debug mode or in a trace, in their order.
+        call_log: number and name of calls that ran in debug mode or in a trace, in their order.
         journals: its trace files.
     """
 
@@ -118,7 +118,7 @@ class WorkerRuntime:
         self.place: RankConfig | None = None
         self.closers = Closers(own_process=not services.in_driver)
         self.profiling: Profiling | None = None
-        self.order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        self.call_log: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self.journals = Journals(own_process=not services.in_driver)
         self._loop = Loop()
         self._store_port = StorePort()
@@ -480,7 +480,7 @@ class WorkerRuntime:
         """Call the method of a call with its arguments. Return its result, which may be awaitable or yield."""
         library = is_library_call(call.method)
         if call.number and not library:
-            self.order.append((call.number, full_name(call.role, call.method)))
+            self.call_log.append((call.number, full_name(call.role, call.method)))
         before = received.nbytes
         device = self.device if call.to_device else None
         args, kwargs = arguments_of(call, refs, self._services.fetch, device)
