@@ -124,12 +124,12 @@ def test_whatever_else_is_raised_is_an_answer(runtime: WorkerRuntime) -> None:
 
 def test_a_traced_call_has_the_bytes_of_its_arguments_and_of_what_is_sent_back(tmp_path: Path) -> None:
     runtime = WorkerRuntime(Services())
-    runtime.journals.files = str(tmp_path / "rank")
+    runtime.trace_files.files = str(tmp_path / "rank")
     runtime.instances[""] = SimpleNamespace(double=lambda value: np.zeros(1 << 20, np.uint8))
 
     sent = runtime.run_direct("", "double", (1,), {}, ("trace", 7, 512), encode)
 
-    lines = Path(path_of(runtime.journals.files, "trace")).read_bytes().splitlines()
+    lines = Path(path_of(runtime.trace_files.files, "trace")).read_bytes().splitlines()
     part = read_log(lines, TrackKey("group", 0, 0)).parts[7]
     assert part.argument_bytes == 512
     assert part.result_bytes == sent.nbytes >= 1 << 20

@@ -232,8 +232,11 @@ def _check_there(core: Group, epoch: Epoch, plan: CallPlan, spec: MethodSpec) ->
 
 
 def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall:
+    together = not core.card.independent and len(call.plan.ranks) == call.epoch.size
+    # Ranks that know of a newer roster refuse the epoch of a view, which does not know its owner's.
+    is_told = core.is_view or (core.owner and together)
     return RankCall(
-        epoch=_epoch_told(core, call),
+        epoch=call.epoch.number if is_told else ANY_EPOCH,
         role=call.role,
         method=titled(spec.title) if spec.title else spec.name,
         returns=returns,
@@ -242,14 +245,6 @@ def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall
         number=call.number if core.debug or call.trace else 0,
         trace=call.trace,
     )
-
-
-def _epoch_told(core: Group, call: Call) -> int:
-    """The epoch of which the ranks of a call are to be; a view of another process does not know its owner's."""
-    if core.is_view:
-        return call.epoch.number  # ranks that know of a newer roster refuse it
-    together = not core.card.independent and len(call.plan.ranks) == call.epoch.size
-    return call.epoch.number if core.owner and together else ANY_EPOCH
 
 
 def _told(call: Call, composed: Iterable[Message]) -> Iterator[Message]:

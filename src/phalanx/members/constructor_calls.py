@@ -15,7 +15,7 @@ from phalanx.group.group import Group
 from phalanx.members.launch import Launched
 from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.messages import STORE_VARIABLE, Message, library_call
-from phalanx.worker.rejoining import Rejoin, rejoin
+from phalanx.worker.handlers import Rejoin, rejoin
 
 #: Variables by which ranks find each other, sent again to ranks that rejoin.
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
