@@ -7,7 +7,6 @@ is on the disk. A folder without a manifest is left over from a writer that died
 from __future__ import annotations
 
 import json
-import operator
 import re
 import secrets
 import time
@@ -20,6 +19,7 @@ from typing import Any
 from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.storage import FileFacts, Storage
 from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError
+from phalanx.wire.value import as_integer
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -231,11 +231,8 @@ def checked_number(name: str, value: Any, least: int, advice: str) -> int:
     Raises:
         DeclarationError: if it is none, or less than ``least``.
     """
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < least:
+    number = as_integer(value)
+    if number is None or number < least:
         raise DeclarationError(f"{name}={value!r}: {advice}")
     return number
 
