@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,9 +75,9 @@ def threads_by_choice() -> str | None:
     return os.environ.get("OMP_NUM_THREADS") or None
 
 
-def overlays_verl() -> bool:
+def overlays_verl(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether an installed verl is to have this library as its controller (``PHALANX_VERL=1``)."""
-    return os.environ.get("PHALANX_VERL", "") not in ("", "0", "false")
+    return environment.get("PHALANX_VERL", "") not in ("", "0", "false")
 
 
 def own_variables() -> dict[str, str]:

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from phalanx.backends.backend_types import ProcessStatus
 from phalanx.backends.ray.rank_processes import Gpu, Usage, read_gpus
-from phalanx.cli.common import duration, running_calls
+from phalanx.cli.common import duration, rank_status, running_calls
 from phalanx.cli.logs_command import Order, merged
 from phalanx.cli.stack_command import by_place
-from phalanx.cli.stack_command import rank_data as stack_data
 from phalanx.cli.top_command import rank_data, render
 from phalanx.display.registry_records import ChannelEntry, GroupRecord, RankRecord
 
@@ -131,7 +130,7 @@ def test_ranks_at_the_same_place_are_shown_together() -> None:
     gone = ProcessStatus(False, note="its process is gone")
 
     statuses = enumerate([waits, stands, waits, gone])
-    data = [stack_data(rank(number), status) for number, status in statuses]
+    data = [rank_status(rank(number), status) for number, status in statuses]
 
     assert by_place(data) == [
         ("ranks 0, 2 (host host): at update for 2.0 s", '  File "a.py", line 3 in wait'),

@@ -81,6 +81,16 @@ def running_calls(status: ProcessStatus) -> list[dict[str, Any]]:
     return calls
 
 
+def rank_status(entry: RankRecord, status: ProcessStatus) -> dict[str, Any]:
+    """Return a rank and its activity as plain data."""
+    return {
+        **{name: getattr(entry, name) for name in ("rank", "host", "node_id", "pid", "accelerator", "log")},
+        **{name: getattr(status, name) for name in ("reachable", "note", "told")},
+        "doing": running_calls(status),
+        "stack": status.stack.splitlines(),
+    }
+
+
 def duration(seconds: float) -> str:
     """Return seconds as people say them: 0.4 s, 12 s, 3 min, 2 h 5 min, 3 d 2 h."""
     if seconds < 10:

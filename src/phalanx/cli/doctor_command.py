@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Group
@@ -25,7 +25,7 @@ from rich.text import Text
 
 from phalanx.cli.common import cluster_reader, show
 from phalanx.cli.options import Address, AsJson
-from phalanx.config import running_cluster
+from phalanx.config import overlays_verl, running_cluster
 from phalanx.display.byte_format import size
 from phalanx.errors import PlacementError
 
@@ -95,9 +95,10 @@ def _gpu_names() -> tuple[str, ...]:
     return tuple(f"{gpu.number} ({size(gpu.total)})" for gpu in gpus())
 
 
-def _process_limit(name: str) -> tuple[int | None, ...]:
-    limits = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))
-    return tuple(None if limit == resource.RLIM_INFINITY else limit for limit in limits)
+def _process_limits() -> dict[str, tuple[int | None, ...]]:
+    both = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}")) for name in _LIMITS}
+    unlimited = resource.RLIM_INFINITY
+    return {name: tuple(None if limit == unlimited else limit for limit in both[name]) for name in both}
 
 
 def _port_range() -> tuple[int, int] | None:
@@ -128,10 +129,7 @@ class Cluster:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-_Found = TypeVar("_Found")
-
-
-def _probed(probe: Callable[[], _Found]) -> _Found:
+def _probed(probe: Callable[[], Any]) -> Any:
     """Return a field whose default is what ``probe`` finds on this machine."""
     return field(default_factory=probe)
 
@@ -156,9 +154,7 @@ class Machine:
     )
     environment: Mapping[str, str] = _probed(_relevant_variables)
     gpus: tuple[str, ...] = _probed(_gpu_names)
-    limits: Mapping[str, tuple[int | None, ...]] = _probed(
-        lambda: {name: _process_limit(name) for name in _LIMITS}
-    )
+    limits: Mapping[str, tuple[int | None, ...]] = _probed(_process_limits)
     ephemeral_ports: tuple[int, int] | None = _probed(_port_range)
     huge_pages: str | None = _probed(_page_mode)
     infiniband: bool = _probed(lambda: bool(glob.glob("/sys/class/infiniband/*")))
@@ -244,11 +240,9 @@ def render(host: str, facts: Mapping[str, str], findings: list[Finding]) -> Any:
 
 def examine(machine: Machine) -> tuple[dict[str, str], list[Finding]]:
     """Return the facts of a machine by topic, and all problems in the order of the topics."""
-    facts = describe(machine)
     cluster = machine.cluster or Cluster("", nodes=0)
-    looks = (_software, _processors, _memory, _system, _access)
-    findings = [Finding(*problem) for look in looks for problem in look(machine, cluster)]
-    return facts, sorted(findings, key=lambda finding: list(facts).index(finding.topic))
+    looks = (_software, _processors, _memory, _system, _access)  # in the order of the facts
+    return describe(machine), [Finding(*problem) for look in looks for problem in look(machine, cluster)]
 
 
 def describe(m: Machine) -> dict[str, str]:
@@ -258,6 +252,7 @@ def describe(m: Machine) -> dict[str, str]:
     limits = ", ".join(f"{name} {_limit(name, soft)}" for name, (soft, _) in m.limits.items())
     variables = ", ".join(f"{name}={value}" for name, value in sorted(m.environment.items()))
     mode = m.environment.get("RAY_AUTH_MODE") or "Ray's default mode"
+    nodes = f"{cluster.nodes} node{'s' * (cluster.nodes != 1)}" if cluster else ""
     return {
         "versions": ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items()),
         "cores": f"{m.cores}" + (f"; Ray counts {cluster.cpus:g} here" if cluster else ""),
@@ -270,9 +265,7 @@ def describe(m: Machine) -> dict[str, str]:
         "variables": variables or "none of those that matter",
         "disk": f"{m.disk_used:.0%} full",
         "security": f"{mode}, {'with' if m.token else 'without'} a token",
-        "cluster": f"{cluster.address}, {cluster.nodes} node{'s' * (cluster.nodes != 1)}"
-        if cluster
-        else m.no_cluster,
+        "cluster": f"{cluster.address}, {nodes}" if cluster else m.no_cluster,
         "verl": _controller_of_verl(m),
     }
 
@@ -286,13 +279,9 @@ def _limit(name: str, soft: int | None) -> str:
 def _controller_of_verl(m: Machine) -> str:
     if m.verl is None:
         return "not installed"
-    if not _overlay_is_wanted(m):
+    if not overlays_verl(m.environment):
         return f"{m.verl}: `import verl` gives verl's own controller; `phalanx verl ...` gives Phalanx's"
     return f"{m.verl}: `import verl` gives {'no' if _overlay_failure(m) else 'the'} controller of Phalanx"
-
-
-def _overlay_is_wanted(m: Machine) -> bool:
-    return m.environment.get("PHALANX_VERL", "") not in ("", "0", "false")
 
 
 def _overlay_failure(m: Machine) -> str:
@@ -328,10 +317,6 @@ def _software(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
         if have.get(name) not in (None, version):
             fix = f"use the same {name} on every node and for the driver"
             yield "versions", f"the cluster was started with {name} {version}, here is {have[name]}", fix
-    reason = _overlay_failure(m) if _overlay_is_wanted(m) else ""
-    if reason:
-        fix = "start them with `phalanx verl ...`, which needs verl 0.9 and no plugin"
-        yield "verl", f"PHALANX_VERL is set, but {reason}: programs of verl do not run on Phalanx", fix
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -427,3 +412,7 @@ def _access(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
     if m.cluster is None and not m.no_cluster.startswith(("none runs", "no Ray cluster runs")):
         fix = "name the one that is meant by --address or RAY_ADDRESS (`ray stop` ends all that run here)"
         yield "cluster", m.no_cluster, fix
+    reason = _overlay_failure(m) if overlays_verl(m.environment) else ""
+    if reason:
+        fix = "start them with `phalanx verl ...`, which needs verl 0.9 and no plugin"
+        yield "verl", f"PHALANX_VERL is set, but {reason}: programs of verl do not run on Phalanx", fix

@@ -15,7 +15,6 @@ import typer
 from phalanx.cli.common import observed_ranks
 from phalanx.cli.options import Address, AsJson, GroupName, Ranks
 from phalanx.display.log_merging import Lines, prefix_of
-from phalanx.display.registry_records import GroupRecord, RankRecord
 from phalanx.errors import DispatchError
 
 _CHUNK = 1 << 20
@@ -56,13 +55,16 @@ def logs(
     with observed_ranks(address, group, rank) as (observer, found, ranks):
         try:
             files = [new_lines(partial(observer.read, entry), follow=follow) for entry in ranks]
-            for index, text in merged([next(file) for file in files], order, tail):
-                _print(found, ranks[index], text, as_json)
             with contextlib.suppress(KeyboardInterrupt):
-                while follow:
+                while True:
+                    for index, text in merged([next(file) for file in files], order, tail):
+                        entry = ranks[index]
+                        line = prefix_of(found.label, entry.rank, entry.host) + text
+                        typer.echo(json.dumps({"rank": entry.rank, "text": text}) if as_json else line)
+                    if not follow:
+                        break
                     time.sleep(_POLL_S)
-                    for index, text in merged([next(file) for file in files]):
-                        _print(found, ranks[index], text, as_json)
+                    order, tail = "rank", None  # only what is there already is sorted and cut
         except OSError as error:
             raise DispatchError(f"group {found.name!r}: {error}") from None
 
@@ -101,8 +103,3 @@ def merged(
                 lines.append((at, index, text))
     in_order = sorted(lines, key=lambda line: line[0]) if order == "time" else lines
     return [(index, text) for _, index, text in in_order]
-
-
-def _print(group: GroupRecord, entry: RankRecord, text: str, as_json: bool) -> None:
-    prefix = prefix_of(group.label, entry.rank, entry.host)
-    typer.echo(json.dumps({"rank": entry.rank, "text": text}) if as_json else prefix + text)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx.backends.backend_types import ProcessStatus
-from phalanx.cli.common import duration, observed_ranks, running_calls, show
+from phalanx.cli.common import duration, observed_ranks, rank_status, show
 from phalanx.cli.options import Address, AsJson, GroupName, Ranks
 from phalanx.collect.message import rank_list
-from phalanx.display.registry_records import RankRecord
 
 
 def stack(group: GroupName, rank: Ranks = None, address: Address = None, as_json: AsJson = False) -> None:
@@ -27,22 +25,9 @@ def stack(group: GroupName, rank: Ranks = None, address: Address = None, as_json
     """
     with observed_ranks(address, group, rank) as (observer, found, ranks):
         statuses = observer.sights(ranks, stacks=True)
-    data = [rank_data(*pair) for pair in zip(ranks, statuses, strict=True)]
+    data = list(map(rank_status, ranks, statuses))
     places = [f"\n{members}\n{text}" for members, text in by_place(data)]
     show(as_json, data, "\n".join([f"group {found.name}, {found.state}, epoch {found.epoch}", *places]))
-
-
-def rank_data(entry: RankRecord, status: ProcessStatus) -> dict[str, Any]:
-    """Return where a rank stands, as plain data."""
-    return {
-        "rank": entry.rank,
-        "host": entry.host,
-        "pid": entry.pid,
-        "reachable": status.reachable,
-        "doing": running_calls(status),
-        "stack": status.stack.splitlines(),
-        "note": status.note,
-    }
 
 
 def by_place(ranks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

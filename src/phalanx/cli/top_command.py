@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.cli.common import cluster_reader, duration, running_calls, show, titled_table
+from phalanx.cli.common import cluster_reader, duration, rank_status, show, titled_table
 from phalanx.cli.options import Address, AsJson, OnlyGroup
 from phalanx.display.byte_format import size
 from phalanx.display.registry_records import RankRecord
@@ -117,15 +117,9 @@ def rank_data(
     cpu = None
     if before is not None and now is not None and now.at > before.at:
         cpu = 100 * (now.cpu_s - before.cpu_s) / (now.at - before.at)
-    return {
-        **{name: getattr(entry, name) for name in ("rank", "host", "node_id", "pid", "accelerator", "log")},
-        "doing": running_calls(status),
-        "note": "" if status.reachable else status.note,
-        "told": status.told,
-        "memory_bytes": now.memory if now is not None else None,
-        "cpu_percent": cpu,
-        "gpu_percent": max(uses, default=None),
-    }
+    memory = None if now is None else now.memory
+    usage = {"memory_bytes": memory, "cpu_percent": cpu, "gpu_percent": max(uses, default=None)}
+    return rank_status(entry, status) | usage
 
 
 def render(overview: dict[str, Any], rows: int | None = None) -> Any:
@@ -173,7 +167,7 @@ def _group_table(group: dict[str, Any], at: float, rows: int | None) -> Any:
 
 def _doing(rank: dict[str, Any]) -> Text:
     """Return the calls of a rank, and the line that it reports of itself below them."""
-    if rank["note"]:
+    if not rank["reachable"]:
         return Text(rank["note"], "red")
     calls = ", ".join(f"{call['method']} {duration(call['seconds'])}" for call in rank["doing"])
     text = Text(calls, "cyan") if calls else Text("idle", "dim")
