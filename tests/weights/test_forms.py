@@ -61,7 +61,7 @@ class Loading(px.Worker):
 
 
 def test_a_class_that_is_no_worker_publishes_and_accepts() -> None:
-    with linked(px.BoundClass(Plain, True), px.BoundClass(Plain, False)) as (source, target, sync):
+    with linked(px.BoundClass(Plain, True), px.BoundClass(Plain, False)) as (_, target, sync):
         sync()
 
         assert torch.equal(target.run(lambda plain: plain.model["w"])[0], ramp(4))
@@ -121,7 +121,7 @@ def test_a_parameter_that_a_target_got_since_the_plan_is_not_left_out() -> None:
 
 def test_what_loads_gets_every_name_and_tensor() -> None:
     published = {"a": ramp(3), "b": ramp(2, 2)}
-    with linked(Publisher.bind(told(published)), Loading) as (source, target, sync):
+    with linked(Publisher.bind(told(published)), Loading) as (_, target, sync):
         sync()
 
         assert same(target.run(lambda worker: worker.loaded)[0], published)
@@ -130,7 +130,7 @@ def test_what_loads_gets_every_name_and_tensor() -> None:
 def test_what_loads_gets_tensors_of_the_types_that_it_states() -> None:
     published = {"a": ramp(3), "b": ramp(2)}
     like = {"a": torch.empty(3, dtype=torch.bfloat16, device="meta")}
-    with linked(Publisher.bind(told(published)), Loading.bind(like)) as (source, target, sync):
+    with linked(Publisher.bind(told(published)), Loading.bind(like)) as (_, target, sync):
         sync()
 
         assert same(target.run(lambda worker: worker.loaded)[0], {"a": ramp(3).bfloat16()})
@@ -186,7 +186,7 @@ def test_the_two_sides_may_call_the_weights_by_other_names() -> None:
         def __init__(self) -> None:
             self.publish_weights("teacher", network(0))
 
-    with linked(Teacher, Rollout, source_name="teacher") as (source, target, sync):
+    with linked(Teacher, Rollout, source_name="teacher") as (_, target, sync):
         sync()
 
         assert same(target.values()[0], {name: one.detach() for name, one in network(0).named_parameters()})
@@ -280,7 +280,7 @@ class Inferring(px.Worker):
 
 
 def test_tensors_of_inference_mode_are_published_and_accepted() -> None:
-    with linked(Inferring.bind(True), Inferring.bind(False)) as (source, target, sync):
+    with linked(Inferring.bind(True), Inferring.bind(False)) as (_, target, sync):
         sync()
 
         assert torch.equal(arrived(target)["w"], ramp(4))

@@ -127,7 +127,7 @@ def test_options_that_are_none_are_refused_at_once(options: dict[str, object]) -
 
 
 def test_a_closed_group_says_so() -> None:
-    with linked(Actor, Rollout) as (source, target, sync):
+    with linked(Actor, Rollout) as (_, target, sync):
         sync()
         target.close()
 

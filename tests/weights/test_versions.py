@@ -116,7 +116,7 @@ def test_torn_weights_stop_registered_methods_until_a_sync_succeeds() -> None:
 
 
 def test_no_rank_has_a_version_of_which_another_rank_failed() -> None:
-    with linked(Actor, Fussy, sizes=(2, 2)) as (source, target, sync):
+    with linked(Actor, Fussy, sizes=(2, 2)) as (_, target, sync):
         sync()
         target[1].call("refuse", True)
 
@@ -159,7 +159,7 @@ def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
 
 
 def test_a_restarted_group_that_had_a_version_is_refused_until_it_is_synced() -> None:
-    with linked(Actor, Rollout) as (source, target, sync):
+    with linked(Actor, Rollout) as (_, target, sync):
         sync()
         target.restart()
 
@@ -188,7 +188,7 @@ def test_a_restarted_group_that_had_none_is_usable() -> None:
 
 
 def test_a_sync_that_changes_nothing_counts_no_change_and_warns_the_second_time_in_a_row() -> None:
-    with linked(Actor, Rollout) as (source, target, sync):
+    with linked(Actor, Rollout) as (source, _, sync):
         assert sync().changed == 4
         assert sync().changed == 0
         with pytest.warns(RuntimeWarning, match="2 syncs in a row changed nothing"):
@@ -253,7 +253,7 @@ def test_of_several_targets_a_change_counts_once() -> None:
 
 
 def test_a_warning_of_stillness_points_at_the_line_of_the_user() -> None:
-    with linked(Actor, Rollout) as (source, target, sync):
+    with linked(Actor, Rollout) as (_, _, sync):
         sync()
         with pytest.warns(RuntimeWarning) as told:
             sync(expect_change=True)
@@ -263,7 +263,7 @@ def test_a_warning_of_stillness_points_at_the_line_of_the_user() -> None:
 
 @pytest.mark.parametrize("always", [True, False])
 def test_a_sync_that_expects_change_warns_at_once(always: bool) -> None:
-    with linked(Actor, Rollout, expect_change=always) as (source, target, sync):
+    with linked(Actor, Rollout, expect_change=always) as (_, _, sync):
         sync()
         with pytest.warns(RuntimeWarning, match="the sync changed nothing"):
             sync(expect_change=None if always else True)

@@ -104,8 +104,8 @@ def linked(
     source: Any, target: Any, sizes: tuple[int, int] = (1, 1), **options: Any
 ) -> Generator[tuple[px.WorkerGroup, px.WorkerGroup, px.WeightSync]]:
     """Groups of two classes in this process, and a sync from the first to the second."""
-    with groups(source, target, sizes=sizes) as both:
-        yield *both, px.WeightSync(*both, NAME, **options)
+    with groups(source, target, sizes=sizes) as (one, other):
+        yield one, other, px.WeightSync(one, other, NAME, **options)
 
 
 @contextmanager
