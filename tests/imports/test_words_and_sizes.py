@@ -18,7 +18,7 @@ LINES = {
     "api": 1210,
     "backends": 2670,
     "calls": 2560,
-    "channels": 2430,
+    "channels": 2420,
     "checkpoint": 2030,
     "cli": 950,
     "collect": 600,
