@@ -73,20 +73,20 @@ def measured(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> tuple[li
 
 
 def page_tables(rows: Sequence[Row]) -> str:
-    """A small table for each scenario, with those who were measured in it; spreads are in the results file."""
-    scenarios = dict.fromkeys(row.case.scenario for row in rows)
-    return "\n\n".join(_page_table([row for row in rows if row.case.scenario == name]) for name in scenarios)
+    """A small table for each scenario of ours, of its smallest and largest cases; the results file has all of them."""
+    ours = [row for row in rows if PHALANX in row.summaries]
+    scenarios = dict.fromkeys(row.case.scenario for row in ours)
+    return "\n\n".join(_page_table([row for row in ours if row.case.scenario == name]) for name in scenarios)
 
 
 def _page_table(rows: Sequence[Row]) -> str:
     measured = [name for name in CONTENDERS if any(name in row.summaries for row in rows)]
-    columns = [rows[0].case.scenario.replace("_", " "), *measured]
-    judged = any(row.goals for row in rows)
-    lines = [
-        [_size(row), *(_with_ratio(row, name) for name in measured), *([verdict(row)] if judged else [])]
-        for row in sorted(rows, key=lambda row: (row.case.variant, row.case))
-    ]
-    return markdown_table([*columns, *(["goal"] if judged else [])], lines)
+    shown: list[Row] = []
+    for variant in dict.fromkeys(row.case.variant for row in rows):
+        sizes = sorted((row for row in rows if row.case.variant == variant), key=lambda row: row.case)
+        shown += sizes if len(sizes) < 3 else [sizes[0], sizes[-1]]
+    lines = [[_size(row), *(_with_ratio(row, name) for name in measured)] for row in shown]
+    return markdown_table([rows[0].case.scenario.replace("_", " "), *measured], lines)
 
 
 def _size(row: Row) -> str:
@@ -137,7 +137,7 @@ def rich_table(title: str, columns: Sequence[str], lines: Iterable[Sequence[str]
 
 
 def markdown_table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    made = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    made = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     made += ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     return "\n".join(made)
 

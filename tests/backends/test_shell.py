@@ -1,4 +1,4 @@
-"""The actor around a host, without Ray: what it passes on to the user's object, and what Ray tells of its errors."""
+"""The actor around a runtime, without Ray: what it passes on to the user's object, and what Ray tells of its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOME = Path(phalanx.__file__).parent
 
 def shell(kind: Any, instances: dict[str, Any]) -> Any:
     made = kind.__new__(kind)
-    made._host = SimpleNamespace(instances=instances)
+    made._runtime = SimpleNamespace(instances=instances)
     return made
 
 
@@ -41,8 +41,8 @@ def test_what_neither_has_is_told_of_the_actor(instances: dict[str, Any], name: 
 
 @pytest.mark.parametrize("kind", [WorkerActor, AsyncWorkerActor])
 def test_an_actor_that_is_being_made_has_nothing_yet(kind: Any) -> None:
-    with pytest.raises(AttributeError, match="_host"):
-        _ = kind.__new__(kind)._host
+    with pytest.raises(AttributeError, match="_runtime"):
+        _ = kind.__new__(kind)._runtime
 
 
 def test_a_remote_traceback_begins_with_the_users_code() -> None:

@@ -63,7 +63,7 @@ def test_the_leftovers_of_a_killed_driver_are_removed(
     assert [(found.number, found.whole) for found in find_steps(storage)] == [(2, True)]
 
 
-def test_the_lock_is_released_with_its_last_user(storage: Storage) -> None:
+def test_the_lock_ends_with_its_last_user(storage: Storage) -> None:
     first, second = PathLock.acquire(storage), PathLock.acquire(storage)
 
     first.release()
@@ -85,7 +85,7 @@ def test_a_driver_that_lost_its_claim_of_a_store_commits_nothing(
 
     def claimed(self: Storage, name: str, data: bytes) -> None:
         write(self, name, data)
-        write(self, CLAIM, b"pid 7 on host elsewhere")
+        write(Storage(url), CLAIM, b"pid 7 on host elsewhere")
 
     if at == "before the commit":
         claimed(Storage(url), "step", b"")

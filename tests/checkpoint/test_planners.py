@@ -7,6 +7,7 @@ import os
 import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path as FilePath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -56,7 +57,7 @@ def stored(folder: FilePath, metadata: Metadata, ranks: int) -> StoredState:
     (folder / "step").mkdir()
     (folder / "step" / ".metadata").write_bytes(data)
     files, parts = {"./.metadata": FileFacts.of(data)}, {".": {"world_size": ranks}}
-    return read_stored(Step(Storage(folder), "step", 1, files=files, parts=parts), ".")
+    return read_stored(Step(Storage(folder / "step"), 1, files=files, parts=parts), ".")
 
 
 def leaves_of(
@@ -83,7 +84,7 @@ def test_every_layout_is_loaded_from_every_other(
         metadata = save(folder, leaves_of(source, named, locals_of(source, named)))
         for leaves in leaves_of(target, named, arrived):
             targets = {name: tensor for name, (_, tensor) in leaves.items()}
-            planner = LoadPlanner(metadata, targets, {name: name for name in targets})
+            planner = LoadPlanner(metadata, targets)
             read_items(folder, metadata, planner.create_local_plan(), planner)
 
     assert all(
@@ -143,8 +144,8 @@ def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> Non
     ]
     assert found.leaf("own.3 of rank 1").path == ("own", 3)
     with pytest.raises(CheckpointMismatch, match=r"2 values differed by rank on the 2 ranks.*parts=\['lr'\]"):
-        found.for_ranks(1, generators=True)
-    assert found.select(["lr"]).for_ranks(1, generators=True).keys_for(0) == {"lr": "lr"}
+        found.for_ranks(1)
+    assert found.select(["lr"]).for_ranks(1).keys_for(0) == {"lr": "lr"}
     with pytest.raises(CheckpointMismatch, match=r"no part 'x'; it has lr, own, seed"):
         found.select(["x"])
 
@@ -153,25 +154,11 @@ def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> Non
 def test_a_tensor_that_was_pickled_by_rank_fills_a_tensor_of_its_shape(tmp_path: Any, size: int) -> None:
     metadata = save(str(tmp_path), [{"w": (("w",), torch.full((2,), float(rank)))} for rank in range(2)])
     target = torch.zeros(size)
-    planner = LoadPlanner(metadata, {"w": LocalTensor.complete(target)}, {"w": "w of rank 1"})
+    planner = LoadPlanner(metadata, {"w of rank 1": LocalTensor.complete(target)})
 
-    if size == 3:
-        with pytest.raises(CheckpointMismatch, match=r"w was saved with shape \[2\]"):
-            read_items(str(tmp_path), metadata, planner.create_local_plan(), planner)
-    else:
+    with pytest.raises(CheckpointMismatch, match=r"shape \[2\]") if size == 3 else nullcontext():
         read_items(str(tmp_path), metadata, planner.create_local_plan(), planner)
-        assert target.tolist() == [1.0, 1.0]
-
-
-def test_generators_by_rank_are_taken_by_ranks_of_the_same_number(tmp_path: Any) -> None:
-    ranks = [{"rng.torch": (("rng", "torch"), rank), "lr": (("lr",), 0.1)} for rank in range(2)]
-    found = stored(tmp_path, save(str(tmp_path), ranks), ranks=2)
-
-    assert found.for_ranks(1, generators=True).keys.keys() == {"rng.torch of rank 0", "lr"}
-    more = found.for_ranks(3, generators=True)
-    assert [more.has_generators(rank) for rank in range(3)] == [True, True, False]
-    with pytest.raises(CheckpointMismatch, match=r"rng\.torch; .*parts=\['lr'\]"):
-        found.for_ranks(1, generators=False)
+    assert target.tolist() == [1.0] * size if size == 2 else [0.0] * size
 
 
 @pytest.mark.parametrize(
@@ -191,16 +178,11 @@ def test_digests_of_other_values_differ(value: Any, other: Any) -> None:
     assert value_digest(value) != value_digest(other)
 
 
-def test_a_value_that_refers_to_itself_has_a_digest() -> None:
-    value: list[Any] = [1]
-    value.append(value)
-
-    assert value_digest(value) == value_digest(pickle.loads(pickle.dumps(value)))
-
-
 def test_digests_do_not_depend_on_shared_memory_or_the_order_of_sets() -> None:
-    text = "ab" * 30
+    text, itself = "ab" * 30, list[Any]([1])
+    itself.append(itself)
     names = [os.urandom(8).hex() for _ in range(20)]
 
     assert value_digest([text, text]) == value_digest([text, "".join(text)])
     assert value_digest({*names}) == value_digest({*names[::-1]})
+    assert value_digest(itself) == value_digest(pickle.loads(pickle.dumps(itself)))

@@ -200,29 +200,24 @@ def test_roles_of_a_colocated_group_are_saved_by_name(two: px.ResourcePool, tmp_
     assert all(same(one, other) for one, other in zip(group.actor.values(), then, strict=True))
 
 
-def test_a_role_is_loaded_alone(two: px.ResourcePool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [False, True])
+def test_roles_of_a_group_are_loaded_one_by_one(two: px.ResourcePool, tmp_path: Path, run: bool) -> None:
     group = px.WorkerGroup(two, px.colocate({"one": Bag.bind(x=1), "two": Bag.bind(x=2)}))
-    px.save(group, tmp_path)
-    group.one.put([{}, {}])
-    group.two.put([{}, {}])
+    if run:
+        with px.checkpoint.CheckpointManager(tmp_path, {"a": group.one, "b": group.two}) as manager:
+            manager.save(1)
+    else:
+        px.save(group, tmp_path)
+    for role in (group.one, group.two):
+        role.put([{}, {}])
 
-    px.load(group.two, tmp_path)
-
+    px.load(group.two, tmp_path, name="b" if run else None)
     assert (group.one.get(), group.two.get()) == ([{}, {}], [{"x": 2}, {"x": 2}])
 
-
-def test_two_roles_of_a_group_are_parts_of_a_run(two: px.ResourcePool, tmp_path: Path) -> None:
-    group = px.WorkerGroup(two, px.colocate({"one": Bag.bind(x=1), "two": Bag.bind(x=2)}))
-    roles = {"a": group.one, "b": group.two}
-    with px.checkpoint.CheckpointManager(tmp_path, roles) as run:
-        run.save(1)
-    group.one.put([{}, {}])
-    group.two.put([{}, {}])
-
-    with px.checkpoint.CheckpointManager(tmp_path, roles) as run:
-        run.resume()
-
-    assert (group.one.get(), group.two.get()) == ([{"x": 1}, {"x": 1}], [{"x": 2}, {"x": 2}])
+    if run:
+        with px.checkpoint.CheckpointManager(tmp_path, {"a": group.one, "b": group.two}) as manager:
+            manager.resume()
+        assert (group.one.get(), group.two.get()) == ([{"x": 1}, {"x": 1}], [{"x": 2}, {"x": 2}])
 
 
 def test_a_worker_without_a_state_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:
@@ -237,12 +232,14 @@ def test_names_that_are_not_there_are_refused_and_nothing_changes(
 ) -> None:
     group = px.WorkerGroup(two, Rows)
     px.save(group, tmp_path)
-    trainer = px.WorkerGroup(two, Trainer.bind(rng=False))
+    trainer = px.WorkerGroup(two, Trainer.bind(rng=False), name="trainer")
     before = trainer.values()
 
-    with pytest.raises(px.checkpoint.CheckpointMismatch, match="optimizer"):
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"^ranks 0, 1 of 'trainer': ") as caught:
         px.load(trainer, tmp_path)
 
+    assert "parts=['model']" in str(caught.value)
+    assert "Traceback" not in str(caught.value) and caught.value.__suppress_context__
     assert all(same(one, other) for one, other in zip(trainer.values(), before, strict=True))
 
 

@@ -14,22 +14,12 @@ import pytest
 
 import phalanx as px
 from phalanx.checkpoint.steps import Step, listed, read_step
-from phalanx.checkpoint.storage import FileFacts, Storage
+from phalanx.checkpoint.storage import Storage
 from tests.checkpoint.save_workers import saved, writing
 
 
 def steps(path: Path) -> list[tuple[int, bool]]:
     return [(one.number, one.whole) for one in listed(str(path))]
-
-
-def test_a_step_is_not_there_before_its_commit(tmp_path: Path) -> None:
-    saved(tmp_path, 1)
-    with writing(tmp_path, 2) as writer:
-        writer.write("policy/rank-0", b"more")
-        assert read_step(str(tmp_path)).number == 1
-
-        writer.commit()
-        assert read_step(str(tmp_path)).read("policy/rank-0") == b"more"
 
 
 def test_an_interrupt_while_old_steps_are_removed_keeps_the_new_one(
@@ -75,15 +65,6 @@ def test_a_file_that_is_not_whole_is_named_before_anything_is_read(tmp_path: Pat
     assert steps(tmp_path) == [(1, True), (2, False), (3, True)]
 
 
-def test_a_file_with_other_bytes_is_named_when_it_is_read(tmp_path: Path) -> None:
-    step = saved(tmp_path, 2)
-    Path(step.path("policy/rank-0")).write_bytes(b"wEights")
-
-    for read in (step.check, lambda: step.read("policy/rank-0")):
-        with pytest.raises(px.checkpoint.CheckpointCorrupted, match="policy/rank-0"):
-            read()
-
-
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
@@ -112,9 +93,9 @@ def test_a_step_that_is_being_removed_is_not_damaged(tmp_path: Path, monkeypatch
     step = saved(tmp_path, 1)
     real = Storage.sizes
 
-    def sizes(self: Storage, folder: str) -> dict[str, int]:
+    def sizes(self: Storage) -> dict[str, int]:
         shutil.rmtree(step.folder, ignore_errors=True)  # after its manifest was read
-        return real(self, folder)
+        return real(self)
 
     monkeypatch.setattr(Storage, "sizes", sizes)
 
@@ -127,16 +108,6 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path)
     saved(tmp_path, 1)
     with pytest.raises(px.checkpoint.CheckpointError, match=r"step 5 is not in .*: 1"):
         read_step(str(tmp_path), 5)
-
-
-def test_a_file_that_only_another_node_sees_fails_the_commit(tmp_path: Path) -> None:
-    saved(tmp_path, 1)
-    with writing(tmp_path, 2) as writer:
-        writer.files["policy/rank-7"] = FileFacts(100, "ab")
-        with pytest.raises(px.checkpoint.CheckpointError, match="only one node sees"):
-            writer.commit()
-
-    assert steps(tmp_path) == [(1, True)]
 
 
 def test_a_disk_that_is_full_at_the_manifest_leaves_the_step_before_whole(
@@ -194,17 +165,12 @@ def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("step", "keep"), [(-1, None), (1.0, None), ("1", None), (True, None), (1, 0), (1, "2")]
 )
-def test_numbers_that_make_no_sense_are_refused(tmp_path: Path, step: Any, keep: Any) -> None:
+def test_numbers_are_whole_numbers(tmp_path: Path, step: Any, keep: Any) -> None:
+    saved(tmp_path, np.int64(3), keep=np.int64(2))
+    assert read_step(str(tmp_path), np.int64(3)).number == 3  # type: ignore[arg-type]
+
     with pytest.raises(px.DeclarationError, match="give"):
         saved(tmp_path, step, keep=keep)
-
-
-def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
-    saved(tmp_path, np.int64(3), keep=np.int64(2))
-
-    assert read_step(str(tmp_path), np.int64(3)).number == 3  # type: ignore[arg-type]
-    with pytest.raises(px.DeclarationError, match="step='3': give the number of a step"):
-        read_step(str(tmp_path), "3")  # type: ignore[arg-type]
 
 
 def test_a_file_of_a_store_is_seen_whole_or_not_at_all(

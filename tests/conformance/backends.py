@@ -28,7 +28,7 @@ from phalanx.backends.backend_types import (
 from phalanx.topology.slots import Slot
 from phalanx.wire.codec import encode
 from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, OUTPUT, Message, RankCall, RankConfig, StreamEnd
-from phalanx.worker.factory import make_host
+from phalanx.worker.factory import make_runtime
 
 _POOL = "contracts"
 _SLOT, _SHARE = {"CPU": 0.1}, {"CPU": 0.01}  # several processes fit in a slot
@@ -95,7 +95,9 @@ class _Ranks:
         """Processes that are no ranks yet."""
         slots = tuple(Slot(0, bundle, _POOL) for bundle in range(2))
         return transport.spawn(
-            SpawnRequest("Small", _METHODS, slots, {_POOL: reservation}, _SHARE, make_host, timeout=_WITHIN_S)
+            SpawnRequest(
+                "Small", _METHODS, slots, {_POOL: reservation}, _SHARE, make_runtime, timeout=_WITHIN_S
+            )
         )
 
     def become(

@@ -229,10 +229,10 @@ def test_a_profiler_that_fails_spoils_the_profile_only(group: Any, monkeypatch: 
 
 def test_nothing_is_left_around_calls_once_a_profile_has_ended() -> None:
     with inline() as one:
-        host = one.core.endpoints[0].handle.host
+        runtime = one.core.endpoints[0].handle.runtime
         with one.profile():
-            assert host.profiling is not None
+            assert runtime.profiling is not None
             one.add()
 
-        assert host.profiling is None
+        assert runtime.profiling is None
         assert not one.core.before_end

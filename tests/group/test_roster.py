@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.api import handle_serialization as travel
+from phalanx.api import view as travel
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
 from phalanx.backends.inline import InlineRank

@@ -19,7 +19,7 @@ LINES = {
     "backends": 2670,
     "calls": 2560,
     "channels": 2430,
-    "checkpoint": 2120,
+    "checkpoint": 2030,
     "cli": 930,
     "collect": 600,
     "compat": 2340,

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.wire import call_page as side_channel
+from phalanx.wire import call_page
 
-pytestmark = pytest.mark.skipif(not side_channel.available(), reason="pages are Linux only")
+pytestmark = pytest.mark.skipif(not call_page.available(), reason="pages are Linux only")
 NUMBERS = st.integers(1, 2**63)
 
 
-def read(page: side_channel.CallPage) -> side_channel.Reading:
-    return side_channel.read(os.pread(page.fd, side_channel.SIZE, 0))
+def read(page: call_page.CallPage) -> call_page.Reading:
+    return call_page.read(os.pread(page.fd, call_page.SIZE, 0))
 
 
 def test_a_running_call_is_on_the_board_with_its_begin_until_it_ends() -> None:
-    page = side_channel.CallPage()
+    page = call_page.CallPage()
     slot = page.begin(7)
 
     assert 0 <= time.monotonic() - read(page).running[7] < 5
@@ -30,7 +30,7 @@ def test_a_running_call_is_on_the_board_with_its_begin_until_it_ends() -> None:
 
 
 def test_the_method_of_a_running_call_is_on_the_board() -> None:
-    page = side_channel.CallPage()
+    page = call_page.CallPage()
     for call, method in [(1, "actor.update"), (2, ""), (3, "actor.update"), (4, "größe")]:
         page.begin(call, method)
 
@@ -38,7 +38,7 @@ def test_the_method_of_a_running_call_is_on_the_board() -> None:
 
 
 def test_what_a_rank_says_of_itself_is_on_the_board_in_place_of_what_it_said_before() -> None:
-    page = side_channel.CallPage()
+    page = call_page.CallPage()
     page.begin(1, "generate")
     page.cancelled(1)
     page.tell("812 tokens/s, 12 running")
@@ -49,37 +49,37 @@ def test_what_a_rank_says_of_itself_is_on_the_board_in_place_of_what_it_said_bef
 
 
 def test_a_name_that_is_too_long_is_cut() -> None:
-    page = side_channel.CallPage()
+    page = call_page.CallPage()
     page.begin(1, "x" * 100)
     page.begin(2, "y")
 
     assert read(page).methods == {1: "x" * 64, 2: "y"}
 
 
-@given(st.lists(NUMBERS, unique=True, max_size=2 * side_channel.SLOTS))
+@given(st.lists(NUMBERS, unique=True, max_size=2 * call_page.SLOTS))
 def test_calls_that_run_at_once_each_have_a_slot_as_long_as_there_are_any(numbers: list[int]) -> None:
-    page = side_channel.CallPage()
+    page = call_page.CallPage()
     slots = [page.begin(number) for number in numbers]
 
-    assert set(read(page).running) == set(numbers[: side_channel.SLOTS])
+    assert set(read(page).running) == set(numbers[: call_page.SLOTS])
     for slot in slots:
         page.end(slot)
     assert read(page).running == {}
 
 
-@given(st.lists(NUMBERS, unique=True, min_size=1, max_size=2 * side_channel.CANCELLED))
+@given(st.lists(NUMBERS, unique=True, min_size=1, max_size=2 * call_page.CANCELLED))
 def test_the_latest_cancelled_calls_are_known_to_the_rank(numbers: list[int]) -> None:
-    page = side_channel.CallPage()
+    page = call_page.CallPage()
     for number in numbers:
-        side_channel.cancel(page.fd, number)
+        call_page.cancel(page.fd, number)
 
-    assert all(page.cancelled(number) for number in numbers[-side_channel.CANCELLED :])
+    assert all(page.cancelled(number) for number in numbers[-call_page.CANCELLED :])
     assert not page.cancelled(0)
 
 
 def test_a_call_that_nobody_cancelled_is_not_cancelled() -> None:
-    page = side_channel.CallPage()
+    page = call_page.CallPage()
     assert not page.cancelled(5)
 
-    side_channel.cancel(page.fd, 6)
+    call_page.cancel(page.fd, 6)
     assert not page.cancelled(5)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.wire import call_page as side_channel
+from phalanx.wire import call_page
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import RankConfig
@@ -23,7 +23,7 @@ from phalanx.worker.control import INTERRUPT_SIGNAL, MARK_VARIABLE, STACKS_SIGNA
 from phalanx.worker.worker_runtime import WorkerRuntime
 from tests.worker.test_worker_runtime import Services, message
 
-if not side_channel.available():
+if not call_page.available():
     pytest.skip("there is no side channel on this platform", allow_module_level=True)
 
 
@@ -39,7 +39,7 @@ class Cancelled:
         answer = self._asked(number)
         if not self.done:
             self.done = True
-            side_channel.cancel(self._page.fd, number)
+            call_page.cancel(self._page.fd, number)
             signal.raise_signal(INTERRUPT_SIGNAL)
         return answer
 
@@ -62,7 +62,7 @@ class Worker(px.Worker):
 
 
 @pytest.fixture
-def host(control: Control, monkeypatch: pytest.MonkeyPatch) -> WorkerRuntime:
+def runtime(control: Control, monkeypatch: pytest.MonkeyPatch) -> WorkerRuntime:
     """Rank 0 of one, as in a process of its own."""
     made = WorkerRuntime(Services())
     setup = RankConfig(0, 1, 0, 1, "g", 3, {})
@@ -78,9 +78,9 @@ def test_a_call_that_is_cancelled_while_it_begins_is_interrupted(control: Contro
     assert (ran, control.running) == ([], 0)
 
 
-def test_a_call_of_a_rank_that_is_cancelled_while_it_begins_is_interrupted(host: WorkerRuntime) -> None:
+def test_a_call_of_a_rank_that_is_cancelled_while_it_begins_is_interrupted(runtime: WorkerRuntime) -> None:
     with pytest.raises(RankFailure) as failure:
-        host.run(message("ping", 3))
+        runtime.run(message("ping", 3))
     assert failure.value.report.kind == "cancelled"
 
 
@@ -90,10 +90,10 @@ def test_an_item_of_a_call_that_is_cancelled_while_it_begins_is_not_made(control
     assert control.running == 0
 
 
-def test_the_call_after_one_that_was_interrupted_runs(host: WorkerRuntime) -> None:
+def test_the_call_after_one_that_was_interrupted_runs(runtime: WorkerRuntime) -> None:
     with pytest.raises(RankFailure):
-        host.run(message("ping", 3))
-    assert host.run(message("ping", 3)) == 0
+        runtime.run(message("ping", 3))
+    assert runtime.run(message("ping", 3)) == 0
 
 
 def test_an_interrupt_that_came_just_before_a_thread_waits_is_sent_again(
@@ -111,7 +111,7 @@ def test_an_interrupt_that_came_just_before_a_thread_waits_is_sent_again(
     monkeypatch.setattr(signal, "pthread_kill", unheard_at_first)
     waiting = threading.Event()
     with pytest.raises(Interrupted), control.call(70000, "wait"):
-        side_channel.cancel(control.page.fd, 70000)
+        call_page.cancel(control.page.fd, 70000)
         os.write(control.describe().control, b"i")
         waiting.wait(60)
 

@@ -1,4 +1,4 @@
-"""A rank's side of a stream, on a host in this process."""
+"""A rank's side of a stream, on a runtime in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Source(px.Worker):
 
 
 @pytest.fixture
-def host() -> WorkerRuntime:
+def runtime() -> WorkerRuntime:
     """Rank 0 of one, in epoch 3."""
     made = WorkerRuntime(Services())
     made.setup(RankConfig(0, 1, 0, 1, "g", 3, {}).pack(pickle.dumps(encode({"": (Source, (), {})}))), ())
@@ -50,58 +50,58 @@ def message(method: str, epoch: int = ANY_EPOCH, *, keep: bool = True) -> Messag
 
 
 @pytest.mark.parametrize("method", ["numbers", "numbers_async"])
-def test_items_come_one_by_one_and_their_number_last(host: WorkerRuntime, method: str) -> None:
-    assert list(host.stream(message(method))) == [1, 2, 3, StreamEnd(3)]
+def test_items_come_one_by_one_and_their_number_last(runtime: WorkerRuntime, method: str) -> None:
+    assert list(runtime.stream(message(method))) == [1, 2, 3, StreamEnd(3)]
 
 
-def test_an_item_is_made_when_it_is_asked_for(host: WorkerRuntime) -> None:
-    items = host.stream(message("numbers"))
+def test_an_item_is_made_when_it_is_asked_for(runtime: WorkerRuntime) -> None:
+    items = runtime.stream(message("numbers"))
     assert [next(items), next(items)] == [1, 2]
 
-    assert host.instances[""].notes == ["made 1", "made 2"]
+    assert runtime.instances[""].notes == ["made 1", "made 2"]
     list(items)
 
 
 def test_closing_it_in_the_middle_lets_the_method_clean_up_and_interrupts_the_call(
-    host: WorkerRuntime,
+    runtime: WorkerRuntime,
 ) -> None:
-    items = host.stream(message("numbers"))
+    items = runtime.stream(message("numbers"))
     next(items)
     with pytest.raises(RankFailure) as raised:
         items.close()
 
     assert raised.value.report.kind == "cancelled"
-    assert host.instances[""].notes == ["made 1", "over"]
+    assert runtime.instances[""].notes == ["made 1", "over"]
 
 
 @pytest.mark.parametrize("method", ["numbers", "numbers_async"])
-def test_without_a_stream_the_items_come_as_a_list(host: WorkerRuntime, method: str) -> None:
-    assert pickle.loads(pickle.dumps(host.run(message(method)))) == [1, 2, 3]
+def test_without_a_stream_the_items_come_as_a_list(runtime: WorkerRuntime, method: str) -> None:
+    assert pickle.loads(pickle.dumps(runtime.run(message(method)))) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("method", ["numbers", "numbers_async"])
-def test_a_call_of_which_nothing_is_kept_runs_to_its_end(host: WorkerRuntime, method: str) -> None:
-    assert host.run(message(method, keep=False)) is None
-    assert host.instances[""].notes[-1] == "over"
+def test_a_call_of_which_nothing_is_kept_runs_to_its_end(runtime: WorkerRuntime, method: str) -> None:
+    assert runtime.run(message(method, keep=False)) is None
+    assert runtime.instances[""].notes[-1] == "over"
 
 
-def test_the_stream_of_another_epoch_is_refused(host: WorkerRuntime) -> None:
+def test_the_stream_of_another_epoch_is_refused(runtime: WorkerRuntime) -> None:
     with pytest.raises(RankFailure, match="belongs to epoch 2"):
-        next(host.stream(message("numbers", epoch=2)))
+        next(runtime.stream(message("numbers", epoch=2)))
 
 
-def test_what_does_not_yield_has_no_items(host: WorkerRuntime) -> None:
+def test_what_does_not_yield_has_no_items(runtime: WorkerRuntime) -> None:
     with pytest.raises(RankFailure, match=r"it returned a int: call it without \.stream\(\)"):
-        next(host.stream(message("one")))
+        next(runtime.stream(message("one")))
 
 
-def test_a_profile_lasts_until_the_last_item(host: WorkerRuntime) -> None:
-    arm_profile(host, "one", ProfileOrder(2))
-    items = host.stream(message("numbers"))
+def test_a_profile_lasts_until_the_last_item(runtime: WorkerRuntime) -> None:
+    arm_profile(runtime, "one", ProfileOrder(2))
+    items = runtime.stream(message("numbers"))
     next(items)
-    assert host.run(message("one")) == 1  # in the middle of the other call
+    assert runtime.run(message("one")) == 1  # in the middle of the other call
 
     list(items)
-    report = end_profile(host, "one")
+    report = end_profile(runtime, "one")
     assert report.calls == ("numbers", "one")
     assert report.trace is not None

@@ -20,8 +20,8 @@ from phalanx.tracing.events import TrackKey
 from phalanx.tracing.spans import path_of, read_log
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, Message, RankCall, RankConfig, host_call
-from phalanx.worker import handlers as questions
+from phalanx.wire.messages import ANY_EPOCH, Message, RankCall, RankConfig, library_call
+from phalanx.worker import handlers
 from phalanx.worker.worker_runtime import WorkerRuntime
 
 
@@ -62,7 +62,7 @@ class Worker(px.Worker):
 
 
 @pytest.fixture
-def host() -> WorkerRuntime:
+def runtime() -> WorkerRuntime:
     """Rank 0 of one, in epoch 3."""
     made = WorkerRuntime(Services())
     setup = RankConfig(0, 1, 0, 1, "g", 3, {})
@@ -75,61 +75,61 @@ def message(method: str, epoch: int) -> Message:
 
 
 @pytest.mark.parametrize("epoch", [3, ANY_EPOCH])
-def test_a_call_of_its_epoch_and_one_that_names_none_run(host: WorkerRuntime, epoch: int) -> None:
-    assert host.run(message("ping", epoch)) == 0
+def test_a_call_of_its_epoch_and_one_that_names_none_run(runtime: WorkerRuntime, epoch: int) -> None:
+    assert runtime.run(message("ping", epoch)) == 0
 
 
 @pytest.mark.parametrize("epoch", [2, 4])
-def test_a_call_of_another_epoch_is_refused(host: WorkerRuntime, epoch: int) -> None:
+def test_a_call_of_another_epoch_is_refused(runtime: WorkerRuntime, epoch: int) -> None:
     with pytest.raises(RankFailure, match="epoch 3; make the call again") as raised:
-        host.run(message("ping", epoch))
+        runtime.run(message("ping", epoch))
     assert raised.value.report.kind == "stale"
 
 
-def test_what_a_rank_refused_is_a_stale_epoch_at_the_driver(host: WorkerRuntime) -> None:
+def test_what_a_rank_refused_is_a_stale_epoch_at_the_driver(runtime: WorkerRuntime) -> None:
     with pytest.raises(RankFailure) as raised:
-        host.run(message("ping", 2))
+        runtime.run(message("ping", 2))
     error = combine("g", "ping", [raised.value.report])
     assert isinstance(error, px.errors.StaleEpoch)
     assert (error.epoch, error.current) == (2, 3)
 
 
-def test_questions_of_the_library_are_answered_by_a_rank_that_leaves(host: WorkerRuntime) -> None:
-    host.leave()
-    assert host.run(host_call(questions.meet)) is None
+def test_questions_of_the_library_are_answered_by_a_rank_that_leaves(runtime: WorkerRuntime) -> None:
+    runtime.leave()
+    assert runtime.run(library_call(handlers.meet)) is None
 
 
-def test_a_rank_that_stays_takes_the_calls_of_its_new_epoch(host: WorkerRuntime) -> None:
-    host.stay(4)
-    assert host.run(message("ping", 4)) == 0
+def test_a_rank_that_stays_takes_the_calls_of_its_new_epoch(runtime: WorkerRuntime) -> None:
+    runtime.stay(4)
+    assert runtime.run(message("ping", 4)) == 0
     with pytest.raises(RankFailure):
-        host.run(message("ping", 3))
+        runtime.run(message("ping", 3))
 
 
-def test_an_async_method_runs_to_its_end(host: WorkerRuntime) -> None:
-    assert host.run(message("wait", 3)) == "waited"
+def test_an_async_method_runs_to_its_end(runtime: WorkerRuntime) -> None:
+    assert runtime.run(message("wait", 3)) == "waited"
 
 
 def test_ctrl_c_in_the_process_of_the_driver_ends_the_call_and_is_no_answer_to_it(
-    host: WorkerRuntime,
+    runtime: WorkerRuntime,
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        host.run(message("interrupt", 3))
+        runtime.run(message("interrupt", 3))
 
 
-def test_whatever_else_is_raised_is_an_answer(host: WorkerRuntime) -> None:
+def test_whatever_else_is_raised_is_an_answer(runtime: WorkerRuntime) -> None:
     with pytest.raises(RankFailure, match="GeneratorExit: gave up"):
-        host.run(message("give_up", 3))
+        runtime.run(message("give_up", 3))
 
 
 def test_a_traced_call_has_the_bytes_of_its_arguments_and_of_what_is_sent_back(tmp_path: Path) -> None:
-    host = WorkerRuntime(Services())
-    host.journals.files = str(tmp_path / "rank")
-    host.instances[""] = SimpleNamespace(double=lambda value: np.zeros(1 << 20, np.uint8))
+    runtime = WorkerRuntime(Services())
+    runtime.trace_files.files = str(tmp_path / "rank")
+    runtime.instances[""] = SimpleNamespace(double=lambda value: np.zeros(1 << 20, np.uint8))
 
-    sent = host.run_direct("", "double", (1,), {}, ("trace", 7, 512), encode)
+    sent = runtime.run_direct("", "double", (1,), {}, ("trace", 7, 512), encode)
 
-    lines = Path(path_of(host.journals.files, "trace")).read_bytes().splitlines()
+    lines = Path(path_of(runtime.trace_files.files, "trace")).read_bytes().splitlines()
     part = read_log(lines, TrackKey("group", 0, 0)).parts[7]
     assert part.argument_bytes == 512
     assert part.result_bytes == sent.nbytes >= 1 << 20

@@ -20,7 +20,7 @@ CLUSTER_LEFT = (
 TRACED = "_px_traced"
 NOT_TRACED = ("", 0, 0)
 Ref = Any
-HostFactory = Callable[[Any], Any]
+RuntimeFactory = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SpawnRequest:
     slots: tuple[Slot, ...]
     reservations: Mapping[str, Reservation]
     resources: Mapping[str, float]
-    factory: HostFactory
+    factory: RuntimeFactory
     names: tuple[str, ...] | None = None
     namespace: str | None = None
     runtime_env: Mapping[str, Any] | None = None

@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pickle
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.backends.backend_types import (
     DrainingNode,
     Endpoint,
+    FetchFailed,
     Lost,
     ProcessStatus,
     RankOutcome,
@@ -31,17 +34,108 @@ from phalanx.backends.backend_types import (
     Ticket,
 )
 from phalanx.backends.file_ranges import read_file
-from phalanx.backends.inline_values import InlineRef, InlineStream, Unended, fetched, outcome_of
 from phalanx.backends.temp_folder import new_folder
 from phalanx.config import threads_by_choice
-from phalanx.errors import PlacementError
+from phalanx.errors import CallCancelled, PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot, SlotFacts
-from phalanx.wire.failure import RankFailure, capture
-from phalanx.wire.messages import OUTPUT, STORE_VARIABLE, Message, RankConfig
+from phalanx.wire.codec import Encoded
+from phalanx.wire.failure import RankFailure, capture, undecodable
+from phalanx.wire.messages import OUTPUT, STORE_VARIABLE, Message, RankConfig, StreamEnd
 from phalanx.wire.value import Value
 
 _NODE = "inline"
+
+
+class InlineRef:
+    """A stored value or a failure. Encoded values are kept as bytes, so each reader decodes its own copy."""
+
+    __slots__ = ("_encoded", "_value", "failure", "lost")
+
+    def __init__(
+        self, value: Value = None, failure: RankFailure | None = None, lost: Lost | None = None
+    ) -> None:
+        self._encoded = isinstance(value, Encoded)
+        self._value = pickle.dumps(value, 5) if self._encoded else value
+        self.failure = failure
+        self.lost = lost
+
+    def get(self) -> Value:
+        if self.failure is not None:
+            raise self.failure
+        if self.lost is not None:
+            raise FetchFailed(self.lost.reason)
+        return pickle.loads(self._value) if self._encoded else self._value
+
+    @property
+    def is_last(self) -> bool:
+        """True if this is the last reference of a stream."""
+        return (
+            self.failure is not None
+            or self.lost is not None
+            or isinstance(self._value, StreamEnd | RankFailure)
+        )
+
+
+class Unended:
+    """The end of a stream, for ``wait``. The call is in flight until its last item is taken."""
+
+    under_way = True
+
+
+class InlineStream:
+    """A call that runs on to its next item when that is taken, on the thread that takes it.
+
+    ``step(work)`` runs a function as the rank, and returns a reference to its result.
+    """
+
+    def __init__(self, items: Iterator[Any], step: Callable[[Callable[[], Any]], InlineRef]) -> None:
+        self._items: Iterator[Any] | None = items
+        self._step = step
+        self._context = copy_context()  # of its own: steps of other calls come in between
+        self._begun = False
+        self._end: InlineRef | None = None
+        self.ended = Unended()
+
+    @property
+    def coming(self) -> InlineRef:
+        return InlineRef()
+
+    def take(self) -> InlineRef | None:
+        if self._end is not None:
+            end, self._end = self._end, None
+            return end
+        if self._items is None:
+            return None
+        items, self._begun = self._items, True
+        ref = self._step(lambda: self._context.run(next, items))
+        if ref.is_last:
+            self._over()
+        return ref
+
+    def leave(self) -> None:
+        items = self._items
+        if items is None:
+            return
+        self._end = InlineRef(failure=capture(CallCancelled("had not begun it"), kind="cancelled"))
+        if self._begun:
+            self._end = self._step(lambda: self._context.run(_closed, items))
+        self._over()
+
+    def _over(self) -> None:
+        items, self._items = self._items, None
+        self.ended.under_way = False
+        with contextlib.suppress(Exception):  # the rank has ended: errors of its method cannot be reported
+            self._context.run(_closed, items)
+
+    def __del__(self) -> None:
+        if self._items is not None:
+            self._over()
+
+
+def _closed(items: Any) -> StreamEnd:
+    items.close()
+    return StreamEnd(0)
 
 
 @dataclass
@@ -92,7 +186,7 @@ class InlineServices:
 class InlineRank:
     """A rank in this process: its worker runtime, and the cause of its loss."""
 
-    host: Any
+    runtime: Any
     alive: bool = True
     lost: Lost | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
@@ -100,8 +194,8 @@ class InlineRank:
     def end(self, lost: Lost) -> None:
         """End the rank: further calls are refused."""
         self.alive, self.lost = False, lost
-        if self.host is not None:
-            self.host.lost(lost.exit or lost.reason)
+        if self.runtime is not None:
+            self.runtime.lost(lost.exit or lost.reason)
 
 
 class InlineBackend:
@@ -179,9 +273,9 @@ class InlineBackend:
                 cpus_of_node=os.cpu_count(),
                 threads=threads_by_choice(),
             )
-            host = request.factory(InlineServices(facts, self._own_folder()))
+            runtime = request.factory(InlineServices(facts, self._own_folder()))
             name = request.names[index] if request.names else None
-            endpoints.append(Endpoint(slot, InlineRank(host), host.report(), name))
+            endpoints.append(Endpoint(slot, InlineRank(runtime), runtime.report(), name))
         return endpoints
 
     def _own_folder(self) -> str:
@@ -193,10 +287,10 @@ class InlineBackend:
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         setup, _ = RankConfig.unpack(data)
         endpoint.handle.environment = {**setup.environment, STORE_VARIABLE: "inline"}
-        return Ticket(self._run(endpoint, lambda: endpoint.handle.host.setup(data, refs)))
+        return Ticket(self._run(endpoint, lambda: endpoint.handle.runtime.setup(data, refs)))
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-        ref = self._run(endpoint, lambda: endpoint.handle.host.run(message), split=returns > OUTPUT)
+        ref = self._run(endpoint, lambda: endpoint.handle.runtime.run(message), split=returns > OUTPUT)
         return ref if isinstance(ref, Ticket) else Ticket(*[ref] * returns)
 
     def _run(self, endpoint: Endpoint, work: Callable[[], Any], split: bool = False) -> InlineRef | Ticket:
@@ -224,10 +318,10 @@ class InlineBackend:
 
     def stream(self, endpoint: Endpoint, message: Message, buffer: int | None) -> RankStream:
         """Start a stream. The rank makes each item when it is taken, for any ``buffer``."""
-        host = endpoint.handle.host
-        if host is None:
+        runtime = endpoint.handle.runtime
+        if runtime is None:
             return InlineStream(iter(()), lambda _: InlineRef(lost=endpoint.handle.lost))
-        return InlineStream(host.stream(message), lambda work: self._step(endpoint, work))
+        return InlineStream(runtime.stream(message), lambda work: self._step(endpoint, work))
 
     def _step(self, endpoint: Endpoint, work: Callable[[], Any]) -> InlineRef:
         ref = self._run(endpoint, work)
@@ -249,14 +343,24 @@ class InlineBackend:
         return address
 
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
-        return fetched(refs)
+        try:
+            return [ref.get() for ref in refs]
+        except FetchFailed:
+            raise
+        except Exception as error:  # RankFailure, or an error of unpickling
+            raise FetchFailed from error
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         ended = [index for index, ref in enumerate(refs) if not (isinstance(ref, Unended) and ref.under_way)]
         return ended, [index for index in range(len(refs)) if index not in ended]
 
     def outcome(self, ref: Ref) -> RankOutcome:
-        return outcome_of(ref)
+        if ref.failure is not None or ref.lost is not None:
+            return RankOutcome(failure=ref.failure, lost=ref.lost)
+        try:
+            return RankOutcome(ref.get())
+        except Exception as error:
+            return RankOutcome(failure=undecodable(error))
 
     def disregard(self, refs: Sequence[Ref]) -> None:
         """Do nothing: failures are only reported to the caller."""
@@ -274,7 +378,7 @@ class InlineBackend:
         for endpoint in endpoints:
             rank: InlineRank = endpoint.handle
             rank.end(Lost("the rank was stopped", "stopped", intended=True))
-            rank.host = None
+            rank.runtime = None
         return ()
 
     def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:

@@ -16,7 +16,7 @@ from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.errors import PhalanxError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.wire.messages import HOST, RankCall
+from phalanx.wire.messages import LIBRARY, RankCall
 from phalanx.wire.value import Value
 
 
@@ -58,11 +58,13 @@ def run_on(
         called, (Same(function), *own, *map(Same, args)), {}, GatherPlan("list", range(len(called)))
     )
     if checked:
-        return send(group, plan, MethodSpec(HOST, title=title), role)
+        return send(group, plan, MethodSpec(LIBRARY, title=title), role)
     call = Call(
         group, epoch, plan.without_arguments(), "", title, group.new_number(), Listeners(), acts=False
     )
-    call.arrivals, _ = submit(group, epoch, called, messages(group, plan, RankCall(epoch.number, "", HOST)))
+    call.arrivals, _ = submit(
+        group, epoch, called, messages(group, plan, RankCall(epoch.number, "", LIBRARY))
+    )
     call.was_sent = True
     return call
 

@@ -25,8 +25,8 @@ from phalanx.errors import CallCancelled
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.session.session import session
-from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, HOST, OUTPUT, Message, RankCall, titled
-from phalanx.worker import handlers as questions
+from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, LIBRARY, OUTPUT, Message, RankCall, titled
+from phalanx.worker import handlers
 
 
 def send(
@@ -188,7 +188,7 @@ def _submit(
     if core.is_view and streaming is None and len(ranks) == 1:
         composed = list(composed)
     try:
-        with core.order:  # calls reach all ranks in one order, whichever threads make them
+        with core.send_lock:  # calls reach all ranks in one order, whichever threads make them
             if core.epoch is not call.epoch and not core.epoch.takes(ranks, call.epoch):
                 raise core.lifecycle.stale_error(call.epoch.number, call.method)
             call.arrivals, nbytes = submit(
@@ -226,14 +226,17 @@ def _check_there(core: Group, epoch: Epoch, plan: CallPlan, spec: MethodSpec) ->
     Raises:
         StaleEpoch: a rank leaves, or has left.
     """
-    there = len(epoch.endpoints) if spec.name == HOST else epoch.size
+    there = len(epoch.endpoints) if spec.name == LIBRARY else epoch.size
     if any(rank >= there for rank in plan.ranks):
         raise core.lifecycle.stale_error(epoch.number, spec.name)
 
 
 def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall:
+    together = not core.card.independent and len(call.plan.ranks) == call.epoch.size
+    # Ranks that know of a newer roster refuse the epoch of a view, which does not know its owner's.
+    is_told = core.is_view or (core.owner and together)
     return RankCall(
-        epoch=_epoch_told(core, call),
+        epoch=call.epoch.number if is_told else ANY_EPOCH,
         role=call.role,
         method=titled(spec.title) if spec.title else spec.name,
         returns=returns,
@@ -242,14 +245,6 @@ def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall
         number=call.number if core.debug or call.trace else 0,
         trace=call.trace,
     )
-
-
-def _epoch_told(core: Group, call: Call) -> int:
-    """The epoch of which the ranks of a call are to be; a view of another process does not know its owner's."""
-    if core.is_view:
-        return call.epoch.number  # ranks that know of a newer roster refuse it
-    together = not core.card.independent and len(call.plan.ranks) == call.epoch.size
-    return call.epoch.number if core.owner and together else ANY_EPOCH
 
 
 def _told(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
@@ -272,11 +267,11 @@ def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[An
     def verify(call: CallState, outputs: Sequence[Any]) -> None:
         if spec.replicated:
             check_replicated(core.name, call.method, call.plan.ranks, outputs)
-        if spec.name != HOST and len(call.plan.ranks) >= max(2, core.world_size):
+        if spec.name != LIBRARY and len(call.plan.ranks) >= max(2, core.world_size):
             ranks = range(core.world_size)
-            asked = CallPlan(ranks, (Same(questions.order),), {}, GatherPlan("list", ranks))
-            orders = send(core, asked, MethodSpec(HOST), "").result(None)
-            check_order(core.name, call.method, [[Executed(*one) for one in order] for order in orders])
+            asked = CallPlan(ranks, (Same(handlers.call_log),), {}, GatherPlan("list", ranks))
+            logs = send(core, asked, MethodSpec(LIBRARY), "").result(None)
+            check_order(core.name, call.method, [[Executed(*one) for one in log] for log in logs])
 
     return verify
 

@@ -7,11 +7,12 @@ turns it into a failure of that rank.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
+
+from phalanx.wire.value import as_integer
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class StreamedRows:
 
     def receive(self, rank: int, item: Any) -> StreamedRow | RowFault | None:
         """Take an item that a rank yielded. None: a padded row."""
-        index = _index(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
+        index = as_integer(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
         if index is None:
             return RowFault(
                 rank, f"it yielded {_described(item)}: yield (index of the row in its piece, result)"
@@ -82,14 +83,6 @@ class StreamedRows:
             f"it ended without {len(missing)} of the {self._rows[rank]} rows of its piece ({shown}): yield every"
             " row once",
         )
-
-
-def _index(value: Any) -> int | None:
-    """An int, or an integer of numpy or torch; None for anything else, a bool too."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
 
 
 def _described(item: Any) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import operator
 import pickle
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from phalanx.calls.timeouts import checked
@@ -31,7 +29,7 @@ from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session.session import session
-from phalanx.wire.value import Reduced, Value
+from phalanx.wire.value import Reduced, Value, as_integer
 
 E = TypeVar("E", bound=ChannelError)
 Leased = tuple[str, int, tuple[int, ...]]
@@ -315,7 +313,7 @@ class Channel(HubObject):
 
     def drop(self, reason: str, numbers: Iterable[int] | None = None) -> int:
         """Drop the waiting items, all or the given ``numbers``. Return how many, which are counted by reason."""
-        chosen = None if numbers is None else [_index(number) for number in numbers]
+        chosen = None if numbers is None else [as_integer(number) for number in numbers]
         if chosen is not None and None in chosen:
             raise DeclarationError(
                 "Channel.drop(numbers=): expected positions of items, as returned by put()"
@@ -357,14 +355,6 @@ class Channel(HubObject):
                 "process can finish() it"
             )
         live_channels.close(self._key, str(reason))
-
-    def __enter__(self) -> Channel:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __len__(self) -> int:
         """Return the number of waiting items."""
@@ -460,23 +450,13 @@ def _reclaim_unless_accepted(payload: Payload, future: Future[Any]) -> None:
             reclaim(payload.number)
 
 
-def _index(value: Any) -> int | None:
-    """Return an integer of Python, numpy or a tensor with a single element as an int, None for other values."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
-
-
 def positive_number(value: Any, where: str) -> int:
     """Return a number of items or rows.
 
     Raises:
         DeclarationError: if it is not a whole number from 1.
     """
-    number = _index(value)
+    number = as_integer(value)
     if number is None or number < 1:
         raise DeclarationError(f"{where}: {value!r} was given; expected a whole number from 1")
     return number
@@ -488,7 +468,7 @@ def whole_number(value: Any, where: str) -> int:
     Raises:
         ValueError: if it is not a whole number.
     """
-    number = _index(value)
+    number = as_integer(value)
     if number is None:
         raise ValueError(f"{where}={value!r}): expected a whole number")
     return number

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import thread as futures
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx.backends.backend_types import Ref
 from phalanx.channels.channel_state import ChannelState
@@ -34,6 +34,9 @@ from phalanx.session.background import Background, BackgroundThread
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process, span
 from phalanx.worker.exit_hooks import current_closers
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: Name of this process among all processes of the run.
 PROCESS = secrets.token_hex(8)
@@ -273,6 +276,16 @@ class HubObject:
     def _closed(self, reason: str) -> Exception:
         """Return the error of an object that was closed."""
         raise NotImplementedError
+
+    def close(self, reason: str = "it was closed") -> None:
+        """End the object, in the process that created it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class PendingRequest(Generic[R]):

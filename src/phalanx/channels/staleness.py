@@ -304,14 +304,6 @@ class StalenessManager(HubObject):
             raise DeclarationError("this staleness manager is closed by the process that created it")
         self._client().request(self._key, "close", str(reason))
 
-    def __enter__(self) -> StalenessManager:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def explain(self) -> Table:
         """Return a table of all rows, and the lags of the rows that were trained on."""
         stats = self.stats

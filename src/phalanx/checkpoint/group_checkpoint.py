@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import operator
 import pickle
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan
@@ -63,17 +65,19 @@ def _send(group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[
     return run_on(group.core, handler, *args, ranks=group.ranks, each=each, title=title)
 
 
-def _results(group: Ranks, call: Call, count: Callable[[], object]) -> list[Any]:
-    """Return the results by rank. ``count`` is called for each.
+def _results(calls: Sequence[Call], title: str) -> list[list[Any]]:
+    """Return the results by call and rank, with a progress bar of all ranks.
 
     Errors that ranks raise about the save or load are raised without the library's traceback. Errors of user code
     keep theirs.
     """
-    future: CallFuture[list[Any]] = CallFuture(call)
+    futures = [CallFuture[list[Any]](call) for call in calls]
+    streams = [future.stream() for future in futures]
+    total = sum(map(operator.length_hint, streams))
     try:
-        for _ in future.stream():
-            count()
-        return future.result()
+        for _ in progress(itertools.chain.from_iterable(streams), total=total, description=title):
+            pass
+        return [future.result() for future in futures]
     except RemoteCallError as error:
         causes = [(report.rank, report.exception) for report in error.causes]
         first = causes[0][1] if causes else None
@@ -82,30 +86,17 @@ def _results(group: Ranks, call: Call, count: Callable[[], object]) -> list[Any]
         ):
             raise
         ranks = sorted(rank for rank, one in causes if str(one) == str(first))
-        owner = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {group.core.name!r}"
+        text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {error.group!r}: {first}"
         if isinstance(first, CheckpointCorrupted):
-            raise CheckpointCorrupted(f"{owner}: {first}", files=first.files) from None
-        raise type(first)(f"{owner}: {first}") from None
-
-
-@contextlib.contextmanager
-def _counting(groups: Iterable[Ranks], title: str) -> Generator[Callable[[], object]]:
-    """Show a progress bar for the ranks of groups. The function that is returned advances it."""
-    total = sum(len(group.ranks) for group in groups)
-    steps = progress(range(total), total=total, description=title)
-    next(steps, None)
-    try:
-        yield lambda: next(steps, None)
-    finally:
-        steps.close()  # type: ignore[attr-defined]  # a generator
+            raise CheckpointCorrupted(text, files=first.files) from None
+        raise type(first)(text) from None
 
 
 def call_ranks(
     group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any
 ) -> list[Any]:
     """Return the results of ``handler(host, value, *args)`` by rank."""
-    with _counting([group], title) as count:
-        return _results(group, _send(group, title, handler, each, *args), count)
+    return _results([_send(group, title, handler, each, *args)], title)[0]
 
 
 def plan_group(group: Ranks, title: str, save: str, *, model: bool = False) -> dict[str, list[SavePlan]]:
@@ -144,22 +135,22 @@ def begin_save(
     """
     writer = StepWriter(path, step, keep)
     saves: list[_GroupSave] = []
+    title = f"save step {step} of {path}: {'written' if cancelled is None else 'staged'}"
 
-    def wait() -> list[Any]:
-        verb = "written" if cancelled is None else "staged"
-        with _counting(groups.values(), f"save step {step} of {path}: {verb}") as count:
-            return [_results(save.group, save.call, count) for save in saves]
+    def wait() -> list[list[Any]]:
+        return _results([save.call for save in saves], title)
 
     def finish() -> Step:
         with _abandoning(writer, saves):
             written = wait() if cancelled is None else [save.collect(cancelled) for save in saves]
-            for save, files in zip(saves, written, strict=True):
-                save.add(files)
+            for save, items in zip(saves, written, strict=True):
+                save.add(items)
             return writer.commit()
 
     with _abandoning(writer, saves):
         for name, group in groups.items():
-            saves.append(_GroupSave(group, writer, f"groups/{name}/" if name else "", cancelled is not None))
+            prefix = f"groups/{name}/" if name else ""
+            saves.append(_GroupSave(group, writer, prefix, staged=cancelled is not None))
         if cancelled is not None:
             wait()
         if add is not None:
@@ -192,7 +183,7 @@ class _GroupSave:
         CheckpointError: if the workers have no state, or contradict each other. As ``CallFuture.result``.
     """
 
-    def __init__(self, group: Ranks, writer: StepWriter, prefix: str, staged: bool) -> None:
+    def __init__(self, group: Ranks, writer: StepWriter, prefix: str, *, staged: bool) -> None:
         self.group, self._writer, self._prefix = group, writer, prefix
         title = f"save {group.name!r} step {writer.step}"
         save = f"{writer.folder}/{prefix}"
@@ -202,14 +193,15 @@ class _GroupSave:
             merged, self._metadata[role] = merge_plans(offered)
             plans[role] = FileSystemWriter(".").prepare_global_plan(merged)  # names the file of each rank
         folders = {role: writer.part(prefix + role_title(role)) for role in plans}
-        notes = writer.part(f"{prefix}.notes") if staged else ""
-        self._notes = Storage(notes) if staged else None
+        self._notes = Storage(writer.part(f"{prefix}.notes")) if staged else None
         if self._notes is not None:
             self._notes.mark(CONTINUE)
-        self._epoch = group.core.epoch
+        self._processes = [group.core.epoch.endpoints[rank] for rank in group.ranks]
         each = [{role: one[index] for role, one in plans.items()} for index in range(len(group.ranks))]
-        verb = "staged" if staged else "written"
-        self.call = _send(group, f"{title}: {verb}", handlers.write, each, save, folders, notes)
+        notes = "" if self._notes is None else self._notes.root
+        self.call = _send(
+            group, f"{title}: {'staged' if staged else 'written'}", handlers.write, each, save, folders, notes
+        )
 
     def collect(self, cancelled: threading.Event) -> list[dict[str, WrittenItems]]:
         """Wait for the threads of the ranks. Return the written items by rank and role.
@@ -219,50 +211,45 @@ class _GroupSave:
             CallCancelled: if the save was cancelled.
         """
         name, step, kept = self.group.core.name, self._writer.step, "the steps before are complete"
-        reports: dict[int, Any] = {}
+        reports: list[Any] = []
         for reports in self._reports():
             if cancelled.is_set():
                 raise CallCancelled(f"the save of step {step} was cancelled; {kept}", group=name)
             if self.group.core.closed:
                 raise GroupClosed(f"group {name!r} was closed before step {step} was written", group=name)
-            for index, report in reports.items():
+            for rank, report in zip(self.group.ranks, reports, strict=True):
                 if isinstance(report, str):
-                    rank = f"rank {self.group.ranks[index]} of {self.group.name!r}"
-                    raise CheckpointError(f"{rank} could not write step {step}: {report}; {kept}")
-        self._remove_notes("")
-        return [reports[index] for index in sorted(reports)]
+                    raise CheckpointError(
+                        f"rank {rank} of {self.group.name!r} could not write step {step}: {report}; {kept}"
+                    )
+        if self._notes is not None:
+            self._notes.remove("")
+        return reports
 
-    def _reports(self) -> Generator[dict[int, Any]]:
-        """Yield the reports of the ranks' threads, until all are there: items by role, or the text of an error.
+    def _reports(self) -> Generator[list[Any]]:
+        """Yield the reports of the ranks' threads until all are there: items by role, or the text of an error.
 
         Threads report by a file, since a call would wait for the calls that a rank has.
         """
-        ranks, dead_of = self.group.ranks, self.group.core.backend.dead_of
-        reports: dict[int, Any] = {}
+        reports: list[Any] = [None] * len(self.group.ranks)
         pause = _POLL_S[0]
         while self._notes is not None:
-            for index in set(range(len(ranks))) - reports.keys():
-                died = dead_of(
-                    [self._epoch.endpoints[ranks[index]]]
-                )  # before reading: a rank may report and end
-                note = self._notes.read(note_name(index))
-                if note:
-                    reports[index] = pickle.loads(note)
-                elif note is None:
-                    reports[index] = (
-                        "its report cannot be seen by the driver: the disk is full, or only one node sees the path"
-                    )
-                elif died:
-                    reports[index] = "it died"
+            for index, report in enumerate(reports):
+                reports[index] = report or self._report(index, self._notes)
             yield reports
-            if len(reports) == len(ranks):
+            if all(reports):
                 return
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S[1])
 
-    def _remove_notes(self, name: str) -> None:
-        if self._notes is not None:
-            self._notes.remove(name)
+    def _report(self, index: int, notes: Storage) -> Any:
+        died = self.group.core.backend.dead_of([self._processes[index]])  # first: a rank may report and end
+        note = notes.read(note_name(index))
+        if note:
+            return pickle.loads(note)
+        if note is None:
+            return "its report cannot be seen by the driver: the disk is full, or only one node sees the path"
+        return "it died" if died else None
 
     def abandon(self) -> None:
         """Return once no rank writes any more, so that the files may be removed."""
@@ -270,7 +257,8 @@ class _GroupSave:
             self.call.result(None)
         until = time.monotonic() + _STOP_S
         with contextlib.suppress(CheckpointError):
-            self._remove_notes(CONTINUE)
+            if self._notes is not None:
+                self._notes.remove(CONTINUE)
             for _ in self._reports():
                 if time.monotonic() > until:
                     return
@@ -280,9 +268,8 @@ class _GroupSave:
         for role, metadata in self._metadata.items():
             part = self._prefix + role_title(role)
             places = {result.index: result.storage_data for one in written for result in one[role][0]}
-            self._writer.write(
-                f"{part}/{METADATA}", pickle.dumps(dataclasses.replace(metadata, storage_data=places))
-            )
+            content = pickle.dumps(dataclasses.replace(metadata, storage_data=places))
+            self._writer.write(f"{part}/{METADATA}", content)
             facts = {f"{part}/{name}": found for one in written for name, found in one[role][1].items()}
             self._writer.files |= facts
             names = sorted({str(path[0]) for path in metadata.planner_data.values() if path})
@@ -301,12 +288,12 @@ class GroupLoad(NamedTuple):
 
     Attributes:
         group: the group.
-        sources: saved states, or folders of safetensors, by role.
+        sources: saved states by role.
         parts: outermost keys to load; None: all.
     """
 
     group: Ranks
-    sources: Mapping[str, StoredState | str]
+    sources: Mapping[str, StoredState]
     parts: Sequence[str] | None = None
 
 
@@ -314,10 +301,12 @@ def step_load(group: Ranks, step: Step, name: str | None, parts: Sequence[str] |
     """Return the load of a group that was saved under ``name``; None: the group's own name, or the only name.
 
     Raises:
-        CheckpointMismatch: if the step has other groups or roles.
+        CheckpointMismatch: if the step has other groups, roles or parts, or values that other ranks had.
     """
     found = _saved_parts(group, step, name)
-    return GroupLoad(group, {role: read_stored(step, part) for role, part in found.items()}, parts)
+    states = {role: read_stored(step, part).select(parts) for role, part in found.items()}
+    sources = {role: state.for_ranks(len(group.ranks)) for role, state in states.items()}
+    return GroupLoad(group, sources, None if parts is None else tuple(parts))
 
 
 def load_groups(loads: Sequence[GroupLoad], step: Step | None = None) -> int:
@@ -331,24 +320,25 @@ def load_groups(loads: Sequence[GroupLoad], step: Step | None = None) -> int:
         CheckpointMismatch: if something does not fit. No rank of any group was changed.
         CheckpointCorrupted: if a file is missing or differs. No rank was changed. As ``CallFuture.result``.
     """
-    title = "model" if step is None else f"step {step.number}"
-    tokens = [secrets.token_hex(8) for _ in loads]  # of each: two may be roles of one group
-    planned = [_plan_load(one, title, token) for one, token in zip(loads, tokens, strict=True)]
+    what = "model" if step is None else f"step {step.number}"
+    planned = [(one.group, f"load {one.group.name!r} {what}", secrets.token_hex(8)) for one in loads]
+    files = [
+        _plan_load(load, f"{title}: plan", token)
+        for load, (_, title, token) in zip(loads, planned, strict=True)
+    ]
     if step is not None:
-        for (group, *_), files in zip(loads, planned, strict=True):
-            _verify(group, step, files)
+        for (group, title, _), names in zip(planned, files, strict=True):
+            _verify(group, f"{title}: verify", step, names)
     nbytes = 0
-    for (group, *_), token in zip(loads, tokens, strict=True):
-        each = [token] * len(group.ranks)
-        nbytes += sum(call_ranks(group, f"load {group.name!r} {title}: read", handlers.load, each))
+    for group, title, token in planned:
+        nbytes += sum(call_ranks(group, f"{title}: read", handlers.load, [token] * len(group.ranks)))
     return nbytes
 
 
-def _verify(group: Ranks, step: Step, files: set[str]) -> None:
+def _verify(group: Ranks, title: str, step: Step, files: set[str]) -> None:
     """Have the ranks compare files with their digests, each file once."""
     facts = [(name, found) for name, found in step.files.items() if step.path(name) in files]
     each = [dict(facts[rank :: len(group.ranks)]) for rank in range(len(group.ranks))]
-    title = f"load {group.name!r} step {step.number}: verify"
     wrong = call_ranks(group, title, handlers.damaged_files, each, step.folder)
     if any(wrong):
         ranks = ", ".join(str(rank) for rank, names in zip(group.ranks, wrong, strict=True) if names)
@@ -362,14 +352,7 @@ def _plan_load(load: GroupLoad, title: str, token: str) -> set[str]:
     """Have the ranks of a group check that all fits. Return the files to read."""
     group, sources, parts = load
     reports: list[LoadReport] = call_ranks(
-        group,
-        f"load {group.name!r} {title}: plan",
-        handlers.plan_load,
-        range(len(group.ranks)),
-        token,
-        sources,
-        None if parts is None else tuple(parts),
-        len(group.ranks),
+        group, title, handlers.plan_load, range(len(group.ranks)), token, sources, parts
     )
     left = sorted(set.intersection(*(one.left for one in reports)))
     if left:

@@ -141,11 +141,8 @@ class CheckpointManager:
         saved = read_step(self.path, step)
         restore = self._driver.load(saved)
         chosen = parts or {}
-        with saved.reading():
-            load_groups(
-                [step_load(group, saved, name, chosen.get(name)) for name, group in self._groups.items()],
-                saved,
-            )
+        loads = [step_load(group, saved, name, chosen.get(name)) for name, group in self._groups.items()]
+        load_groups(loads, saved)
         restore()
         return saved.number
 
@@ -254,10 +251,8 @@ class _DriverPart:
         staleness: StalenessManager | None,
     ) -> None:
         self._groups = groups
-        self._state: MutableMapping[str, Any] = {} if state is None else {"state": state}
-        if isinstance(state, MutableMapping) and ways_of(state) is None:
-            self._state = state
-        elif state is not None and ways_of(state) is None:
+        self._state: Any = {"state": state} if ways_of(state) is not None else {} if state is None else state
+        if not isinstance(self._state, MutableMapping):
             raise DeclarationError(
                 f"{_VERB}(state={type(state).__name__}): give something with state_dict() and load_state_dict(), a "
                 "random generator, or a dict of such things and of plain values"

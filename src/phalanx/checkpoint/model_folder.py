@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorPropertie
 from phalanx.checkpoint.storage import storage_errors
 from phalanx.checkpoint.stored_state import StoredKey, StoredState
 from phalanx.errors import CheckpointCorrupted, CheckpointError
-from phalanx.worker.rank_state import Path
 
 INDEX = "model.safetensors.index.json"
 _TYPES = {
@@ -132,8 +131,8 @@ def write_boxes(
     return written
 
 
-def read_model(folder: str, prefix: Path) -> StoredState:
-    """Read the headers of a folder; ``prefix`` is the place of the model in the state.
+def read_model(folder: str) -> StoredState:
+    """Read the headers of a folder.
 
     Raises:
         CheckpointCorrupted: if a file is none of safetensors.
@@ -151,8 +150,8 @@ def read_model(folder: str, prefix: Path) -> StoredState:
         chunks = [dcp.ChunkStorageMetadata(origin, size)]
         entries[name] = dcp.TensorStorageMetadata(TensorProperties(dtype=place.dtype), size, chunks)
         data[MetadataIndex(name, origin)] = place
-    keys = {name: StoredKey(".".join((*map(str, prefix), name)), (*prefix, name)) for name in places}
-    return StoredState(dcp.Metadata(entries, storage_data=data), keys, 1, folder)
+    keys = {name: StoredKey(name, (name,)) for name in places}
+    return StoredState(dcp.Metadata(entries, storage_data=data), keys, 1, folder, read_boxes)
 
 
 def _read_header(folder: str, name: str) -> dict[str, Place]:

@@ -19,8 +19,8 @@ from phalanx.errors import CheckpointLocked
 
 LOCK = ".lock"
 CLAIM = "claim.txt"
-_ATTEMPTS = 3
-_PAUSE_S = 0.05
+_WAIT_S, _PAUSE_S = 0.1, 0.05
+"""Seconds to wait for a locked file: a process that looks for the holder has the lock for a moment."""
 
 _locks: dict[str, PathLock] = {}
 _guard = threading.Lock()
@@ -35,9 +35,7 @@ class PathLock:
 
     def __init__(self, storage: Storage) -> None:
         self.turn = threading.Lock()
-        self._storage = storage
-        self._users = 0
-        self._pid = os.getpid()
+        self._storage, self._users, self._pid = storage, 0, os.getpid()
         since = datetime.now().isoformat(sep=" ")
         self._claim = f"pid {self._pid} on host {socket.gethostname()} since {since}".encode()
         self._file = _locked_file(storage, self._claim) if storage.is_local else -1
@@ -94,23 +92,16 @@ def _locked_file(storage: Storage, claim: bytes) -> int:
     path = f"{storage.root}/{LOCK}"
     with storage_errors(path, "locked"):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    for pauses in range(_ATTEMPTS):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if pauses < _ATTEMPTS - 1:
-                time.sleep(_PAUSE_S)  # a process that looks for the holder has the lock for a moment
-                continue
-            holder = _holder(os.pread(file, 1 << 10, 0))
+    until = time.monotonic() + _WAIT_S
+    while (other := _lock(file, fcntl.LOCK_EX)) is not None:
+        if time.monotonic() > until:
             os.close(file)
             raise CheckpointLocked(
-                f"{storage.root} is held by {holder}: one driver saves to a path at a time; end that driver, or choose "
+                f"{storage.root} is held by {other}: one driver saves to a path at a time; end that driver, or choose "
                 "another path",
-                holder=holder,
-            ) from None
-        except OSError:
-            break  # a file system without locks promises less
+                holder=other,
+            )
+        time.sleep(_PAUSE_S)
     os.ftruncate(file, 0)
     os.pwrite(file, claim, 0)
     return file
@@ -126,13 +117,20 @@ def holder_of(storage: Storage) -> str | None:
     except OSError:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return f"held by {_holder(os.pread(file, 1 << 10, 0))}"
-    except OSError:
-        return None
+        other = _lock(file, fcntl.LOCK_SH)
+        return None if other is None else f"held by {other}"
     finally:
         os.close(file)
+
+
+def _lock(file: int, kind: int) -> str | None:
+    """Lock an open file. Return the holder if another process has locked it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(os.pread(file, 1 << 10, 0))
+    except OSError:
+        pass  # a file system without locks promises less
     return None
 
 

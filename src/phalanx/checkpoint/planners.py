@@ -40,18 +40,15 @@ def rank_key(key: str, rank: int) -> str:
 
 def value_digest(value: Any) -> str:
     """Return a digest by which ranks compare a value: equal for equal values, even if other parts share memory."""
-    try:
-        return xxh3_64_hexdigest(_pickled(value, shares_parts=False))
-    except ValueError:  # a part refers to itself
-        return xxh3_64_hexdigest(_pickled(value, shares_parts=True))
-
-
-def _pickled(value: Any, *, shares_parts: bool) -> bytes:
     stream = io.BytesIO()
     pickler = _DigestPickler(stream, 5)
-    pickler.fast = not shares_parts  # without references to parts that occurred before
-    pickler.dump(value)
-    return stream.getvalue()
+    pickler.fast = True  # without references to parts that occurred before
+    try:
+        pickler.dump(value)
+    except ValueError:  # a part refers to itself
+        stream = io.BytesIO()
+        _DigestPickler(stream, 5).dump(value)
+    return xxh3_64_hexdigest(stream.getbuffer())
 
 
 class _DigestPickler(pickle.Pickler):
@@ -83,11 +80,10 @@ class SavePlanner(dcp.DefaultSavePlanner):
         data: dict[str, tuple[Path, str | None]] = {}
         for key, (path, value) in self._leaves.items():
             tensor = value if isinstance(value, LocalTensor) else None
-            if tensor is not None:
-                _check_dense(key, tensor.local)
-                items += _write_items(key, tensor)
-            else:
+            if tensor is None:
                 items.append(dcp.WriteItem(MetadataIndex(key), WriteItemType.BYTE_IO))
+            else:
+                items += _write_items(key, tensor)
             digest = None
             if not self._alone and (tensor is None or not tensor.declared):
                 with _pickling(key, value):
@@ -126,19 +122,20 @@ class SavePlanner(dcp.DefaultSavePlanner):
 
 
 def _write_items(key: str, tensor: LocalTensor) -> Iterator[dcp.WriteItem]:
-    properties = TensorProperties(dtype=tensor.local.dtype)
-    for patch in tensor.patches:
-        chunk = dcp.ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
-        data = TensorWriteData(chunk, properties, torch.Size(tensor.shape))
-        yield dcp.WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
-
-
-def _check_dense(key: str, tensor: torch.Tensor) -> None:
-    if tensor.is_meta or tensor.layout is not torch.strided:
-        kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+    local = tensor.local
+    if local.is_meta or local.layout is not torch.strided:
+        kind = "on the meta device" if local.is_meta else f"of layout {local.layout}"
         raise CheckpointError(
             f"{key} of the state is a tensor {kind}, which cannot be saved; give it dense, or leave it out of the state"
         )
+    for chunk in _chunks(tensor):
+        data = TensorWriteData(chunk, TensorProperties(dtype=local.dtype), torch.Size(tensor.shape))
+        yield dcp.WriteItem(MetadataIndex(key, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
+
+
+def _chunks(tensor: LocalTensor) -> list[dcp.ChunkStorageMetadata]:
+    boxes = [patch.box for patch in tensor.patches]
+    return [dcp.ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in boxes]
 
 
 @contextmanager
@@ -163,7 +160,6 @@ def merge_plans(plans: Sequence[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], dcp.
     """
     data: list[PlanData] = [plan.planner_data for plan in plans]
     by_rank = _different_keys(data)
-    _check_tensors(plans, by_rank)
     paths: dict[str, Path] = {}
     for key in dict.fromkeys(key for one in data for key in one):
         for rank, one in enumerate(data):
@@ -174,6 +170,7 @@ def merge_plans(plans: Sequence[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], dcp.
         dcp.SavePlan([_renamed(item, rank) if item.index.fqn in by_rank else item for item in plan.items])
         for rank, plan in enumerate(plans)
     ]
+    _check_tensors(renamed)
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
         merged, metadata = planner.create_global_plan(renamed)
@@ -209,14 +206,14 @@ def _different_keys(data: Sequence[PlanData]) -> set[str]:
     return different
 
 
-def _check_tensors(plans: Sequence[dcp.SavePlan], by_rank: set[str]) -> None:
+def _check_tensors(plans: Sequence[dcp.SavePlan]) -> None:
     """Check that ranks mean the same global tensor, and that their boxes cover it. DCP takes the first size."""
     first: dict[str, tuple[tuple[torch.dtype, list[int]], int]] = {}
     boxes: dict[str, dict[torch.Size, torch.Size]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
             key, data = item.index.fqn, item.tensor_data
-            if data is None or key in by_rank:
+            if data is None:
                 continue
             form = (data.properties.dtype, list(data.size))
             other, owner = first.setdefault(key, (form, rank))
@@ -249,17 +246,16 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
 
     Args:
         metadata: of the files.
-        targets: tensors to fill and values to read (None), by key.
-        keys: key in the files of each of them.
+        targets: tensors to fill and values to read (None), by key in the files.
+
+    Attributes:
+        values: that were read, by key.
     """
 
-    def __init__(
-        self, metadata: dcp.Metadata, targets: Mapping[str, LocalTensor | None], keys: Mapping[str, str]
-    ) -> None:
+    def __init__(self, metadata: dcp.Metadata, targets: Mapping[str, LocalTensor | None]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._targets, self._keys = targets, keys
         self._stored = metadata.state_dict_metadata
-        #: Values that were read, by key.
+        self._targets = targets
         self.values: dict[str, Any] = {}
 
     def create_local_plan(self) -> dcp.LoadPlan:
@@ -267,24 +263,16 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
             [item for key, target in self._targets.items() for item in self._items(key, target)]
         )
 
-    def _items(self, key: str, target: LocalTensor | None) -> Iterator[dcp.ReadItem]:
-        name = self._keys[key]
-        stored = self._stored[name]
+    def _items(self, key: str, target: LocalTensor | None) -> list[dcp.ReadItem]:
+        stored = self._stored[key]
         if target is None or not isinstance(stored, dcp.TensorStorageMetadata):
-            none = torch.Size([0])
-            yield dcp.ReadItem(
-                LoadItemType.BYTE_IO, MetadataIndex(key), none, MetadataIndex(name), none, none
-            )
-            return
-        chunks = [
-            dcp.ChunkStorageMetadata(torch.Size(patch.box.offsets), torch.Size(patch.box.sizes))
-            for patch in target.patches
-        ]
-        items = create_read_items_for_chunk_list(name, stored, chunks)
+            index, none = MetadataIndex(key), torch.Size([0])
+            return [dcp.ReadItem(LoadItemType.BYTE_IO, index, none, index, none, none)]
+        chunks = _chunks(target)
+        items = create_read_items_for_chunk_list(key, stored, chunks)
         if sum(item.lengths.numel() for item in items) != sum(chunk.sizes.numel() for chunk in chunks):
             raise CheckpointMismatch(f"of {key}, boxes that this rank holds were not saved")
-        for item in items:
-            yield dataclasses.replace(item, dest_index=MetadataIndex(key, item.dest_index.offset))
+        return items
 
     def load_bytes(self, read_item: dcp.ReadItem, value: io.BytesIO) -> None:
         key = read_item.dest_index.fqn
@@ -292,10 +280,10 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
         target = self._targets[key]
         if target is None:
             self.values[key] = found
-            return
-        if found.shape != target.local.shape:
-            raise CheckpointMismatch(f"{key} was saved with shape {list(found.shape)} on this rank")
-        target.local.copy_(found)
+        elif found.shape != target.local.shape:  # format 1 pickles tensors that differ by rank
+            raise CheckpointMismatch(f"{key} was saved with shape {list(found.shape)}")
+        else:
+            target.local.copy_(found)
 
     def resolve_tensor(self, read_item: dcp.ReadItem) -> torch.Tensor:
         target = self._targets[read_item.dest_index.fqn]
@@ -305,6 +293,3 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
         for dim, (start, size) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
             view = view.narrow(dim, start, size)
         return view
-
-    def commit_tensor(self, read_item: dcp.ReadItem, tensor: torch.Tensor) -> None:
-        pass

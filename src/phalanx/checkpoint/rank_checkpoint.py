@@ -12,9 +12,9 @@ import torch
 from torch.distributed.checkpoint import SavePlan
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from phalanx.checkpoint.model_folder import Place, read_boxes, read_model, write_boxes
+from phalanx.checkpoint.model_folder import Place, read_boxes, write_boxes
 from phalanx.checkpoint.planners import LoadPlanner, SavePlanner
-from phalanx.checkpoint.step_files import WrittenItems, read_items, write_items
+from phalanx.checkpoint.step_files import WrittenItems, write_items
 from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
 from phalanx.checkpoint.stored_state import StoredState
 from phalanx.declare.state_declarations import StateDeclared
@@ -26,7 +26,6 @@ from phalanx.worker.worker_runtime import WorkerRuntime
 CONTINUE = "continue"
 """Name of a file that the driver removes to end a submitted save."""
 _LOOK_S = 0.25
-_END_S = 2.0
 _PLANS = 16
 """Plans of saves and loads that a rank remembers; a failed plan is never used."""
 
@@ -49,27 +48,22 @@ class LoadReport(NamedTuple):
 
 
 class RankCheckpoint:
-    """The state of a rank between handlers."""
+    """The state of a rank between handlers.
 
-    def __init__(self, host: WorkerRuntime) -> None:
-        self.host = host
+    Attributes:
+        buffers: host memory for copies, by role.
+        thread: writes the copies of the last submitted save.
+    """
+
+    def __init__(self) -> None:
         self._plans: dict[str, Any] = {}
         self.buffers: dict[str, dict[MetadataIndex, torch.Tensor]] = {}
-        self._thread: threading.Thread | None = None
-        self._ends = False
+        self.thread: threading.Thread | None = None
 
     @classmethod
     def of(cls, host: WorkerRuntime) -> RankCheckpoint:
         """Return the state of the rank of ``host``."""
-        found = host.context.shared.get("checkpoint")
-        if not isinstance(found, cls):
-            found = host.context.shared["checkpoint"] = cls(host)
-            host.closers.add(found.end)
-        return found
-
-    def states(self, role: str) -> dict[str, RankState]:
-        """Return the state of a role, or of each role with a state."""
-        return states_of(self.host.context, self.host.instances, self.host.device, role)
+        return host.context.shared.setdefault("checkpoint", cls())
 
     def remember(self, name: str, plan: Any) -> None:
         """Keep a plan for the handler that follows."""
@@ -82,46 +76,6 @@ class RankCheckpoint:
         if name not in self._plans:
             raise CheckpointError("this rank was restarted after the save or load was planned; call it again")
         return self._plans.pop(name)
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Wait for the thread of the save before."""
-        if self._thread is not None:
-            self._thread.join(seconds)
-
-    def end(self) -> None:
-        """Stop the thread: the rank ends."""
-        self._ends = True
-        self.wait(_END_S)
-
-    def write_copies(self, write: Callable[[Callable[[], None]], Any], notes: Storage, index: int) -> None:
-        """Have a thread write the copies, and report to the driver by a file, which is empty until then.
-
-        ``write`` calls its argument before each block. It raises an error once the driver has given the save up.
-        """
-
-        next_look, was_given_up = 0.0, False
-
-        def check() -> None:
-            nonlocal next_look, was_given_up
-            if time.monotonic() >= next_look:  # a look may be a request to a store
-                next_look = time.monotonic() + _LOOK_S
-                was_given_up = notes.read(CONTINUE) is None
-            if was_given_up or self._ends:
-                raise CheckpointError("the save was given up, or the group was closed, before it was written")
-
-        def run() -> None:
-            try:
-                report: Any = write(check)
-            except BaseException as error:
-                report = str(error) if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
-            try:
-                notes.write(note_name(index), pickle.dumps(report))
-            except PhalanxError:
-                notes.remove(note_name(index))  # which needs no space on a full disk
-
-        notes.mark(note_name(index))
-        self._thread = threading.Thread(target=run, name="phalanx-save", daemon=True)
-        self._thread.start()
 
 
 def plan_save(
@@ -136,15 +90,14 @@ def plan_save(
         alone: no other rank saves.
         model: save the model alone, with keys relative to it. A state without a model is itself the model.
     """
-    rank = RankCheckpoint.of(host)
     planners: dict[str, SavePlanner] = {}
-    for name, state in rank.states(role).items():
+    for name, state in states_of(host.context, host.instances, host.device, role).items():
         leaves = state.leaves()
         if model and _has_model(leaves):
             paths = {path[1:]: value for path, value in leaves.values() if path[:1] == ("model",)}
             leaves = {key_of(path): (path, value) for path, value in paths.items()}
         planners[name] = SavePlanner(leaves, index, alone=alone)
-    rank.remember(save, planners)
+    RankCheckpoint.of(host).remember(save, planners)
     return {name: planner.create_local_plan() for name, planner in planners.items()}
 
 
@@ -157,7 +110,8 @@ def write(
 ) -> dict[str, WrittenItems] | None:
     """Write this rank's part of a planned save, by role; with ``notes``, copy it for a thread that writes it."""
     rank = RankCheckpoint.of(host)
-    rank.wait()
+    if rank.thread is not None:
+        rank.thread.join()
     planners: dict[str, SavePlanner] = rank.recall(save)
 
     def write_files(check: Callable[[], None]) -> dict[str, WrittenItems]:
@@ -172,8 +126,33 @@ def write(
         return write_files(lambda: None)
     for role, planner in planners.items():
         planner.stage(plans[role], rank.buffers.setdefault(role, {}))
-    rank.write_copies(write_files, Storage(notes), next(iter(planners.values())).rank)
+    note = note_name(next(iter(planners.values())).rank)
+    work = (write_files, Storage(notes), note)
+    Storage(notes).mark(note)
+    rank.thread = threading.Thread(target=_write_and_report, args=work, name="phalanx-save", daemon=True)
+    rank.thread.start()
     return None
+
+
+def _write_and_report(write_files: Callable[[Callable[[], None]], Any], notes: Storage, note: str) -> None:
+    """Write files, checking before each block that the driver wants them, and report to the driver by a note."""
+    next_look = 0.0
+
+    def check() -> None:
+        nonlocal next_look
+        if time.monotonic() >= next_look:  # a look may be a request to a store
+            next_look = time.monotonic() + _LOOK_S
+            if notes.read(CONTINUE) is None:
+                raise CheckpointError("the save was given up before it was written")
+
+    try:
+        report: Any = write_files(check)
+    except BaseException as error:
+        report = str(error) if isinstance(error, PhalanxError) else f"{type(error).__name__}: {error}"
+    try:
+        notes.write(note, pickle.dumps(report))
+    except PhalanxError:
+        notes.remove(note)  # which needs no space on a full disk
 
 
 def write_model(
@@ -196,57 +175,48 @@ def plan_load(
     host: WorkerRuntime,
     index: int,
     load: str,
-    sources: Mapping[str, StoredState | str],
+    sources: Mapping[str, StoredState],
     parts: Sequence[str] | None,
-    world_size: int,
 ) -> LoadReport:
     """Check that the saved state fits, and change nothing.
 
     Args:
         index: the rank's place in the group that loads.
         load: identifies the load.
-        sources: saved states, or folders of safetensors, by role.
+        sources: saved states by role.
         parts: outermost keys to load; None: all.
-        world_size: ranks that load.
 
     Raises:
         CheckpointMismatch: if it does not fit.
     """
-    rank = RankCheckpoint.of(host)
     reads: list[Callable[[], int]] = []
     report = LoadReport(set(), set())
     for role, source in sources.items():
         if role not in host.instances:
-            folder = source if isinstance(source, str) else source.where
-            raise CheckpointMismatch(f"{folder} is of a role {role!r}, which this group does not have")
-        reads.append(_planned(rank.states(role)[role], role, source, parts, index, world_size, report))
-    rank.remember(load, reads)
+            raise CheckpointMismatch(f"{source.where} is of a role {role!r}, which this group does not have")
+        state = states_of(host.context, host.instances, host.device, role)[role]
+        reads.append(_planned(state, role, source, parts, index, report))
+    RankCheckpoint.of(host).remember(load, reads)
     return report
 
 
 def _planned(
     state: RankState,
     role: str,
-    source: StoredState | str,
+    stored: StoredState,
     parts: Sequence[str] | None,
     index: int,
-    world_size: int,
     report: LoadReport,
 ) -> Callable[[], int]:
     """Return a function that reads the state of a role and returns the bytes of its tensors. Add to the report."""
-    if isinstance(source, str):
-        parts = ("model",) if _has_model(state.leaves()) else None
-        stored, read_plan = read_model(source, parts or ()), read_boxes
-    else:
-        stored, read_plan = source.select(parts), read_items
-        stored = stored.for_ranks(world_size, generators=GENERATORS in state.names)
-    folder = stored.where
-    keys = stored.keys_for(index)
-    if world_size != stored.world_size and not stored.has_generators(index):
-        parts = [name for name in parts or state.names if name != GENERATORS]  # the rank keeps its own
-        keys = {key: name for key, name in keys.items() if stored.keys[name].part != GENERATORS}
-    targets = state.targets({key: stored.leaf(name) for key, name in keys.items()}, folder, parts)
-    planner = LoadPlanner(stored.metadata, targets, keys)
+    if stored.read is read_boxes and _has_model(state.leaves()):
+        parts, stored = ["model"], stored.below("model")
+    folder, keys = stored.where, stored.keys_for(index)
+    if stored.lacks_generators(index):  # the rank keeps its own
+        parts = [name for name in parts or state.names if name != GENERATORS]
+        keys = {leaf: name for leaf, name in keys.items() if stored.keys[name].part != GENERATORS}
+    targets = state.targets({leaf: stored.leaf(name) for leaf, name in keys.items()}, folder, parts)
+    planner = LoadPlanner(stored.metadata, {keys[leaf]: target for leaf, target in targets.items()})
     plan = planner.create_local_plan()
     tensors = [target.local for target in targets.values() if target is not None]
     nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -255,17 +225,18 @@ def _planned(
         with span("read", role=role_title(role), nbytes=nbytes), torch.no_grad():
             try:
                 with storage_errors(folder, "read"):
-                    read_plan(folder, stored.metadata, plan, planner)
+                    stored.read(folder, stored.metadata, plan, planner)
             except FileNotFoundError as error:
                 raise CheckpointCorrupted(
                     f"{error.filename} is missing; load another step (step=)", files=(str(error.filename),)
                 ) from error
-        state.apply(planner.values)
+        values = planner.values
+        state.apply({leaf: values[name] for leaf, name in keys.items() if name in values})
         return nbytes
 
     files = {stored.metadata.storage_data[item.storage_index].relative_path for item in plan.items}
     report.files.update(f"{folder}/{name}" for name in files)
-    report.left.update((folder, name) for name in stored.keys.keys() - {keys[key] for key in targets})
+    report.left.update((folder, name) for name in stored.keys.keys() - {keys[leaf] for leaf in targets})
     return read
 
 

@@ -29,7 +29,9 @@ def finish_open_saves() -> None:
     Each save registers it again, so that it runs before the exit hooks that stop the ranks.
     """
     for future in list(_open):
-        future.finish()
+        error = future.exception()
+        if error is not None:
+            _log.error("the %s failed, and nobody asked for its result: %s", future.title, error)
 
 
 class SaveFuture(Awaited[T]):
@@ -38,11 +40,12 @@ class SaveFuture(Awaited[T]):
     ``px.gather`` accepts it next to futures of calls. A process that ends waits for it.
 
     Attributes:
+        title: of the save, for messages.
         was_read: True once the caller has read the result or the error.
     """
 
     def __init__(self, work: Callable[[], T], title: str, cancelled: threading.Event) -> None:
-        self._title = title
+        self.title = title
         self._cancelled = cancelled
         self.was_read = False
         _open.add(self)
@@ -72,7 +75,7 @@ class SaveFuture(Awaited[T]):
         seconds = checked(timeout, "SaveFuture.result")
         concurrent.futures.wait([self._future], seconds)
         if not self.done():
-            raise CallTimeout(f"{self._title} has not ended after {seconds} s; it continues, ask again")
+            raise CallTimeout(f"{self.title} has not ended after {seconds} s; it continues, ask again")
         self._mark_read()
         return self._future.exception()
 
@@ -110,18 +113,10 @@ class SaveFuture(Awaited[T]):
         finally:
             self._mark_read()
 
-    def finish(self) -> None:
-        """Wait for the end of the save, and log an unread error."""
-        concurrent.futures.wait([self._future])
-        error = None if self.was_read else self._future.exception()
-        if error is not None:
-            _log.error("the %s failed, and nobody asked for its result: %s", self._title, error)
-        self._mark_read()
-
     def _mark_read(self) -> None:
         if self.done():
             self.was_read = True
             _open.discard(self)
 
     def __repr__(self) -> str:
-        return f"<{self._title}: {'ended' if self.done() else 'in progress'}>"
+        return f"<{self.title}: {'ended' if self.done() else 'in progress'}>"

@@ -25,7 +25,7 @@ from phalanx.checkpoint.group_checkpoint import (
     plan_group,
     step_load,
 )
-from phalanx.checkpoint.model_folder import create_files
+from phalanx.checkpoint.model_folder import create_files, read_model
 from phalanx.checkpoint.planners import merge_plans
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.step_files import METADATA
@@ -175,12 +175,11 @@ def load(
             raise DeclarationError(
                 f"px.load(parts={parts!r}, name={name!r}): a folder in this format has the model alone; leave them out"
             )
-        folder = os.path.abspath(os.path.expanduser(path))
-        nbytes = load_groups([GroupLoad(ranks, {ranks.role: folder})])
+        model = read_model(os.path.abspath(os.path.expanduser(path)))
+        nbytes = load_groups([GroupLoad(ranks, {ranks.role: model})])
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
-    with saved.reading():
-        nbytes = load_groups([step_load(ranks, saved, name, parts)], saved)
+    nbytes = load_groups([step_load(ranks, saved, name, parts)], saved)
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
 
 

@@ -11,7 +11,7 @@ import io
 import mmap
 import os
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -33,48 +33,37 @@ WrittenItems = tuple[list[WriteResult], dict[str, FileFacts]]
 """Places of the items of a rank's plan, and facts of the files."""
 
 
-class DirectFile:
+class DirectFile(io.FileIO):
     """A new file, written in blocks past the page cache where the file system allows it."""
 
     def __init__(self, path: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        try:
-            self._file = os.open(path, flags | _O_DIRECT, 0o666)
-            self._is_direct = bool(_O_DIRECT)
-        except OSError as error:
-            if error.errno not in _REFUSED:
-                raise
-            self._file = os.open(path, flags, 0o666)
-            self._is_direct = False
+        super().__init__(path, "w")
+        self._set_direct(True)
 
-    def write(self, block: memoryview) -> None:
+    def write(self, block: Any) -> int:
         """Write a block that begins at a page of memory. Only the last block may end within a page."""
-        if len(block) % _PAGE:
-            self._use_cache()
-        while block:
+        rest = memoryview(block)
+        while rest:
+            if len(rest) % _PAGE:
+                self._set_direct(False)
             try:
-                count = os.write(self._file, block)
+                rest = rest[os.write(self.fileno(), rest) :]
             except OSError as error:
                 if error.errno not in _REFUSED or not self._is_direct:
                     raise
-                self._use_cache()  # some file systems refuse it only here
-                continue
-            if count % _PAGE:
-                self._use_cache()
-            block = block[count:]
+                self._set_direct(False)  # some file systems refuse it only here
+        return len(block)
 
-    def flush(self) -> None:
+    def sync(self) -> None:
         """Return when all is on the disk."""
-        os.fsync(self._file)
+        os.fsync(self.fileno())
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
-
-    def _use_cache(self) -> None:
-        if self._is_direct:
-            flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
-            fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~_O_DIRECT)
+    def _set_direct(self, on: bool) -> None:
+        flags = fcntl.fcntl(self.fileno(), fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self.fileno(), fcntl.F_SETFL, flags | _O_DIRECT if on else flags & ~_O_DIRECT)
+            self._is_direct = on
+        except OSError:  # not every file system can
             self._is_direct = False
 
 
@@ -146,13 +135,14 @@ class StepFiles:
             with self._storage.open(name, mode) as file:
                 yield file
             return
-        path = f"{self._storage.root}/{name}"
-        with closing(DirectFile(path) if self._storage.is_local else self._storage.open(name, mode)) as file:
+        local = self._storage.is_local
+        with DirectFile(f"{self._storage.root}/{name}") if local else self._storage.open(name, mode) as file:
             stream = OutputStream(file.write, self._check)
             try:
                 yield stream
                 self.facts[name] = stream.finish()
-                file.flush()
+                if local:
+                    file.sync()
             except BaseException as error:
                 raise (stream.error or error) from None
 

@@ -7,19 +7,19 @@ is on the disk. A folder without a manifest is left over from a writer that died
 from __future__ import annotations
 
 import json
-import operator
 import re
 import secrets
 import time
 import warnings
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.storage import FileFacts, Storage
 from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError
+from phalanx.wire.value import as_integer
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -34,8 +34,7 @@ class Step:
     """A step of a path, as its folder and its manifest show it.
 
     Attributes:
-        storage: folder of the path.
-        name: name of the step's folder in it.
+        storage: folder of the step.
         number: number that the caller gave.
         serial: number of the commit among all of the path, from 1. The last commit is resumed by default. 0 if there
             is no manifest, or none that can be read.
@@ -48,7 +47,6 @@ class Step:
     """
 
     storage: Storage
-    name: str
     number: int
     serial: int = 0
     at: float = 0.0
@@ -61,7 +59,7 @@ class Step:
     @property
     def folder(self) -> str:
         """Absolute path or URL."""
-        return self.path("")
+        return self.storage.root
 
     @property
     def committed(self) -> bool:
@@ -75,7 +73,7 @@ class Step:
 
     def path(self, name: str) -> str:
         """Return the absolute path or URL of a file or a part."""
-        return f"{self.storage.root}/{self.name}/{name}".rstrip("/")
+        return f"{self.storage.root}/{name}"
 
     def read(self, name: str) -> bytes:
         """Return the content of a file, verified by its digest.
@@ -83,10 +81,9 @@ class Step:
         Raises:
             CheckpointCorrupted: if it is missing or differs.
         """
-        data = self.storage.read(f"{self.name}/{name}")
+        data = self.storage.read(name)
         if data is None or FileFacts.of(data) != self.files[name]:
-            with self.reading():
-                raise self.corrupted([name])
+            raise self.corrupted([name])
         return data
 
     def check(self) -> None:
@@ -95,26 +92,17 @@ class Step:
         Raises:
             CheckpointCorrupted: if files are missing or differ; the error names them.
         """
-        wrong = Storage(self.folder).differing(self.files)
+        wrong = self.storage.differing(self.files)
         if wrong:
-            with self.reading():
-                raise self.corrupted(wrong)
+            raise self.corrupted(wrong)
 
-    @contextmanager
-    def reading(self) -> Generator[None]:
-        """Raise corruption as ``CheckpointError`` if the step was removed during the block."""
-        try:
-            yield
-        except CheckpointCorrupted as error:
-            if self.storage.read(f"{self.name}/{MANIFEST}") is not None:
-                raise
-            raise CheckpointError(
+    def corrupted(self, files: Sequence[str], more: str = "") -> CheckpointError:
+        """Return the error for files that are missing or differ, or for a step that its writer has removed."""
+        if self.storage.read(MANIFEST) is None:
+            return CheckpointError(
                 f"{self.folder} was removed while it was read: its writer keeps fewer steps (keep=). Load again, which "
-                "takes the last step; ranks may have parts of both until then"
-            ) from error
-
-    def corrupted(self, files: Sequence[str], more: str = "") -> CheckpointCorrupted:
-        """Return the error for files that are missing or differ."""
+                "takes the last step"
+            )
         shown = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
         return CheckpointCorrupted(
             f"{self.folder} is damaged: {shown}: missing, or not what was written; load another step (step=){more}",
@@ -123,8 +111,8 @@ class Step:
 
     def remove(self) -> None:
         """Remove the manifest first: a removal that ends early leaves no step that looks complete."""
-        self.storage.remove(f"{self.name}/{MANIFEST}")
-        self.storage.remove(self.name)
+        self.storage.remove(MANIFEST)
+        self.storage.remove("")
 
 
 class StepWriter:
@@ -151,20 +139,21 @@ class StepWriter:
     def __init__(self, path: str, step: int, keep: int | None = None) -> None:
         self.step = checked_number("step", step, 0, "give a number from 0")
         self._keep = checked_keep(keep)
-        self._storage = storage = Storage(path)
-        self._lock = PathLock.acquire(storage)
+        self._run = Storage(path)
+        self._lock = PathLock.acquire(self._run)
         with ExitStack() as stack:
             stack.callback(self._lock.release)
             stack.enter_context(self._lock.turn)
-            for found in find_steps(storage):
+            for found in find_steps(self._run):
                 if not found.committed:
                     found.remove()
-            self._name = f"step-{self.step:08d}"
-            if not storage.is_local or self._name in storage.names():
-                self._name += f".{secrets.randbelow(1 << 32)}"  # drivers of a store do not exclude each other
-            storage.make(self._name)
+            name = f"step-{self.step:08d}"
+            if not self._run.is_local or name in self._run.names():
+                name += f".{secrets.randbelow(1 << 32)}"  # drivers of a store do not exclude each other
+            self._storage = self._run.below(name)
+            self._storage.make("")
             self._end = stack.pop_all()
-        self.folder = f"{storage.root}/{self._name}"
+        self.folder = self._storage.root
         self.files: dict[str, FileFacts] = {}
         self.parts: dict[str, Any] = {}
         self._began = time.monotonic()
@@ -172,14 +161,14 @@ class StepWriter:
 
     def part(self, name: str) -> str:
         """Create the folder of a part, and return its absolute path or URL."""
-        self._storage.make(f"{self._name}/{name}")
+        self._storage.make(name)
         return f"{self.folder}/{name}"
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file, by its name relative to the step."""
         if "/" in name:
             self.part(name.rpartition("/")[0])
-        self._storage.write(f"{self._name}/{name}", data)
+        self._storage.write(name, data)
         self.files[name] = FileFacts.of(data)
 
     def commit(self) -> Step:
@@ -190,27 +179,27 @@ class StepWriter:
             CheckpointLocked: if another driver has claimed the path.
         """
         self._check_files()
-        paths = [f"{self._name}/{name}".split("/") for name in self.files]
-        for folder in sorted({"/".join(path[:depth]) for path in paths for depth in range(len(path))}):
+        self._run.sync("")
+        paths = [name.split("/") for name in self.files]
+        for folder in {"/".join(path[:depth]) for path in paths for depth in range(len(path))}:
             self._storage.sync(folder)
         self._lock.check()
-        serial = 1 + max([0, *(found.serial for found in find_steps(self._storage))])
+        serial = 1 + max([0, *(found.serial for found in find_steps(self._run))])
         at, seconds = time.time(), time.monotonic() - self._began
-        step = Step(self._storage, self._name, self.step, serial, at, seconds, self.files, self.parts)
-        self._storage.write(f"{self._name}/{MANIFEST}", _manifest(step))
+        step = Step(self._storage, self.step, serial, at, seconds, self.files, self.parts)
+        self._storage.write(MANIFEST, _manifest(step))
         self._lock.check()  # a store compares and writes in two steps: a claim in between withdraws the step
         self._ended = True  # before older steps are removed: an interrupt must not remove the only one
         with self._end:
             try:
-                for old in expired(find_steps(self._storage), self._keep):
+                for old in expired(find_steps(self._run), self._keep):
                     old.remove()
             except CheckpointError as error:  # the step is complete, and the next save tries again
                 warnings.warn(f"old steps were not removed: {error}", stacklevel=2)
         return step
 
     def _check_files(self) -> None:
-        sizes = self._storage.sizes(self._name)
-        missing = [name for name, facts in sorted(self.files.items()) if sizes.get(name) != facts.size]
+        missing = self._storage.missing(self.files)
         if missing:
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise CheckpointError(
@@ -225,7 +214,7 @@ class StepWriter:
         self._ended = True
         with self._end:
             try:
-                Step(self._storage, self._name, self.step).remove()
+                Step(self._storage, self.step).remove()
             except CheckpointError as error:
                 warnings.warn(f"files of step {self.step} were not removed: {error}", stacklevel=2)
 
@@ -242,11 +231,8 @@ def checked_number(name: str, value: Any, least: int, advice: str) -> int:
     Raises:
         DeclarationError: if it is none, or less than ``least``.
     """
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < least:
+    number = as_integer(value)
+    if number is None or number < least:
         raise DeclarationError(f"{name}={value!r}: {advice}")
     return number
 
@@ -298,7 +284,7 @@ def listed(path: str) -> list[Step]:
 def find_steps(storage: Storage) -> list[Step]:
     """Return all steps of a path, by the names of their folders."""
     matches = [match for name in storage.names() if (match := _NAME.fullmatch(name))]
-    return [_found(storage, match[0], int(match[1])) for match in matches]
+    return [_found(storage.below(match[0]), int(match[1])) for match in matches]
 
 
 def in_order(found: Sequence[Step]) -> list[Step]:
@@ -317,21 +303,19 @@ def expired(found: Sequence[Step], keep: int | None) -> list[Step]:
     return sorted(gone, key=lambda one: one.serial)
 
 
-def _found(storage: Storage, name: str, number: int) -> Step:
-    where = f"{name}/{MANIFEST}"
-    data = storage.read(where)
+def _found(storage: Storage, number: int) -> Step:
+    data = storage.read(MANIFEST)
     if data is None:
-        return Step(storage, name, number)
+        return Step(storage, number)
     body, why = _read_manifest(data)
     if why:
-        return Step(storage, name, number, faults=(MANIFEST,), why=f"{storage.root}/{where} {why}")
-    sizes = storage.sizes(name)
+        return Step(storage, number, faults=(MANIFEST,), why=f"{storage.root}/{MANIFEST} {why}")
     files = {file: FileFacts(*facts) for file, facts in body["files"].items()}
-    faults = tuple(file for file in sorted(files) if sizes.get(file) != files[file].size)
-    if faults and storage.read(where) is None:  # its writer is removing it
-        return Step(storage, name, number)
+    faults = storage.missing(files)
+    if faults and storage.read(MANIFEST) is None:  # its writer is removing it
+        return Step(storage, number)
     return Step(
-        storage, name, number, body["serial"], body["at"], body["seconds"], files, body["parts"], faults
+        storage, number, body["serial"], body["at"], body["seconds"], files, body["parts"], tuple(faults)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import re
@@ -76,6 +77,12 @@ class Storage:
         self._files, self._base = found[0], found[1].rstrip("/")
         self._is_atomic = text.partition("://")[0] in _ATOMIC
 
+    def below(self, name: str) -> Storage:
+        """Return a folder in this folder."""
+        found = copy.copy(self)
+        found.root, found._base = f"{self.root}/{name}", self._at(name)
+        return found
+
     def _at(self, name: str) -> str:
         return f"{self._base}/{name}" if name else self._base
 
@@ -89,14 +96,12 @@ class Storage:
                 return []
         return sorted({str(path).rstrip("/").rpartition("/")[2] for path in found} - {""})
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the size of each file below a folder, by name relative to the folder."""
-        with storage_errors(self._at(folder), "read"):
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file below the folder, by name."""
+        with storage_errors(self.root, "read"):
             self._files.invalidate_cache()
-            found = self._files.find(self._at(folder), detail=True)
-        return {
-            str(path)[len(self._at(folder)) + 1 :]: int(info["size"] or 0) for path, info in found.items()
-        }
+            found = self._files.find(self._base, detail=True)
+        return {str(path)[len(self._base) + 1 :]: int(info["size"] or 0) for path, info in found.items()}
 
     def make(self, folder: str) -> None:
         """Create a folder and its parents, if they do not exist."""
@@ -125,6 +130,11 @@ class Storage:
         except FileNotFoundError:
             return None
         return FileFacts(size, found.hexdigest())
+
+    def missing(self, files: Mapping[str, FileFacts]) -> list[str]:
+        """Return the files that are missing or have another size, sorted."""
+        sizes = self.sizes()
+        return [name for name in sorted(files) if sizes.get(name) != files[name].size]
 
     def differing(self, files: Mapping[str, FileFacts]) -> list[str]:
         """Return the files that are missing or have other facts, by reading them."""
@@ -189,18 +199,16 @@ def storage_errors(path: str, verb: str) -> Generator[None]:
         yield
     except PhalanxError:
         raise
-    except FileNotFoundError as error:
-        if verb in ("read", "removed"):
-            raise
-        raise CheckpointError(
-            f"{path} cannot be {verb}: its folder is gone; choose a path that the driver and all ranks share, and "
-            "where nothing else cleans up"
-        ) from error
-    except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, f"{type(error).__name__}: {error}")
-        raise CheckpointError(f"{path} cannot be {verb}: {advice}") from error
     except Exception as error:
-        raise CheckpointError(
-            f"{path} cannot be {verb}: {type(error).__name__}: {error}; see whether this process reaches the store, "
-            "and has the rights that it needs there"
-        ) from error
+        if isinstance(error, FileNotFoundError) and verb in ("read", "removed"):
+            raise
+        raise CheckpointError(f"{path} cannot be {verb}: {_advice(error)}") from error
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "its folder is gone; choose a path that all ranks share, and where nothing else cleans up"
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError):
+        return _ADVICE.get(error.errno or 0, text)
+    return f"{text}; see whether this process reaches the store, and has the rights that it needs there"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint import Metadata, TensorStorageMetadata
 
 from phalanx.checkpoint.planners import rank_key
-from phalanx.checkpoint.step_files import METADATA
+from phalanx.checkpoint.step_files import METADATA, read_items
 from phalanx.checkpoint.steps import Step
 from phalanx.errors import CheckpointMismatch
 from phalanx.worker.rank_state import GENERATORS, Path, SavedLeaf, key_of
@@ -44,13 +44,17 @@ class StoredState:
         metadata: by which torch's distributed checkpoint reads the files.
         keys: by key in the files.
         world_size: ranks that saved.
-        where: folder, for errors.
+        where: folder.
+        read: function of folder, metadata, plan and planner that reads the items of a rank's plan.
+        resized: another number of ranks loads it.
     """
 
     metadata: Metadata
     keys: Mapping[str, StoredKey]
     world_size: int
     where: str
+    read: Callable[..., None] = read_items
+    resized: bool = False
 
     def names(self) -> list[str]:
         """Return the outermost keys of the state."""
@@ -71,24 +75,19 @@ class StoredState:
             )
         return replace(self, keys={name: one for name, one in self.keys.items() if one.part in parts})
 
-    def for_ranks(self, world_size: int, *, generators: bool) -> StoredState:
+    def for_ranks(self, world_size: int) -> StoredState:
         """Return the state for a number of ranks.
 
-        Args:
-            generators: the ranks have random generators. On another number of ranks, each rank takes the generators
-                of its own number, and generators of ranks that do not exist are left out.
+        On another number, each rank takes the generators of its own number, and keys of ranks that do not exist are
+        left out.
 
         Raises:
             CheckpointMismatch: if other leaves differed by rank, and the world size differs.
         """
         if world_size == self.world_size:
             return self
-        free = {name for name, one in self.keys.items() if generators and one.part == GENERATORS}
-        differing = {
-            one.leaf: one.part
-            for name, one in self.keys.items()
-            if one.ranks is not None and name not in free
-        }
+        by_rank = [one for one in self.keys.values() if one.ranks is not None and one.part != GENERATORS]
+        differing = {one.leaf: one.part for one in by_rank}
         if differing:
             rest = [name for name in self.names() if name not in (*differing.values(), GENERATORS)]
             advice = f"load the parts without them (parts={rest!r}), or " if rest else ""
@@ -98,19 +97,22 @@ class StoredState:
                 "are sharded (DTensor, px.register_state(boxes=...)), or load on as many ranks"
             )
         here = frozenset(range(world_size))
-        return replace(
-            self, keys={name: one for name, one in self.keys.items() if one.ranks is None or one.ranks & here}
-        )
+        keys = {name: one for name, one in self.keys.items() if one.ranks is None or one.ranks & here}
+        return replace(self, keys=keys, resized=True)
 
-    def has_generators(self, rank: int) -> bool:
-        """Return whether no random generator of this rank is missing."""
-        return {one.leaf for one in self.keys.values() if one.part == GENERATORS} <= self.keys_for(
-            rank
-        ).keys()
+    def lacks_generators(self, rank: int) -> bool:
+        """Return whether a random generator of a rank is missing because it is not among the ranks that saved."""
+        generators = {one.leaf for one in self.keys.values() if one.part == GENERATORS}
+        return self.resized and not generators <= self.keys_for(rank).keys()
 
     def keys_for(self, rank: int) -> dict[str, str]:
         """Return the key in the files of each leaf of a rank."""
         return {one.leaf: name for name, one in self.keys.items() if one.ranks is None or rank in one.ranks}
+
+    def below(self, part: str) -> StoredState:
+        """Return the state as a part of a larger state."""
+        keys = {name: StoredKey(f"{part}.{one.leaf}", (part, *one.path)) for name, one in self.keys.items()}
+        return replace(self, keys=keys)
 
     def leaf(self, name: str) -> SavedLeaf:
         """Return the leaf of a key in the files."""

@@ -63,7 +63,7 @@ def described(steps: Iterable[Step], check: bool) -> Iterator[dict[str, Any]]:
             except CheckpointCorrupted as error:
                 faults = error.files
             except CheckpointError:
-                if step.storage.read(f"{step.name}/{MANIFEST}") is None:
+                if step.storage.read(MANIFEST) is None:
                     continue
                 raise
         written = {name: facts.size for name, facts in step.files.items()}
@@ -75,7 +75,7 @@ def described(steps: Iterable[Step], check: bool) -> Iterator[dict[str, Any]]:
             "why": step.why,
             "at": step.at if step.serial else None,
             "seconds": step.seconds if step.serial else None,
-            "bytes": sum((written if step.serial else step.storage.sizes(step.name)).values()),
+            "bytes": sum((written if step.serial else step.storage.sizes()).values()),
             "files": len(step.files),
             "parts": {name: str(texts.get(name, "")) for name in step.parts},
             "folder": step.folder,

@@ -92,7 +92,7 @@ class Group:
 
         # Calls.
         #: Held while a call is sent to its ranks; hold it to send several calls without others in between.
-        self.order = threading.RLock()
+        self.send_lock = threading.RLock()
         #: Weak references to the calls that were sent, the oldest first; appended by the sender.
         self.recent: deque[weakref.ref[Any]] = deque()
         #: By number, the calls whose rank was chosen for having the fewest: (epoch, ranks, results).

@@ -240,9 +240,9 @@ class Lifecycle:
         )
 
     def _being_restarted(self) -> GroupBroken:
-        why = f" after: {_first_line(self._cause)}" if self._cause is not None else "."
+        why = f", after: {_first_line(self._cause)}" if self._cause is not None else ""
         return GroupBroken(
-            f"group {self._group!r} is being restarted and takes no calls until restart() has returned{why}",
+            f"group {self._group!r} is being restarted or given new ranks{why}. It takes no calls until that is over.",
             group=self._group,
             cause=self._cause,
         )

@@ -141,8 +141,27 @@ def _meshes(given: Value, world_size: int) -> dict[str, Mesh]:
     return resolved
 
 
+class _Policy:
+    """Limits how often a group is recovered within a window of time."""
+
+    window_s: float
+
+    @property
+    def limit(self) -> int:
+        """The most recoveries within the window."""
+        raise NotImplementedError
+
+    def recent(self, recoveries: Sequence[float], now: float) -> list[float]:
+        """Return the times of recoveries, in seconds, that count at ``now``."""
+        return [at for at in recoveries if now - at < self.window_s]
+
+    def allows(self, recoveries: Sequence[float], now: float) -> bool:
+        """Return whether another recovery is allowed at ``now``."""
+        return len(self.recent(recoveries, now)) < self.limit
+
+
 @dataclass(frozen=True)
-class RestartPolicy:
+class RestartPolicy(_Policy):
     """``WorkerGroup(..., on_failure=px.RestartPolicy(max_restarts=2, window_s=600))``.
 
     The call in which the group broke raises its error, as always; the next call on the group restarts it first, and
@@ -160,17 +179,13 @@ class RestartPolicy:
         _check_count("px.RestartPolicy(max_restarts=", self.max_restarts)
         _check_window("px.RestartPolicy(window_s=", self.window_s)
 
-    def recent(self, restarts: Sequence[float], now: float) -> list[float]:
-        """Return the times of restarts, in seconds, that count at ``now``."""
-        return [at for at in restarts if now - at < self.window_s]
-
-    def allows(self, restarts: Sequence[float], now: float) -> bool:
-        """Return whether another restart is allowed at ``now``."""
-        return len(self.recent(restarts, now)) < self.max_restarts
+    @property
+    def limit(self) -> int:
+        return self.max_restarts
 
 
 @dataclass(frozen=True)
-class ReplacePolicy:
+class ReplacePolicy(_Policy):
     """``WorkerGroup(..., on_failure=px.ReplacePolicy(max_failures=2, window_s=600))``.
 
     Like :class:`RestartPolicy`, but only the lost ranks get new processes, by ``px.replace_ranks``: all ranks go back
@@ -197,13 +212,9 @@ class ReplacePolicy:
         if self.max_preemptions is not None:
             _check_count("px.ReplacePolicy(max_preemptions=", self.max_preemptions)
 
-    def recent(self, failures: Sequence[float], now: float) -> list[float]:
-        """Return the times of failures, in seconds, that count at ``now``."""
-        return [at for at in failures if now - at < self.window_s]
-
-    def allows(self, failures: Sequence[float], now: float) -> bool:
-        """Return whether ranks may be replaced once more at ``now``."""
-        return len(self.recent(failures, now)) < self.max_failures
+    @property
+    def limit(self) -> int:
+        return self.max_failures
 
     def allows_preemption(self, count: int) -> bool:
         """Return whether another preemption may be recovered after ``count`` of them."""

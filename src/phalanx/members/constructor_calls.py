@@ -14,8 +14,8 @@ from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.members.launch import Launched
 from phalanx.wire.call_page import SETUP_CALL
-from phalanx.wire.messages import STORE_VARIABLE, Message, host_call
-from phalanx.worker.rejoining import Rejoin, rejoin
+from phalanx.wire.messages import STORE_VARIABLE, Message, library_call
+from phalanx.worker.handlers import Rejoin, rejoin
 
 #: Variables by which ranks find each other, sent again to ranks that rejoin.
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
@@ -61,10 +61,12 @@ def given_up(call: Call, error: BaseException) -> None:
     call.tell_end(error)
 
 
-def joined(core: Group, launched: Launched, staying: Mapping[int, Endpoint], epoch: int) -> list[Ticket]:
+def rejoin_calls(
+    core: Group, launched: Launched, staying: Mapping[int, Endpoint], epoch: int
+) -> list[Ticket]:
     """Run ``rejoin()`` on the ranks that stay while the others are made; return the tickets of all, by rank."""
     environment = launched.setups[0].environment
-    message = host_call(rejoin, Rejoin(epoch, {name: environment[name] for name in _MEETING}))
+    message = library_call(rejoin, Rejoin(epoch, {name: environment[name] for name in _MEETING}))
     tickets = {setup.rank: ticket for setup, ticket in zip(launched.setups, launched.tickets, strict=True)}
     tickets |= {rank: core.backend.submit(endpoint, message) for rank, endpoint in staying.items()}
     return [tickets[rank] for rank in sorted(tickets)]

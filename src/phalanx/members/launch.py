@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from phalanx.backends.backend_types import (
     Endpoint,
     Facade,
-    HostFactory,
     Reservation,
     ReserveRequest,
+    RuntimeFactory,
     SpawnRequest,
     Ticket,
 )
@@ -26,7 +26,7 @@ from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
 from phalanx.topology.slots import Slot
 from phalanx.wire.messages import RankConfig
-from phalanx.worker.factory import make_host
+from phalanx.worker.factory import make_runtime
 
 Roles = Mapping[str, BoundClass]
 
@@ -42,7 +42,7 @@ class Processes:
     methods: tuple[Facade, ...]
     names: tuple[str, ...] | None = None
     namespace: str | None = None
-    factory: HostFactory = make_host
+    factory: RuntimeFactory = make_runtime
 
 
 @dataclass(frozen=True)

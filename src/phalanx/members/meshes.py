@@ -9,7 +9,7 @@ from phalanx.errors import DispatchError
 from phalanx.group.group import Group
 from phalanx.group.resize_plan import fitted
 from phalanx.topology.mesh import Mesh
-from phalanx.worker import handlers as questions
+from phalanx.worker import handlers
 
 #: Of a rank: the coordinates by axis in each mesh that its worker registered, by name.
 Places = Mapping[str, Mapping[str, int]]
@@ -27,7 +27,7 @@ def mesh_of(core: Group, name: str = "default") -> Mesh:
     if name in given and name not in epoch.meshes:
         epoch.meshes[name] = fitted(given[name], epoch.size)
     if name not in epoch.meshes:
-        places = [run_on(core, questions.meshes, role=role).result(None) for role in core.card.methods]
+        places = [run_on(core, handlers.meshes, role=role).result(None) for role in core.card.methods]
         epoch.meshes[name] = told_mesh(core.name, name, places, given)
     return epoch.meshes[name]
 

@@ -18,7 +18,7 @@ from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.group.preemption_monitor import watch
 from phalanx.group.roster import publish, withdraw
-from phalanx.members.constructor_calls import constructors, given_up, joined, make_again, sent_to
+from phalanx.members.constructor_calls import constructors, given_up, make_again, rejoin_calls, sent_to
 from phalanx.members.detached import publish_record, withdraw_record
 from phalanx.members.launch import Launched, Present, launch
 from phalanx.members.start_progress import Starting
@@ -26,7 +26,7 @@ from phalanx.members.weight_resync import bring_to_replaced
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
 from phalanx.wire.messages import Message, RankConfig
-from phalanx.worker import handlers as questions
+from phalanx.worker import handlers
 
 _CLOSE_PATIENCE_S = 5.0
 _HANDS_OVER_S = 65.0  # for a leaving rank: other ranks may continue with its items
@@ -172,7 +172,7 @@ def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[i
     if ranks:
         call = run_on(
             core,
-            questions.close,
+            handlers.close,
             ranks=ranks,
             title="close",
             checked=False,
@@ -212,7 +212,7 @@ def replace_processes(core: Group, gone: Collection[int], bring_back: Callable[[
     left = core.begin_restart(gone=gone)
     begun = core.epoch.number
     try:
-        _rejoined(core, left, gone)
+        _start_replacements(core, left, gone)
         bring_back()
         bring_to_replaced(core, gone)
     except BaseException as error:
@@ -241,7 +241,7 @@ def _leave_as_they_are(core: Group, left: Epoch, begun: int) -> None:
         end(core, core.epoch, 0.0)
 
 
-def _rejoined(core: Group, left: Epoch, gone: Collection[int]) -> None:
+def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None:
     members = left.endpoints[: left.size]
     _stop(core, [left.endpoints[rank] for rank in gone] + list(left.endpoints[left.size :]))
     core.pool.repair(core.options.start_timeout)
@@ -253,7 +253,7 @@ def _rejoined(core: Group, left: Epoch, gone: Collection[int]) -> None:
         new = dict(zip(sorted(gone), launched.endpoints, strict=True))
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
         _attend(core, launched)
-        tickets = joined(core, launched, staying, epoch.number)
+        tickets = rejoin_calls(core, launched, staying, epoch.number)
         sent_to(call, epoch, tickets, [Message("")] * epoch.size)
         call.result(None)
         make_again(core, call.trace)
@@ -294,7 +294,7 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
     ranks = [rank for rank, one in enumerate(endpoints) if one in staying and rank not in dead]
     if not ranks:
         return
-    asked = run_on(core, questions.meet, ranks=ranks, title="settle", checked=False)
+    asked = run_on(core, handlers.meet, ranks=ranks, title="settle", checked=False)
     late = _late(asked, ranks, _ANSWER_S)
     for rank, sight in zip(late, backend.sights([endpoints[rank] for rank in late], False), strict=True):
         for call in sight.running:

@@ -34,7 +34,7 @@ _log = logging.getLogger("phalanx")
 def ensure_ready(core: Group) -> None:
     """Recover a broken group, or move its ranks off draining nodes, if its policy says so; learn of a newer roster.
 
-    Called before a call is planned, and never by a thread that holds ``order`` or the lock of a sync.
+    Called before a call is planned, and never by a thread that holds ``send_lock`` or the lock of a sync.
     """
     if core.is_view:
         roster.look(core)

@@ -21,7 +21,7 @@ from phalanx.members.meshes import mesh_of
 from phalanx.members.processes import dismiss, joining, restart
 from phalanx.members.recovery import ensure_ready
 from phalanx.members.weight_resync import bring_to_joined, mend_sources
-from phalanx.worker import handlers as questions
+from phalanx.worker import handlers
 
 _LOOKS_EVERY_S = 0.05
 
@@ -72,7 +72,7 @@ def _grow(core: Group, joiners: Sequence[int]) -> None:
     except BaseException:
         ground.unclaim(core.tenant, slots)
         raise
-    with core.order:
+    with core.send_lock:
         epoch = core.change(core.endpoints, size)
         _tell(core, epoch)
 
@@ -81,10 +81,10 @@ def _shrink(core: Group, count: int) -> None:
     if core.backend.immediate:  # a stream begins there when it is read
         for stream in streams_on(core, range(core.world_size - count, core.world_size)):
             stream.run_to_end()
-    with core.order:  # earlier calls arrive before the request, and none after it
+    with core.send_lock:  # earlier calls arrive before the request, and none after it
         epoch = core.change(core.endpoints, core.world_size - count)
         tail = range(epoch.size, len(epoch.endpoints))
-        core.leaving = run_on(core, questions.leave, ranks=tail, title="leave", checked=False)
+        core.leaving = run_on(core, handlers.leave, ranks=tail, title="leave", checked=False)
         _tell(core, epoch)
 
 
@@ -93,7 +93,7 @@ def _tell(core: Group, epoch: Epoch) -> None:
     publish(core)
     meshes = {name: mesh_of(core, name) for name in core.card.meshes}
     told = (epoch.number, epoch.size, meshes)
-    call = run_on(core, questions.follow, *told, ranks=epoch.everyone, title="follow", checked=False)
+    call = run_on(core, handlers.follow, *told, ranks=epoch.everyone, title="follow", checked=False)
     call.arrivals.disregard()
 
 

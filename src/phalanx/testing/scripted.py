@@ -23,8 +23,7 @@ from phalanx.backends.backend_types import (
     SpawnRequest,
     Ticket,
 )
-from phalanx.backends.inline import InlineBackend, InlineRef
-from phalanx.backends.inline_values import Unended, fetched
+from phalanx.backends.inline import InlineBackend, InlineRef, Unended
 from phalanx.errors import InternalError, PlacementError
 from phalanx.session.session import session
 from phalanx.testing.clock import FakeClock
@@ -148,7 +147,7 @@ class ScriptedBackend(InlineBackend):
             raise FetchFailed
         if any(self._time_of(ref) > self.clock.now() for ref in refs):
             raise NotReady
-        return fetched(refs)
+        return super().fetch(refs)
 
     def _time_of(self, ref: Ref) -> float:
         """Return the time from which a reference is ready; a stored value is ready at once."""

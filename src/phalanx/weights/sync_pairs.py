@@ -108,7 +108,7 @@ def hold_order(pairs: Sequence[SyncPair]) -> Generator[None]:
     cores = {side.core for pair in pairs for side in (pair.source, pair.target)}
     with contextlib.ExitStack() as stack:
         for core in sorted(cores, key=lambda core: (core.name, id(core))):
-            stack.enter_context(core.order)
+            stack.enter_context(core.send_lock)
         yield
 
 

@@ -23,7 +23,7 @@ STORE_VARIABLE = "PHALANX_STORE"
 
 #: Method names that the runtime handles itself: each calls its first argument, a function, with the others.
 RUN = "__phalanx_run__"  # a user's function, with the worker as first argument
-HOST = "__phalanx_host__"  # a function of the library, with the runtime as first argument
+LIBRARY = "__phalanx_library__"  # a function of the library, with the runtime as first argument
 
 #: Number of objects that a rank returns: its output, or a :class:`PartInfo` before an output that may be passed on by
 #: reference.
@@ -37,18 +37,18 @@ NO_ARGUMENTS = pickle.dumps(((), {}), 5)
 
 
 def is_library_call(method: str) -> bool:
-    """Return whether a call runs a function of the library; its method may have a title behind ``HOST``."""
-    return method.startswith(HOST)
+    """Return whether a call runs a function of the library; its method may have a title behind ``LIBRARY``."""
+    return method.startswith(LIBRARY)
 
 
 def titled(title: str) -> str:
     """Return the method of a library call that is displayed as ``title``."""
-    return f"{HOST} {title}"
+    return f"{LIBRARY} {title}"
 
 
 def full_name(role: str, method: str) -> str:
     """Return role and method for display, ``actor.update``, or the title of a library call."""
-    if method.startswith(HOST) and method != HOST:
+    if method.startswith(LIBRARY) and method != LIBRARY:
         return method.partition(" ")[2]
     return f"{role}.{method}" if role else method
 
@@ -110,9 +110,9 @@ class Message(NamedTuple):
         return RankCall(*pickle.loads(self.data)) if self.data else call_of_name(self.name)
 
 
-def host_call(function: Callable[..., Any], *args: Value) -> Message:
+def library_call(function: Callable[..., Any], *args: Value) -> Message:
     """Return the message that runs ``function(runtime, *args)`` on a rank; the arguments pickle to a few bytes."""
-    return RankCall(ANY_EPOCH, "", HOST, body=pickle.dumps(((function, *args), {}), 5)).pack()
+    return RankCall(ANY_EPOCH, "", LIBRARY, body=pickle.dumps(((function, *args), {}), 5)).pack()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, TypeAlias
 
 Value: TypeAlias = Any
@@ -9,3 +10,11 @@ Value: TypeAlias = Any
 
 Reduced: TypeAlias = str | tuple[Any, ...]
 """The result of ``__reduce__``, by which pickle recreates an object."""
+
+
+def as_integer(value: Any) -> int | None:
+    """Return an integer of Python, numpy, or a tensor with a single element, as an int; None for other values."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def make_host(services: Any) -> Any:
+def make_runtime(services: Any) -> Any:
     """Return the runtime of this worker process."""
     from phalanx.worker.worker_runtime import WorkerRuntime  # heavy
 

@@ -6,75 +6,169 @@ A function keeps its name and arguments from version to version: a driver may ca
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from phalanx.declare.context import context_of
+from phalanx.declare.worker import REJOIN
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
+from phalanx.worker.collectives import collectives
 from phalanx.worker.profiling import ProfileOrder, ProfileReport, Profiling
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, and no runtime
     from phalanx.worker.worker_runtime import WorkerRuntime
 
 
-def meshes(host: WorkerRuntime) -> dict[str, dict[str, int]]:
+def meshes(runtime: WorkerRuntime) -> dict[str, dict[str, int]]:
     """Return this rank's coordinates by axis in each mesh that its workers registered."""
-    return host.context.places()
+    return runtime.context.places()
 
 
-def order(host: WorkerRuntime) -> list[tuple[int, str]]:
+def call_log(runtime: WorkerRuntime) -> list[tuple[int, str]]:
     """Return number and name of the calls that ran here in debug mode, in their order."""
-    return list(host.order)
+    return list(runtime.call_log)
 
 
-def close(host: WorkerRuntime) -> None:
+def close(runtime: WorkerRuntime) -> None:
     """Run the users' ``close()`` of each role."""
-    host.close()
+    runtime.close()
 
 
 def follow(
-    host: WorkerRuntime, number: int, world_size: int, meshes: Mapping[str, Mesh] | None = None
+    runtime: WorkerRuntime, number: int, world_size: int, meshes: Mapping[str, Mesh] | None = None
 ) -> None:
     """Belong to another epoch, of a group of that size with these meshes: other ranks have joined or left."""
-    host.stay(number)
-    for context in (host.context, *map(context_of, host.instances.values())):
+    runtime.stay(number)
+    for context in (runtime.context, *map(context_of, runtime.instances.values())):
         context.epoch, context.world_size, context.meshes = number, world_size, dict(meshes or {})
-    if not host.in_driver:
+    if not runtime.in_driver:
         os.environ["WORLD_SIZE"] = str(world_size)
 
 
-def meet(host: WorkerRuntime) -> None:
+def meet(runtime: WorkerRuntime) -> None:
     """Do nothing. The response shows that the rank is idle."""
 
 
-def leave(host: WorkerRuntime) -> None:
+def leave(runtime: WorkerRuntime) -> None:
     """Reject new calls: this rank leaves the group."""
-    host.leave()
+    runtime.leave()
 
 
-def arm_profile(host: WorkerRuntime, key: str, order: ProfileOrder) -> None:
+def arm_profile(runtime: WorkerRuntime, key: str, order: ProfileOrder) -> None:
     """Profile the next calls of this rank.
 
     Raises:
         DeclarationError: if calls of the rank interleave, or as for :class:`Profiling`.
     """
-    if host.place is not None and host.place.asynchronous:
+    if runtime.place is not None and runtime.place.asynchronous:
         raise DeclarationError(
             "profile(): the group was made with max_concurrency, so its calls interleave on one thread and no trace "
             "would be of one call; profile a group without it, or call torch.profiler in the worker itself"
         )
-    host.profiling = Profiling(key, order)
+    runtime.profiling = Profiling(key, order)
 
 
-def end_profile(host: WorkerRuntime, key: str) -> ProfileReport:
+def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
     """Stop the profile of this rank, and return its report.
 
     Raises:
         DeclarationError: if the rank was restarted since.
     """
-    profiling = host.profiling
+    profiling = runtime.profiling
     if profiling is None or profiling.key != key:
         raise DeclarationError("this rank was started anew since, and has forgotten what it had gathered")
-    host.profiling = None
+    runtime.profiling = None
     return profiling.finish()
+
+
+#: Key of the world that a rank left and has not joined again: that may need another try.
+_LEFT = "left world"
+
+
+@dataclass(frozen=True)
+class Rejoin:
+    """The epoch that begins, and the variables that differ in it: where the ranks meet."""
+
+    epoch: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _World:
+    """Arguments of the former default process group."""
+
+    backend: str
+    timeout: timedelta
+
+
+def rejoin(runtime: WorkerRuntime, request: Rejoin) -> None:
+    """Enter an epoch, together with the constructors of the new ranks.
+
+    Each object's ``rejoin()`` is called, in the order of their creation.
+
+    Raises:
+        BaseException: if a ``rejoin()`` raises it.
+    """
+    runtime.stay(request.epoch)
+    shared = runtime.context.shared
+    world: _World | None = None
+    if not runtime.in_driver:  # in the driver a process group belongs to another group, of a single rank
+        os.environ.update(request.environment)
+        world = shared[_LEFT] = _leave_world() or shared.get(_LEFT)
+    shared[REJOIN] = lambda worker: _join_world(worker, world)
+    try:
+        for instance in runtime.instances.values():
+            own = getattr(instance, "rejoin", None)
+            if callable(own):
+                runtime.run_to_end(own())
+            else:
+                _join_world(instance, world)
+        shared.pop(_LEFT, None)
+    finally:
+        del shared[REJOIN]
+
+
+def _leave_world() -> _World | None:
+    """Destroy the process groups. Return the arguments of the default process group, None if it did not exist."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available():
+        return None
+    if not dist.is_initialized():
+        # An attempt that failed used up the first name of a group, under which new ranks meet.
+        dist.distributed_c10d._world.group_count = 0
+        return None
+    from torch.distributed.constants import default_pg_timeout
+
+    options = getattr(dist.group.WORLD, "options", None)  # torch has no public way to ask
+    timeout = getattr(options, "_timeout", None)
+    world = _World(dist.get_backend(), timeout if isinstance(timeout, timedelta) else default_pg_timeout)
+    collectives.forget()
+    dist.destroy_process_group()  # returns at once, even if a thread is in one of its collectives
+    return world
+
+
+def _join_world(worker: Any, world: _World | None) -> None:
+    """Create the default process group, once, and the worker's DDP wrappers again: `phalanx.Worker.rejoin`."""
+    if world is None:
+        return
+    import torch.distributed as dist  # there was a process group
+
+    if not dist.is_initialized():
+        dist.init_process_group(world.backend, timeout=world.timeout)
+    parallel = sys.modules.get("torch.nn.parallel")
+    wrapper: Any = getattr(parallel, "DistributedDataParallel", None)
+    for name, value in list(vars(worker).items()):
+        if wrapper is not None and isinstance(value, wrapper):
+            ddp: Any = value
+            again = wrapper(
+                ddp.module,
+                device_ids=ddp.device_ids or None,
+                broadcast_buffers=ddp.broadcast_buffers,
+                find_unused_parameters=ddp.find_unused_parameters,
+                gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+            )
+            setattr(worker, name, again)

@@ -51,65 +51,65 @@ class RestoreRequest(NamedTuple):
     keep_rng: bool = False
 
 
-def has_state(host: WorkerRuntime) -> bool:
+def has_state(runtime: WorkerRuntime) -> bool:
     """Return whether any role of this rank has a state."""
-    declared = StateDeclared.of(host.context).roles
-    return any(rank_state.has_state(worker, declared.get(role)) for role, worker in host.instances.items())
+    declared = StateDeclared.of(runtime.context).roles
+    return any(rank_state.has_state(worker, declared.get(role)) for role, worker in runtime.instances.items())
 
 
-def take(host: WorkerRuntime, request: SnapshotRequest) -> SnapshotReply:
+def take(runtime: WorkerRuntime, request: SnapshotRequest) -> SnapshotReply:
     """Copy the state of this rank's roles, and store the part that the holder lacks."""
-    copies = _copies(host)
-    copy = copies.take(request.number, request.last, _states(host))
+    copies = _copies(runtime)
+    copy = copies.take(request.number, request.last, _states(runtime))
     sent = copies.changed(request.number, request.last, copy, again=request.again)
-    return SnapshotReply(host.put(sent), copy.nbytes, sent.nbytes)
+    return SnapshotReply(runtime.put(sent), copy.nbytes, sent.nbytes)
 
 
-async def hold(host: WorkerRuntime, copies: Mapping[int, BackendRef], number: int, last: int) -> None:
+async def hold(runtime: WorkerRuntime, copies: Mapping[int, BackendRef], number: int, last: int) -> None:
     """Hold copies of other ranks' states."""
     for rank, ref in copies.items():
-        _copies(host).hold(rank, number, last, await _fetched(host, ref))
+        _copies(runtime).hold(rank, number, last, await _fetched(runtime, ref))
 
 
-def give(host: WorkerRuntime, rank: int, number: int) -> BackendRef:
+def give(runtime: WorkerRuntime, rank: int, number: int) -> BackendRef:
     """Return the copy held for another rank."""
-    return host.put(_copies(host).held(rank, number))
+    return runtime.put(_copies(runtime).held(rank, number))
 
 
-def show(host: WorkerRuntime) -> BackendRef:
+def show(runtime: WorkerRuntime) -> BackendRef:
     """Return a copy of the current state."""
-    return host.put(state_copies.copy_state(_states(host)))
+    return runtime.put(state_copies.copy_state(_states(runtime)))
 
 
-async def restore(host: WorkerRuntime, request: RestoreRequest) -> int:
+async def restore(runtime: WorkerRuntime, request: RestoreRequest) -> int:
     """Restore a snapshot. Return its bytes."""
-    copies = _copies(host)
+    copies = _copies(runtime)
     if request.copy is not None:
-        copies.put_back(request.number, await _fetched(host, request.copy))
+        copies.put_back(request.number, await _fetched(runtime, request.copy))
     copy = copies.own(request.number)
-    states = _states(host)
+    states = _states(runtime)
     for role, saved in copy.roles.items():
         state_copies.restore_role(states[role], saved, role)
-    for worker in host.instances.values():
+    for worker in runtime.instances.values():
         state_copies.drop_gradients(worker)
     if not request.keep_rng:
         copies.restore_generators(copy)  # last: loading may draw random numbers
     return copy.nbytes
 
 
-def _states(host: WorkerRuntime) -> dict[str, rank_state.RankState]:
-    return rank_state.states_of(host.context, host.instances, host.device)
+def _states(runtime: WorkerRuntime) -> dict[str, rank_state.RankState]:
+    return rank_state.states_of(runtime.context, runtime.instances, runtime.device)
 
 
-def _copies(host: WorkerRuntime) -> state_copies.StateCopies:
-    copies = host.context.shared.get("snapshots")
+def _copies(runtime: WorkerRuntime) -> state_copies.StateCopies:
+    copies = runtime.context.shared.get("snapshots")
     if copies is None:
-        copies = host.context.shared["snapshots"] = state_copies.StateCopies(host.device)
+        copies = runtime.context.shared["snapshots"] = state_copies.StateCopies(runtime.device)
     return copies
 
 
-async def _fetched(host: WorkerRuntime, ref: BackendRef) -> Any:
+async def _fetched(runtime: WorkerRuntime, ref: BackendRef) -> Any:
     """Fetch a copy. Calls of an asynchronous rank continue during the transfer."""
-    if host.in_driver or host.place is None or not host.place.asynchronous:
-        return host.fetch(ref, FETCH_S)
-    return await asyncio.to_thread(host.fetch, ref, FETCH_S)
+    if runtime.in_driver or runtime.place is None or not runtime.place.asynchronous:
+        return runtime.fetch(ref, FETCH_S)
+    return await asyncio.to_thread(runtime.fetch, ref, FETCH_S)

@@ -19,7 +19,8 @@ from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.declare.worker import REJOINING, Worker, make
 from phalanx.errors import ArgumentLost, DispatchError, FailureKind, StaleEpoch, WeightsTorn
 from phalanx.topology.slots import SlotFacts
-from phalanx.tracing.spans import Noted
+from phalanx.tracing import spans
+from phalanx.tracing.spans import Noted, SpanWriter, path_of
 from phalanx.weights.versions import WeightRegistry
 from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.codec import decode, decoding
@@ -45,9 +46,10 @@ from phalanx.worker.control import Interrupted, control
 from phalanx.worker.exit_hooks import CLOSERS, Closers, report
 from phalanx.worker.profiling import Profiling
 from phalanx.worker.rendezvous import StorePort
-from phalanx.worker.span_writers import Journals
 
 _REMEMBERED = 256
+_OPEN_TRACES = 8
+_NOT_TRACED: AbstractContextManager[None] = nullcontext()
 _GENERATORS = (GeneratorType, AsyncGeneratorType)
 _OVER = object()
 
@@ -96,6 +98,44 @@ class _Presence:
         return nullcontext()
 
 
+class TraceFiles:
+    """The trace files of a rank, opened at the first call of each trace.
+
+    ``own_process``: the process has no driver or other rank.
+    """
+
+    def __init__(self, own_process: bool) -> None:
+        #: Beginning of the paths of the rank's files.
+        self.files = ""
+        self.on = False
+        self._own_process = own_process
+        self._open: dict[str, SpanWriter] = {}
+
+    def of(self, trace: str, number: int, *, waits: bool = True) -> AbstractContextManager[Noted | None]:
+        """Return a context around a call; its value is None if the call is not traced.
+
+        ``waits``: the call may have to wait for arguments.
+        """
+        if not trace:
+            if self.on:
+                self.off()
+            return _NOT_TRACED
+        writer = self._open.get(trace)
+        if writer is None:
+            if len(self._open) >= _OPEN_TRACES:
+                self._open.pop(next(iter(self._open))).close()
+            writer = self._open[trace] = SpanWriter(path_of(self.files, trace))
+        if self._own_process:
+            spans.process.sink = writer
+            self.on = True
+        return Noted(writer, number, waits=waits)
+
+    def off(self) -> None:
+        """Drop spans outside of calls: the driver has ended its trace."""
+        spans.process.sink = None
+        self.on = False
+
+
 class WorkerRuntime:
     """Owns the objects of a rank by role; the role "" is a group of a single class.
 
@@ -106,8 +146,8 @@ class WorkerRuntime:
         place: the configuration of the rank; None before its setup.
         closers: its exit hooks.
         profiling: its running profile.
-        order: number and name of calls that ran in debug mode or in a trace, in their order.
-        journals: its trace files.
+        call_log: number and name of calls that ran in debug mode or in a trace, in their order.
+        trace_files: its trace files.
     """
 
     def __init__(self, services: Services) -> None:
@@ -118,8 +158,8 @@ class WorkerRuntime:
         self.place: RankConfig | None = None
         self.closers = Closers(own_process=not services.in_driver)
         self.profiling: Profiling | None = None
-        self.order: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
-        self.journals = Journals(own_process=not services.in_driver)
+        self.call_log: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
+        self.trace_files = TraceFiles(own_process=not services.in_driver)
         self._loop = Loop()
         self._store_port = StorePort()
         self._control = None if services.in_driver else control()
@@ -157,9 +197,9 @@ class WorkerRuntime:
             self._log = apply(setup, self.in_driver)
             self._store_port.settle(serves=setup.serves)
             arguments = Arguments(refs, self._services.fetch)
-            self.journals.files = setup.files
+            self.trace_files.files = setup.files
             with (
-                self.journals.of(setup.trace, SETUP_CALL) as note,
+                self.trace_files.of(setup.trace, SETUP_CALL) as note,
                 self._scope.call(self._services.call_id(), "__init__"),
             ):
                 with nullcontext() if self.in_driver else importing(), decoding(restore=arguments.restore):
@@ -267,7 +307,7 @@ class WorkerRuntime:
         self._check(call)
         try:
             with (
-                self.journals.of(call.trace, call.number, waits=bool(refs)) as note,
+                self.trace_files.of(call.trace, call.number, waits=bool(refs)) as note,
                 self._scope.call(call_id, full_name(call.role, call.method)),
             ):
                 result = self._invoke(call, refs, note)
@@ -416,7 +456,7 @@ class WorkerRuntime:
         trace, number, nbytes = traced
         with (
             self._scope.listed(self._services.call_id(), full_name(role, method)),
-            self.journals.of(trace, number, waits=False) as note,
+            self.trace_files.of(trace, number, waits=False) as note,
         ):
             if note is not None:
                 note.started(nbytes)
@@ -471,7 +511,7 @@ class WorkerRuntime:
     def _noting(self, call_id: int, call: RankCall, refs: Sequence[Any]) -> Generator[Noted | None]:
         """Note a call in its trace and on the call page."""
         with (
-            self.journals.of(call.trace, call.number, waits=bool(refs)) as note,
+            self.trace_files.of(call.trace, call.number, waits=bool(refs)) as note,
             self._scope.listed(call_id, full_name(call.role, call.method)),
         ):
             yield note
@@ -480,7 +520,7 @@ class WorkerRuntime:
         """Call the method of a call with its arguments. Return its result, which may be awaitable or yield."""
         library = is_library_call(call.method)
         if call.number and not library:
-            self.order.append((call.number, full_name(call.role, call.method)))
+            self.call_log.append((call.number, full_name(call.role, call.method)))
         before = received.nbytes
         device = self.device if call.to_device else None
         args, kwargs = arguments_of(call, refs, self._services.fetch, device)

@@ -20,7 +20,7 @@ from phalanx.backends.file_ranges import read_file
 from phalanx.backends.ray import reaper
 from phalanx.backends.ray.rank_processes import STOPPED, Gpu, ProcessHandle, Usage, gpus, stacks_of, usage_of
 from phalanx.backends.ray.ray_errors import PostMortem, node_memory, oom_kills, read_logs
-from phalanx.wire import call_page as side_channel
+from phalanx.wire import call_page
 from phalanx.wire.value import Value
 
 
@@ -108,9 +108,9 @@ class NodeAgent:
         process = target.same()
         if process is None or target.dies():
             return ProcessStatus(reachable=False, note="its process is gone", gone=target.side is not None)
-        seen = side_channel.Reading({}, {})
+        seen = call_page.Reading({}, {})
         with contextlib.suppress(OSError):
-            seen = side_channel.read(target.page())
+            seen = call_page.read(target.page())
         now = time.monotonic()
         stopped = process.stopped
         return ProcessStatus(
@@ -142,19 +142,19 @@ class NodeAgent:
                     fd = target.open(target.side.page, os.O_RDWR)
                     call = calls[target.side.mark]
                     try:
-                        side_channel.cancel(fd, call)
-                        began = call in side_channel.read(os.pread(fd, side_channel.SIZE, 0)).running
+                        call_page.cancel(fd, call)
+                        began = call in call_page.read(os.pread(fd, call_page.SIZE, 0)).running
                     finally:
                         os.close(fd)
             drops.append(not began)
         self._tell(
-            [target for target, drop in zip(targets, drops, strict=True) if not drop], side_channel.INTERRUPT
+            [target for target, drop in zip(targets, drops, strict=True) if not drop], call_page.INTERRUPT
         )
         return drops
 
     def sever(self, targets: Sequence[ProcessHandle]) -> None:
         """Cut the connections of the ranks' process groups, so that threads in a collective get an error."""
-        self._tell(targets, side_channel.SEVER)
+        self._tell(targets, call_page.SEVER)
 
     def _tell(self, targets: Sequence[ProcessHandle], request: bytes) -> None:
         for target in targets:

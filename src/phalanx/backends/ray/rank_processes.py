@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from phalanx.backends.ray import reaper
-from phalanx.wire import call_page as side_channel
+from phalanx.wire import call_page
 from phalanx.wire.messages import SideChannel
 
 STOPPED = "the process is stopped, as by SIGSTOP: its stack cannot be read; SIGCONT lets it go on"
@@ -71,7 +71,7 @@ class _Asked:
         else:
             try:
                 self._empty()
-                self._target.request(side_channel.STACKS)
+                self._target.request(call_page.STACKS)
             except OSError as error:
                 self._give_up(f"its stack cannot be read: {error}")
 
@@ -86,7 +86,7 @@ class _Asked:
         else:
             try:
                 self._empty()
-                _send(self._target.pid, side_channel.read(self._target.page()).thread, _SIGNAL)
+                _send(self._target.pid, call_page.read(self._target.page()).thread, _SIGNAL)
                 self._signalled = True
             except OSError as error:
                 self._give_up(f"its stack cannot be read: {error}")
@@ -100,7 +100,7 @@ class _Asked:
                 self._give_up("its process is gone")
                 return True
             # A response to a signal has no end mark: it is complete when nothing has been added for a moment.
-            whole = side_channel.answered(written)
+            whole = call_page.answered(written)
             self.done = whole is not None or (self._signalled and written != b"" and written == self._text)
             self._text = written if whole is None else whole
         return self.done
@@ -218,7 +218,7 @@ class ProcessHandle(NamedTuple):
             return b""
         fd = self.open(self.side.page, os.O_RDONLY)
         try:
-            return os.pread(fd, side_channel.SIZE, 0)
+            return os.pread(fd, call_page.SIZE, 0)
         finally:
             os.close(fd)
 

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from phalanx.backends.backend_types import NOT_TRACED, TRACED, Facade, HostFactory
+from phalanx.backends.backend_types import NOT_TRACED, TRACED, Facade, RuntimeFactory
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray.ray_errors import log_once
 from phalanx.backends.ray.ray_values import portable
@@ -110,8 +110,8 @@ def _of_worker(shell: Any, name: str) -> Any:
     Raises:
         AttributeError: the object has no such attribute or does not exist yet, or the group has several roles.
     """
-    host = shell.__dict__.get("_host")
-    worker = None if host is None or name.startswith("__") else host.instances.get("")
+    runtime = shell.__dict__.get("_runtime")
+    worker = None if runtime is None or name.startswith("__") else runtime.instances.get("")
     if worker is None:
         raise AttributeError(f"{type(shell).__name__!r} object has no attribute {name!r}")
     return getattr(worker, name)
@@ -137,27 +137,27 @@ class WorkerActor:
 
     _px_host: Any  # on the class for the class method: a process has a single actor
 
-    def __init__(self, factory: HostFactory) -> None:
-        self._host = type(self)._px_host = factory(RayServices())
+    def __init__(self, factory: RuntimeFactory) -> None:
+        self._runtime = type(self)._px_host = factory(RayServices())
 
     def __getattr__(self, name: str) -> Any:
         return _of_worker(self, name)
 
     def _px_report(self) -> ProcessInfo:
-        return self._host.report()
+        return self._runtime.report()
 
     def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
-        return self._host.setup(data, refs)
+        return self._runtime.setup(data, refs)
 
     def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
-        return self._host.run(_message(data, refs))
+        return self._runtime.run(_message(data, refs))
 
     @classmethod
     def _px_named_call(cls) -> Value:
         return cls._px_host.run(_message())
 
     def _px_stream(self, data: bytes = b"", refs: Sequence[Any] = ()) -> Generator[Value]:
-        yield from self._host.stream(_message(data, refs))
+        yield from self._runtime.stream(_message(data, refs))
 
 
 class Turns:
@@ -206,31 +206,31 @@ async def _there(refs: list[Any]) -> None:
 class AsyncWorkerActor:
     """Actor of a group with ``max_concurrency``: constructor and methods share the actor's event loop."""
 
-    def __init__(self, factory: HostFactory) -> None:
+    def __init__(self, factory: RuntimeFactory) -> None:
         self._services = RayServices()
-        self._host = factory(self._services)
+        self._runtime = factory(self._services)
         self._turns = Turns()
 
     def __getattr__(self, name: str) -> Any:
         return _of_worker(self, name)
 
     async def _px_report(self) -> ProcessInfo:
-        return self._host.report()
+        return self._runtime.report()
 
     async def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
-        return self._host.setup(data, refs)
+        return self._runtime.setup(data, refs)
 
     async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         await self._turns.come(refs)
-        return await self._host.run_async(_message(data, refs))
+        return await self._runtime.run_async(_message(data, refs))
 
     async def _px_named_call(self) -> Value:
         await self._turns.come(())
-        return await self._host.run_async(_message())
+        return await self._runtime.run_async(_message())
 
     async def _px_stream(self, data: bytes = b"", refs: Sequence[Any] = ()) -> AsyncGenerator[Value]:
         await self._turns.come(refs)
-        async with contextlib.aclosing(self._host.stream_async(_message(data, refs))) as items:
+        async with contextlib.aclosing(self._runtime.stream_async(_message(data, refs))) as items:
             async for item in items:
                 yield item
 
@@ -242,11 +242,11 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
     async def forward_async(self: AsyncWorkerActor, *args: Value, **kwargs: Value) -> Value:
         traced = kwargs.pop(TRACED, NOT_TRACED)
         await self._turns.come(self._services.upstream(args, kwargs))
-        return await self._host.run_direct_async(role, method, args, kwargs, traced, portable)
+        return await self._runtime.run_direct_async(role, method, args, kwargs, traced, portable)
 
     def forward(self: WorkerActor, *args: Value, **kwargs: Value) -> Value:
         traced = kwargs.pop(TRACED, NOT_TRACED)
-        return self._host.run_direct(role, method, args, kwargs, traced, portable)
+        return self._runtime.run_direct(role, method, args, kwargs, traced, portable)
 
     chosen = forward_async if asynchronous else forward
     chosen.__name__ = name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def make_host(services: Any) -> Any:
+def make_runtime(services: Any) -> Any:
     """Return the runtime of a worker process, in which ``import verl`` gives the tutorial's names."""
     from phalanx.compat.verl import install_here
 
@@ -13,7 +13,7 @@ def make_host(services: Any) -> Any:
     return _host(services)
 
 
-def make_overlay_host(services: Any) -> Any:
+def make_overlay_runtime(services: Any) -> Any:
     """Return the runtime of a worker process with the overlay.
 
     Raises:
@@ -28,7 +28,7 @@ def make_overlay_host(services: Any) -> Any:
 
 def _host(services: Any) -> Any:
     from phalanx.compat.verl.single_controller.base.decorator import references_in
-    from phalanx.worker.factory import make_host as native
+    from phalanx.worker.factory import make_runtime as native
 
     services.upstream = references_in
     return native(services)

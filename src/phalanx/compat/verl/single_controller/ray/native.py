@@ -23,7 +23,7 @@ from phalanx.calls.call_state import Results
 from phalanx.calls.health_check import look_after
 from phalanx.calls.send import new_call, planning_began
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.remote import make_host, make_overlay_host
+from phalanx.compat.verl.remote import make_overlay_runtime, make_runtime
 from phalanx.config import Settings, own_variables, settings
 from phalanx.debug.trace import from_environment, keep_saved
 from phalanx.declare.bind import BoundClass
@@ -180,8 +180,8 @@ def start(
     core.options = options
     session.add_group(core)
     methods = tuple(Facade(name, "", name) for name in names.methods)
-    host = make_overlay_host if overlay.active() else make_host
-    processes = Processes(class_name, methods, names.actors, names.namespace, host)
+    runtime = make_overlay_runtime if overlay.active() else make_runtime
+    processes = Processes(class_name, methods, names.actors, names.namespace, runtime)
     launched = launch(core, pool, {"": bound}, 0, options, name=names.group, processes=processes, amend=amend)
     if not options.detached:
         pool.backend_api.attend(launched.endpoints)
