@@ -61,26 +61,19 @@ def late(run: Path, fails: str = "") -> Callable[[str], None]:
     return before
 
 
+@pytest.mark.parametrize(("groups", "fails"), [(1, "__1_"), (2, "groups/0")])
 def test_a_submitted_save_that_failed_leaves_nothing_that_other_ranks_write_later(
-    group: px.WorkerGroup, tmp_path: Path, on_write: Any
+    tmp_path: Path, on_write: Any, groups: int, fails: str
 ) -> None:
-    on_write(late(tmp_path, fails="__1_"))
-
-    with pytest.raises(
-        px.checkpoint.CheckpointError, match=r"rank 1 of .* could not write step 3: OSError: no such luck"
-    ):
-        px.save.submit(group, tmp_path, step=3).result(WITHIN)
-
-    assert listed(str(tmp_path)) == []
-
-
-def test_a_runs_save_that_failed_in_one_group_waits_for_the_others(tmp_path: Path, on_write: Any) -> None:
+    on_write(late(tmp_path, fails=fails))
     with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
-        groups = {name: px.WorkerGroup(pool, Rows) for name in ("one", "two")}
-        on_write(late(tmp_path, fails="groups/one"))
-        with px.checkpoint.CheckpointManager(str(tmp_path), groups) as run:
-            with pytest.raises(px.checkpoint.CheckpointError, match="no such luck"):
-                run.save.submit(1).result(WITHIN)
+        made = {str(number): px.WorkerGroup(pool, Rows) for number in range(groups)}
+        with px.checkpoint.CheckpointManager(str(tmp_path), made) as run:
+            with pytest.raises(
+                px.checkpoint.CheckpointError,
+                match=r"rank \d of .* could not write step 3: OSError: no such luck",
+            ):
+                run.save.submit(3).result(WITHIN)
 
             assert listed(str(tmp_path)) == []
 
@@ -115,17 +108,14 @@ def test_saves_are_gathered_with_calls_and_not_cancelled_afterwards(
 def test_the_error_of_a_save_that_was_awaited_is_not_raised_again(
     group: px.WorkerGroup, tmp_path: Path, on_write: Any
 ) -> None:
-    def fail(path: str) -> None:
-        if "step-00000001" in path:
-            raise OSError("once")
-
     async def awaited(future: px.checkpoint.SaveFuture[Any]) -> None:
         await future
 
-    on_write(fail)
+    on_write(late(tmp_path, fails="step-00000001"))
     with px.checkpoint.CheckpointManager(str(tmp_path), {"rows": group}) as run:
-        with pytest.raises(px.checkpoint.CheckpointError, match="once"):
+        with pytest.raises(px.checkpoint.CheckpointError, match="no such luck"):
             asyncio.run(awaited(run.save.submit(1)))
+        on_write(lambda path: None)
 
         run.save(2)
 
@@ -162,10 +152,7 @@ def test_a_script_that_ends_has_what_it_had_submitted(tmp_path: Path) -> None:
 def test_a_save_that_failed_is_told_at_the_end_where_nobody_had_asked(
     group: px.WorkerGroup, tmp_path: Path, on_write: Any, caplog: pytest.LogCaptureFixture, asked: bool
 ) -> None:
-    def fail(path: str) -> None:
-        raise OSError("no such luck")
-
-    on_write(fail)
+    on_write(late(tmp_path, fails="distcp"))
     future = px.save.submit(group, tmp_path, step=3)
     if asked:
         future.exception(WITHIN)

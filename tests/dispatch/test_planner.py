@@ -19,7 +19,7 @@ from tests.dispatch.support import Batch, FakeTarget, by_rank, echo, meshed, run
 FOUR = FakeTarget(4)
 
 
-def update(self: Any, batch: Any, scale: float = 1.0) -> Any: ...
+def update(batch: Any, scale: float = 1.0) -> Any: ...
 
 
 def test_one_to_all_sends_the_same_object_once() -> None:

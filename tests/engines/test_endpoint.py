@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.engines.vllm import VllmRollout
+from phalanx.engines.vllm import VllmRollout, endpoint
 from phalanx.engines.vllm.endpoint import BearerAuth, EndpointServer, choose_key
 
 KEY = "k" * 16
@@ -28,98 +28,63 @@ WRONG = {
     "bytes that are no text": [(b"authorization", b"Bearer \xff\xfe")],
     "two headers": [*RIGHT, (b"authorization", b"Bearer " + b"x" * 16)],
 }
-METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT", "ANYTHING")
-
-
-class Application:
-    """An ASGI application that counts the requests that reach it."""
-
-    def __init__(self) -> None:
-        self.scopes: list[Any] = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        self.scopes.append(scope)
-        await send({"type": "passed", "received": await receive()})
 
 
 def call(scope: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     """Return the messages sent for ``scope``, and the scopes that reached the application."""
-    app, sent = Application(), []
+    reached, sent = list[Any](), list[Any]()
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope)
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(BearerAuth(app, KEY)(scope, receive, send))
-    return sent, app.scopes
+    asyncio.run(BearerAuth(app, KEY)(scope, None, send))  # type: ignore[arg-type]
+    return sent, reached
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models", "/v1/../health", "//x", "*", ""])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "CONNECT", "ANYTHING"])
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/v1/../health", "//x", "*", ""])
 def test_every_method_and_path_needs_the_key(method: str, path: str) -> None:
     scope = {"type": "http", "method": method, "path": path, "headers": []}
     (start, body), reached = call(scope)
+    headers = dict(start["headers"])
 
-    assert reached == []
-    assert start["status"] == 401
-    assert dict(start["headers"])[b"www-authenticate"] == b"Bearer"
+    assert (reached, start["status"], headers[b"www-authenticate"]) == ([], 401, b"Bearer")
     assert (body["body"] == b"") is (method == "HEAD")
-
-    sent, reached = call({**scope, "headers": RIGHT})
-    assert [message["type"] for message in sent] == ["passed"]
-    assert reached == [{**scope, "headers": RIGHT}]
+    if body["body"]:
+        assert json.loads(body["body"])["error"]["code"] == "invalid_api_key"
+        assert headers[b"content-length"] == str(len(body["body"])).encode()
+    assert call({**scope, "headers": RIGHT}) == ([], [{**scope, "headers": RIGHT}])
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket", "unknown"])
 @pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG.keys())
 def test_a_wrong_key_does_not_reach_the_application(kind: str, headers: list[Any]) -> None:
-    sent, reached = call({"type": kind, "path": "/v1/models", "headers": headers})
+    (start, body), reached = call({"type": kind, "path": "/v1/models", "headers": headers})
 
-    assert reached == []
-    assert [message["type"] for message in sent] in (
-        ["http.response.start", "http.response.body"],
-        ["websocket.close"],
-    )
+    prefix = "websocket.http" if kind == "websocket" else "http"
+    assert (reached, start["type"], start["status"]) == ([], f"{prefix}.response.start", 401)
+    assert body["type"] == f"{prefix}.response.body"
 
 
-def test_the_names_of_header_and_scheme_have_any_case() -> None:
-    headers = [(b"Authorization", f"bEARER {KEY}".encode())]
-
-    assert call({"type": "http", "path": "/", "headers": headers})[1]
-
-
-def test_the_body_tells_clients_of_openai_the_reason() -> None:
-    (start, body), _ = call({"type": "http", "method": "GET", "path": "/", "headers": []})
-
-    assert json.loads(body["body"])["error"]["code"] == "invalid_api_key"
-    assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
-
-
-def test_a_websocket_is_refused_before_it_is_accepted() -> None:
-    scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
-
-    assert [message["type"] for message in call(scope)[0]] == ["websocket.close"]
-    (start, body), reached = call({**scope, "extensions": {"websocket.http.response": {}}})
-    assert (start["type"], start["status"]) == ("websocket.http.response.start", 401)
-    assert body["type"] == "websocket.http.response.body"
-    assert reached == []
-    assert call({**scope, "headers": RIGHT})[1]
-
-
-def test_the_lifespan_of_the_server_needs_no_key() -> None:
-    assert call({"type": "lifespan"})[1] == [{"type": "lifespan"}]
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"type": "lifespan"},
+        {"type": "websocket", "path": "/v1/realtime", "headers": RIGHT},
+        {"type": "http", "path": "/", "headers": [(b"Authorization", f"bEARER {KEY}".encode())]},
+    ],
+    ids=["of the server itself", "websocket", "names in any case"],
+)
+def test_other_scopes_reach_the_application(scope: dict[str, Any]) -> None:
+    assert call(scope) == ([], [scope])
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
-
-    def compare(a: bytes, b: bytes) -> bool:
-        lengths.append((len(a), len(b)))
-        return a == b
-
-    monkeypatch.setattr(secrets, "compare_digest", compare)
+    monkeypatch.setattr(secrets, "compare_digest", lambda a, b: bool(lengths.append((len(a), len(b)))))
     for headers in (RIGHT, *WRONG.values()):
         call({"type": "http", "path": "/", "headers": headers})
 
@@ -130,19 +95,19 @@ def test_a_key_is_generated() -> None:
     first, second = choose_key(None), choose_key(None)
 
     assert first != second
-    assert choose_key(first) == first
-    assert choose_key(KEY) == KEY
+    assert (choose_key(first), choose_key(KEY)) == (first, KEY)
 
 
 @pytest.mark.parametrize(
     ("token", "message"),
     [
-        ("", "has 0 characters; expected at least 16; leave it out"),
+        ("", "has 0 characters; expected at least 16 characters .*; leave it out"),
         ("secret-of-15-ch", "has 15 characters; expected at least 16"),
-        ("a key of 16 characters and more", "expected visible ASCII without spaces"),
-        ("a-key-of-\n-16-characters", "expected visible ASCII"),
-        ("schlüssel-mit-16-zeichen", "expected visible ASCII"),
-        (1234567890123456, "is a int; expected a str"),
+        ("a key of 16 characters and more", "expected .* visible ASCII without spaces"),
+        ("a-key-of-\n-16-characters", "visible ASCII"),
+        ("a-key-of-16-characters\n", "visible ASCII"),
+        ("schlüssel-mit-16-zeichen", "visible ASCII"),
+        (1234567890123456, "is a int; expected at least"),
     ],
 )
 def test_a_key_that_protects_little_is_refused(token: Any, message: str) -> None:
@@ -151,18 +116,24 @@ def test_a_key_that_protects_little_is_refused(token: Any, message: str) -> None
     assert not token or str(token) not in str(refused.value)
 
 
-def test_an_engine_with_a_short_key_does_not_start() -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"serve": True, "token": "short"}, "has 5 characters; expected at least 16"),
+        ({"token": KEY}, "expected serve=True"),
+    ],
+)
+def test_an_engine_with_a_wrong_token_does_not_start(options: dict[str, Any], message: str) -> None:
     with (
         px.ResourcePool([1], backend="inline") as pool,
-        pytest.raises(px.WorkerInitError, match="has 5 characters; expected at least 16"),
+        pytest.raises(px.WorkerInitError, match=message),
     ):
-        px.WorkerGroup(pool, VllmRollout.bind("model", serve=True, token="short"))
+        px.WorkerGroup(pool, VllmRollout.bind("model", **options))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"api_key": KEY}, "expected the argument token= for it"),
         ({"api-key": KEY}, "expected the argument token= for it"),
         ({"host": "0.0.0.0"}, "expected the argument host= for it"),
         ({"port": 80}, "expected the argument port= for it"),
@@ -188,11 +159,11 @@ def test_the_development_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("host", "shown"), [("127.0.0.1", "127.0.0.1:"), ("0.0.0.0", "127.0.0.1:"), ("::1", "[::1]:")]
+    ("host", "shown"), [("127.0.0.1", "127.0.0.1:"), ("0.0.0.0", "10.0.0.7:"), ("::1", "[::1]:")]
 )
 def test_the_url_has_an_address_to_connect_to(host: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EndpointServer, "_arguments", lambda *_: None)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(endpoint, "_arguments", lambda *_: None)
+    monkeypatch.setattr(endpoint, "find", lambda _: lambda: "10.0.0.7")
     if ":" in host and not socket.has_ipv6:
         pytest.skip("no IPv6 on this machine")
     server = EndpointServer("model", host, 0, KEY, {})
@@ -200,11 +171,3 @@ def test_the_url_has_an_address_to_connect_to(host: str, shown: str, monkeypatch
     server.close()
 
     assert address.startswith(shown)
-
-
-def test_options_of_a_server_need_a_server() -> None:
-    with (
-        px.ResourcePool([1], backend="inline") as pool,
-        pytest.raises(px.WorkerInitError, match="expected serve=True"),
-    ):
-        px.WorkerGroup(pool, VllmRollout.bind("model", token=KEY))

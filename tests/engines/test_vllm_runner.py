@@ -15,7 +15,7 @@ import phalanx as px
 from phalanx.engines import Answer, SamplingParams
 from phalanx.engines.engine_requests import Row
 from phalanx.engines.vllm import vllm_runner, vllm_sampling
-from phalanx.engines.vllm.vllm_runner import SLEEP, VllmRunner, sleep_orders
+from phalanx.engines.vllm.vllm_runner import VllmRunner
 from phalanx.engines.vllm.vllm_sampling import VllmSampling, prompt_log_probs
 from phalanx.engines.vllm.vllm_weights import WorkerExtension, location_of
 from phalanx.engines.vocabulary import Vocabulary
@@ -75,26 +75,6 @@ def test_every_token_of_a_prompt_has_a_log_probability(prompt: list[int], expect
     assert prompt_log_probs(prompt, output) == expected
 
 
-WEIGHTS, CACHE = ("weights",), ("kv_cache",)
-BOTH = ("weights", "kv_cache")
-
-
-@pytest.mark.parametrize(
-    ("asleep", "wanted", "orders"),
-    [
-        ((), BOTH, [SLEEP]),
-        ((), CACHE, [SLEEP, WEIGHTS]),
-        (CACHE, BOTH, [CACHE, SLEEP]),
-        (BOTH, CACHE, [WEIGHTS]),
-        (CACHE, (), [CACHE]),
-        (BOTH, (), [BOTH]),
-        (BOTH, BOTH, []),
-    ],
-)
-def test_exactly_the_wanted_parts_sleep(asleep: Any, wanted: Any, orders: Any) -> None:
-    assert sleep_orders(asleep, wanted) == orders
-
-
 class FakeLLM:
     """In place of ``AsyncLLM``: answers with token 7, and records other calls."""
 
@@ -139,6 +119,9 @@ class FakeLLM:
 
         return call
 
+    async def wake_up(self, tags: list[str]) -> None:
+        self.calls.append(f"wake {' '.join(tags)}")
+
     async def update_weight_version(self, version: str) -> None:
         self.calls.append(f"version {version}")
 
@@ -153,8 +136,8 @@ def llm() -> FakeLLM:
 
 @pytest.fixture
 def runner(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmRunner]:
-    async def start(*_: Any) -> FakeLLM:
-        return llm
+    async def start(runner: VllmRunner, _: object) -> None:
+        runner.llm = llm
 
     monkeypatch.setattr(VllmRunner, "_start", start)
     monkeypatch.setattr(vllm_runner, "_engine_arguments", lambda *_: None)
@@ -200,6 +183,26 @@ def test_a_held_engine_stays_held_after_an_update(runner: VllmRunner, llm: FakeL
     runner.release()
 
     assert llm.calls[-1] == "resume_generation"
+
+
+BOTH = ["weights", "kv_cache"]
+
+
+@pytest.mark.parametrize(
+    ("orders", "calls"),
+    [
+        ([("sleep", BOTH), ("sleep", BOTH)], ["sleep"]),
+        ([("sleep", ["kv_cache"])], ["sleep", "wake weights"]),
+        ([("sleep", ["kv_cache"]), ("sleep", BOTH)], ["sleep", "wake weights", "wake kv_cache", "sleep"]),
+        ([("sleep", BOTH), ("wake", ["weights"])], ["sleep", "wake weights"]),
+        ([("sleep", BOTH), ("wake", BOTH), ("wake", BOTH)], ["sleep", "wake weights kv_cache"]),
+    ],
+)
+def test_exactly_the_wanted_parts_sleep(runner: VllmRunner, llm: FakeLLM, orders: Any, calls: Any) -> None:
+    for method, tags in orders:
+        getattr(runner, method)(tags)
+
+    assert [call for call in llm.calls if call != "reset_prefix_cache"] == calls
 
 
 def test_an_answer_that_is_removed_at_once_is_not_made(runner: VllmRunner, llm: FakeLLM) -> None:

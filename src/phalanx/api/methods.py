@@ -126,7 +126,7 @@ class BoundMethod(Generic[P, B, V]):
 
     def _check_stream_options(self, kwargs: dict[str, Any]) -> None:
         """Reject options of a stream for methods that do not yield."""
-        known = self._spec.call_signature
+        known = self._spec.signature
         given = [name for name in STREAM_OPTIONS if name in kwargs and known and name not in known.parameters]
         if self._spec.streams or not given:
             return

@@ -18,6 +18,7 @@ class MethodSpec:
     ``pad_mask`` names a keyword argument in which the worker receives a bool tensor, True for real rows.
     ``title`` is shown in place of the name, if the method belongs to the library.
     ``streams`` says that it is a generator, whose items a caller can stream.
+    ``signature`` is as a caller writes it, without ``self``; None where it is not known.
     """
 
     name: str
@@ -38,27 +39,17 @@ class MethodSpec:
     doc: str | None = field(default=None, compare=False)
 
     @cached_property
-    def call_signature(self) -> inspect.Signature | None:
-        """The signature as a caller writes it, without ``self``; None where it is not known."""
-        if self.signature is None:
-            return None
-        parameters = list(self.signature.parameters.values())
-        if parameters and parameters[0].name == "self":
-            return self.signature.replace(parameters=parameters[1:])
-        return self.signature
-
-    @cached_property
     def positional_names(self) -> tuple[str, ...]:
         """Names of the parameters that a positional argument can reach."""
-        known = self.call_signature.parameters if self.call_signature else {}
+        known = self.signature.parameters if self.signature else {}
         return tuple(name for name, parameter in known.items() if parameter.kind in _POSITIONAL)
 
     @cached_property
     def positional_counts(self) -> range:
         """How many arguments the method takes where all are positional; empty where that is never enough."""
-        if self.call_signature is None:
+        if self.signature is None:
             return range(0)
-        known = self.call_signature.parameters.values()
+        known = self.signature.parameters.values()
         needed = [p for p in known if p.default is p.empty and p.kind not in _VARIADIC]
         if any(p.kind not in _POSITIONAL for p in needed):
             return range(0)

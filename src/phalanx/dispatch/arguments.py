@@ -117,7 +117,7 @@ def check_signature(spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, A
     Raises:
         DispatchError: it does not; the message shows the method's signature.
     """
-    signature = spec.call_signature
+    signature = spec.signature
     if signature is None:
         return
     if not kwargs and spec.pad_mask is None and len(args) in spec.positional_counts:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
 import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.dispatch_modes import Dispatch
@@ -29,6 +30,7 @@ from phalanx.engines.engine_types import (
     Tokens,
 )
 from phalanx.engines.model_runner import ModelRunner
+from phalanx.engines.vocabulary import Encode
 from phalanx.errors import DeclarationError, WeightsTorn
 from phalanx.tracing.spans import process
 
@@ -73,53 +75,11 @@ class TokenRate:
         return sum(step[2] for step in self._steps) / seconds if seconds else 0.0
 
 
-class EngineCall:
-    """A running call: its rows, and a queue of their tokens and ends. On exit its unfinished rows are dropped."""
+class EngineCall(NamedTuple):
+    """A running call: the queue of its finished rows, of their tokens if it ``streams``, and of engine errors."""
 
-    def __init__(self, rows: Sequence[Row], *, streams: bool, leave: Callable[[Sequence[Row]], None]) -> None:
-        self._rows, self._streams, self._leave = rows, streams, leave
-        self._events: asyncio.Queue[Row | Tokens | BaseException] = asyncio.Queue()
-
-    def report(self, answer: Answer, start: int, version: int) -> None:
-        """Queue the tokens of an answer from number ``start``, if the call streams tokens."""
-        if self._streams:
-            row = answer.row
-            self._events.put_nowait(
-                Tokens(
-                    row=row.index,
-                    id=row.id,
-                    tokens=tuple(answer.tokens[start:]),
-                    log_probs=tuple(answer.log_probs[start:]),
-                    version=version,
-                    finish_reason=answer.finish_reason,
-                    sample=answer.sample,
-                    error=row.error,
-                )
-            )
-
-    def finish(self, row: Row) -> None:
-        """Queue the end of a row."""
-        self._events.put_nowait(row)
-
-    def fail(self, error: BaseException) -> None:
-        """Let the caller raise an error of the engine."""
-        self._events.put_nowait(error)
-
-    async def events(self) -> AsyncGenerator[Row | Tokens]:
-        """Yield tokens, if the call streams them, and rows as they finish."""
-        unfinished = len(self._rows)
-        while unfinished:
-            event = await self._events.get()
-            if isinstance(event, BaseException):
-                raise event
-            unfinished -= isinstance(event, Row)
-            yield event
-
-    def __enter__(self) -> EngineCall:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._leave(self._rows)
+    events: asyncio.Queue[Row | Tokens | BaseException]
+    streams: bool
 
 
 class EngineLoop:
@@ -130,23 +90,15 @@ class EngineLoop:
 
     Args:
         runner: model runner of the engine.
-        context: context of the rank, for reports.
-        version: function that returns the current version of the weights.
-        check: function that raises if no token may be sampled.
+        context: context of the rank, for the state of its weights and for reports.
+        weights: name under which the role accepts weights, or None.
         clock: function that returns seconds, for statistics.
     """
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        context: WorkerContext,
-        *,
-        version: Callable[[], int],
-        check: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
+        self, runner: ModelRunner, context: WorkerContext, weights: str | None, clock: Callable[[], float]
     ) -> None:
-        self._runner, self._context = runner, context
-        self._version, self._check, self._clock = version, check, clock
+        self._runner, self._context, self._weights, self._clock = runner, context, weights, clock
         self._waiting: dict[int, Answer] = {}
         self._running: dict[int, Answer] = {}
         self._calls: dict[Row, EngineCall] = {}
@@ -164,19 +116,34 @@ class EngineLoop:
         """True if waiting answers may start: neither paused nor asleep."""
         return self._mode is None and not self._asleep
 
-    def begin(self, rows: Sequence[Row], *, streams: bool) -> EngineCall:
-        """Queue the rows of a call."""
-        call = EngineCall(rows, streams=streams, leave=self._leave)
+    @property
+    def version(self) -> int:
+        """Version of the weights that sample the next token; 0 before the first sync."""
+        return WeightsDeclared.of(self._context).versions.get((self._context.role, self._weights or ""), 0)
+
+    async def run(self, rows: Sequence[Row], *, streams: bool = False) -> AsyncGenerator[Row | Tokens]:
+        """Yield each row when it is finished, and its tokens if ``streams``. Drop unfinished rows at the end."""
+        call = EngineCall(asyncio.Queue(), streams)
         for row in rows:
             self._calls[row] = call
             for answer in row.answers:
                 if answer.finish_reason is None:
                     self._waiting[answer.key] = answer
                 else:
-                    call.report(answer, len(answer.tokens), self._version())
-        self._finish_rows(rows)
+                    self._stream(answer, len(answer.tokens))
+        self._finish(rows)
         self._start_steps()
-        return call
+        unfinished = len(rows)
+        try:
+            while unfinished:
+                event = await call.events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                unfinished -= isinstance(event, Row)
+                yield event
+        finally:
+            left = [row for row in rows if self._calls.pop(row, None) is not None]
+            self._drop([answer for row in left for answer in row.answers])
 
     def abort(self, wanted: Callable[[Answer], bool]) -> int:
         """End the wanted answers as they are; return the number of their rows."""
@@ -184,11 +151,8 @@ class EngineLoop:
         self._drop(answers)
         for answer in answers:
             answer.finish_reason = "abort"
-            version = answer.versions[-1][0] if answer.versions else self._version()
-            self._calls[answer.row].report(answer, len(answer.tokens), version)
-        rows = dict.fromkeys(answer.row for answer in answers)
-        self._finish_rows(rows)
-        return len(rows)
+            self._stream(answer, len(answer.tokens))
+        return self._finish(answer.row for answer in answers)
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop; with "wait", return once no answer is running."""
@@ -230,7 +194,7 @@ class EngineLoop:
             tokens=self._tokens,
             tokens_per_second=self._rate.per_second(),
             cache_use=self._runner.cache_use(),
-            version=self._version(),
+            version=self.version,
             paused=self._mode,
         )
 
@@ -268,8 +232,10 @@ class EngineLoop:
             self._idle_report = loop.call_later(_RATE_S + _REPORT_S, self._report)
 
     async def _step(self) -> None:
-        self._check()
-        version = self._version()
+        torn = WeightsDeclared.of(self._context).torn.get(self._context.role)
+        if torn is not None:
+            raise WeightsTorn(f"running answers are given up: {torn}")
+        version = self.version
         if version != self._last_version:
             self._runner.weights_changed()
             self._last_version = version
@@ -288,7 +254,7 @@ class EngineLoop:
         self._take(sampled, version)
 
     def _take(self, sampled: Iterable[SampledToken], version: int) -> None:
-        """Append sampled tokens to their answers, and report them by version."""
+        """Append sampled tokens to their answers, and stream them by version."""
         finished: list[Answer] = []
         key = lambda token: (token.answer, version if token.version is None else token.version)  # noqa: E731
         for (answer, token_version), tokens in itertools.groupby(sampled, key):
@@ -299,22 +265,37 @@ class EngineLoop:
                     if answer.finish_reason is not None:
                         finished.append(self._running.pop(answer.key))
             if len(answer.tokens) > start:
-                self._calls[answer.row].report(answer, start, token_version)
+                self._stream(answer, start)
         if finished:
             self._runner.remove(finished)
-            self._finish_rows(dict.fromkeys(answer.row for answer in finished))
+            self._finish(answer.row for answer in finished)
 
-    def _finish_rows(self, rows: Iterable[Row]) -> None:
+    def _stream(self, answer: Answer, start: int) -> None:
+        """Queue the tokens of an answer from number ``start``, if its call streams tokens."""
+        row, call = answer.row, self._calls[answer.row]
+        if call.streams:
+            call.events.put_nowait(
+                Tokens(
+                    row=row.index,
+                    id=row.id,
+                    tokens=tuple(answer.tokens[start:]),
+                    log_probs=tuple(answer.log_probs[start:]),
+                    version=answer.versions[-1] if answer.versions else self.version,
+                    finish_reason=answer.finish_reason,
+                    sample=answer.sample,
+                    error=row.error,
+                )
+            )
+
+    def _finish(self, rows: Iterable[Row]) -> int:
+        """Queue the ends of the finished rows, and return the number of rows."""
+        rows = dict.fromkeys(rows)
         for row in rows:
             if row.is_finished:
                 self._requests += 1
                 self._aborted += any(answer.finish_reason == "abort" for answer in row.answers)
-                self._calls.pop(row).finish(row)
-
-    def _leave(self, rows: Sequence[Row]) -> None:
-        """Drop the unfinished rows of a call that ended."""
-        unfinished = [row for row in rows if self._calls.pop(row, None) is not None]
-        self._drop([answer for row in unfinished for answer in row.answers])
+                self._calls.pop(row).events.put_nowait(row)
+        return len(rows)
 
     def _drop(self, answers: Sequence[Answer]) -> None:
         dropped = [
@@ -327,8 +308,8 @@ class EngineLoop:
 
     def _fail(self, error: BaseException) -> None:
         """End all calls with ``error``; the engine is empty afterwards."""
-        for call in set(self._calls.values()):
-            call.fail(error)
+        for events in {call.events for call in self._calls.values()}:
+            events.put_nowait(error)
         self._calls.clear()
         self._drop([*self._running.values(), *self._waiting.values()])
 
@@ -363,7 +344,7 @@ class RolloutEngine(Worker):
         *,
         weights: str | None = None,
         seed: int | None = None,
-        encode: Callable[[str], Sequence[int]] | None = None,
+        encode: Encode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Accept calls from now on.
@@ -376,14 +357,11 @@ class RolloutEngine(Worker):
             clock: function that returns seconds, for statistics.
         """
         self._runner = runner
-        self._weights = weights
         self._seeds = random.Random(None if seed is None else f"{seed}/{self.rank}")
         self._requests = RequestFactory(
             runner.vocabulary, encode, runner.refuses, lambda: self._seeds.getrandbits(62)
         )
-        self._loop = EngineLoop(
-            runner, self._context, version=lambda: self.version, check=self._check_weights, clock=clock
-        )
+        self._loop = EngineLoop(runner, self._context, weights, clock)
         self._has_warned = False
         if "engine" not in self._context.registered:
             self.register_mesh("engine", {"dp": self.rank})
@@ -397,9 +375,7 @@ class RolloutEngine(Worker):
     @property
     def version(self) -> int:
         """Version of the weights that sample the next token; 0 before the first sync."""
-        if self._weights is None:
-            return 0
-        return WeightsDeclared.of(self._context).versions.get((self.role, self._weights), 0)
+        return self._loop.version
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for checkpoints: the generator of seeds. Weights come by a sync."""
@@ -438,8 +414,8 @@ class RolloutEngine(Worker):
         """Yield each answer of :meth:`generate` when it is finished, for ``group.generate_rows.stream(...,
         by="rows")``.
         """
-        with self._begin(prompts, sampling, prefix, ids) as call:
-            async for row in call.events():
+        async with self._begin(prompts, sampling, prefix, ids) as events:
+            async for row in events:
                 if isinstance(row, Row):
                     yield row.index, self._completion(row)
 
@@ -448,8 +424,8 @@ class RolloutEngine(Worker):
         self, prompts: Prompts, sampling: Sampling = _DEFAULT, *, prefix: Prefixes = None, ids: Ids = None
     ) -> AsyncGenerator[Tokens]:
         """Yield tokens of :meth:`generate` as they are sampled, for ``group.any.generate_tokens.stream([prompt])``."""
-        with self._begin(prompts, sampling, prefix, ids, streams=True) as call:
-            async for tokens in call.events():
+        async with self._begin(prompts, sampling, prefix, ids, streams=True) as events:
+            async for tokens in events:
                 if isinstance(tokens, Tokens):
                     yield tokens
 
@@ -463,12 +439,11 @@ class RolloutEngine(Worker):
         version = self.version
         rows = self._requests.rows(prompts, _DEFAULT, None, None, version, room=0)
         valid = [row for row in rows if row.error is None]
-        completions = {row: self._completion(row) for row in rows if row.error is not None}
         log_probs = self._runner.prompt_log_probs([row.prompt for row in valid]) if valid else []
         for row, values in zip(valid, log_probs, strict=True):
             runs = ((version, len(row.prompt) - 1),)
-            completions[row] = Completion(row.prompt[1:], tuple(values), "length", runs)
-        return [completions[row] for row in rows]
+            row.answers[0].given = Completion(row.prompt[1:], tuple(values), "length", runs)
+        return [self._completion(row) for row in rows]
 
     @register(needs_weights=False)
     async def pause(self, mode: PauseMode = "keep") -> None:
@@ -540,28 +515,18 @@ class RolloutEngine(Worker):
 
     def _begin(
         self, prompts: Prompts, sampling: Sampling, prefix: Prefixes, ids: Ids, *, streams: bool = False
-    ) -> EngineCall:
-        """Queue the rows of a call."""
+    ) -> contextlib.aclosing[AsyncGenerator[Row | Tokens]]:
+        """Return the events of a call."""
         if self._context.in_driver and not self._loop.is_open:
             raise RuntimeError(
                 'the engine is paused, and with backend="inline" nobody could resume it while this call waits: '
                 "resume() it first"
             )
         rows = self._requests.rows(prompts, sampling, prefix, ids, self.version)
-        return self._loop.begin(rows, streams=streams)
+        return contextlib.aclosing(self._loop.run(rows, streams=streams))
 
     def _completion(self, row: Row) -> Completion:
         return row.completion(self.version, self._requests.vocabulary)
-
-    def _check_weights(self) -> None:
-        """Refuse to sample tokens from weights without a version.
-
-        Raises:
-            WeightsTorn: if a sync failed halfway.
-        """
-        reason = WeightsDeclared.of(self._context).torn.get(self.role)
-        if reason is not None:
-            raise WeightsTorn(f"running answers are given up: {reason}")
 
 
 def _check_tags(method: str, tags: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from phalanx.engines.engine_types import (
     SamplingParams,
     Stop,
 )
-from phalanx.engines.vocabulary import Vocabulary
+from phalanx.engines.vocabulary import Encode, Vocabulary
 
 
 class SampledToken(NamedTuple):
@@ -46,7 +46,8 @@ class Answer:
     """An answer while it is made.
 
     ``key`` is its number in the engine, ``sample`` its index among the row's answers. ``tokens`` begins with the tokens
-    of the prefix. ``given`` is the completion of an answer that needs no tokens.
+    of the prefix; ``versions`` has the version of the weights of each token. ``given`` is the completion of an answer
+    that needs no tokens.
     """
 
     row: Row
@@ -56,7 +57,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list[int])
     log_probs: list[float] = field(default_factory=list[float])
     top: list[dict[int, float]] = field(default_factory=list[dict[int, float]])
-    versions: tuple[tuple[int, int], ...] = ()
+    versions: list[int] = field(default_factory=list[int])
     finish_reason: FinishReason | None = None
     text: str | None = None
     given: Completion | None = None
@@ -79,15 +80,11 @@ class Answer:
     def take(self, sampled: SampledToken, version: int, vocabulary: Vocabulary) -> None:
         """Append a token that was sampled by weights of ``version``."""
         self.tokens.append(sampled.token)
+        self.versions.append(version)
         if sampled.log_prob is not None:
             self.log_probs.append(sampled.log_prob)
         if sampled.top is not None:
             self.top.append(sampled.top)
-        if self.versions and self.versions[-1][0] == version:
-            *earlier, (_, count) = self.versions
-            self.versions = (*earlier, (version, count + 1))
-        else:
-            self.versions = (*self.versions, (version, 1))
         self.finish_reason = sampled.finish or self._end(vocabulary)
 
     def is_full(self, vocabulary: Vocabulary) -> bool:
@@ -124,11 +121,12 @@ class Answer:
         text = self.text
         if text is None and vocabulary.text is not None:
             text = vocabulary.text([token for token in self.tokens if token not in vocabulary.end])
+        runs = itertools.groupby(self.versions)
         return Completion(
             tokens=tuple(self.tokens),
             log_probs=tuple(self.log_probs),
             finish_reason=self.finish_reason or "abort",
-            versions=self.versions or ((version, 0),),
+            versions=tuple((number, len(list(run))) for number, run in runs) or ((version, 0),),
             id=self.row.id,
             text=text,
             top=tuple(self.top),
@@ -175,7 +173,7 @@ class RequestFactory:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        encode: Callable[[str], Sequence[int]] | None,
+        encode: Encode | None,
         refuses: Callable[[SamplingParams], str | None],
         next_seed: Callable[[], int],
     ) -> None:
@@ -220,23 +218,20 @@ class RequestFactory:
     ) -> Row:
         number = next(self._ids)
         row = Row(index, f"request-{number}" if id is None else id, tuple(prompt), sampling)
-        if prefix is not None and not isinstance(prefix, Completion):
-            prefix = _tokens("prefix", prefix, "the Completion that came back, its tokens, or None")
-        error = next(self._errors(row, prefix, room), None)
+        prefixes = _prefixes(prefix, sampling.n)
+        error = next(self._errors(row, prefixes, room), None)
         if error is not None:
-            failed = Completion((), (), "error", ((version, 0),), row.id, error=error)
-            row.answers.append(Answer(row, next(self._keys), 0, 0, finish_reason="error", given=failed))
-            return row
-        for sample in range(sampling.n):
+            prefixes = [Completion((), (), "error", ((version, 0),), row.id, error=error)]
+        for sample, given in enumerate(prefixes):
             seed = self._next_seed() if sampling.seed is None else sampling.seed
             answer = Answer(row, next(self._keys), sample, seed)
-            _continue(answer, prefix)
+            _continue(answer, given)
             if answer.tokens and answer.is_full(self.vocabulary):
                 answer.finish_reason = "length"
             row.answers.append(answer)
         return row
 
-    def _errors(self, row: Row, prefix: Prefix, room: int) -> Iterator[str]:
+    def _errors(self, row: Row, prefixes: Sequence[Completion], room: int) -> Iterator[str]:
         vocabulary, sampling = self.vocabulary, row.sampling
         longest = vocabulary.context - room
         if not row.prompt:
@@ -246,19 +241,16 @@ class RequestFactory:
                 f"its prompt has {len(row.prompt)} tokens, where the context of {vocabulary.context} has room for "
                 f"{longest}; shorten the prompt, or give the engine a longer context"
             )
-        answers = prefix.all if isinstance(prefix, Completion) else ()
-        plain = () if prefix is None or isinstance(prefix, Completion) else prefix
-        prefixes = [plain, *(answer.tokens for answer in answers)]
         limit = math.inf if vocabulary.size is None else vocabulary.size
-        for name, tokens in (("prompt", row.prompt), *(("prefix", tokens) for tokens in prefixes)):
+        for name, tokens in (("prompt", row.prompt), *(("prefix", given.tokens) for given in prefixes)):
             wrong = next((token for token in tokens if not 0 <= token < limit), None)
             if wrong is not None:
                 yield f"its {name} has the token {wrong}; expected 0 to below {vocabulary.size or 'their number'}"
         texts = [stop for stop in sampling.stop if isinstance(stop, str)]
         if texts and vocabulary.text is None:
             yield f"it stops at the text {texts[0]!r}, and the engine has no tokenizer; give tokenizer="
-        if answers and len(answers) != sampling.n:
-            yield f"prefix has {len(answers)} answers; expected {sampling.n}, as SamplingParams(n={sampling.n})"
+        if len(prefixes) != sampling.n:
+            yield f"prefix has {len(prefixes)} answers; expected {sampling.n}, as SamplingParams(n={sampling.n})"
         refusal = self._refuses(sampling)
         if refusal is not None:
             yield refusal
@@ -282,20 +274,23 @@ def _tokens(name: str, given: Any, expected: str) -> list[int]:
     raise ValueError(f"a {name} is {reprlib.repr(given)}; expected {expected}")
 
 
-def _continue(answer: Answer, prefix: Prefix) -> None:
-    """Let an answer begin with its prefix. Log-probabilities that the prefix lacks are nan."""
-    if prefix is None:
-        return
+def _prefixes(prefix: Prefix, count: int) -> Sequence[Completion]:
+    """Return the prefix of each of the ``count`` answers of a row; without a prefix it has no tokens."""
     if isinstance(prefix, Completion):
-        given = prefix.all[answer.sample]
-        if given.finished:
-            answer.given, answer.finish_reason = given, given.finish_reason
-            return
-    else:
-        given = Completion(tuple(prefix), (), "abort", ((UNKNOWN_VERSION, len(prefix)),))
+        return prefix.all
+    given = () if prefix is None else prefix
+    tokens = _tokens("prefix", given, "the Completion that came back, its tokens, or None")
+    return [Completion(tuple(tokens), (), "abort", ((UNKNOWN_VERSION, len(tokens)),))] * count
+
+
+def _continue(answer: Answer, given: Completion) -> None:
+    """Let an answer begin with its prefix. Log-probabilities that the prefix lacks are nan."""
+    if given.finished:
+        answer.given, answer.finish_reason = given, given.finish_reason
+        return
     count = len(given.tokens)
     answer.tokens = list(given.tokens)
-    answer.versions = given.versions if given.tokens else ()
+    answer.versions = [version for version, tokens in given.versions for _ in range(tokens)]
     if answer.sampling.log_probs is not None:
         answer.log_probs = [*given.log_probs, *[math.nan] * (count - len(given.log_probs))]
     if answer.sampling.log_probs:

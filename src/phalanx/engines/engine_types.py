@@ -234,17 +234,14 @@ class Endpoint:
 def _checked_stops(given: Any) -> tuple[Stop, ...]:
     stops: list[Stop] = []
     for stop in () if given is None else [given] if isinstance(given, int | str) else given:
-        if stop == "":
-            raise DeclarationError(
-                f"SamplingParams(stop={given!r}): an empty text would end every answer at once"
-            )
-        if isinstance(stop, str) or (isinstance(stop, int) and not isinstance(stop, bool)):
+        if (isinstance(stop, str) and stop) or (isinstance(stop, int) and not isinstance(stop, bool)):
             stops.append(stop)
         elif isinstance(stop, Sequence) and stop and all(_is_whole(token, 0) for token in stop):
             stops.append(tuple(stop))
         else:
             raise DeclarationError(
-                f"SamplingParams(stop={given!r}): expected tokens, lists of tokens, or texts"
+                f"SamplingParams(stop={given!r}): expected tokens, lists of tokens, or texts; an empty text would end "
+                "every answer at once"
             )
     return tuple(stops)
 

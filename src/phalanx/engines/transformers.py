@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from phalanx.engines.engine_requests import Answer, SampledToken
 from phalanx.engines.engine_types import Capabilities
 from phalanx.engines.model_runner import ModelRunner
 from phalanx.engines.token_sampling import sample_tokens
-from phalanx.engines.vocabulary import Vocabulary, check_folder, decoder, end_tokens, load_tokenizer
+from phalanx.engines.vocabulary import Decode, Vocabulary, check_folder, end_tokens, load_tokenizer
 
 _TOP = 64
 
@@ -60,10 +60,8 @@ class TransformersRollout(RolloutEngine):
         if max_running < 1:
             raise ValueError(f"max_running={max_running}: expected a number from 1")
         self.model = _load_model(model, dtype).to(self.device).eval().requires_grad_(False)
-        tokenizer = load_tokenizer(tokenizer)
-        vocabulary = _vocabulary(self.model, context, decoder(tokenizer))
-        runner = PaddedRunner(self.model, vocabulary, max_running=max_running)
-        encode = None if tokenizer is None else tokenizer.encode
+        encode, decode = load_tokenizer(tokenizer)
+        runner = PaddedRunner(self.model, _vocabulary(self.model, context, decode), max_running=max_running)
         self.serve(runner, weights=weights, seed=seed, encode=encode)
         if weights is not None:
             self.accept_weights(weights, self.model)
@@ -108,8 +106,7 @@ class PaddedRunner(ModelRunner):
 
     def __init__(self, model: Any, vocabulary: Vocabulary, *, max_running: int = 256) -> None:
         self.vocabulary = vocabulary
-        has_text = vocabulary.text is not None
-        self.capabilities = Capabilities(context=vocabulary.context, top=_TOP, text=has_text)
+        self.capabilities = Capabilities(vocabulary.context, top=_TOP, text=vocabulary.text is not None)
         self._model = model
         self._device = next(model.parameters()).device
         self._max_running = max_running
@@ -117,7 +114,8 @@ class PaddedRunner(ModelRunner):
         self._batch: DecodeBatch | None = None
         parameters = inspect.signature(model.forward).parameters
         is_open = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-        self._options = {name for name in ("position_ids", "logits_to_keep") if is_open or name in parameters}
+        optional = {"position_ids", "logits_to_keep"}
+        self._unknown = set[str]() if is_open else optional - parameters.keys()
 
     def _running(self) -> list[Answer]:
         return [] if self._batch is None else self._batch.answers
@@ -144,39 +142,33 @@ class PaddedRunner(ModelRunner):
     def step(self) -> list[SampledToken]:
         if self._batch is not None and self._new and not _can_append(self._batch.cache):
             self.weights_changed()
-        sampled = [] if self._batch is None else self._decode(self._batch)
+        batch, sampled = self._batch, list[SampledToken]()
+        if batch is not None:
+            mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.answers), 1)], dim=1)
+            batch, sampled = self._sample(batch.answers, batch.tokens[:, None], mask, batch.cache)
         if self._new:
-            added, first = self._prefill(self._new)
+            added, first = self._sample(self._new, *self._padded([answer.so_far for answer in self._new]))
             self._new, sampled = [], sampled + first
-            if self._batch is None:
-                self._batch = added
+            if batch is None:
+                batch = added
             else:
-                self._batch.append(added)
+                batch.append(added)
+        self._batch = batch
         return sampled
 
-    def _prefill(self, answers: list[Answer]) -> tuple[DecodeBatch, list[SampledToken]]:
-        """Read all tokens of new answers, and sample the next token of each."""
-        ids, mask = self._padded([answer.so_far for answer in answers])
-        out = self._forward(ids, mask, _positions(mask), use_cache=True, logits_to_keep=1)
+    def _sample(
+        self, answers: Sequence[Answer], ids: Tensor, mask: Tensor, cache: Any = None
+    ) -> tuple[DecodeBatch, list[SampledToken]]:
+        """Read the last tokens of each answer, those that are not in the cache, and sample the next token."""
+        out = self._forward(ids, mask, past_key_values=cache, use_cache=True, logits_to_keep=1)
         sampled, tokens = sample_tokens(answers, out.logits[:, -1])
         return DecodeBatch(answers, out.past_key_values, mask, tokens), sampled
 
-    def _decode(self, batch: DecodeBatch) -> list[SampledToken]:
-        """Read the last token of each row, and sample the next token."""
-        positions = batch.mask.sum(dim=1, keepdim=True)
-        batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(batch.answers), 1)], dim=1)
-        options: dict[str, Any] = {"past_key_values": batch.cache, "use_cache": True, "logits_to_keep": 1}
-        out = self._forward(batch.tokens[:, None], batch.mask, positions, **options)
-        batch.cache = out.past_key_values
-        sampled, batch.tokens = sample_tokens(batch.answers, out.logits[:, -1])
-        return sampled
-
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, **options: Any) -> Any:
-        if "position_ids" in self._options:
-            options["position_ids"] = positions
-        if "logits_to_keep" not in self._options:
-            options.pop("logits_to_keep", None)
-        return self._model(input_ids=ids, attention_mask=mask.long(), **options)
+    def _forward(self, ids: Tensor, mask: Tensor, **options: Any) -> Any:
+        positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
+        options["position_ids"] = positions[:, -ids.shape[1] :]
+        known = {name: value for name, value in options.items() if name not in self._unknown}
+        return self._model(input_ids=ids, attention_mask=mask.long(), **known)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return tokens, padded on the left, and their mask: (rows, places) each."""
@@ -191,7 +183,7 @@ class PaddedRunner(ModelRunner):
         for start in range(0, len(prompts), self._max_running):
             part = prompts[start : start + self._max_running]
             ids, mask = self._padded(part)
-            out = self._forward(ids, mask, _positions(mask), use_cache=False)
+            out = self._forward(ids, mask, use_cache=False)
             every = out.logits[:, :-1].float().log_softmax(dim=-1).gather(2, ids[:, 1:, None])[:, :, 0]
             rows = zip(every.tolist(), part, strict=True)
             log_probs += [row[len(row) - len(prompt) + 1 :] for row, prompt in rows]
@@ -205,10 +197,6 @@ class PaddedRunner(ModelRunner):
 
     def close(self) -> None:
         self._new, self._batch = [], None
-
-
-def _positions(mask: Tensor) -> Tensor:
-    return (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
 
 
 def _can_append(cache: Any) -> bool:
@@ -228,16 +216,13 @@ def _joined(upper: Tensor, lower: Tensor, places: int, dim: int) -> Tensor:
     return torch.cat([padded(upper), padded(lower)])
 
 
-def _vocabulary(
-    model: nn.Module, context: int | None, text: Callable[[Sequence[int]], str] | None
-) -> Vocabulary:
+def _vocabulary(model: nn.Module, context: int | None, text: Decode | None) -> Vocabulary:
     """Return the vocabulary of a model by its configuration.
 
     Raises:
         ValueError: if its context is unknown, or smaller than ``context``.
     """
-    config: Any = model.config
-    config = config.get_text_config()
+    config = cast(Any, model.config).get_text_config()
     longest: int | None = getattr(config, "max_position_embeddings", None)
     if longest is None and context is None:
         raise ValueError(f"{type(model).__name__} does not say how long its context is: give context=")
@@ -257,13 +242,10 @@ def _load_model(model: Any, dtype: torch.dtype | None) -> nn.Module:
         check_folder("model", model)
         from transformers import AutoModelForCausalLM
 
-        auto_model: Any = AutoModelForCausalLM
-        return auto_model.from_pretrained(str(model), dtype=dtype or "auto")
-    if isinstance(model, nn.Module):
-        return model
-    if not callable(model):
-        raise ValueError(f"model={model!r}: expected a folder, a module, or a function that returns one")
-    made = model()
+        return cast(Any, AutoModelForCausalLM).from_pretrained(str(model), dtype=dtype or "auto")
+    made = model() if callable(model) and not isinstance(model, nn.Module) else model
     if not isinstance(made, nn.Module):
-        raise ValueError(f"{model!r} returned a {type(made).__name__}; expected a causal language model")
+        raise ValueError(
+            f"model={made!r}: expected a folder, a causal language model, or a function that returns one"
+        )
     return made

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+Encode: TypeAlias = Callable[[str], Sequence[int]]
+Decode: TypeAlias = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Vocabulary:
     context: int
     end: frozenset[int] = frozenset()
     size: int | None = None
-    text: Callable[[Sequence[int]], str] | None = None
+    text: Decode | None = None
 
 
 def end_tokens(eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
@@ -32,14 +35,16 @@ def end_tokens(eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
     return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
 
 
-def load_tokenizer(tokenizer: Any) -> Any:
-    """Load the tokenizer of transformers from a folder; return any other ``tokenizer`` as it is."""
-    if not isinstance(tokenizer, str | Path):
-        return tokenizer
-    check_folder("tokenizer", tokenizer)
-    from transformers import AutoTokenizer  # only if texts are used
+def load_tokenizer(tokenizer: Any) -> tuple[Encode | None, Decode | None]:
+    """Return the functions of a tokenizer, or of the folder of a tokenizer of transformers; None without any."""
+    if tokenizer is None:
+        return None, None
+    if isinstance(tokenizer, str | Path):
+        check_folder("tokenizer", tokenizer)
+        from transformers import AutoTokenizer  # only if texts are used
 
-    return AutoTokenizer.from_pretrained(str(tokenizer))
+        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer))
+    return tokenizer.encode, lambda tokens: tokenizer.decode(list(tokens))
 
 
 def check_folder(argument: str, folder: str | Path) -> None:
@@ -51,8 +56,3 @@ def check_folder(argument: str, folder: str | Path) -> None:
     name = str(folder)
     if (name.startswith(("/", ".", "~")) or name.count("/") > 1) and not Path(name).is_dir():
         raise ValueError(f"{argument}={name!r}: there is no such folder on this rank's host")
-
-
-def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str] | None:
-    """Return the function that decodes tokens, or None without a tokenizer."""
-    return None if tokenizer is None else lambda tokens: tokenizer.decode(list(tokens))

@@ -147,12 +147,9 @@ class MegatronWorker(Worker):
         from megatron.core import ModelParallelConfig
 
         state = parallel_state()
-        known: dict[str, Any] = {
-            "tensor_model_parallel_size": state.get_tensor_model_parallel_world_size(),
-            "pipeline_model_parallel_size": state.get_pipeline_model_parallel_world_size(),
-            "context_parallel_size": state.get_context_parallel_world_size(),
-            "use_cpu_initialization": self.device.type == "cpu",
-        }
+        known: dict[str, Any] = {"use_cpu_initialization": self.device.type == "cpu"}
+        for axis in ("tensor_model", "pipeline_model", "context"):
+            known[f"{axis}_parallel_size"] = getattr(state, f"get_{axis}_parallel_world_size")()
         if known["pipeline_model_parallel_size"] > 1:
             known["pipeline_dtype"] = options.get("params_dtype", torch.float32)
         return ModelParallelConfig(**{**known, **options})

@@ -14,11 +14,7 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 SPLIT_DIM: Mapping[str, int] = {"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1}
 """Dimension along which each weight is sharded over tp ranks (torch's Linear has (out, in))."""
 
-_ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "relu": functional.relu,
-}
+_ACTIVATIONS = ("silu", "gelu", "relu")
 
 
 def activation(name: str) -> Activation:
@@ -29,7 +25,7 @@ def activation(name: str) -> Activation:
     """
     if name not in _ACTIVATIONS:
         raise DeclarationError(f"hidden_act={name!r}: expected one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+    return getattr(functional, name)
 
 
 class LlamaMLP(torch.nn.Module):

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from phalanx.declare.dispatch_modes import Dispatch
@@ -22,6 +18,7 @@ from phalanx.parallel.mlp import LlamaMLP
 from phalanx.parallel.module_rejoining import keep_tensors
 from phalanx.parallel.world import join_world
 from phalanx.topology.mesh import Mesh
+from phalanx.weights.local_layout import local_of
 
 
 class DeviceMeshWorker(Worker):
@@ -67,24 +64,6 @@ def parallelize_mlp(mlp: LlamaMLP, tp_mesh: DeviceMesh) -> LlamaMLP:
     }
     parallelize_module(mlp, tp_mesh, plan)
     return mlp
-
-
-def local_tensors(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return this rank's shards of named parameters or gradients, as plain detached tensors."""
-    return {name: _completed(t.to_local() if isinstance(t, DTensor) else t) for name, t in named.items()}
-
-
-def full_tensors(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return complete parameters or gradients on every rank. A collective of the ranks that share them."""
-    return {name: _completed(t.full_tensor() if isinstance(t, DTensor) else t) for name, t in named.items()}
-
-
-def _completed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a plain tensor: results of torch's functional collectives may be pending."""
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    waited = tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
-    return waited.detach()
 
 
 class FSDPTrainer(DeviceMeshWorker):
@@ -147,10 +126,10 @@ class FSDPTrainer(DeviceMeshWorker):
             ValueError: if no row has a next token.
         """
         loss = self.accumulate(input_ids)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_norm)
+        norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._max_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return {"loss": loss, "grad_norm": full_tensors({"norm": norm})["norm"].item()}
+        return {"loss": loss, "grad_norm": norm.full_tensor().item()}
 
     def accumulate(self, input_ids: torch.Tensor) -> float:
         """Add the gradient of the mean loss over the rows of all ranks, and return that loss. A collective."""
@@ -174,39 +153,16 @@ class FSDPTrainer(DeviceMeshWorker):
         return self.model(input_ids=given).logits[: len(ids)]
 
     @register(Dispatch.ONE_TO_ALL)
-    def save(self, folder: str | Path) -> None:
-        """Write model and optimizer to a folder that all ranks see, each rank its own shards."""
-        checkpoint.save({"app": self._state()}, checkpoint_id=str(folder))
-
-    @register(Dispatch.ONE_TO_ALL)
-    def load(self, folder: str | Path) -> None:
-        """Read a folder of :meth:`save`, written by any number of ranks."""
-        state = self._state()
-        checkpoint.load({"app": state}, checkpoint_id=str(folder))
-        options = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
-        set_state_dict(self.model, self.optimizer, **options)
-
-    def _state(self) -> dict[str, Any]:
-        if not self.optimizer.state:
-            # torch fills an empty state by a step with lr 0, which would count as a step of the training.
-            get_state_dict(self.model, self.optimizer)
-            for moments in self.optimizer.state.values():
-                moments["step"].zero_()
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
-
-    @register(Dispatch.ONE_TO_ALL)
     def shards(self) -> dict[str, torch.Tensor]:
         """Return this rank's shards of the parameters, on the CPU."""
-        return {
-            name: shard.cpu() for name, shard in local_tensors(dict(self.model.named_parameters())).items()
-        }
+        return {name: local_of(tensor.detach()).cpu() for name, tensor in self.model.named_parameters()}
 
     @register(Dispatch.ONE_TO_ALL)
     def weights(self) -> dict[str, torch.Tensor] | None:
         """Return all parameters on rank 0, on the CPU; None on the other ranks. A collective."""
-        full = full_tensors(dict(self.model.named_parameters()))
-        return {name: tensor.cpu() for name, tensor in full.items()} if self.rank == 0 else None
+        full = ((name, tensor.full_tensor()) for name, tensor in self.model.named_parameters())
+        weights = {name: tensor.detach().cpu() for name, tensor in full if self.rank == 0}
+        return weights if self.rank == 0 else None
 
 
 def _sharded(model: Any, mesh: DeviceMesh) -> Any:

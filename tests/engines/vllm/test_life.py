@@ -111,7 +111,9 @@ def check_that_nothing_is_left_of_one_that_is_killed(
     one.kill()
 
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (shared_memory() - before[0] or any(map(lives, told["pids"]))):
+    while time.monotonic() < deadline and (
+        shared_memory() - before[0] or folders_of_sockets() - before[1] or any(map(lives, told["pids"]))
+    ):
         time.sleep(0.05)
     assert told["pids"] and not [pid for pid in told["pids"] if lives(pid)]
     assert shared_memory() <= before[0]

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import re
 import secrets
 import socket
 import time
@@ -42,7 +43,6 @@ _HEADERS = (
     (b"content-length", str(len(_BODY)).encode()),
     (b"www-authenticate", b"Bearer"),
 )
-_POLICY_VIOLATION = 1008  # close code of RFC 6455
 
 
 def choose_key(token: str | None) -> str:
@@ -53,16 +53,11 @@ def choose_key(token: str | None) -> str:
     """
     if token is None:
         return secrets.token_urlsafe(32)
-    advice = "leave it out for a generated key, or give secrets.token_urlsafe(32)"
-    if not isinstance(token, str):
-        raise DeclarationError(f"token= is a {type(token).__name__}; expected a str; {advice}")
-    if len(token) < MIN_KEY_LENGTH:
+    if not isinstance(token, str) or not re.fullmatch(rf"[!-~]{{{MIN_KEY_LENGTH},}}", token):
+        given = f"has {len(token)} characters" if isinstance(token, str) else f"is a {type(token).__name__}"
         raise DeclarationError(
-            f"token= has {len(token)} characters; expected at least {MIN_KEY_LENGTH}; {advice}"
-        )
-    if not all("!" <= character <= "~" for character in token):
-        raise DeclarationError(
-            f"token= has characters that a header cannot have; expected visible ASCII without spaces; {advice}"
+            f"token= {given}; expected at least {MIN_KEY_LENGTH} characters of visible ASCII without spaces; "
+            "leave it out for a generated key, or give secrets.token_urlsafe(32)"
         )
     return token
 
@@ -84,10 +79,11 @@ class BearerAuth:
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         if scope["type"] == "lifespan" or self._is_authorized(scope):
             await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await _reject_websocket(scope, send)
-        else:
-            await _reject_request(scope, send)
+            return
+        kind = "websocket.http" if scope["type"] == "websocket" else "http"  # an extension that uvicorn has
+        await send({"type": f"{kind}.response.start", "status": 401, "headers": list(_HEADERS)})
+        body = b"" if scope.get("method") == "HEAD" else _BODY
+        await send({"type": f"{kind}.response.body", "body": body})
 
     def _is_authorized(self, scope: _Message) -> bool:
         values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
@@ -102,35 +98,8 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-async def _reject_request(scope: _Message, send: _Send) -> None:
-    await send({"type": "http.response.start", "status": 401, "headers": list(_HEADERS)})
-    body = b"" if scope.get("method") == "HEAD" else _BODY
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _reject_websocket(scope: _Message, send: _Send) -> None:
-    if "websocket.http.response" in (scope.get("extensions") or {}):
-        await send({"type": "websocket.http.response.start", "status": 401, "headers": list(_HEADERS)})
-        await send({"type": "websocket.http.response.body", "body": _BODY})
-    else:  # such a server answers the handshake with 403
-        await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
-
-
 _START_S = 60.0
-_LOOPBACK = "127.0.0.1"
 _OWN_ARGUMENTS = {"api_key": "token=", "host": "host=", "port": "port="}
-
-
-def _server_of(app: Any) -> Any:
-    """Return a server without signal handlers, because the process is a rank."""
-
-    class Quiet(find("uvicorn.Server")):  # comes with vLLM
-        def capture_signals(self) -> contextlib.AbstractContextManager[None]:
-            return contextlib.nullcontext()
-
-    return Quiet(
-        find("uvicorn.Config")(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    )
 
 
 class EndpointServer:
@@ -153,17 +122,13 @@ class EndpointServer:
         _check_development_mode()
         _check_options(options)
         if not host:  # sockets take it for every address
-            raise DeclarationError(f"host={host!r}; expected an address; leave it out for {_LOOPBACK}")
-        self._key = key
-        self._model = model
-        self._given = self._arguments(options)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            raise DeclarationError(f"host={host!r}; expected an address; leave it out for 127.0.0.1")
+        self._key, self._model = key, model
+        self._given = _arguments(model, key, options)
         try:
-            self._socket.bind((host, port))
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family)
         except OSError as error:
-            self._socket.close()
             raise PhalanxError(
                 f"the endpoint cannot listen at {host}, port {port}: {error.strerror}; port=0 takes a free one"
             ) from error
@@ -181,7 +146,9 @@ class EndpointServer:
         state = find("vllm.entrypoints.launchers.api_server.app_state.init_app_state")
         await state(llm, app.state, given, tasks)
         # The outermost application: vLLM itself checks the key on some of its routes only.
-        self._server = _server_of(BearerAuth(app, self._key))
+        options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1}
+        config = find("uvicorn.Config")(BearerAuth(app, self._key), **options)  # uvicorn comes with vLLM
+        self._server = find("uvicorn.Server")(config)  # without signal handlers, since this is no main thread
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         until = time.monotonic() + _START_S
         while not self._server.started:
@@ -194,25 +161,8 @@ class EndpointServer:
         """Return host and port for URLs."""
         host, port = self._socket.getsockname()[:2]
         if host in ("0.0.0.0", "::"):  # not an address that a client on another node can connect to
-            host = _node_address()
+            host = find("vllm.utils.network_utils.get_ip")()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-    def _arguments(self, options: dict[str, Any]) -> Any:
-        parser = find("vllm.entrypoints.launchers.cli_args.make_arg_parser")(
-            find("vllm.utils.argparse_utils.FlexibleArgumentParser")()
-        )
-        # With the key, vLLM's own check agrees with ours, whatever VLLM_API_KEY says.
-        flags = ["--model", self._model, f"--api-key={self._key}", "--disable-log-stats"]
-        said = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(said):
-                return parser.parse_args([*flags, *_flags(options)])
-        except SystemExit:  # raised by its argument parser, to end a script
-            why = said.getvalue().strip().rpartition("error: ")[2]
-            raise DeclarationError(
-                f"server_options={options!r}: {why}; expected options of `vllm serve`, such as "
-                '{"enable_auto_tool_choice": True}'
-            ) from None
 
     async def stop(self) -> None:
         """End it; requests under way are broken off."""
@@ -241,35 +191,30 @@ def _check_options(options: dict[str, Any]) -> None:
     for name in options:
         plain = name.replace("-", "_")
         if plain in _OWN_ARGUMENTS:
-            raise DeclarationError(
-                f"server_options has {name!r}; expected the argument {_OWN_ARGUMENTS[plain]} for it; "
-                "give that instead"
-            )
-        if plain == "uds" or plain.startswith("ssl_"):
-            raise DeclarationError(
-                f"server_options has {name!r}; expected none, since endpoints speak plain HTTP over TCP; "
-                "put a proxy in front of the endpoint"
-            )
+            advice = f"expected the argument {_OWN_ARGUMENTS[plain]} for it; give that instead"
+        elif plain == "uds" or plain.startswith("ssl_"):
+            advice = "expected none, since endpoints speak plain HTTP over TCP; put a proxy in front of the endpoint"
+        else:
+            continue
+        raise DeclarationError(f"server_options has {name!r}; {advice}")
 
 
-def _node_address() -> str:
-    """Return this node's address on the route to the group's first rank, else the loopback's."""
-    first = os.environ.get("MASTER_ADDR", "")
-    if not first:
-        return _LOOPBACK
-    family = socket.AF_INET6 if ":" in first else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((first, 9))  # sends nothing
-        except OSError:
-            return _LOOPBACK
-        return str(probe.getsockname()[0])
-
-
-def _flags(options: dict[str, Any]) -> list[str]:
-    """Return command-line flags with "=", because a value may begin with a dash."""
-    flags: list[str] = []
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        flags.append(flag if value is True else f"{flag}={value}")
-    return flags
+def _arguments(model: str, key: str, options: dict[str, Any]) -> Any:
+    """Return the arguments of ``vllm serve``."""
+    parser = find("vllm.entrypoints.launchers.cli_args.make_arg_parser")(
+        find("vllm.utils.argparse_utils.FlexibleArgumentParser")()
+    )
+    # With the key, vLLM's own check agrees with ours, whatever VLLM_API_KEY says.
+    flags = ["--model", model, f"--api-key={key}", "--disable-log-stats"]
+    for name, value in options.items():  # with "=", because a value may begin with a dash
+        flags.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return parser.parse_args(flags)
+    except SystemExit:  # raised by its argument parser, to end a script
+        why = said.getvalue().strip().rpartition("error: ")[2]
+        raise DeclarationError(
+            f"server_options={options!r}: {why}; expected options of `vllm serve`, such as "
+            '{"enable_auto_tool_choice": True}'
+        ) from None

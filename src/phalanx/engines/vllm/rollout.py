@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.register import register
@@ -12,20 +13,8 @@ from phalanx.engines.engine import RolloutEngine
 from phalanx.engines.engine_types import Endpoint
 from phalanx.engines.vllm.endpoint import EndpointServer, choose_key
 from phalanx.engines.vllm.vllm_imports import prepare
-from phalanx.engines.vocabulary import check_folder, decoder, load_tokenizer
+from phalanx.engines.vocabulary import check_folder, load_tokenizer
 from phalanx.errors import DeclarationError
-
-if TYPE_CHECKING:
-    from phalanx.engines.vllm.vllm_runner import VllmRunner  # torch: in the ranks
-
-_SET_HERE = (
-    "model",
-    "async_scheduling",
-    "data_parallel_size",
-    "distributed_executor_backend",
-    "logits_processors",
-    "worker_extension_cls",
-)
 
 
 class VllmRollout(RolloutEngine):
@@ -68,9 +57,6 @@ class VllmRollout(RolloutEngine):
         server_options: dict[str, Any] | None = None,
         **engine_options: Any,
     ) -> None:
-        for name in _SET_HERE:
-            if name in engine_options:
-                raise DeclarationError(f"VllmRollout({name}=...): this engine sets {name}; leave it out")
         if not serve and (token is not None or server_options):
             raise DeclarationError(
                 "VllmRollout has options of a server: expected serve=True, or none of them"
@@ -79,50 +65,38 @@ class VllmRollout(RolloutEngine):
         prepare()
         check_folder("model", model)
         from phalanx.engines.vllm.vllm_runner import VllmRunner  # torch: in the ranks
+        from phalanx.engines.vllm.vllm_weights import expected_weights
 
-        options = {"tensor_parallel_size": self._count_accelerators(), **engine_options}
+        context = self._context
+        accelerators = 1 if context.device_type == "cpu" else max(1, len(context.accelerator_ids))
+        options = {"tensor_parallel_size": accelerators, **engine_options}
         if serve and isinstance(tokenizer, str | Path):
             options |= {"tokenizer": str(tokenizer), "skip_tokenizer_init": False}
-        tokenizer = load_tokenizer(tokenizer)
-        # Before the engine, which starts in half a minute: wrong options of the server are reported at once.
-        self._server = EndpointServer(str(model), host, port, key, server_options or {}) if serve else None
+        encode, decode = load_tokenizer(tokenizer)
+        self._server: EndpointServer | None = None
         self._endpoint: Endpoint | None = None
-        try:
-            runner = VllmRunner(
+        with contextlib.ExitStack() as undo:
+            if (
+                serve
+            ):  # before the engine starts, which takes half a minute: wrong options are reported at once
+                self._server = EndpointServer(str(model), host, port, key, server_options or {})
+                undo.callback(self._server.close)
+            self._vllm = VllmRunner(
                 str(model),
                 options,
-                decoder(tokenizer),
+                decode,
                 seeds=seed is not None,
-                next_version=lambda: self._next_version(weights),
+                next_version=lambda: WeightsDeclared.of(context).coming.get((self.role, weights or ""), 0),
             )
-        except BaseException:
+            undo.callback(self._vllm.close)
+            self.serve(self._vllm, weights=weights, seed=seed, encode=encode)
             if self._server is not None:
-                self._server.close()
-            raise
-        self._vllm = runner
-        encode = None if tokenizer is None else tokenizer.encode
-        self.serve(runner, weights=weights, seed=seed, encode=encode)
-        try:
-            if self._server is not None:
-                self._endpoint = runner.wait(self._server.start(runner.llm))
+                self._endpoint = self._vllm.wait(self._server.start(self._vllm.llm))
             if weights is not None:
-                self._accept(runner, str(model), weights, bool(options.get("trust_remote_code", False)))
-        except BaseException:
-            self.close()
-            raise
-
-    def _accept(self, runner: VllmRunner, model: str, weights: str, trust_remote_code: bool) -> None:
-        from phalanx.engines.vllm.vllm_weights import expected_weights  # torch: in the ranks
-
-        expected = expected_weights(model, runner.dtype, trust_remote_code=trust_remote_code)
-        self.accept_weights(weights, expected, load=runner.load)
-
-    def _count_accelerators(self) -> int:
-        context = self._context
-        return 1 if context.device_type == "cpu" else max(1, len(context.accelerator_ids))
-
-    def _next_version(self, weights: str | None) -> int:
-        return WeightsDeclared.of(self._context).coming.get((self.role, weights or ""), 0)
+                trusts = bool(options.get("trust_remote_code", False))
+                expected = expected_weights(str(model), self._vllm.dtype, trust_remote_code=trusts)
+                self.accept_weights(weights, expected, load=self._vllm.load)
+            undo.pop_all()
 
     @register(Dispatch.ONE_TO_ALL, needs_weights=False)
     async def endpoint(self) -> Endpoint | None:

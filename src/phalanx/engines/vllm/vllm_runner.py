@@ -10,12 +10,11 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from phalanx.backends.temp_folder import new_folder
 from phalanx.engines.engine import TAGS
 from phalanx.engines.engine_requests import Answer, SampledToken
 from phalanx.engines.engine_types import Capabilities, SamplingParams
@@ -29,34 +28,16 @@ from phalanx.engines.vllm.vllm_sampling import (
     token_prompt,
 )
 from phalanx.engines.vllm.vllm_weights import EXTENSION, location_of
-from phalanx.engines.vocabulary import Vocabulary, end_tokens
+from phalanx.engines.vocabulary import Decode, Vocabulary, end_tokens
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
 from phalanx.worker.control import MARK_VARIABLE
 
 T = TypeVar("T")
 
-SLEEP: tuple[str, ...] = ()
-"""Order that puts all parts to sleep; every other order wakes the parts that it names."""
-
 _CPU_CACHE_BYTES = 512 << 20
 _END_S = 10.0
 _EXIT_S = 2.0
 """Time for the teardown of vLLM, which takes a second. Exits of its interpreters can take longer, and are cut short."""
-
-
-def sleep_orders(asleep: Collection[str], wanted: Collection[str]) -> list[tuple[str, ...]]:
-    """Return the orders after which exactly the parts ``wanted`` sleep.
-
-    vLLM puts all parts to sleep together, and wakes only parts that sleep.
-    """
-
-    def named(tags: set[str]) -> list[tuple[str, ...]]:
-        return [tuple(tag for tag in TAGS if tag in tags)] if tags else []
-
-    now, then = set(asleep), set(wanted)
-    if then <= now:
-        return named(now - then)
-    return [*named(now), SLEEP, *named(set(TAGS) - then)]
 
 
 class VllmRunner(ModelRunner):
@@ -70,14 +51,14 @@ class VllmRunner(ModelRunner):
         next_version: function that returns the number of the version that is being loaded.
 
     Raises:
-        DeclarationError: if vLLM has no such option.
+        DeclarationError: if vLLM has no such option, or the runner sets it.
     """
 
     def __init__(
         self,
         model: str,
         options: dict[str, Any],
-        text: Callable[[Sequence[int]], str] | None,
+        text: Decode | None,
         *,
         seeds: bool,
         next_version: Callable[[], int],
@@ -92,19 +73,20 @@ class VllmRunner(ModelRunner):
         self._is_held = False
         self._asleep = frozenset[str]()
         self._broken: str | None = None
-        self._version = self._prompts = 0
-        self._cache_use = 0.0
+        self._version, self._cache_use = 0, 0.0
+        self._prompts = itertools.count(1)
         self._shared_memory: list[list[str]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="phalanx-vllm", daemon=True)
         self._thread.start()
-        mark = os.environ.get(MARK_VARIABLE)  # folders with it are removed when the rank is killed
-        self._sockets = new_folder() if mark is None else tempfile.mkdtemp(prefix=f"phalanx-{mark}-")
+        mark = os.environ.get(MARK_VARIABLE, "inline")  # folders with it are removed when the rank is killed
+        self._sockets = tempfile.mkdtemp(prefix=f"phalanx-{mark}-")
         os.environ["VLLM_RPC_BASE_PATH"] = self._sockets
+        self.llm: Any = None
         try:
-            self.llm: Any = self.wait(self._start(_engine_arguments(model, options)))
+            self.wait(self._start(_engine_arguments(model, options)))
         except BaseException:
-            self._end_loop()
+            self.close()
             raise
         config = self.llm.vllm_config
         self.dtype: torch.dtype = config.model_config.dtype
@@ -119,7 +101,7 @@ class VllmRunner(ModelRunner):
         )
         self._sampling = VllmSampling(self.vocabulary, seeds=seeds)
 
-    async def _start(self, arguments: Any) -> Any:
+    async def _start(self, arguments: Any) -> None:
         runner = self
 
         class CacheUse(find("vllm.v1.metrics.loggers.StatLoggerBase")):
@@ -133,13 +115,9 @@ class VllmRunner(ModelRunner):
             def log_engine_initialized(self) -> None:
                 pass
 
-        llm = find("vllm.v1.engine.async_llm.AsyncLLM").from_engine_args(arguments, stat_loggers=[CacheUse])
-        try:
-            self._shared_memory = await llm.collective_rpc("phalanx_shared_memory")
-        except BaseException:
-            llm.shutdown()
-            raise
-        return llm
+        llm_class = find("vllm.v1.engine.async_llm.AsyncLLM")
+        self.llm = llm_class.from_engine_args(arguments, stat_loggers=[CacheUse])
+        self._shared_memory = await self.llm.collective_rpc("phalanx_shared_memory")
 
     def wait(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run ``work`` on the loop of ``llm``, and return its result. Not to be called on that loop."""
@@ -261,21 +239,16 @@ class VllmRunner(ModelRunner):
         was_held = self._is_held
         self.release()
         try:
-            return self.wait(self._read_all(prompts))
+            reads = [asyncio.run_coroutine_threadsafe(self._read(prompt), self._loop) for prompt in prompts]
+            return [read.result() for read in reads]
         finally:
             if was_held:
                 self.hold()
 
-    async def _read_all(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        return await asyncio.gather(*map(self._read, prompts))
-
     async def _read(self, prompt: Sequence[int]) -> list[float]:
-        self._prompts += 1
-        log_probs: list[float] = []
         tokens, params = self._sampling.for_prompt(prompt)
-        async for output in self.llm.generate(token_prompt(tokens), params, f"prompt-{self._prompts}"):
-            log_probs = prompt_log_probs(prompt, output)
-        return log_probs
+        outputs = self.llm.generate(token_prompt(tokens), params, f"prompt-{next(self._prompts)}")
+        return [prompt_log_probs(prompt, output) async for output in outputs][-1]
 
     def cache_use(self) -> float:
         return self._cache_use
@@ -293,12 +266,18 @@ class VllmRunner(ModelRunner):
         self.wait(self._set_asleep(self._asleep.difference(tags)))
 
     async def _set_asleep(self, wanted: frozenset[str]) -> None:
-        for order in sleep_orders(self._asleep, wanted):
-            if order == SLEEP:
-                await self.llm.sleep(level=1, mode="keep")
-            else:
-                await self.llm.wake_up(tags=list(order))
+        """Let exactly these parts sleep: vLLM puts all parts to sleep together, and wakes only parts that sleep."""
+        asleep = self._asleep
+        if not wanted <= asleep:
+            await self._wake(asleep)
+            await self.llm.sleep(level=1, mode="keep")
+            asleep = frozenset(TAGS)
+        await self._wake(asleep - wanted)
         self._asleep = wanted
+
+    async def _wake(self, tags: frozenset[str]) -> None:
+        if tags:
+            await self.llm.wake_up(tags=sorted(tags, key=TAGS.index))
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -314,7 +293,8 @@ class VllmRunner(ModelRunner):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
-        self.llm.shutdown(timeout=_EXIT_S)
+        if self.llm is not None:
+            self.llm.shutdown(timeout=_EXIT_S)
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -332,7 +312,11 @@ class VllmRunner(ModelRunner):
 
 
 def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
-    """Return vLLM's ``AsyncEngineArgs`` from defaults, the user's options, and the runner's needs."""
+    """Return vLLM's ``AsyncEngineArgs`` from defaults, the user's options, and the runner's needs.
+
+    Raises:
+        DeclarationError: if vLLM has no such option, or the runner sets it.
+    """
     defaults: dict[str, Any] = {
         "seed": secrets.randbits(31),
         "skip_tokenizer_init": True,
@@ -354,18 +338,20 @@ def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
     needed: dict[str, Any] = {
         "model": model,
         "async_scheduling": False,  # a token is reported before the next step
+        "data_parallel_size": 1,
+        "distributed_executor_backend": "mp" if size > 1 else None,  # inside Ray, vLLM's default are actors
         "logits_processors": [PROCESSOR],
         "worker_extension_cls": EXTENSION,
     }
-    if size > 1:
-        needed["distributed_executor_backend"] = "mp"  # inside Ray, vLLM's default are actors
+    for name in needed.keys() & options.keys():
+        raise DeclarationError(f"VllmRollout({name}=...): this engine sets {name}; leave it out")
     try:
         return find("vllm.engine.arg_utils.AsyncEngineArgs")(**{**defaults, **options, **needed})
     except TypeError as error:
         raise DeclarationError(f"VllmRollout: {error}; expected options of this vLLM's engine") from error
 
 
-def _vocabulary(config: Any, text: Callable[[Sequence[int]], str] | None) -> Vocabulary:
+def _vocabulary(config: Any, text: Decode | None) -> Vocabulary:
     generation = config.try_get_generation_config() or {}
     end = generation.get("eos_token_id", getattr(config.hf_text_config, "eos_token_id", None))
     return Vocabulary(config.max_model_len, end_tokens(end), config.get_vocab_size(), text)

@@ -118,7 +118,7 @@ def prompt_log_probs(prompt: Sequence[int], output: Any) -> list[float]:
 
 def _processor() -> Any:
     base = find("vllm.v1.sample.logits_processor.LogitsProcessor")
-    swap = find("vllm.v1.sample.logits_processor.MoveDirectionality").SWAP
+    update = find("vllm.v1.sample.logits_processor.process_dict_updates")
 
     class SeededProcessor(base):
         def __init__(self, vllm_config: object, device: object, is_pin_memory: bool) -> None:
@@ -128,21 +128,12 @@ def _processor() -> Any:
             return True  # greedy tokens are chosen before, and all rows here have a temperature
 
         def update_state(self, batch_update: Any) -> None:
-            if batch_update is None:
-                return
-            for index in batch_update.removed:
-                self.rows.pop(index, None)
-            for index, params, _, tokens in batch_update.added:
-                self.rows.pop(index, None)
-                seed = (params.extra_args or {}).get(_EXTRA)
-                if seed is not None:
-                    self.rows[index] = (*seed, params.top_p, tokens)
-            for first, second, direction in batch_update.moved:
-                moved, other = self.rows.pop(first, None), self.rows.pop(second, None)
-                if moved is not None:
-                    self.rows[second] = moved
-                if other is not None and direction == swap:
-                    self.rows[first] = other
+            update(self.rows, batch_update, self._row)
+
+        @staticmethod
+        def _row(params: Any, _: object, tokens: list[int]) -> Any:
+            seed = (params.extra_args or {}).get(_EXTRA)
+            return None if seed is None else (*seed, params.top_p, tokens)
 
         def apply(self, logits: torch.Tensor) -> torch.Tensor:
             if self.rows:
