@@ -16,8 +16,8 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
     "api": 1210,
-    "backends": 2670,
-    "calls": 2560,
+    "backends": 2660,
+    "calls": 2550,
     "channels": 2420,
     "checkpoint": 2030,
     "cli": 930,
@@ -28,17 +28,17 @@ LINES = {
     "dispatch": 1340,
     "display": 410,
     "engines": 1760,
-    "group": 900,
+    "group": 910,
     "members": 1270,
     "parallel": 430,
-    "pools": 460,
+    "pools": 450,
     "session": 750,
     "testing": 260,
     "topology": 990,
     "tracing": 1100,
     "weights": 3180,
     "wire": 1350,
-    "worker": 1960,
+    "worker": 1950,
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}

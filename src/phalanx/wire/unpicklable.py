@@ -47,12 +47,8 @@ def _fails(part: Value, attempt: Try) -> bool:
 
 
 def _is_call(value: Value) -> bool:
-    return (
-        type(value) is tuple
-        and len(value) == 2
-        and isinstance(value[0], tuple)
-        and isinstance(value[1], dict)
-    )
+    """Return whether a value is the arguments of a call: ``(args, kwargs)``."""
+    return type(value) is tuple and [*map(type, value)] == [tuple, dict]
 
 
 def _parts_of_call(call: Value) -> Iterator[tuple[str, Any]]:
