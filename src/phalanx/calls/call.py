@@ -22,9 +22,9 @@ from phalanx.calls.diagnosis import (
     CANCELLED_WITHIN_S,
     Diagnosis,
     earliest,
-    failed,
-    late,
     not_yet,
+    outcome_of_failure,
+    outcome_when_late,
     seconds_until,
 )
 from phalanx.calls.streams import PendingStream
@@ -142,7 +142,7 @@ class Call(CallState):
             except FetchFailed:
                 pass
             # Outside the except block: otherwise the new error would keep the old, and so its frames, as its context.
-            ending = late(self, limit) if is_late else failed(self)
+            ending = outcome_when_late(self, limit) if is_late else outcome_of_failure(self)
             self.act(ending)
             if ending.error is not None:
                 raise (ending.error if ending.over else WaitOver(ending.error)) from None
@@ -246,7 +246,7 @@ class Call(CallState):
 
     def _cancel(self) -> bool:
         self.core.check_current(self.epoch, self.plan.ranks, self.method)
-        seen = Diagnosis(self).cancelled()
+        seen = Diagnosis(self).observe_cancel()
         ending = CallOutcome(over=False) if seen is None else decide(seen)
         self.act(ending)
         return ending.error is not None and self._end(Raised(ending.error)) and self.cancelled

@@ -23,8 +23,9 @@ from phalanx.wire.failure import report_of
 
 CANCELLED_WITHIN_S = 10.0
 """Seconds that a caller waits for the result of a cancellation by another thread."""
-_SEVERED_WITHIN_S = 0.5
+_SHORT_WAIT_S = 0.5
 _IN_ORDER = 32
+"""Failures whose order is determined one by one."""
 
 
 class Diagnosis:
@@ -49,24 +50,27 @@ class Diagnosis:
     def _spares(self) -> bool:
         return self.call.core.spare and self.call.acts
 
-    def failed(self) -> CallObservation:
-        """Observe the call after a rank has failed: all ranks that fail within the grace period, and the busy ranks."""
+    def observe_failure(self) -> CallObservation:
+        """Report all ranks of a failed call that fail within the grace period, and its busy ranks.
+
+        Where living ranks are to be kept, the busy ranks are interrupted and cut off their peers on the way.
+        """
         reports, pending = self._failures()
         if self.owner and pending and all(map(tells_of_a_peer, reports)):
             gone, pending = self._gone(pending)
             reports += gone
         severed = False
-        lost = [] if self.owner else self._lost_of(reports)  # here it would be closed
+        lost = [] if self.owner else self._losses_of_dead(reports)  # the owner would have closed it itself
         by_owner = bool(lost) and all(one.intended for one in lost)
         if pending and not self.owner and (by_owner or any(report.kind == "stale" for report in reports)):
-            self._freed(pending)  # for the owner's next calls; only the owner may stop the ranks
+            self._free(pending)  # for the owner's next calls; only the owner may stop the ranks
             pending = []
         # Ranks of another process's group may be cut off only where that will learn that it is broken.
         if self._spares and pending and (self.owner or lost):
-            freed, pending, severed = self._freed(pending)
+            freed, pending, severed = self._free(pending)
             reports += freed
         if not by_owner:
-            reports += self._stopped(pending)
+            reports += self._reports_before_stop(pending)
         return CallObservation(
             "failed",
             self.group,
@@ -79,7 +83,7 @@ class Diagnosis:
             init=self.call.is_init,
         )
 
-    def late(self, waited: float | None, *, expired: bool) -> CallObservation:
+    def observe_late(self, waited: float | None, *, expired: bool) -> CallObservation:
         """Observe the call when a caller's patience, or its own deadline, is over."""
         everyone = range(len(self.ranks))
         pending = self.arrivals.wait(everyone, len(everyone), 0)[1]
@@ -97,7 +101,7 @@ class Diagnosis:
             init=self.call.is_init,
         )
 
-    def cancelled(self) -> CallObservation | None:
+    def observe_cancel(self) -> CallObservation | None:
         """End the call on its ranks and report how each of them ended; None if all had ended before.
 
         Ranks that have not begun drop the call; running ranks are interrupted, and their collectives are aborted if
@@ -114,7 +118,7 @@ class Diagnosis:
         severed = bool(pending)
         if severed:  # perhaps in a collective, which nothing else ends
             self.backend.sever([self.endpoints[position] for position in pending])
-            pending = self._still_at_it(running, _SEVERED_WITHIN_S)
+            pending = self._still_at_it(running, _SHORT_WAIT_S)
         reports = self._after_cancel(dropped, pending)
         ranks = [self.ranks[position] for position in pending]
         return CallObservation("cancelled", self.group, self.call.method, reports, ranks, severed=severed)
@@ -140,11 +144,11 @@ class Diagnosis:
         reports += [replace(self._report(p, "cancelled"), message="had not begun it") for p in dropped]
         reports += [
             replace(report, kind="cancelled", message="did not end by itself, and was stopped", victim=False)
-            for report in self._stopped(pending)
+            for report in self._reports_before_stop(pending)
         ]
         return reports
 
-    def _freed(self, busy: Sequence[int]) -> tuple[list[RankReport], list[int], bool]:
+    def _free(self, busy: Sequence[int]) -> tuple[list[RankReport], list[int], bool]:
         """Interrupt ranks that are still running a failed call, then abort their collectives.
 
         Returns:
@@ -152,7 +156,7 @@ class Diagnosis:
         """
         self._cancel(busy)
         self.arrivals.leave()
-        cut = pending = self._still_at_it(busy, _SEVERED_WITHIN_S)
+        cut = pending = self._still_at_it(busy, _SHORT_WAIT_S)
         if not self.owner:  # other calls of these ranks may be the owner's recovery of the group
             cut = pending = self._at_it_now(pending)
         if cut:  # in a collective, which nothing else ends
@@ -214,7 +218,7 @@ class Diagnosis:
         if outcome.failure is not None:
             report = report_of(outcome.failure, at=at)
             return report if report.rank >= 0 else self._placed(report, position)
-        return replace(self._of_lost(position, outcome), at=at)
+        return replace(self._report_of_lost(position, outcome), at=at)
 
     def _placed(self, report: RankReport, position: int) -> RankReport:
         """The report of a rank that did not say who it is."""
@@ -231,7 +235,7 @@ class Diagnosis:
             at=report.at,
         )
 
-    def _of_lost(self, position: int, outcome: RankOutcome) -> RankReport:
+    def _report_of_lost(self, position: int, outcome: RankOutcome) -> RankReport:
         lost = outcome.lost or Lost("unknown")
         if self.owner or not lost.intended:
             lost = self.backend.post_mortem(self.endpoints[position], lost)
@@ -254,7 +258,7 @@ class Diagnosis:
             stack=lost.stack,
         )
 
-    def _lost_of(self, reports: Sequence[RankReport]) -> list[Lost]:
+    def _losses_of_dead(self, reports: Sequence[RankReport]) -> list[Lost]:
         """Return facts on the ranks that died; a process that ended on purpose was ended by the owner of the group."""
         died = [self.ranks.index(report.rank) for report in reports if report.kind == "died"]
         found = [self.arrivals.outcome(position).lost for position in died]
@@ -265,7 +269,7 @@ class Diagnosis:
         sights = self.backend.sights([self.endpoints[position] for position in positions], False)
         return [p for p, sight in zip(positions, sights, strict=True) if self.ids[p] in sight.running]
 
-    def _stopped(self, positions: Sequence[int]) -> list[RankReport]:
+    def _reports_before_stop(self, positions: Sequence[int]) -> list[RankReport]:
         """The reports of ranks that had not ended and are about to be stopped, with where they stood."""
         at = self.backend.now()
         sights = self._sights(positions)
@@ -293,6 +297,7 @@ class Diagnosis:
         began = sight.running.get(self.ids[position])
         if not sight.reachable:
             return replace(report, state="unreachable", since=began or report.since, stack=_stack(sight))
+        # Without a side channel nobody can tell a queued call from a running one.
         if began is not None or self.endpoints[position].facts.side is None:
             return replace(report, state="running", since=began or report.since, stack=_stack(sight))
         # Its stack shows the call that it is at instead.
@@ -330,23 +335,23 @@ def seconds_until(limit: float | None, backend: Backend) -> float | None:
     return None if limit is None else max(0.0, limit - backend.now())
 
 
-def late(call: CallState, limit: float | None) -> CallOutcome:
+def outcome_when_late(call: CallState, limit: float | None) -> CallOutcome:
     """How it stands when ``limit``, the end of somebody's patience, or its own deadline is over."""
     if call.deadline is None or (limit is not None and limit < call.deadline):
         waited = (call.core.backend.now() if limit is None else limit) - call.started
-        return decide(Diagnosis(call).late(round(max(0.0, waited), 3), expired=False))
-    return decide(Diagnosis(call).late(call.limit, expired=True))
+        return decide(Diagnosis(call).observe_late(round(max(0.0, waited), 3), expired=False))
+    return decide(Diagnosis(call).observe_late(call.limit, expired=True))
 
 
 def late_now(call: CallState) -> CallOutcome:
     """Return the outcome for a caller whose patience is over now."""
     waited = call.core.backend.now() - call.started
-    return decide(Diagnosis(call).late(round(waited, 1), expired=False))
+    return decide(Diagnosis(call).observe_late(round(waited, 1), expired=False))
 
 
 def not_yet(call: CallState, timeout: float | None) -> CallTimeout:
     """The error for a wait that was over before another thread's wait for the same call."""
-    error = decide(Diagnosis(call).late(timeout, expired=False)).error
+    error = decide(Diagnosis(call).observe_late(timeout, expired=False)).error
     if isinstance(error, CallTimeout):
         return error
     group, method = call.core.name, call.method
@@ -354,8 +359,8 @@ def not_yet(call: CallState, timeout: float | None) -> CallTimeout:
     return CallTimeout(text, group=group, method=method, timeout=timeout)
 
 
-def failed(call: CallState) -> CallOutcome:
-    """How it ends where a rank failed; also because others made it end.
+def outcome_of_failure(call: CallState) -> CallOutcome:
+    """Return the outcome of a call of which a rank failed, or ended with another call, a close or a restart.
 
     Raises:
         StaleEpoch: its ranks are others by now.
@@ -375,7 +380,7 @@ def failed(call: CallState) -> CallOutcome:
     looks = Diagnosis(call)
     if isinstance(call.arrivals, PendingStream):
         looks.interrupt()
-    seen = looks.failed()
+    seen = looks.observe_failure()
     core.check_current(call.epoch, ranks, call.method)
     if core.closed:
         return decide(CallObservation("failed", core.name, call.method, closed=True))

@@ -312,7 +312,7 @@ class Channel(HubObject):
             yield item
 
     def drop(self, reason: str, numbers: Iterable[int] | None = None) -> int:
-        """Drop the waiting items, all or the given ``numbers``. Return how many, which are counted by reason."""
+        """Drop the waiting items, all or the given ``numbers``. Return the number of row ranges."""
         chosen = None if numbers is None else [as_integer(number) for number in numbers]
         if chosen is not None and None in chosen:
             raise DeclarationError(

@@ -1,4 +1,4 @@
-"""State machine of a channel: order, counts, leases and waiting requests. Pure: no threads, messages or clock.
+"""State machine of a channel: order, counts, leases and waiting requests. Pure: the clock is passed in.
 
 Puts and takes have a request id, and are answered through ``done``, immediately or later, with a tuple whose first
 word is the kind. Puts: ("accepted", number, rows), ("full",), ("ended", why). Takes: ("taken", slices, short),
@@ -136,7 +136,10 @@ class ItemCounts:
 
 @dataclass(frozen=True)
 class Depth:
-    """Fill level of a channel. Ages are in seconds, rates per second over the last ten seconds."""
+    """Fill level of a channel. Ages are in seconds, rates per second over the last ten seconds.
+
+    ``waiting`` and ``taken`` count row ranges: an item is one, unless a part of its rows was taken or requeued.
+    """
 
     waiting: int
     waiting_rows: int
@@ -164,6 +167,7 @@ class ChannelStatus:
     items: ItemCounts
     rows: ItemCounts
     reasons: Mapping[str, int]
+    """Dropped row ranges by reason."""
     consumers: Mapping[str, int]
     """Open leases by consumer."""
     leaving: tuple[str, ...]
@@ -258,12 +262,16 @@ class ChannelState:
         return len(ranges)
 
     def expire(self, bound: StalenessState, surplus: Counter[int]) -> None:
-        """Drop waiting rows that are too old, and the last ``surplus`` rows of each version of a staleness."""
+        """Drop waiting rows that are too old, and by version the last ``surplus`` rows, which the staleness dropped."""
         self._drop_stale(bound, surplus)
         self._advance()
 
     def leave(self, peer: str) -> list[tuple[int, Any]]:
-        """Reject further puts of a process. Return its items that are needed, and the payloads that can be moved."""
+        """Reject further puts of a process.
+
+        Return the numbers of its items that are needed, with the payloads that can be moved, and (-1, None) for each
+        put that waits.
+        """
         self._left.add(peer)
         taken = self._taken_numbers()
         stored = [item for item in self._items.values() if item.holder == peer]
@@ -416,7 +424,7 @@ class ChannelState:
         self._rates[0][int(item.at)] += 1
         stale = frozenset[int]() if item.bound is None else item.bound.enter(item.versions)
         fresh, old = _split(RowRange(item.number, 0, item.size), stale)
-        self._waiting.extend(self._count(units, 1) for units in fresh)
+        self._waiting.extend(self._adjust_totals(units, 1) for units in fresh)
         self._drop(old, STALE, frees_quota=False)
         done(("accepted", item.number, item.size - len(stale)))
         return True
@@ -458,7 +466,7 @@ class ChannelState:
             return None
         if self._waiting:
             return ("taken", self._take(request, take), short)
-        return None if self._may_return() else ("ended", self.ended)
+        return None if self._may_be_requeued() else ("ended", self.ended)
 
     def _first_without_rows(self, count: int) -> Item | None:
         """Return the first item among ``count`` rows that is not made of rows."""
@@ -471,7 +479,7 @@ class ChannelState:
                 return None
         return None
 
-    def _may_return(self) -> bool:
+    def _may_be_requeued(self) -> bool:
         """Return whether a consumer that waits for nothing has items that it may requeue."""
         waiting = {request[0] for request in self._takes}
         return not self.closed and any(lease[0] not in waiting for lease in self.leases)
@@ -480,11 +488,11 @@ class ChannelState:
         ranges: list[RowRange] = []
         left = take.most
         while left > 0 and self._waiting:
-            units = self._count(self._waiting.popleft(), -1)
+            units = self._adjust_totals(self._waiting.popleft(), -1)
             rows = self._items[units.number].rows_in(units) if take.by_rows else 1
             if rows > left:
                 middle = units.start + left
-                self._waiting.appendleft(self._count(units._replace(start=middle), 1))
+                self._waiting.appendleft(self._adjust_totals(units._replace(start=middle), 1))
                 units = units._replace(stop=middle)
             ranges.append(units)
             left -= rows
@@ -512,7 +520,7 @@ class ChannelState:
     def _insert(self, ranges: Iterable[RowRange]) -> None:
         """Insert ranges in order. Adjacent ranges of an item are joined."""
         joined: deque[RowRange] = deque()
-        ordered = sorted([*(self._count(units, 1) for units in ranges), *self._waiting])
+        ordered = sorted([*(self._adjust_totals(units, 1) for units in ranges), *self._waiting])
         for units in ordered:
             if joined and (joined[-1].number, joined[-1].stop) == units[:2]:
                 joined[-1] = joined[-1]._replace(stop=units.stop)
@@ -525,7 +533,7 @@ class ChannelState:
         leaving = [units for units in self._waiting if matches(self._items[units.number])]
         if leaving:
             self._waiting = deque(units for units in self._waiting if not matches(self._items[units.number]))
-        return [self._count(units, -1) for units in leaving]
+        return [self._adjust_totals(units, -1) for units in leaving]
 
     def _drop_stale(self, bound: StalenessState | None = None, surplus: Counter[int] | None = None) -> None:
         """Drop waiting rows that are too old, and the last ``surplus`` rows. Their staleness dropped them before."""
@@ -535,8 +543,8 @@ class ChannelState:
         for units in reversed(waiting):
             item = self._items[units.number]
             stale = _stale_rows(item, units, surplus if item.bound is bound else Counter())
-            fresh, old = _split(self._count(units, -1), stale)
-            self._waiting.extendleft(self._count(part, 1) for part in reversed(fresh))
+            fresh, old = _split(self._adjust_totals(units, -1), stale)
+            self._waiting.extendleft(self._adjust_totals(part, 1) for part in reversed(fresh))
             dropped += old
         self._drop(dropped, STALE, frees_quota=False)
 
@@ -570,7 +578,7 @@ class ChannelState:
                 del self._items[units.number]
                 self._reclaim(item)
 
-    def _count(self, units: RowRange, sign: int) -> RowRange:
+    def _adjust_totals(self, units: RowRange, sign: int) -> RowRange:
         """Add a range to the totals of the waiting ranges, or subtract it, and return it."""
         item = self._items[units.number]
         self._rows += sign * item.rows_in(units)

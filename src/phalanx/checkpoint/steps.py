@@ -128,7 +128,7 @@ class StepWriter:
     Attributes:
         folder: absolute path or URL of its files.
         files: files that were written, by name relative to the step. The commit checks that they exist.
-        parts: descriptions of its parts, as JSON data. ``phalanx runs`` shows ``kind`` and ``text`` of a dict.
+        parts: descriptions of its parts, as JSON data. ``phalanx runs`` shows ``text`` of a dict.
 
     Raises:
         DeclarationError: if a number is too small.

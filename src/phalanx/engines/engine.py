@@ -38,7 +38,7 @@ TAGS: tuple[str, ...] = ("weights", "kv_cache")
 _RATE_S = 10.0
 _REPORT_S = 0.5
 
-_ENGINE = Dispatch.mesh("engine")
+_BY_ENGINE = Dispatch.mesh("engine")
 _DEFAULT = SamplingParams()
 
 Prompts: TypeAlias = "Sequence[Prompt]"
@@ -288,7 +288,7 @@ class EngineLoop:
             )
 
     def _finish(self, rows: Iterable[Row]) -> int:
-        """Queue the ends of the finished rows, and return the number of rows."""
+        """Queue the ends of the finished rows among these, and return the number of these rows."""
         rows = dict.fromkeys(rows)
         for row in rows:
             if row.is_finished:
@@ -352,7 +352,7 @@ class RolloutEngine(Worker):
         Args:
             runner: model runner that samples the tokens.
             weights: name under which this role accepts weights; each token is labeled with their version.
-            seed: seed of the seeds of rows that have none; None for others in every run. Ranks get different seeds.
+            seed: of the generator that draws a seed for each row without one, different on each rank; None: random.
             encode: function that returns the tokens of a text.
             clock: function that returns seconds, for statistics.
         """
@@ -386,7 +386,7 @@ class RolloutEngine(Worker):
         version, words, gauss = state["seeds"]
         self._seeds.setstate((version, tuple(words), gauss))
 
-    @register(_ENGINE)
+    @register(_BY_ENGINE)
     async def generate(
         self, prompts: Prompts, sampling: Sampling = _DEFAULT, *, prefix: Prefixes = None, ids: Ids = None
     ) -> list[Completion]:
@@ -407,7 +407,7 @@ class RolloutEngine(Worker):
         rows = self.generate_rows(prompts, sampling, prefix=prefix, ids=ids)
         return [completion for _, completion in sorted([row async for row in rows], key=lambda row: row[0])]
 
-    @register(_ENGINE)
+    @register(_BY_ENGINE)
     async def generate_rows(
         self, prompts: Prompts, sampling: Sampling = _DEFAULT, *, prefix: Prefixes = None, ids: Ids = None
     ) -> AsyncGenerator[tuple[int, Completion]]:
@@ -419,7 +419,7 @@ class RolloutEngine(Worker):
                 if isinstance(row, Row):
                     yield row.index, self._completion(row)
 
-    @register(_ENGINE)
+    @register(_BY_ENGINE)
     async def generate_tokens(
         self, prompts: Prompts, sampling: Sampling = _DEFAULT, *, prefix: Prefixes = None, ids: Ids = None
     ) -> AsyncGenerator[Tokens]:
@@ -429,7 +429,7 @@ class RolloutEngine(Worker):
                 if isinstance(tokens, Tokens):
                     yield tokens
 
-    @register(_ENGINE)
+    @register(_BY_ENGINE)
     async def prompt_log_probs(self, prompts: Prompts) -> list[Completion]:
         """Compute the log-probability of every token of each prompt but the first, by the current weights.
 

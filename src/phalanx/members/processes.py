@@ -1,4 +1,8 @@
-"""The processes of a group: start, end, restart, replacement of some, and ranks that join."""
+"""The processes of a group: start, end, restart, replacement of some, and ranks that join.
+
+Every change leaves an epoch, starts and constructs processes, and enters the next epoch. ``close`` ends a group,
+``end`` the processes of an epoch, ``dismiss`` ranks that have left, ``settle`` the calls of ranks that stay.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ from phalanx.wire.messages import Message, RankConfig
 from phalanx.worker import handlers
 
 _CLOSE_PATIENCE_S = 5.0
-_HANDS_OVER_S = 65.0  # for a leaving rank: other ranks may continue with its items
+_LEAVE_PATIENCE_S = 65.0  # a rank that leaves hands its items over, for which its channels take 60 s at most
 _BUSY_PATIENCE_S = 1.0
 
 
@@ -49,13 +53,13 @@ def start(core: Group) -> None:
     except BaseException as error:
         given_up(call, error)
         raise
-    _ready(core)
+    _open_for_calls(core)
     if not core.backend.immediate:
         session.monitor.add(core, look_after)
         watch()
 
 
-def _ready(core: Group) -> None:
+def _open_for_calls(core: Group) -> None:
     """Take calls on the ranks that are there, and leave word of them for other processes."""
     core.started()
     publish(core)
@@ -128,7 +132,7 @@ def _stop(core: Group, endpoints: Sequence[Endpoint]) -> None:
 def dismiss(core: Group, epoch: Epoch, ranks: range) -> None:
     """End the processes of ranks that have finished; they close first."""
     with contextlib.suppress(PhalanxError, NotReady):
-        _close_workers(core, epoch, _HANDS_OVER_S, ranks)
+        _close_workers(core, epoch, _LEAVE_PATIENCE_S, ranks)
     _stop(core, epoch.endpoints[ranks.start : ranks.stop])
 
 
@@ -137,7 +141,7 @@ def close(core: Group, patience: float | None = None) -> None:
 
     Args:
         core: the group.
-        patience: seconds for the workers' own ``close()``; None: as long as they need, less if a worker is in a call.
+        patience: seconds for the workers' own ``close()``; None: 5 s, or 1 s if a worker is in a call.
     """
     withdraw(core)
     if core.options.detached:
@@ -165,7 +169,7 @@ def _patience(core: Group) -> float:
 
 
 def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[int] | None = None) -> None:
-    """Ask ranks, or all, to close their instances; busy or dead ranks are waited for up to the grace period."""
+    """Ask living ranks, of ``among`` or all, to close their instances; wait ``patience`` seconds at most."""
     among = range(len(epoch.endpoints)) if among is None else among
     dead = core.backend.dead_of(epoch.endpoints)
     ranks = [rank for rank in among if rank not in dead]
@@ -186,7 +190,7 @@ def restart(core: Group, size: int | None = None) -> None:
     with core.changing:
         was_ready = core.lifecycle.state is State.READY
         left = core.begin_restart(size)
-        begun = core.epoch.number
+        new_number = core.epoch.number
         core.snapshot = None  # it ends with the processes that hold it
         try:
             end(core, left, _patience(core) if was_ready else 0.0)
@@ -196,7 +200,7 @@ def restart(core: Group, size: int | None = None) -> None:
             try:
                 _abandon(core)
             finally:  # also after a second interrupt
-                if core.epoch.number == begun:
+                if core.epoch.number == new_number:
                     core.broken(_as_cause(core.name, "be restarted", error), core.epoch)
             raise
         if core.closed:
@@ -210,27 +214,27 @@ def replace_processes(core: Group, gone: Collection[int], bring_back: Callable[[
     ``bring_back`` restores all states, once the ranks are there. Then they get weights, and then calls.
     """
     left = core.begin_restart(gone=gone)
-    begun = core.epoch.number
+    new_number = core.epoch.number
     try:
         _start_replacements(core, left, gone)
         bring_back()
         bring_to_replaced(core, gone)
     except BaseException as error:
         try:
-            _leave_as_they_are(core, left, begun)
+            _undo_replacement(core, left, new_number)
         finally:  # also after a second interrupt
-            if core.epoch.number == begun:
+            if core.epoch.number == new_number:
                 core.broken(_as_cause(core.name, "be given new ranks", error), core.epoch)
         raise
-    _ready(core)
+    _open_for_calls(core)
     if core.closed:
         _abandon(core)
         raise GroupClosed(f"group {core.name!r} was closed while ranks of it were replaced", group=core.name)
 
 
-def _leave_as_they_are(core: Group, left: Epoch, begun: int) -> None:
+def _undo_replacement(core: Group, left: Epoch, new_number: int) -> None:
     """End the ranks that were started where a replacement failed; have the others ready for another try."""
-    here = core.epoch.number == begun
+    here = core.epoch.number == new_number
     started = [one for one in core.endpoints if one not in left.endpoints]
     if here and not core.endpoints:  # ranks that stay are members again, for another try or to be ended
         core.enter(left.endpoints)

@@ -313,7 +313,10 @@ class WeightSync:
             warnings.warn(text, RuntimeWarning, _user_stack_level())
 
     def newest(self, key: Key) -> int | None:
-        """Return the newest version sent to weights of that role and name; 0: none yet; None: not a target."""
+        """Return the number of the last sync to weights of that role and name; 0: none yet; None: not a target.
+
+        This and the next three methods are those of :class:`phalanx.group.group.Resync`.
+        """
         is_target = not self._closed and any(side.key == key for side in self._targets)
         return self._newest if is_target else None
 
