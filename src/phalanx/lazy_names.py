@@ -25,11 +25,17 @@ def lazy_names(
         home = homes.get(name)
         if home is None:
             # name= and obj= let a traceback suggest the nearest public name
-            message = f"module {package!r} has no attribute {name!r}"
+            message = f"module {package!r} has no attribute {name!r}{elsewhere(name)}"
             raise AttributeError(message, name=name, obj=sys.modules[package])
         value = getattr(importlib.import_module(home), name)
         setattr(sys.modules[package], name, value)
         return value
+
+    def elsewhere(name: str) -> str:
+        """Return where among the public submodules a name is, as part of a message."""
+        public = () if name.startswith("_") else submodules
+        places = [one for one in public if name in dir(importlib.import_module(f"{package}.{one}"))]
+        return f"; it is {package}.{places[0]}.{name}" if places else ""
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes, *submodules})

@@ -35,7 +35,7 @@ def test_an_interrupt_while_old_steps_are_removed_keeps_the_new_one(
     monkeypatch.undo()
 
     assert steps(tmp_path) == [(1, True), (2, True)]
-    assert saved(tmp_path, 3).number == 3
+    assert repr(saved(tmp_path, 3)).startswith(f"<Step 3 in {tmp_path}/")
 
 
 def test_a_run_that_went_back_goes_on_from_its_last_commit(tmp_path: Path) -> None:

@@ -81,6 +81,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = phalanx.WorkerGruop  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def test_a_name_of_a_submodule_is_said_to_be_there() -> None:
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'SamplingParams'; it is phalanx\.engines\.SamplingParams"
+    ):
+        _ = phalanx.SamplingParams  # type: ignore[attr-defined]  # pyright: ignore
+
+
 def test_the_top_level_has_at_most_56_names() -> None:
     assert len(phalanx.__all__) <= 56
 

@@ -138,3 +138,12 @@ def test_a_traced_call_has_the_bytes_of_its_arguments_and_of_what_is_sent_back(t
 def test_a_call_before_the_worker_is_made_says_so() -> None:
     with pytest.raises(DispatchError, match="in which the worker was not made"):
         WorkerRuntime(Services()).run_direct("", "double", (), {}, ("", 3, 0), encode)
+
+
+def test_the_error_of_a_missing_module_says_where_ranks_look_for_modules() -> None:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool, px.Worker) as group,
+        pytest.raises(ModuleNotFoundError, match="PYTHONPATH"),
+    ):
+        group.run(lambda worker: __import__("nowhere_to_be_found"))

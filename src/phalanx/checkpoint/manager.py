@@ -215,6 +215,9 @@ class RunSave:
 
         Calls that were made before are included. Steps beyond ``keep`` are removed, the oldest first.
 
+        Returns:
+            The step: its ``number``, ``folder``, ``files``, and ``seconds`` until the commit.
+
         Raises:
             CheckpointError: if the path cannot be written, or not all see it. The steps before stay complete.
             WorkerDiedError: if a rank died. The steps before stay complete.

@@ -18,6 +18,7 @@ from typing import Any
 
 from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.storage import FileFacts, Storage
+from phalanx.display.byte_format import size
 from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError
 from phalanx.wire.value import as_integer
 
@@ -55,6 +56,10 @@ class Step:
     parts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     faults: tuple[str, ...] = ()
     why: str = ""
+
+    def __repr__(self) -> str:
+        written = size(sum(facts.size for facts in self.files.values()))
+        return f"<Step {self.number} in {self.folder}: {written} in {len(self.files)} files, {self.seconds:.3g} s>"
 
     @property
     def folder(self) -> str:

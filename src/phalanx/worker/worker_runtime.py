@@ -49,6 +49,10 @@ from phalanx.worker.rendezvous import StorePort
 
 _REMEMBERED = 256
 _OPEN_TRACES = 8
+_MODULES = (
+    "ranks import modules from the folder of the driver's script, from PYTHONPATH and from what is installed on their "
+    "node; a change of sys.path in the driver does not reach them"
+)
 _NOT_TRACED: AbstractContextManager[None] = nullcontext()
 _GENERATORS = (GeneratorType, AsyncGeneratorType)
 _OVER = object()
@@ -565,7 +569,8 @@ class WorkerRuntime:
         place = self.place
         accelerators = "" if place is None else ",".join(place.accelerator_ids)
         kind = "cancelled" if isinstance(error, Interrupted) else kind
-        report = capture(error, kind=kind, role=role or None, method=method).report
+        hint = _MODULES if isinstance(error, ModuleNotFoundError) else None
+        report = capture(error, kind=kind, role=role or None, method=method, hint=hint).report
         kept = None if upstream is None else upstream.exception_bytes
         report = replace(
             report,

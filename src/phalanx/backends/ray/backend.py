@@ -30,7 +30,7 @@ from phalanx.backends.backend_types import (
 from phalanx.backends.file_ranges import read_file
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
-from phalanx.backends.ray.cluster import Connection, job_id
+from phalanx.backends.ray.cluster import Connection, address, job_id
 from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, OwnRanks
 from phalanx.backends.ray.placement_groups import draining_nodes
 from phalanx.backends.ray.ray_errors import (
@@ -169,8 +169,10 @@ class RayBackend:
                     "raise start_timeout=, or look at `ray status`"
                 ) from None
             if isinstance(error, rayx.RayError):
+                where = f"at {address()}" if self.connected() else "that this process has left"
                 raise PlacementError(
-                    f"{request.class_name}: a worker process did not start: {lost_of(error).reason}"
+                    f"{request.class_name}: a worker process did not start on the cluster {where}: "
+                    f"{lost_of(error).reason}. If that is not your cluster, RAY_ADDRESS=local starts one of your own"
                 ) from error
             raise
         names = request.names or (None,) * len(handles)
