@@ -317,3 +317,16 @@ def test_buffers_that_are_saved_travel_and_others_do_not() -> None:
 def test_what_cannot_be_published_or_accepted_is_refused_where_it_is_said(call: Any) -> None:
     with groups(Actor) as (group,), pytest.raises(px.RemoteCallError, match="DeclarationError"):
         group.run(call)
+
+
+def test_an_exception_of_what_loads_reaches_the_driver_with_its_type() -> None:
+    def load(pairs: object) -> None:
+        raise ZeroDivisionError("engine")
+
+    published = {"a": ramp(3)}
+    accepting = Accepter.bind(told(None), load=told(load))
+    with groups(Publisher.bind(told(published)), accepting) as (source, target):
+        with pytest.raises(ZeroDivisionError, match="engine"):
+            px.WeightSync(source, target, NAME)()
+
+        assert str(px.weights.status(target, NAME)[0]) == "torn(1)"

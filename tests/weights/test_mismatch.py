@@ -134,3 +134,13 @@ def test_a_closed_group_says_so() -> None:
         with pytest.raises(px.GroupClosed):
             sync()
         sync.close()
+
+
+def test_the_groups_go_on_after_a_mismatch() -> None:
+    with groups(Publisher.bind(told({"w": torch.ones(3)})), Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        with pytest.raises(px.weights.WeightsMismatch):
+            sync()
+
+        assert target.version() == [None]
+        assert source.state == target.state == "ready"

@@ -308,3 +308,41 @@ def test_two_drivers_objects_that_sync_one_source_take_numbers_in_turn() -> None
         syncs = [px.WeightSync(source, one, NAME), px.WeightSync(source, other, NAME)]
 
         assert [sync().number for sync in (*syncs, *syncs)] == [1, 2, 3, 4]
+
+
+def test_weights_are_whole_of_the_version_that_the_sync_tells() -> None:
+    with groups(Actor, Rollout, sizes=(2, 2)) as (source, target):
+        version = px.WeightSync(source, target, NAME)()
+
+        assert statuses(target) == [f"whole({version.number})"] * 2
+        assert target.version() == [version.number] * 2
+        assert source.run(lambda _: px.weights.current_version(NAME)) == [version.number] * 2
+
+
+def test_the_next_sync_after_a_restart_of_either_side_plans_again() -> None:
+    with groups(Actor, Rollout, sizes=(2, 2)) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        for group in (source, target, source):
+            sync()
+            group.restart()
+        source.train()
+        sync()
+
+        assert all(same(one, source.values()[0]) for one in target.values())
+
+
+def test_how_many_tensors_changed_is_told() -> None:
+    with groups(Actor, Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        sync()
+        source.run(lambda worker: worker.model[0].bias.data.add_(1))
+
+        assert sync().changed == 1
+
+
+def test_the_count_of_optimizer_steps_goes_with_the_version() -> None:
+    with groups(Actor, Rollout) as (source, target):
+        sync = px.WeightSync(source, target, NAME)
+        source.train()
+
+        assert sync(step=1).step == 1

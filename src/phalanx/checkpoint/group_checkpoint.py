@@ -60,7 +60,7 @@ def checked_group(value: Any, verb: str) -> Ranks:
 
 
 def _send(group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any) -> Call:
-    """Send ``handler(host, value, *args)`` to all ranks, each with its own value."""
+    """Send ``handler(runtime, value, *args)`` to all ranks, each with its own value."""
     ensure_ready(group.core)
     return run_on(group.core, handler, *args, ranks=group.ranks, each=each, title=title)
 
@@ -95,7 +95,7 @@ def _results(calls: Sequence[Call], title: str) -> list[list[Any]]:
 def call_ranks(
     group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any
 ) -> list[Any]:
-    """Return the results of ``handler(host, value, *args)`` by rank."""
+    """Return the results of ``handler(runtime, value, *args)`` by rank."""
     return _results([_send(group, title, handler, each, *args)], title)[0]
 
 

@@ -51,7 +51,7 @@ class RankCheckpoint:
     """The state of a rank between handlers.
 
     Attributes:
-        buffers: host memory for copies, by role.
+        buffers: runtime memory for copies, by role.
         thread: writes the copies of the last submitted save.
     """
 
@@ -61,9 +61,9 @@ class RankCheckpoint:
         self.thread: threading.Thread | None = None
 
     @classmethod
-    def of(cls, host: WorkerRuntime) -> RankCheckpoint:
-        """Return the state of the rank of ``host``."""
-        return host.context.shared.setdefault("checkpoint", cls())
+    def of(cls, runtime: WorkerRuntime) -> RankCheckpoint:
+        """Return the state of the rank of ``runtime``."""
+        return runtime.context.shared.setdefault("checkpoint", cls())
 
     def remember(self, name: str, plan: Any) -> None:
         """Keep a plan for the handler that follows."""
@@ -79,7 +79,7 @@ class RankCheckpoint:
 
 
 def plan_save(
-    host: WorkerRuntime, index: int, save: str, role: str, alone: bool, model: bool
+    runtime: WorkerRuntime, index: int, save: str, role: str, alone: bool, model: bool
 ) -> dict[str, SavePlan]:
     """Plan a save of this rank, by role.
 
@@ -91,13 +91,13 @@ def plan_save(
         model: save the model alone, with keys relative to it. A state without a model is itself the model.
     """
     planners: dict[str, SavePlanner] = {}
-    for name, state in states_of(host.context, host.instances, host.device, role).items():
+    for name, state in states_of(runtime.context, runtime.instances, runtime.device, role).items():
         leaves = state.leaves()
         if model and _has_model(leaves):
             paths = {path[1:]: value for path, value in leaves.values() if path[:1] == ("model",)}
             leaves = {key_of(path): (path, value) for path, value in paths.items()}
         planners[name] = SavePlanner(leaves, index, alone=alone)
-    RankCheckpoint.of(host).remember(save, planners)
+    RankCheckpoint.of(runtime).remember(save, planners)
     return {name: planner.create_local_plan() for name, planner in planners.items()}
 
 
@@ -106,10 +106,10 @@ def _has_model(leaves: Mapping[str, tuple[Path, Any]]) -> bool:
 
 
 def write(
-    host: WorkerRuntime, plans: Mapping[str, SavePlan], save: str, folders: Mapping[str, str], notes: str
+    runtime: WorkerRuntime, plans: Mapping[str, SavePlan], save: str, folders: Mapping[str, str], notes: str
 ) -> dict[str, WrittenItems] | None:
     """Write this rank's part of a planned save, by role; with ``notes``, copy it for a thread that writes it."""
-    rank = RankCheckpoint.of(host)
+    rank = RankCheckpoint.of(runtime)
     if rank.thread is not None:
         rank.thread.join()
     planners: dict[str, SavePlanner] = rank.recall(save)
@@ -156,13 +156,13 @@ def _write_and_report(write_files: Callable[[Callable[[], None]], Any], notes: S
 
 
 def write_model(
-    host: WorkerRuntime, plan: SavePlan, folder: str, role: str, places: Mapping[str, Place]
+    runtime: WorkerRuntime, plan: SavePlan, folder: str, role: str, places: Mapping[str, Place]
 ) -> int:
     """Write this rank's boxes of a model into safetensors files that exist, and the configuration. Return the bytes."""
-    planner: SavePlanner = RankCheckpoint.of(host).recall(folder)[role]
+    planner: SavePlanner = RankCheckpoint.of(runtime).recall(folder)[role]
     if planner.rank == 0:
-        worker = host.instances[role]
-        declared = StateDeclared.of(host.context).roles.get(role)
+        worker = runtime.instances[role]
+        declared = StateDeclared.of(runtime.context).roles.get(role)
         model = getattr(worker, "model", None) if declared is None else declared.model
         save: Any = getattr(getattr(model, "config", None), "save_pretrained", None)
         if callable(save):  # a model of transformers
@@ -172,7 +172,7 @@ def write_model(
 
 
 def plan_load(
-    host: WorkerRuntime,
+    runtime: WorkerRuntime,
     index: int,
     load: str,
     sources: Mapping[str, StoredState],
@@ -192,11 +192,11 @@ def plan_load(
     reads: list[Callable[[], int]] = []
     report = LoadReport(set(), set())
     for role, source in sources.items():
-        if role not in host.instances:
+        if role not in runtime.instances:
             raise CheckpointMismatch(f"{source.where} is of a role {role!r}, which this group does not have")
-        state = states_of(host.context, host.instances, host.device, role)[role]
+        state = states_of(runtime.context, runtime.instances, runtime.device, role)[role]
         reads.append(_planned(state, role, source, parts, index, report))
-    RankCheckpoint.of(host).remember(load, reads)
+    RankCheckpoint.of(runtime).remember(load, reads)
     return report
 
 
@@ -240,12 +240,12 @@ def _planned(
     return read
 
 
-def damaged_files(host: WorkerRuntime, files: Mapping[str, FileFacts], folder: str) -> list[str]:
+def damaged_files(runtime: WorkerRuntime, files: Mapping[str, FileFacts], folder: str) -> list[str]:
     """Return the files of a folder that are missing or differ from their digests, by reading them."""
     return Storage(folder).differing(files)
 
 
-def load(host: WorkerRuntime, load: str) -> int:
+def load(runtime: WorkerRuntime, load: str) -> int:
     """Read the planned load, and give it to the workers. Return the bytes of its tensors."""
-    reads: list[Callable[[], int]] = RankCheckpoint.of(host).recall(load)
+    reads: list[Callable[[], int]] = RankCheckpoint.of(runtime).recall(load)
     return sum(read() for read in reads)

@@ -256,8 +256,11 @@ class EngineLoop:
     def _take(self, sampled: Iterable[SampledToken], version: int) -> None:
         """Append sampled tokens to their answers, and stream them by version."""
         finished: list[Answer] = []
-        key = lambda token: (token.answer, version if token.version is None else token.version)  # noqa: E731
-        for (answer, token_version), tokens in itertools.groupby(sampled, key):
+
+        def source(token: SampledToken) -> tuple[Answer, int]:
+            return token.answer, version if token.version is None else token.version
+
+        for (answer, token_version), tokens in itertools.groupby(sampled, source):
             start = len(answer.tokens)
             for token in tokens:
                 if answer.key in self._running:  # else it ended, or was aborted during the step

@@ -142,22 +142,13 @@ def _meshes(given: Value, world_size: int) -> dict[str, Mesh]:
 
 
 class _Policy:
-    """Limits how often a group is recovered within a window of time."""
+    """Recovers a group a limited number of times within a window of time."""
 
     window_s: float
-
-    @property
-    def limit(self) -> int:
-        """The most recoveries within the window."""
-        raise NotImplementedError
 
     def recent(self, recoveries: Sequence[float], now: float) -> list[float]:
         """Return the times of recoveries, in seconds, that count at ``now``."""
         return [at for at in recoveries if now - at < self.window_s]
-
-    def allows(self, recoveries: Sequence[float], now: float) -> bool:
-        """Return whether another recovery is allowed at ``now``."""
-        return len(self.recent(recoveries, now)) < self.limit
 
 
 @dataclass(frozen=True)
@@ -179,9 +170,9 @@ class RestartPolicy(_Policy):
         _check_count("px.RestartPolicy(max_restarts=", self.max_restarts)
         _check_window("px.RestartPolicy(window_s=", self.window_s)
 
-    @property
-    def limit(self) -> int:
-        return self.max_restarts
+    def allows(self, restarts: Sequence[float], now: float) -> bool:
+        """Return whether another restart is allowed at ``now``."""
+        return len(self.recent(restarts, now)) < self.max_restarts
 
 
 @dataclass(frozen=True)
@@ -212,9 +203,9 @@ class ReplacePolicy(_Policy):
         if self.max_preemptions is not None:
             _check_count("px.ReplacePolicy(max_preemptions=", self.max_preemptions)
 
-    @property
-    def limit(self) -> int:
-        return self.max_failures
+    def allows(self, failures: Sequence[float], now: float) -> bool:
+        """Return whether ranks may be replaced once more at ``now``."""
+        return len(self.recent(failures, now)) < self.max_failures
 
     def allows_preemption(self, count: int) -> bool:
         """Return whether another preemption may be recovered after ``count`` of them."""

@@ -78,7 +78,7 @@ class VllmRollout(RolloutEngine):
         with contextlib.ExitStack() as undo:
             if (
                 serve
-            ):  # before the engine starts, which takes half a minute: wrong options are reported at once
+            ):  # first, so that wrong options are reported before the half minute in which the engine starts
                 self._server = EndpointServer(str(model), host, port, key, server_options or {})
                 undo.callback(self._server.close)
             self._vllm = VllmRunner(
