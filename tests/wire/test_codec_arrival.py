@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import pickle
 import threading
 from collections import namedtuple
 from typing import Any
@@ -14,34 +13,10 @@ import pytest
 import torch
 
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import Encoded, Policy, decode, decoding, encode
+from phalanx.wire.codec import Policy, decode, decoding, encode
+from tests.wire.routes import Token, in_process, payload, through_buffers
 
 Pair = namedtuple("Pair", "left right")
-
-
-class Token:
-    """Stands for something that lives elsewhere."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a Token never travels itself")
-
-
-def through_buffers(value: Any, **options: Any) -> Any:
-    """As an object store does it: out-of-band buffers, given back as read-only memory."""
-    buffers: list[pickle.PickleBuffer] = []
-    stream = pickle.dumps(encode(value, **options), protocol=5, buffer_callback=buffers.append)
-    return pickle.loads(stream, buffers=[memoryview(bytes(buffer)) for buffer in buffers])
-
-
-def in_process(value: Any, **options: Any) -> Any:
-    return decode(encode(value, **options))
-
-
-def payload(encoded: Encoded) -> int:
-    return sum(buffer.nbytes for buffer in encoded.buffers)
 
 
 def test_private_memory_is_writable_and_the_senders_stays_as_it_was(route: Any) -> None:
