@@ -52,12 +52,6 @@ def test_a_traceback_that_never_ends_is_given_after_a_while() -> None:
     assert (held, given) == ([], ["Traceback (most recent call last):", "  File"])
 
 
-def test_a_last_line_without_an_end_is_given_at_the_end() -> None:
-    lines = Lines()
-
-    assert (lines.feed(b"prompt> "), lines.finish()) == ([], ["prompt> "])
-
-
 def test_of_what_a_progress_bar_wrote_over_and_over_the_last_is_given() -> None:
     assert Lines().feed(b" 10%\r 50%\r100%\ndone\r\n") == ["100%", "done"]
 
