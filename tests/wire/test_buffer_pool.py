@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from phalanx.wire.memory import BufferPool, allocate, concat_arrays
+from phalanx.wire.memory import BufferPool, allocate
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no such memory here")
 
@@ -72,9 +72,3 @@ def test_blocks_start_on_a_huge_page(pool: BufferPool) -> None:
 def test_large_received_memory_is_used_again() -> None:
     place = allocate(24 * MB).data_ptr()
     assert allocate(24 * MB).data_ptr() == place
-
-
-def test_joined_arrays_are_writable_and_of_their_dtype() -> None:
-    joined = concat_arrays([np.ones((MB, 2), np.float32), np.zeros((MB, 2), np.float32)])
-    joined[0] = 5
-    assert (joined.dtype, joined.shape, joined.sum()) == (np.float32, (2 * MB, 2), 2 * MB + 8)
