@@ -121,14 +121,14 @@ def test_rank_order_of_a_block_does_not_depend_on_the_order_of_reports(seed: int
     assert [devices[slots[i]] for i in order] == ["0", "2", "10", "11", "GPU-a", "GPU-x"]
 
 
-def test_a_block_over_two_nodes_is_refused_and_names_them():
-    with pytest.raises(PlacementError, match=r"block 0 of pool 'p' .* host-a .* host-b"):
-        order_ranks(pool(2).slots, [on("a"), on("b")])
-
-
-def test_one_report_per_slot_is_needed():
-    with pytest.raises(PlacementError, match="1 reports for 2 slots"):
-        order_ranks(pool(2).slots, [on("a")])
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [("ab", r"block 0 of pool 'p' .* host-a .* host-b"), ("a", "1 reports for 2 slots")],
+    ids=["two nodes", "a report is missing"],
+)
+def test_reports_that_do_not_put_a_block_on_one_node_are_refused(nodes: str, words: str):
+    with pytest.raises(PlacementError, match=words):
+        order_ranks(pool(2).slots, [on(node) for node in nodes])
 
 
 def test_the_places_of_ranks_in_their_blocks_are_worked_out_once() -> None:
