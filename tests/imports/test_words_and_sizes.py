@@ -34,7 +34,7 @@ LINES = {
     "pools": 450,
     "session": 750,
     "testing": 260,
-    "topology": 990,
+    "topology": 980,
     "tracing": 1100,
     "weights": 3180,
     "wire": 1350,
