@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.calls.stream_rows import RowFault, StreamedRow, StreamedRows
+from phalanx.calls.streams import RowFault, StreamedRow, StreamedRows
 
 
 def two_pieces() -> StreamedRows:

@@ -12,8 +12,7 @@ from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, Stream
 from phalanx.calls.item_stream import ByRow, Form, ItemStream, form_of
 from phalanx.calls.send import planning_began, send
-from phalanx.calls.stream_rows import StreamedRows
-from phalanx.calls.streams import PendingStream, Streaming
+from phalanx.calls.streams import PendingStream, StreamedRows, Streaming
 from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.spec import MethodSpec

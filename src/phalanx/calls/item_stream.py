@@ -15,8 +15,7 @@ from phalanx.backends.backend_types import FetchFailed, NotReady
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Raised, WaitOver, raisable
 from phalanx.calls.diagnosis import seconds_until
-from phalanx.calls.stream_rows import RowFault, StreamedRow, StreamedRows
-from phalanx.calls.streams import PendingStream, Reader, refused
+from phalanx.calls.streams import PendingStream, Reader, RowFault, StreamedRow, StreamedRows, refused
 from phalanx.dispatch.plan import GatherPlan
 from phalanx.errors import DispatchError, PhalanxError
 from phalanx.session.session import session
