@@ -13,7 +13,7 @@ from typing import Any
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed, NotReady, RankOutcome, RankStream, Ref, Ticket
 from phalanx.calls.call_state import Results
-from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import StreamEnd
 from phalanx.wire.unpack import received
 from phalanx.wire.value import Value, as_integer
@@ -334,35 +334,16 @@ class Reader:
             self._arrivals.fail(position, outcome.failure)
 
 
-def refused(message: str) -> RankFailure:
-    """The failure of a rank that broke a rule of streams."""
-    return capture(ValueError(message))
-
-
-@dataclass(frozen=True)
-class StreamedRow:
-    """`result` of the row with this place among the rows that the caller gave."""
-
-    index: int
-    result: Any
-
-
-@dataclass(frozen=True)
-class RowFault:
-    """The rank broke the rule of `stream(by="rows")`: every row of its piece once."""
-
-    rank: int
-    message: str
+class RowFault(ValueError):
+    """A rank broke the rule of ``stream(by="rows")``: every row of its piece once."""
 
 
 class StreamedRows:
     """Puts rows that ranks yield individually, as ``(index in its shard, result)``, at their places in the call. Pure.
 
-    A fault is returned as a value, which becomes a failure of that rank.
-
     Args:
         rows: of each piece, in order of the pieces.
-        ranks: the rank that streams each piece, aligned with `rows`.
+        ranks: the rank that streams each piece, aligned with ``rows``.
         given: rows of each piece with its padding; results of padded rows are dropped. None: no padding.
         order: place of row j of the joined pieces among the caller's rows; None: j.
     """
@@ -380,35 +361,39 @@ class StreamedRows:
         self._order = order
         self._seen: dict[int, set[int]] = {rank: set() for rank in ranks}
 
-    def receive(self, rank: int, item: Any) -> StreamedRow | RowFault | None:
-        """Take an item that a rank yielded. None: a padded row."""
+    def receive(self, rank: int, item: Any) -> tuple[int, Any] | None:
+        """Return the place among the caller's rows, and the result, of an item of a rank; None for a padded row.
+
+        Raises:
+            RowFault: the item is no row of the rank's piece, or came before.
+        """
         index = as_integer(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
         if index is None:
-            return RowFault(
-                rank, f"it yielded {_described(item)}: yield (index of the row in its piece, result)"
-            )
+            raise RowFault(f"it yielded {_described(item)}: yield (index of the row in its piece, result)")
         given = self._given[rank]
         if not 0 <= index < given:
-            return RowFault(rank, f"it yielded row {index} of a piece of {given} rows: count from 0")
+            raise RowFault(f"it yielded row {index} of a piece of {given} rows: count from 0")
         if index in self._seen[rank]:
-            return RowFault(rank, f"it yielded row {index} of its piece twice: yield every row once")
+            raise RowFault(f"it yielded row {index} of its piece twice: yield every row once")
         self._seen[rank].add(index)
         if index >= self._rows[rank]:
             return None
         place = self._starts[rank] + index
-        return StreamedRow(place if self._order is None else int(self._order[place]), item[1])
+        return place if self._order is None else int(self._order[place]), item[1]
 
-    def finish(self, rank: int) -> RowFault | None:
-        """The rank yields no more."""
+    def finish(self, rank: int) -> None:
+        """Note that a rank yields no more.
+
+        Raises:
+            RowFault: a row of its piece is missing.
+        """
         missing = sorted(set(range(self._rows[rank])) - self._seen[rank])
-        if not missing:
-            return None
-        shown = ", ".join(str(index) for index in missing[:8]) + (", ..." if len(missing) > 8 else "")
-        return RowFault(
-            rank,
-            f"it ended without {len(missing)} of the {self._rows[rank]} rows of its piece ({shown}): yield every"
-            " row once",
-        )
+        if missing:
+            shown = ", ".join(str(index) for index in missing[:8]) + (", ..." if len(missing) > 8 else "")
+            raise RowFault(
+                f"it ended without {len(missing)} of the {self._rows[rank]} rows of its piece ({shown}): yield every"
+                " row once"
+            )
 
 
 def _described(item: Any) -> str:
