@@ -12,7 +12,7 @@ TRACEBACK = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nV
 
 
 def test_the_prefix_names_role_rank_and_host() -> None:
-    assert prefix_of("actor", 3, "node7") == "[actor r3@node7] "
+    assert prefix_of("actor", [3], ["node7"]) == "[actor r3@node7] "
 
 
 def test_a_process_of_several_roles_is_called_by_all_of_them() -> None:

@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from phalanx.cli.common import observed_ranks
-from phalanx.cli.options import Address, AsJson, GroupName, Ranks
+from phalanx.cli.common import Address, AsJson, GroupName, Ranks, observed_ranks
 from phalanx.display.log_merging import Lines, prefix_of
 from phalanx.errors import DispatchError
 
@@ -59,7 +58,7 @@ def logs(
                 while True:
                     for index, text in merged([next(file) for file in files], order, tail):
                         entry = ranks[index]
-                        line = prefix_of(found.label, entry.rank, entry.host) + text
+                        line = prefix_of(found.label, [entry.rank], [entry.host]) + text
                         typer.echo(json.dumps({"rank": entry.rank, "text": text}) if as_json else line)
                     if not follow:
                         break
