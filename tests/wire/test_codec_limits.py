@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import functools
+import pickle
 import subprocess
 import sys
 import threading
@@ -98,6 +100,11 @@ sys.exit(before != state() or "ray" in sys.modules or "tensordict" in sys.module
 
 def test_nothing_global_is_patched_and_nothing_optional_imported() -> None:
     assert subprocess.run([sys.executable, "-c", UNPATCHED], check=False).returncode == 0
+
+
+def test_ordinary_pickle_of_a_tensor_is_as_before() -> None:
+    assert torch.Tensor not in copyreg.dispatch_table
+    assert torch.equal(pickle.loads(pickle.dumps(torch.ones(2))), torch.ones(2))
 
 
 def test_a_tensordict_keeps_its_structure() -> None:
