@@ -23,7 +23,7 @@ LINES = {
     "cli": 930,
     "collect": 600,
     "compat": 2310,
-    "debug": 660,
+    "debug": 670,
     "declare": 1150,
     "dispatch": 1340,
     "display": 410,
