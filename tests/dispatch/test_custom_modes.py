@@ -87,7 +87,7 @@ def test_a_slice_is_shown_to_custom_functions_as_a_group_of_its_size() -> None:
 def test_rank_zero_gets_the_first_elements() -> None:
     call = plan(spec_of(TWO_TO_ALL, execute=Execute.RANK_ZERO), FOUR, ([1, 2],), {"y": [5, 6]})
     assert by_rank(call) == [(0, (1,), {"y": 5})]
-    assert call.gather.how == "value"
+    assert call.gather.collect == "first"
 
 
 def test_a_registered_mode_is_known_by_its_name() -> None:

@@ -101,7 +101,7 @@ class BoundMethod(Generic[P, B, V]):
                     collector=self._handle,
                     timeout=options.timeout,
                     stall_report_after=options.stall_report_after,
-                    describe=describe and plan.gather.how == "rows",
+                    describe=describe and plan.gather.collect == "join",
                     chosen=chosen.which == "any",
                     streaming=None if streaming is None else streaming(plan),
                     began=began,

@@ -72,7 +72,7 @@ class OfOne(ByRank):
 
 def form_of(gather: GatherPlan) -> Form:
     """Return the form of a call's items: without the rank if a single rank was called."""
-    return OfOne() if gather.how == "value" else ByRank()
+    return OfOne() if gather.collect == "first" else ByRank()
 
 
 class ByRow:

@@ -12,10 +12,10 @@ import numpy as np
 
 from phalanx.dispatch.batch_metadata import PerShard, one_or_by_piece
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.pytree import Leaf, Node, flatten, node_of
-from phalanx.dispatch.shardable import RowOps, list_like, ops_for
-from phalanx.dispatch.split import row_ops
-from phalanx.errors import DispatchError, InternalError
+from phalanx.dispatch.pytree import Leaf, Node, node_of
+from phalanx.dispatch.shardable import RowOps, list_like
+from phalanx.dispatch.split import map_rows, row_ops
+from phalanx.errors import DispatchError
 from phalanx.wire.lazy import is_tensor
 from phalanx.wire.value import Value
 
@@ -37,21 +37,17 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
     Raises:
         DispatchError: outputs cannot be joined; the message names the ranks that differ.
     """
-    if plan.how == "none":
+    if plan.collect == "none":
         return None
     taken = [outputs[position] for position in plan.take]
     if plan.trim is not None:
         taken = [_trimmed(value, *sizes) for value, sizes in zip(taken, plan.trim, strict=True)]
-    if plan.how == "custom":
-        if plan.collect_fn is None:
-            raise InternalError("a custom gather plan without a collect_fn")
-        return plan.collect_fn(group, taken)
-    if plan.how == "value":
+    if callable(plan.collect):
+        return plan.collect(group, taken)
+    if plan.collect == "first":
         return taken[0]
-    if plan.how == "list":
+    if plan.collect == "list":
         return taken
-    if plan.how != "rows":
-        raise InternalError(f"unknown way to gather {plan.how!r}")
     names = [f"rank {rank}" for rank in (plan.take if plan.ranks is None else plan.ranks)]
     return _Join(names, plan.rows, plan.order).whole(taken)
 
@@ -194,25 +190,10 @@ def _at(path: str) -> str:
 
 
 def _trimmed(value: Value, given: int, real: int) -> Value:
-    """``value`` without the padded rows, in each leaf that has exactly as many rows as the piece."""
+    """Return ``value`` without the padded rows, in each leaf that has exactly as many rows as the piece."""
     if given == real:
         return value
-    leaves, build = flatten(value, "")
-    if not any(_has_rows(leaf, given) for leaf in leaves):
-        return value
-    return build(_cut_leaf(leaf, given, real) for leaf in leaves)
-
-
-def _has_rows(leaf: Leaf, given: int) -> bool:
-    ops = ops_for(leaf.value)
-    return ops is not None and ops.count(leaf.value) == given
-
-
-def _cut_leaf(leaf: Leaf, given: int, real: int) -> Value:
-    ops = ops_for(leaf.value)
-    return (
-        ops.slice(leaf.value, 0, real) if ops is not None and ops.count(leaf.value) == given else leaf.value
-    )
+    return map_rows(value, lambda ops, leaf: ops.slice(leaf, 0, real) if ops.count(leaf) == given else leaf)
 
 
 def _owned(value: Value) -> Value:

@@ -26,19 +26,9 @@ class StateOf:
     others: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass
-class StateDeclared:
-    """Declarations of the roles of a rank."""
-
-    roles: dict[str, StateOf] = field(default_factory=dict[str, StateOf])
-
-    @classmethod
-    def of(cls, context: WorkerContext) -> StateDeclared:
-        """Return the declarations of the rank that ``context`` describes."""
-        found = context.shared.get("state")
-        if not isinstance(found, cls):
-            found = context.shared["state"] = cls()
-        return found
+def declared_states(context: WorkerContext) -> dict[str, StateOf]:
+    """Return the declarations of the roles of the rank that ``context`` describes."""
+    return context.shared.setdefault("state", {})
 
 
 def register_state(
@@ -84,4 +74,4 @@ def register_state(
             )
     context = context_of(worker)
     kept = {name: part for name, part in others.items() if part is not None}
-    StateDeclared.of(context).roles[context.role] = StateOf(model, optimizer, rng, boxes, megatron, kept)
+    declared_states(context)[context.role] = StateOf(model, optimizer, rng, boxes, megatron, kept)

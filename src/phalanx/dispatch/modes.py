@@ -67,20 +67,13 @@ def plan_mode(call: CallInput) -> CallPlan:
     """
     if isinstance(call.mode, CustomMode):
         return _plan_custom(call, call.mode)
-    planner = _PLANNERS.get(type(call.mode))
-    if planner is None:
-        known = ", ".join(kind.__name__ for kind in _PLANNERS)
-        raise DispatchError(
-            f"{call.where}: a mode of unknown type {type(call.mode).__name__}; known: {known}"
-        )
-    return planner(call)
+    return _PLANNERS[type(call.mode)](call)
 
 
 def plan_rank_zero(call: CallInput) -> CallPlan:
     """Only the first rank is called, with the arguments as they are; the call's value is its output."""
     if isinstance(call.mode, CustomMode):
-        first = _plan_custom(call, call.mode)
-        args, kwargs = first.arguments_of(0)
+        args, kwargs = next(_plan_custom(call, call.mode).arguments())
         call = replace(call, args=args, kwargs=kwargs)
     elif isinstance(call.mode, Direct):
         return _refuse_direct(call)
@@ -115,8 +108,7 @@ def plan_set(call: CallInput) -> CallPlan:
 
 
 def _one_value(mode: Mode, position: int) -> GatherPlan:
-    dropped = isinstance(mode, DispatchMode) and mode.collect == "none"
-    return GatherPlan("none", ()) if dropped else GatherPlan("value", (position,))
+    return GatherPlan("none", ()) if mode.collect == "none" else GatherPlan("first", (position,))
 
 
 def _unpadded(plan: CallPlan, call: CallInput) -> CallPlan:
@@ -136,7 +128,7 @@ def _for_leader(leader: int, count: int, argument: Argument) -> Same | Each:
 
 def plan_same(call: CallInput) -> CallPlan:
     """The same arguments to every rank."""
-    return call.planned(_same, GatherPlan.collecting(call.mode, range(len(call.ranks))))
+    return call.planned(_same, GatherPlan.of_mode(call.mode, range(len(call.ranks))))
 
 
 def plan_dealt(call: CallInput) -> CallPlan:
@@ -144,7 +136,7 @@ def plan_dealt(call: CallInput) -> CallPlan:
     world = len(call.ranks)
     return call.planned(
         lambda argument: _dealt(call, argument, world, "world_size", Each),
-        GatherPlan.collecting(call.mode, range(world)),
+        GatherPlan.of_mode(call.mode, range(world)),
     )
 
 
@@ -155,7 +147,7 @@ def _same(argument: Argument) -> Same:
 def _dealt(
     call: CallInput, argument: Argument, count: int, meaning: str, deal: Callable[[Sequence[Any]], Each]
 ) -> Same | Each:
-    value = call.settled(argument.value) if is_future(argument.value) else argument.value
+    value = call.result_of(argument.value) if is_future(argument.value) else argument.value
     if isinstance(value, Replicate):
         return Same(value.value)
     if not isinstance(value, list | tuple) or len(value) != count:
@@ -195,7 +187,7 @@ def _plan_mesh_lists(call: CallInput) -> CallPlan:
     meaning = " * ".join(f"{axis}_size" for axis in _dp_axes(call))
     return call.planned(
         lambda argument: _dealt(call, argument, recipients.count, meaning, recipients.deal),
-        GatherPlan.collecting(call.mode, recipients.take),
+        GatherPlan.of_mode(call.mode, recipients.take),
         pieces=recipients.of,
     )
 
@@ -262,7 +254,7 @@ def _refuse_direct(call: CallInput) -> CallPlan:
 
 
 def _plan_custom(call: CallInput, mode: CustomMode) -> CallPlan:
-    call = call.settled_call()
+    call = call.settled()
     given_args = [_shallow(unwrap(value)) for value in call.args]
     given_kwargs = {key: _shallow(unwrap(value)) for key, value in call.kwargs.items()}
     result = mode.dispatch_fn(call.handle or call.target, *given_args, **given_kwargs)
@@ -271,7 +263,7 @@ def _plan_custom(call: CallInput, mode: CustomMode) -> CallPlan:
     world = len(call.ranks)
     return dealt.planned(
         lambda argument: _checked_column(call, mode, argument, world),
-        GatherPlan.collecting(mode, range(world)),
+        GatherPlan.of_mode(mode, range(world)),
     )
 
 
@@ -373,11 +365,11 @@ def plan_one(
 
 
 def plan_execute_all(
+    spec: MethodSpec,
     target: Target,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    spec: MethodSpec | None = None,
     ranks: Sequence[int] | None = None,
 ) -> CallPlan:
     """Plan ``execute_all*("name", ...)``, which ignores the method's mode.
@@ -385,34 +377,24 @@ def plan_execute_all(
     Arguments are dealt out, an element to each rank, if every argument is a list of world_size elements; otherwise, and
     without arguments, all ranks get the same.
     """
-    called = _called(target, ranks)
+    world = target.world_size if ranks is None else len(ranks)
     values = [*args, *kwargs.values()]
-    deal = bool(values) and all(isinstance(value, list) and len(value) == len(called) for value in values)
+    deal = bool(values) and all(isinstance(value, list) and len(value) == world for value in values)
     mode = Dispatch.ALL_TO_ALL if deal else Dispatch.ONE_TO_ALL
-    call = CallInput(_named(spec, mode), target, args, kwargs, called)
-    check_signature(call.spec, args, kwargs)
-    return plan_dealt(call) if deal else plan_same(call)
+    plain = replace(spec, mode=mode, execute=Execute.ALL, pad_mask=None)
+    return plan(plain, target, args, kwargs, ranks=ranks)
 
 
 def plan_execute_rank_zero(
+    spec: MethodSpec,
     target: Target,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    spec: MethodSpec | None = None,
     ranks: Sequence[int] | None = None,
 ) -> CallPlan:
-    """The plan of ``execute_rank_zero*("name", ...)``: the first rank, arguments as they are, its value."""
-    method = _named(spec, Dispatch.RANK_ZERO, pad_mask=None if spec is None else spec.pad_mask)
-    call = CallInput(method, target, args, kwargs, _called(target, ranks))
-    check_signature(call.spec, args, kwargs)
-    return plan_rank_zero(call)
-
-
-def _named(spec: MethodSpec | None, mode: Mode, pad_mask: str | None = None) -> MethodSpec:
-    if spec is None:
-        return MethodSpec("execute", mode)
-    return MethodSpec(spec.name, mode, signature=spec.signature, pad_mask=pad_mask)
+    """Plan ``execute_rank_zero*("name", ...)``: the first rank, arguments as they are, its value."""
+    return plan(replace(spec, mode=Dispatch.RANK_ZERO), target, args, kwargs, ranks=ranks)
 
 
 def _called(target: Target, ranks: Sequence[int] | None) -> Sequence[int]:

@@ -70,35 +70,28 @@ def plan_rows(call: CallInput, recipients: Recipients, whole: int | str | None =
     mode = call.mode if isinstance(call.mode, MeshMode) else None
     uneven = mode is not None and (mode.balance is not None or mode.group_size > 1)
     if uneven or call.spec.pad_mask is not None:
-        call = call.settled_call()
+        call = call.settled()
     taken = _TakenApart.of(call, whole)
     if taken.rows is None and call.spec.pad_to_multiple is not None and taken.futures:
-        call = call.settled_call()  # padding can only be undone if the rows are counted here
+        call = call.settled()  # padding can only be undone if the rows are counted here
         taken = _TakenApart.of(call, whole)
-    if taken.rows is None:
-        return _plan_without_rows(call, recipients, taken)
-    cut = _cut(call, mode, recipients.count, taken.rows)
+    known = (
+        taken.rows is not None
+    )  # else only futures have rows, or nothing has any: then every rank gets the same
+    cut = (
+        Cut([0] * recipients.count) if taken.rows is None else _cut(call, mode, recipients.count, taken.rows)
+    )
     plan = call.planned(
         lambda argument: taken.given(argument, recipients, cut),
-        _gather_plan(call, recipients, cut),
-        recipients.spread(cut.sizes),
+        _gather_plan(call, recipients, cut) if known else GatherPlan.of_mode(call.mode, recipients.take),
+        recipients.spread(cut.sizes) if known else None,
         taken.shared,
-        recipients.of,
+        recipients.of if known or taken.futures else None,
     )
-    return _with_mask(plan, call, recipients.deal(_masks(cut)) if call.spec.pad_mask else None)
-
-
-def _plan_without_rows(call: CallInput, recipients: Recipients, taken: _TakenApart) -> CallPlan:
-    """No row is known yet (futures alone), or there are none at all: then every rank gets the same."""
-    cut = Cut([0] * recipients.count)
-    plan = call.planned(
-        lambda argument: taken.given(argument, recipients, cut),
-        GatherPlan.collecting(call.mode, recipients.take),
-        None,
-        taken.shared,
-        recipients.of if taken.futures else None,
-    )
-    return _with_mask(plan, call, Same(None) if call.spec.pad_mask else None)
+    if call.spec.pad_mask is None:
+        return plan
+    mask = recipients.deal(_masks(cut)) if known else Same(None)
+    return replace(plan, kwargs={**plan.kwargs, call.spec.pad_mask: mask})
 
 
 @dataclass(frozen=True)
@@ -175,18 +168,11 @@ def _gather_plan(call: CallInput, recipients: Recipients, cut: Cut) -> GatherPla
     if cut.pad_to_multiple is not None and any(size % cut.pad_to_multiple for size in real):
         given = recipients.spread(cut.given)
         trim = [(given[position], sizes[position]) for position in recipients.take]
-    return GatherPlan.collecting(call.mode, recipients.take, rows=real, trim=trim, order=cut.order)
+    return GatherPlan.of_mode(call.mode, recipients.take, rows=real, trim=trim, order=cut.order)
 
 
 def _masks(cut: Cut) -> list[torch.Tensor]:
     return [torch.arange(given) < real for given, real in zip(cut.given, cut.sizes, strict=True)]
-
-
-def _with_mask(plan: CallPlan, call: CallInput, mask: Same | Each | None) -> CallPlan:
-    if mask is None or call.spec.pad_mask is None:
-        return plan
-    kwargs = {**plan.kwargs, call.spec.pad_mask: mask}
-    return replace(plan, kwargs=kwargs)
 
 
 def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> list[float]:

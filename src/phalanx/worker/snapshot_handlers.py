@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from phalanx.declare.state_declarations import StateDeclared
+from phalanx.declare.state_declarations import declared_states
 from phalanx.wire.lazy import lazy
 from phalanx.wire.messages import BackendRef
 
@@ -53,7 +53,7 @@ class RestoreRequest(NamedTuple):
 
 def has_state(runtime: WorkerRuntime) -> bool:
     """Return whether any role of this rank has a state."""
-    declared = StateDeclared.of(runtime.context).roles
+    declared = declared_states(runtime.context)
     return any(rank_state.has_state(worker, declared.get(role)) for role, worker in runtime.instances.items())
 
 
