@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from phalanx.collect.join import gather, join_rows
-from phalanx.collect.shares import only_settings, share_of
+from phalanx.collect.join import gather, join_rows, only_settings, share_of
 from phalanx.dispatch.pytree import flatten
 from phalanx.dispatch.split import (
     pad_rows,

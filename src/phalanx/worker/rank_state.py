@@ -16,8 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from phalanx.declare.context import WorkerContext
-from phalanx.declare.state_declarations import StateOf, declared_states
-from phalanx.declare.stateful import stateful
+from phalanx.declare.state_declarations import StateOf, declared_states, stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.boxes import LocalBox, volume, whole
 from phalanx.weights.local_layout import dtensor_boxes, local_of, named_tensors, read_megatron
