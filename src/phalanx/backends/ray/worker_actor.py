@@ -13,15 +13,16 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from phalanx.backends.backend_types import NOT_TRACED, TRACED, Facade, RuntimeFactory
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray.ray_errors import log_once
-from phalanx.backends.ray.ray_values import portable
 from phalanx.errors import ArgumentLost
 from phalanx.topology.environment import THREADS
 from phalanx.topology.slots import SlotFacts
+from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import Message, ProcessInfo
 from phalanx.wire.value import Value
@@ -233,6 +234,25 @@ class AsyncWorkerActor:
         async with contextlib.aclosing(self._runtime.stream_async(_message(data, refs))) as items:
             async for item in items:
                 yield item
+
+
+_AS_THEY_ARE = (type(None), bool, int, float, str, bytes, ray.ObjectRef, ActorHandle)
+
+
+def _itself(value: Value) -> Value:
+    return value
+
+
+#: Left for Ray to pickle, because it counts who holds them.
+_RAYS_OWN = dict.fromkeys((ray.ObjectRef, ActorHandle), _itself)
+
+
+def portable(value: Value) -> Value:
+    """Return ``value`` encoded for Ray: tensors out of band, a view without the rest of its storage.
+
+    The receiver gets the value itself, in its own memory.
+    """
+    return value if type(value) in _AS_THEY_ARE else encode(value, hoist=_RAYS_OWN)
 
 
 def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..., Any]:
