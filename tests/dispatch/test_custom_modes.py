@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from phalanx.collect.join import gather
-from phalanx.declare.dispatch_modes import CustomMode, Dispatch, Execute, as_mode
-from phalanx.dispatch.modes import plan, register_dispatch_mode
+from phalanx.declare.dispatch_modes import CustomMode, Dispatch, Execute, as_mode, register_dispatch_mode
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import split_rows
 from phalanx.errors import DeclarationError, DispatchError
 from tests.dispatch.support import FakeTarget, by_rank, outputs_of, run, spec_of

@@ -208,19 +208,32 @@ class Execute(enum.Enum):
     RANK_ZERO = "RANK_ZERO"
 
 
-def add_mode(mode: CustomMode) -> None:
-    """Make ``Dispatch.<mode.name>`` known.
+def register_dispatch_mode(
+    name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+) -> CustomMode:
+    """Add a mode, available as ``px.Dispatch.<name>`` afterwards.
+
+    Args:
+        name: an identifier that no mode has yet, such as ``"TWO_TO_ALL"``.
+        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)``, each argument a list with an element per
+            rank. It gets shallow copies of the caller's lists and dicts.
+        collect_fn: ``collect_fn(group, outputs)``, outputs by rank; the call returns its value.
 
     Raises:
-        DeclarationError: the name is taken, or is not an identifier.
+        DeclarationError: the name is taken or no identifier, or a function is not callable.
     """
-    if not mode.name.isidentifier():
-        raise DeclarationError(
-            f"dispatch mode name {mode.name!r}: expected an identifier such as 'TWO_TO_ALL'"
-        )
-    if hasattr(Dispatch, mode.name):
-        raise DeclarationError(f"dispatch mode {mode.name!r} exists already; choose another name")
-    setattr(Dispatch, mode.name, mode)
+    for given, function in (("dispatch_fn", dispatch_fn), ("collect_fn", collect_fn)):
+        if not callable(function):
+            raise DeclarationError(
+                f"register_dispatch_mode({name!r}): {given}={function!r}; expected a function"
+            )
+    if not name.isidentifier():
+        raise DeclarationError(f"dispatch mode name {name!r}: expected an identifier such as 'TWO_TO_ALL'")
+    if hasattr(Dispatch, name):
+        raise DeclarationError(f"dispatch mode {name!r} exists already; choose another name")
+    mode = CustomMode(dispatch_fn, collect_fn, name)
+    setattr(Dispatch, name, mode)
+    return mode
 
 
 def as_mode(given: object, where: str) -> Mode:

@@ -178,14 +178,10 @@ def register(
         pad_mask=pad_mask,
     )
 
-    return _marking(partial)
-
-
-def _marking(spec: MethodSpec) -> Callable[[F], F]:
     def mark(function: F) -> F:
         if not inspect.isfunction(function) or _makes_context_manager(function):
             raise _no_method(function)
-        setattr(function, MARK, spec)
+        setattr(function, MARK, partial)
         return cast(F, function)
 
     return mark

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from phalanx.declare.dispatch_modes import (
     CustomMode,
     Direct,
     Dispatch,
-    DispatchMode,
     Execute,
     MeshLists,
     MeshMode,
@@ -24,7 +23,6 @@ from phalanx.declare.dispatch_modes import (
     OneToAll,
     RankZero,
     Rows,
-    add_mode,
 )
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.arguments import Argument, CallInput, check_signature
@@ -41,7 +39,7 @@ from phalanx.dispatch.split import (
     rows_of,
     split_leaves,
 )
-from phalanx.errors import DeclarationError, DispatchError
+from phalanx.errors import DispatchError
 from phalanx.topology.balance import balanced_partition
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
 from phalanx.wire.lazy import is_tensor, lazy
@@ -54,45 +52,10 @@ else:
 _SCALARS = (bool, int, float, complex, type(None))
 
 
-def register_dispatch_mode(
-    name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
-) -> CustomMode:
-    """Add a mode, available as ``px.Dispatch.<name>`` afterwards.
-
-    Args:
-        name: an identifier that no mode has yet, such as ``"TWO_TO_ALL"``.
-        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)``, each argument a list with an element per
-            rank. It gets shallow copies of the caller's lists and dicts.
-        collect_fn: ``collect_fn(group, outputs)``, outputs by rank; the call returns its value.
-
-    Raises:
-        DeclarationError: the name is taken or no identifier, or a function is not callable.
-    """
-    for given, function in (("dispatch_fn", dispatch_fn), ("collect_fn", collect_fn)):
-        if not callable(function):
-            raise DeclarationError(
-                f"register_dispatch_mode({name!r}): {given}={function!r}; expected a function"
-            )
-    mode = CustomMode(dispatch_fn, collect_fn, name)
-    add_mode(mode)
-    return mode
-
-
-def plan_mode(call: CallInput) -> CallPlan:
-    """The plan of a call on all ranks, by its mode.
-
-    Raises:
-        DispatchError: the arguments do not fit the mode.
-    """
-    if isinstance(call.mode, CustomMode):
-        return _plan_custom(call, call.mode)
-    return _PLANNERS[type(call.mode)](call)
-
-
 def plan_rank_zero(call: CallInput) -> CallPlan:
     """Only the first rank is called, with the arguments as they are; the call's value is its output."""
     if isinstance(call.mode, CustomMode):
-        args, kwargs = next(_plan_custom(call, call.mode).arguments())
+        args, kwargs = next(_plan_custom(call).arguments())
         call = replace(call, args=args, kwargs=kwargs)
     elif isinstance(call.mode, Direct):
         return _refuse_direct(call)
@@ -112,18 +75,6 @@ def rank_sets(spec: MethodSpec, target: Target) -> Sequence[tuple[int, ...]]:
         return [(rank,) for rank in range(target.world_size)]
     call = CallInput(spec, target, (), {}, range(target.world_size))
     return _mesh(call).dp_groups(_dp_axes(call))
-
-
-def plan_set(call: CallInput) -> CallPlan:
-    """Plan a call of a set of ranks with unchanged arguments; the value is the output of its collector."""
-    if len(call.ranks) == 1 or not isinstance(call.mode, MeshMode):
-        return plan_rank_zero(call)
-    mesh = _mesh(replace(call, ranks=range(call.target.world_size)))
-    ranks, dp_axes = list(call.ranks), _dp_axes(call)
-    collector = next(ranks.index(rank) for rank in mesh.collectors(dp_axes) if rank in ranks)
-    leader = next(ranks.index(rank) for rank in mesh.leaders(dp_axes) if rank in ranks)
-    given = functools.partial(_for_leader, leader, len(ranks)) if call.mode.leader_only else _same
-    return _unpadded(call.planned(given, _one_value(call.mode, collector)), call)
 
 
 def _one_value(mode: Mode, position: int) -> GatherPlan:
@@ -197,10 +148,6 @@ def _plan_rows(call: CallInput) -> CallPlan:
     return plan_rows(call, over_ranks(call), whole=0)
 
 
-def _plan_mesh_rows(call: CallInput) -> CallPlan:
-    return plan_rows(call, _over_mesh(call))
-
-
 def _plan_mesh_lists(call: CallInput) -> CallPlan:
     recipients = _over_mesh(call)
     meaning = " * ".join(f"{axis}_size" for axis in _dp_axes(call))
@@ -272,8 +219,8 @@ def _refuse_direct(call: CallInput) -> CallPlan:
     )
 
 
-def _plan_custom(call: CallInput, mode: CustomMode) -> CallPlan:
-    call = call.settled()
+def _plan_custom(call: CallInput) -> CallPlan:
+    call, mode = call.settled(), cast("CustomMode", call.mode)
     given_args = [_shallow(unwrap(value)) for value in call.args]
     given_kwargs = {key: _shallow(unwrap(value)) for key, value in call.kwargs.items()}
     result = mode.dispatch_fn(call.handle or call.target, *given_args, **given_kwargs)
@@ -522,14 +469,15 @@ def _described(value: Any) -> str:
     return f"{type(value).__name__} of length {len(value)}" if hasattr(value, "__len__") else repr(value)
 
 
-_PLANNERS: dict[type[DispatchMode[Any]], Callable[[CallInput], CallPlan]] = {
+_PLANNERS: dict[type[Mode], Callable[[CallInput], CallPlan]] = {
     OneToAll: plan_same,
     AllToAll: plan_dealt,
     RankZero: plan_rank_zero,
     Rows: _plan_rows,
-    MeshRows: _plan_mesh_rows,
+    MeshRows: lambda call: plan_rows(call, _over_mesh(call)),
     MeshLists: _plan_mesh_lists,
     Direct: _refuse_direct,
+    CustomMode: _plan_custom,
 }
 
 
@@ -566,9 +514,7 @@ def plan(
     if not isinstance(spec.mode, CustomMode):
         check_signature(spec, args, kwargs)
     call = CallInput(spec, target, args, kwargs, _called(target, ranks), materialize, handle)
-    if spec.execute is Execute.RANK_ZERO:
-        return plan_rank_zero(call)
-    return plan_mode(call)
+    return plan_rank_zero(call) if spec.execute is Execute.RANK_ZERO else _PLANNERS[type(call.mode)](call)
 
 
 def plan_one(
@@ -585,10 +531,17 @@ def plan_one(
     Raises:
         DispatchError: the arguments do not fit the method.
     """
-    mode = Dispatch.RANK_ZERO if isinstance(spec.mode, CustomMode) else spec.mode
-    call = CallInput(replace(spec, mode=mode), target, args, kwargs, _called(target, ranks))
-    check_signature(call.spec, args, kwargs)
-    return plan_set(call)
+    if isinstance(spec.mode, CustomMode):
+        spec = replace(spec, mode=Dispatch.RANK_ZERO)
+    check_signature(spec, args, kwargs)
+    call = CallInput(spec, target, args, kwargs, _called(target, ranks))
+    if len(ranks) == 1 or not isinstance(spec.mode, MeshMode):
+        return plan_rank_zero(call)
+    mesh, dp_axes, members = _mesh(call), _dp_axes(call), list(ranks)
+    collector = next(members.index(rank) for rank in mesh.collectors(dp_axes) if rank in members)
+    leader = next(members.index(rank) for rank in mesh.leaders(dp_axes) if rank in members)
+    given = functools.partial(_for_leader, leader, len(members)) if spec.mode.leader_only else _same
+    return _unpadded(call.planned(given, _one_value(spec.mode, collector)), call)
 
 
 def plan_execute_all(

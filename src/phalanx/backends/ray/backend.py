@@ -110,9 +110,7 @@ WAVE = 256
 """Number of processes that are started at once."""
 
 
-def started(
-    request: SpawnRequest, handles: dict[int, Any], prepare: Callable[[], None] | None = None
-) -> list[Any]:
+def started(request: SpawnRequest, handles: list[Any], prepare: Callable[[], None] | None) -> list[Any]:
     """Start the processes in waves, add them to ``handles``, and return their reports.
 
     A wave begins when the wave before it has started. So the queue of the cluster's controller is short, and no process
@@ -122,51 +120,37 @@ def started(
         GetTimeoutError: not all processes reported in time.
         RayError: a process did not start.
     """
-    create = _creating(request)
     deadline = time.monotonic() + request.timeout
     reports: list[Any] = []
     for first in range(0, len(request.slots), WAVE):
-        wave = range(first, min(first + WAVE, len(request.slots)))
-        for index in wave:
-            handles[index] = create(index)
+        last = min(first + WAVE, len(request.slots))
+        handles += [_create(request, index) for index in range(first, last)]
         if first == 0 and prepare is not None:
             prepare()
-        asked = [private.call(handles[index], "_px_report") for index in wave]
+        asked = [private.call(handle, "_px_report") for handle in handles[first:]]
         reports += private.get(asked, timeout=max(0.0, deadline - time.monotonic()))
     return reports
 
 
-def _creating(request: SpawnRequest) -> Callable[[int], Any]:
-    """Return the function that creates the process of a slot."""
-    cls = actor_class(request.class_name, request.methods, request.max_concurrency is not None)
-    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
-    custom: dict[str, float] = {}
-    for resource, amount in request.resources.items():
-        if resource == "CPU":
-            options["num_cpus"] = amount
-        elif resource == "GPU":
-            options["num_gpus"] = amount
-        else:
-            custom[resource] = amount
-    if custom:
-        options["resources"] = custom
-    if request.runtime_env:
-        options["runtime_env"] = dict(request.runtime_env)
-    if request.max_concurrency is not None:
-        options["max_concurrency"] = request.max_concurrency
-    if request.detached:
-        options["lifetime"] = "detached"
-
-    def create(index: int) -> Any:
-        named = _named(request.names[index], request.namespace) if request.names else {}
-        where = placement.strategy(request.slots[index], request.reservations)
-        return private.create_actor(cls, request.factory, **options, **named, scheduling_strategy=where)
-
-    return create
-
-
-def _named(name: str, namespace: str | None) -> dict[str, str]:
-    return {"name": name, "namespace": NAMESPACE if namespace is None else namespace}
+def _create(request: SpawnRequest, index: int) -> Any:
+    """Create the process of a slot."""
+    resources = dict(request.resources)
+    namespace = NAMESPACE if request.namespace is None else request.namespace
+    return private.create_actor(
+        actor_class(request.class_name, request.methods, request.max_concurrency is not None),
+        request.factory,
+        num_cpus=resources.pop("CPU", 0),
+        num_gpus=resources.pop("GPU", None),
+        resources=resources or None,
+        runtime_env=dict(request.runtime_env) if request.runtime_env else None,
+        max_concurrency=request.max_concurrency,
+        max_restarts=0,
+        max_task_retries=0,
+        lifetime="detached" if request.detached else None,
+        name=request.names[index] if request.names else None,
+        namespace=namespace if request.names else None,
+        scheduling_strategy=placement.strategy(request.slots[index], request.reservations),
+    )
 
 
 _STARTS_WITHIN_S = 60.0
@@ -253,12 +237,12 @@ class RayBackend:
             placement.release(reservation)  # pyright: ignore[reportArgumentType]
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
-        handles: dict[int, Any] = {}
+        handles: list[Any] = []
         try:
             prepare = None if request.detached else self._agents.prepare
             reports = started(request, handles, prepare)
         except BaseException as error:
-            for handle in handles.values():
+            for handle in handles:
                 private.kill(handle)
             self._agents.dismiss()
             if isinstance(error, rayx.GetTimeoutError):
@@ -275,10 +259,7 @@ class RayBackend:
                 ) from error
             raise
         names = request.names or (None,) * len(handles)
-        endpoints = [
-            Endpoint(slot, handles[index], facts, name)
-            for index, (slot, facts, name) in enumerate(zip(request.slots, reports, names, strict=True))
-        ]
+        endpoints = list(map(Endpoint, request.slots, handles, reports, names))
         if not request.detached:  # detached processes outlive this process
             self._agents.watch(endpoints)
         return endpoints

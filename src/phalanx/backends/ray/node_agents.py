@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -153,13 +153,10 @@ class NodeAgent:
             began = True
             if target.side is not None and target.same() is not None:
                 with contextlib.suppress(OSError):
-                    fd = target.open(target.side.page, os.O_RDWR)
                     call = calls[target.side.mark]
-                    try:
-                        call_page.cancel(fd, call)
-                        began = call in call_page.read(os.pread(fd, call_page.SIZE, 0)).running
-                    finally:
-                        os.close(fd)
+                    with target.open(target.side.page, "r+b") as page:
+                        call_page.cancel(page.fileno(), call)
+                        began = call in call_page.read(target.page()).running
             drops.append(not began)
         self._tell(
             [target for target, drop in zip(targets, drops, strict=True) if not drop], call_page.INTERRUPT
@@ -291,23 +288,16 @@ class NodeAgents:
                 answers[index] = answer
         return answers
 
-    def drop(self, nodes: Iterable[str]) -> None:
-        """End the agents of some other nodes."""
+    def keep(self, nodes: Collection[str]) -> None:
+        """End the agents of all other nodes but these."""
         with self._lock:
-            for node in nodes:
-                actor = self._remote.pop(node, None)
-                if actor is not None:
-                    with contextlib.suppress(RayError, ValueError):
-                        private.kill(actor)
+            for node in self._remote.keys() - nodes:
+                with contextlib.suppress(RayError, ValueError):
+                    private.kill(self._remote.pop(node))
 
     def forget(self) -> None:
         """Forget the agents of other nodes, without calls on the cluster, which was left."""
         self._remote.clear()
-
-    @property
-    def others(self) -> list[str]:
-        """The other nodes that have an agent."""
-        return list(self._remote)
 
     def _actor(self, node: str) -> Value:
         with self._lock:
@@ -350,7 +340,7 @@ class OwnRanks:
         """Forget these ranks, and end the agents on other nodes that have no ranks left."""
         for place in self._places(endpoints):
             self._watched.get(place.node, set()).discard(place.target.pid)
-        self._agents.drop(node for node in self._agents.others if not self._watched.get(node))
+        self._agents.keep({node for node, pids in self._watched.items() if pids})
 
     def leave(self) -> None:
         """End the ranks on this node and forget all agents, without calls on the cluster, which was left."""
