@@ -46,7 +46,6 @@ from phalanx.errors import PlacementError
 from phalanx.wire.messages import OUTPUT, Message
 
 _KILLED_WITHIN_S = 5.0
-_AGENT_WITHIN_S = 10.0
 _SIGHT_WITHIN_S = 0.9
 
 
@@ -239,12 +238,12 @@ class RayBackend:
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
         handles: list[Any] = []
         try:
-            prepare = None if request.detached else self._agents.prepare
+            prepare = None if request.detached else self._agents.local.prepare
             reports = started(request, handles, prepare)
         except BaseException as error:
             for handle in handles:
                 private.kill(handle)
-            self._agents.dismiss()
+            self._agents.local.dismiss()
             if isinstance(error, rayx.GetTimeoutError):
                 raise PlacementError(
                     f"{request.class_name}: {len(request.slots)} worker processes did not all start within "
@@ -326,14 +325,14 @@ class RayBackend:
             return ()
         dead = self.dead_of(endpoints)
         answering = [endpoint for position, endpoint in enumerate(endpoints) if position not in dead]
-        self._agents.ask(answering, "look", timeout=_AGENT_WITHIN_S)
+        self._agents.ask(answering, "look")
         for endpoint in endpoints:
             with contextlib.suppress(rayx.RayError, ValueError):
                 private.kill(endpoint.handle)
         deadline = time.monotonic() + _KILLED_WITHIN_S
         while len(self.dead_of(endpoints)) < len(endpoints) and time.monotonic() < deadline:
             time.sleep(0.002)
-        answers = self._agents.ask(endpoints, "end", timeout=_AGENT_WITHIN_S)
+        answers = self._agents.ask(endpoints, "end")
         self._agents.release(endpoints)
         return tuple(sorted({pid for answer in answers if answer for pid in answer}))
 
@@ -370,13 +369,13 @@ class RayBackend:
         self._agents.ask(endpoints, "sever", timeout=_SIGHT_WITHIN_S)
 
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
-        self._agents.ask(endpoints, "send_signal", signum, timeout=_AGENT_WITHIN_S)
+        self._agents.ask(endpoints, "send_signal", signum)
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
         if endpoint.facts.slot.node_id == self._agents.here:  # ten times a second for each rank that is shown
             with contextlib.suppress(OSError):
                 return read_file(path, offset, limit)
-        (content,) = self._agents.ask([endpoint], "read", path, offset, limit, timeout=_AGENT_WITHIN_S)
+        (content,) = self._agents.ask([endpoint], "read", path, offset, limit)
         return content_of(content, path, endpoint.facts.slot.host)
 
     def publish(self, key: str, value: bytes | None) -> None:

@@ -6,6 +6,7 @@ is in this process. On every other node it is an actor without resources. The ag
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import logging
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import ray
 from ray.exceptions import RayError
@@ -30,6 +31,8 @@ from phalanx.backends.ray.ray_errors import PostMortem, node_memory, oom_kills, 
 from phalanx.display.registry_records import RankRecord
 from phalanx.wire import call_page
 from phalanx.wire.value import Value
+
+R = TypeVar("R")
 
 _ANSWERS_WITHIN_S = 10.0
 _HERE = ""
@@ -253,20 +256,26 @@ class AgentTarget(NamedTuple):
     target: ProcessHandle
 
 
-class NodeAgents:
-    """An agent per node, created at its first use."""
+class NodeAgents(abc.ABC, Generic[R]):
+    """An agent per node of the ranks, created at its first use."""
 
     def __init__(self) -> None:
         self.local = NodeAgent()
         self._remote: dict[str, Any] = {}
         self._lock = threading.Lock()
 
-    def ask(self, places: Sequence[AgentTarget], verb: str, *args: Value, timeout: float) -> list[Any]:
+    @abc.abstractmethod
+    def place_of(self, rank: R) -> AgentTarget:
+        """Return the process of a rank and its node."""
+
+    def ask(
+        self, ranks: Sequence[R], verb: str, *args: Value, timeout: float = _ANSWERS_WITHIN_S
+    ) -> list[Any]:
         """Call ``verb(targets, *args)`` of all agents in parallel; return the results by rank, None without a response.
 
         With a timeout of 0, agents of other nodes are not waited for.
         """
-        by_node: dict[str, list[int]] = {}
+        places, by_node = list(map(self.place_of, ranks)), dict[str, list[int]]()
         for index, place in enumerate(places):
             by_node.setdefault(place.node, []).append(index)
         targets = {node: [places[i].target for i in members] for node, members in by_node.items()}
@@ -295,10 +304,6 @@ class NodeAgents:
                 with contextlib.suppress(RayError, ValueError):
                     private.kill(self._remote.pop(node))
 
-    def forget(self) -> None:
-        """Forget the agents of other nodes, without calls on the cluster, which was left."""
-        self._remote.clear()
-
     def _actor(self, node: str) -> Value:
         with self._lock:
             if node not in self._remote:
@@ -309,43 +314,30 @@ class NodeAgents:
             return self._remote[node]
 
 
-class OwnRanks:
+class OwnRanks(NodeAgents[Endpoint]):
     """The agents of all nodes on which this process has ranks. They observe the ranks and end them."""
 
     def __init__(self) -> None:
-        self._agents = NodeAgents()
+        super().__init__()
         self._here = ""
         self._watched: dict[str, set[int]] = {}
 
-    def prepare(self) -> None:
-        """Start the reaper of this node while ranks start."""
-        self._agents.local.prepare()
-
-    def dismiss(self) -> None:
-        """Undo :meth:`prepare`, if the start of the ranks failed."""
-        self._agents.local.dismiss()
-
     def watch(self, endpoints: Sequence[Endpoint]) -> None:
         """Let the agents of their nodes watch these ranks. Does not wait for agents on other nodes to start."""
-        places = self._places(endpoints)
-        for place in places:
-            self._watched.setdefault(place.node, set()).add(place.target.pid)
-        self._agents.ask(places, "watch", timeout=0.0)
-
-    def ask(self, endpoints: Sequence[Endpoint], verb: str, *args: Value, timeout: float) -> list[Any]:
-        """Call the agents of the ranks; see :meth:`NodeAgents.ask`."""
-        return self._agents.ask(self._places(endpoints), verb, *args, timeout=timeout)
+        for node, target in map(self.place_of, endpoints):
+            self._watched.setdefault(node, set()).add(target.pid)
+        self.ask(endpoints, "watch", timeout=0.0)
 
     def release(self, endpoints: Sequence[Endpoint]) -> None:
         """Forget these ranks, and end the agents on other nodes that have no ranks left."""
-        for place in self._places(endpoints):
-            self._watched.get(place.node, set()).discard(place.target.pid)
-        self._agents.keep({node for node, pids in self._watched.items() if pids})
+        for node, target in map(self.place_of, endpoints):
+            self._watched.get(node, set()).discard(target.pid)
+        self.keep({node for node, pids in self._watched.items() if pids})
 
     def leave(self) -> None:
         """End the ranks on this node and forget all agents, without calls on the cluster, which was left."""
-        self._agents.local.leave()
-        self._agents.forget()
+        self.local.leave()
+        self._remote.clear()
         self._watched.clear()
 
     @property
@@ -355,15 +347,15 @@ class OwnRanks:
             self._here = private.runtime_context().get_node_id()
         return self._here
 
-    def _places(self, endpoints: Sequence[Endpoint]) -> list[AgentTarget]:
-        nodes = [endpoint.facts.slot.node_id for endpoint in endpoints]
-        return [
-            AgentTarget(_HERE if node == self.here else node, _target_of(endpoint))
-            for node, endpoint in zip(nodes, endpoints, strict=True)
-        ]
+    def place_of(self, rank: Endpoint) -> AgentTarget:
+        """Return the process of an endpoint and its node."""
+        facts = rank.facts
+        own = (facts.log,) if facts.log and facts.files else ()
+        node = _HERE if facts.slot.node_id == self.here else facts.slot.node_id
+        return AgentTarget(node, ProcessHandle(facts.pid, facts.side, (*own, *facts.log_paths)))
 
 
-class RankObserver:
+class RankObserver(NodeAgents[RankRecord]):
     """Observes published ranks from outside, without their driver.
 
     Ranks on this machine are observed directly. For ranks on other nodes this process joins the cluster as a driver,
@@ -371,22 +363,22 @@ class RankObserver:
     """
 
     def __init__(self, address: str) -> None:
+        super().__init__()
         self._address = address
-        self._agents = NodeAgents()
         self._host = socket.gethostname()
         self._connected = False
 
     def sights(self, ranks: Sequence[RankRecord], stacks: bool = False) -> list[ProcessStatus]:
         """Observe each rank, with its stack if ``stacks`` is true."""
-        return [NOTHING_ANSWERS if sight is None else sight for sight in self._ask(ranks, "sights", stacks)]
+        return [NOTHING_ANSWERS if sight is None else sight for sight in self.ask(ranks, "sights", stacks)]
 
     def usage(self, ranks: Sequence[RankRecord]) -> list[Usage | None]:
         """Return the memory and processor time of each rank's process, None if it has ended."""
-        return self._ask(ranks, "usage")
+        return self.ask(ranks, "usage")
 
     def gpus(self, ranks: Sequence[RankRecord]) -> list[list[Gpu] | None]:
         """Return the accelerators of each rank's node."""
-        return self._ask(ranks, "gpus")
+        return self.ask(ranks, "gpus")
 
     def read(self, rank: RankRecord, offset: int, limit: int) -> bytes:
         """Return bytes of a rank's log; a negative offset counts from its end.
@@ -396,7 +388,8 @@ class RankObserver:
         """
         if rank.log is None:
             raise FileNotFoundError("it has no file of its own")
-        return content_of(self._ask([rank], "read", rank.log, offset, limit)[0], rank.log, rank.host)
+        (content,) = self.ask([rank], "read", rank.log, offset, limit)
+        return content_of(content, rank.log, rank.host)
 
     def close(self) -> None:
         """Leave the cluster if this observer joined it."""
@@ -404,13 +397,12 @@ class RankObserver:
             ray.shutdown()
             self._connected = False
 
-    def _ask(self, ranks: Sequence[RankRecord], verb: str, *args: Value) -> list[Any]:
-        places = [
-            AgentTarget(_HERE if rank.host == self._host else rank.node_id, _target(rank)) for rank in ranks
-        ]
-        if any(place.node != _HERE for place in places):
+    def place_of(self, rank: RankRecord) -> AgentTarget:
+        """Return the process of a rank and its node; join the cluster for ranks on other nodes."""
+        if rank.host != self._host:
             self._connect()
-        return self._agents.ask(places, verb, *args, timeout=_ANSWERS_WITHIN_S)
+        node = _HERE if rank.host == self._host else rank.node_id
+        return AgentTarget(node, ProcessHandle(rank.pid, rank.side, (rank.log,) if rank.log else ()))
 
     def _connect(self) -> None:
         if not self._connected and not ray.is_initialized():
@@ -421,17 +413,6 @@ class RankObserver:
                 logging_level=logging.ERROR,
             )
             self._connected = True
-
-
-def _target_of(endpoint: Endpoint) -> ProcessHandle:
-    """Return the process of an endpoint."""
-    facts = endpoint.facts
-    own = (facts.log,) if facts.log and facts.files else ()
-    return ProcessHandle(facts.pid, facts.side, (*own, *facts.log_paths))
-
-
-def _target(rank: RankRecord) -> ProcessHandle:
-    return ProcessHandle(rank.pid, rank.side, (rank.log,) if rank.log else ())
 
 
 def content_of(answer: bytes | OSError | None, path: str, host: str) -> bytes:
