@@ -33,7 +33,7 @@ def as_they_are(group: Any, outputs: list[Any]) -> list[Any]:
     return outputs
 
 
-TWO_TO_ALL = as_mode({"dispatch_fn": two_to_all_dispatch_fn, "collect_fn": as_they_are}, "test")
+TWO_TO_ALL = as_mode({"dispatch_fn": two_to_all_dispatch_fn, "collect_fn": as_they_are})
 
 
 def test_two_values_interleaved_over_four_ranks() -> None:
@@ -97,11 +97,6 @@ def test_a_registered_mode_is_known_by_its_name() -> None:
     )
     assert getattr(Dispatch, name) is mode
     assert run(spec_of(mode), FOUR, list(range(5))) == [[0, 1], [2], [3], [4]]
-
-
-def test_a_built_in_name_cannot_be_taken() -> None:
-    with pytest.raises(DeclarationError, match="exists already"):
-        register_dispatch_mode("ONE_TO_ALL", print, as_they_are)
 
 
 def test_functions_of_a_mode_must_be_callable() -> None:

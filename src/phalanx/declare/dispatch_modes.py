@@ -236,11 +236,11 @@ def register_dispatch_mode(
     return mode
 
 
-def as_mode(given: object, where: str) -> Mode:
+def as_mode(given: object) -> Mode:
     """Return the mode for ``given``: a mode, or a ``{"dispatch_fn": f, "collect_fn": g}`` pair.
 
     Raises:
-        DeclarationError: it is neither; the message starts with ``where`` and lists the known modes.
+        DeclarationError: it is neither; the message lists the known modes.
     """
     if isinstance(given, DispatchMode | CustomMode):
         return given
@@ -249,7 +249,7 @@ def as_mode(given: object, where: str) -> Mode:
         unknown = sorted(set(given) - {"dispatch_fn", "collect_fn"})
         if missing or unknown:
             raise DeclarationError(
-                f"{where}: a custom mode is a dict of two functions, "
+                f"px.register: a custom mode is a dict of two functions, "
                 f'{{"dispatch_fn": f, "collect_fn": g}}; missing or not callable: {missing}, unknown: {unknown}'
             )
         return CustomMode(given["dispatch_fn"], given["collect_fn"])
@@ -257,19 +257,18 @@ def as_mode(given: object, where: str) -> Mode:
     if callable(dispatch_fn) and callable(collect_fn):  # a scheme object
         return CustomMode(dispatch_fn, collect_fn, name=type(given).__name__)
     raise DeclarationError(
-        f"{where}: unknown dispatch mode {given!r}; expected px.Dispatch.<{' | '.join(Dispatch.names())}>, "
+        f"px.register: unknown dispatch mode {given!r}; expected px.Dispatch.<{' | '.join(Dispatch.names())}>, "
         'px.Dispatch.mesh("name"), a {"dispatch_fn", "collect_fn"} pair, or an object with methods '
         "dispatch(group, *args, **kwargs) and collect(group, outputs)"
     )
 
 
-def collecting(mode: Mode, collect: Collect, where: str, *, one_rank: bool = False) -> Mode:
+def collecting(mode: Mode, collect: Collect, *, one_rank: bool = False) -> Mode:
     """Return the same mode with another way to collect outputs.
 
     Args:
         mode: a mode of ``px.Dispatch``; a custom mode has a collect function of its own.
         collect: an element of ``COLLECTS``, or a function of (group, outputs).
-        where: how messages begin.
         one_rank: whether a single rank runs the method, whatever the mode.
 
     Raises:
@@ -278,20 +277,20 @@ def collecting(mode: Mode, collect: Collect, where: str, *, one_rank: bool = Fal
     if not callable(collect) and collect not in COLLECTS:
         expected = ", ".join(map(repr, COLLECTS))
         raise DeclarationError(
-            f"{where}: collect={collect!r}; expected one of {expected}, or a function of (group, outputs)"
+            f"px.register: collect={collect!r}; expected one of {expected}, or a function of (group, outputs)"
         )
     if isinstance(mode, CustomMode):
         raise DeclarationError(
-            f"{where}: collect={_named(collect)} beside the custom mode {mode.name}, which has a collect function of "
-            f"its own ({_named(mode.collect)}); give one of the two"
+            f"px.register: collect={_named(collect)} beside the custom mode {mode.name}, which has a collect function "
+            f"of its own ({_named(mode.collect)}); give one of the two"
         )
     if isinstance(mode, Direct):
         raise DeclarationError(
-            f"{where}: collect={_named(collect)} with {mode!r}, which no call through a group gives anything"
+            f"px.register: collect={_named(collect)} with {mode!r}, which no call through a group gives anything"
         )
     if (one_rank or isinstance(mode, RankZero)) and collect not in ("first", "none"):
         raise DeclarationError(
-            f"{where}: collect={_named(collect)} where only rank 0 runs the method: its output is the value "
+            f"px.register: collect={_named(collect)} where only rank 0 runs the method: its output is the value "
             'already; leave collect= out, or give "none" where nothing is wanted'
         )
     return replace(mode, collect=collect)

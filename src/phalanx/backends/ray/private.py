@@ -32,7 +32,7 @@ try:
     raylet: Any = _raylet
     worker_module: Any = worker
     _NEEDED: dict[Any, str] = {
-        ActorHandle: "_actor_method_call _get_local_state",
+        ActorHandle: "_actor_method_call",
         ActorClass: "_remote",
         GlobalState: "get_draining_nodes get_max_resources_from_cluster_config",
         internal_kv: "_internal_kv_get _internal_kv_put _internal_kv_del",
@@ -156,13 +156,8 @@ def actor_id(handle: Any) -> Any:
     return handle._ray_actor_id
 
 
-def actor_state(handle: Any) -> int | None:
-    """Return the state of an actor as this process knows it, without a question to the cluster."""
-    return handle._get_local_state()
-
-
 def actor_states() -> Callable[[Any], int | None]:
-    """Return the function from an actor's id to its state; 0.15 us a call, a seventh of :func:`actor_state`."""
+    """Return the function from an actor's id to its state as this process knows it; 0.15 us a call."""
     return _core().get_local_actor_state
 
 
