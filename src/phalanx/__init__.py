@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from phalanx import weights as weights
     from phalanx.api.attach import attach as attach
     from phalanx.api.explain import explain as explain
-    from phalanx.api.recovery_api import preemption_notices as preemption_notices
-    from phalanx.api.recovery_api import replace_ranks as replace_ranks
-    from phalanx.api.recovery_api import restore as restore
-    from phalanx.api.recovery_api import snapshot as snapshot
-    from phalanx.api.resize import resize as resize
+    from phalanx.api.members import preemption_notices as preemption_notices
+    from phalanx.api.members import replace_ranks as replace_ranks
+    from phalanx.api.members import resize as resize
+    from phalanx.api.members import restore as restore
+    from phalanx.api.members import snapshot as snapshot
     from phalanx.api.worker_group import WorkerGroup as WorkerGroup
     from phalanx.calls.future import CallFuture as CallFuture
     from phalanx.calls.future import gather as gather
@@ -98,18 +98,18 @@ _HOMES = {
     "gather": "phalanx.calls.future",
     "init": "phalanx.session.session",
     "load": "phalanx.checkpoint.save_load",
-    "preemption_notices": "phalanx.api.recovery_api",
+    "preemption_notices": "phalanx.api.members",
     "put": "phalanx.calls.values",
     "readonly": "phalanx.calls.values",
     "register": "phalanx.declare.register",
     "register_state": "phalanx.declare.state_declarations",
-    "replace_ranks": "phalanx.api.recovery_api",
+    "replace_ranks": "phalanx.api.members",
     "replicate": "phalanx.dispatch.shardable",
-    "resize": "phalanx.api.resize",
-    "restore": "phalanx.api.recovery_api",
+    "resize": "phalanx.api.members",
+    "restore": "phalanx.api.members",
     "save": "phalanx.checkpoint.save_load",
     "shutdown": "phalanx.session.session",
-    "snapshot": "phalanx.api.recovery_api",
+    "snapshot": "phalanx.api.members",
     "span": "phalanx.tracing.spans",
     "trace": "phalanx.debug.trace",
 }

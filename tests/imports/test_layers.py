@@ -28,7 +28,6 @@ WEIGHTS_ON_RANKS = (
     "shared_memory",
     "weight_ends",
     "weight_handlers",
-    "weight_routes",
 )
 
 # Rows from low to high: a module imports from its own row and the rows above it. The longest prefix decides the row

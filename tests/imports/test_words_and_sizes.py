@@ -16,7 +16,7 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
     "api": 1210,
-    "backends": 2540,
+    "backends": 2460,
     "calls": 2550,
     "channels": 2420,
     "checkpoint": 2030,
@@ -25,7 +25,7 @@ LINES = {
     "compat": 2340,
     "debug": 660,
     "declare": 1050,
-    "dispatch": 1270,
+    "dispatch": 1250,
     "display": 410,
     "engines": 1760,
     "group": 910,

@@ -12,7 +12,7 @@ from phalanx.calls.health_check import look_after
 from phalanx.members import snapshots
 from phalanx.testing import faults
 from phalanx.testing.scripted import scripted
-from phalanx.worker import snapshot_handlers as handlers
+from phalanx.worker import handlers
 from tests.members.ledger import Ledger
 
 
@@ -32,7 +32,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
     run_on = snapshots.run_on
 
     def sent(group: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        if function is handlers.hold and todo:
+        if function is handlers.hold_copies and todo:
             todo.pop()()
         return run_on(group, function, *args, **options)
 

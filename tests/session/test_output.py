@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from phalanx.backends.backend_types import Endpoint
-from phalanx.session.output import Display, Together
+from phalanx.display.log_merging import Merged
+from phalanx.session.output import Display
 from tests.support.fault_workers import within
 
 TRANSPORT: Any = SimpleNamespace(immediate=False, dead_of=lambda endpoints: [])
@@ -24,7 +25,7 @@ def rank(files: str) -> Endpoint:
 
 
 def kept() -> int:
-    return sum(isinstance(one, Together) for one in gc.get_objects())
+    return sum(isinstance(one, Merged) for one in gc.get_objects())
 
 
 def test_of_a_group_that_has_ended_nothing_is_kept_while_others_are_shown() -> None:

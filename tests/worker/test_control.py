@@ -18,8 +18,8 @@ from phalanx.wire import call_page
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import RankConfig
-from phalanx.worker.collectives import Collectives
 from phalanx.worker.control import INTERRUPT_SIGNAL, MARK_VARIABLE, STACKS_SIGNAL, Control, Interrupted
+from phalanx.worker.rendezvous import Collectives
 from phalanx.worker.worker_runtime import WorkerRuntime
 from tests.worker.test_worker_runtime import Services, message
 

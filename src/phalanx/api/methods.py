@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.future import CallFuture, Stream
-from phalanx.calls.item_stream import ByRow, Form, ItemStream, form_of
+from phalanx.calls.item_stream import ItemStream
 from phalanx.calls.send import planning_began, send
-from phalanx.calls.stream_rows import StreamedRows
-from phalanx.calls.streams import PendingStream, Streaming
+from phalanx.calls.streams import PendingStream, StreamedRows, Streaming
 from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.spec import MethodSpec
@@ -256,10 +255,11 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
             )
         if by not in ("items", "rows"):
             raise DispatchError(f'{where}(by={by!r}): expected "items" or "rows"')
-        forms: list[Form] = []
+        forms: list[tuple[bool, StreamedRows | None]] = []
 
         def streaming(plan: CallPlan) -> Streaming:
-            forms.append(ByRow(_rows_of(plan, where)) if by == "rows" else form_of(plan.gather))
+            rows = _rows_of(plan, where) if by == "rows" else None
+            forms.append((plan.gather.collect == "first", rows))
             return Streaming(_wanted(plan), buffer)
 
         call = self._send(args, kwargs, waits=False, streaming=streaming)
@@ -268,7 +268,8 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
             raise InternalError(f"{where}: sent, but not as a stream")
         # The call has no value: its outputs are read as a stream.
         call.plan = replace(call.plan, gather=GatherPlan("none", ()))
-        return ItemStream(call, arrivals, forms[0], owner=True)
+        alone, rows = forms[0]
+        return ItemStream(call, arrivals, alone=alone, rows=rows, owner=True)
 
 
 def _wanted(plan: CallPlan) -> frozenset[int]:

@@ -12,8 +12,7 @@ from phalanx.calls.call import Call
 from phalanx.calls.counts import process
 from phalanx.calls.future import CallFuture
 from phalanx.calls.in_flight import wait_for_any
-from phalanx.calls.stored_rows import StoredPart, StoredParts, piece_between
-from phalanx.calls.values import Readonly, StoredValue
+from phalanx.calls.values import Readonly, StoredPart, StoredParts, StoredValue, piece_between
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
 from phalanx.group.group import Group

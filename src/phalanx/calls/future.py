@@ -14,7 +14,7 @@ from phalanx.backends.backend_types import FetchFailed, NotReady, Ref, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Raised, Returned, raisable
 from phalanx.calls.diagnosis import seconds_until
-from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream, form_of
+from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream
 from phalanx.calls.timeouts import checked
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError
 from phalanx.session.session import session
@@ -146,9 +146,9 @@ class CallFuture(Awaited[T]):
         """
         call = self.call
         if call.streams is not None:
-            form = form_of(call.plan.gather)
+            alone = call.plan.gather.collect == "first"
             seconds = checked(timeout, "CallFuture.stream")
-            return ItemStream(call, call.streams, form, owner=False, timeout=seconds)
+            return ItemStream(call, call.streams, alone=alone, owner=False, timeout=seconds)
         role = f".{call.role}" if call.role else ""
         return Stream(
             call.stream(checked(timeout, "CallFuture.stream")),

@@ -9,18 +9,17 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from phalanx.backends.backend_types import FetchFailed, NotReady
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Raised, WaitOver, raisable
 from phalanx.calls.diagnosis import seconds_until
-from phalanx.calls.stream_rows import RowFault, StreamedRow, StreamedRows
-from phalanx.calls.streams import PendingStream, Reader, refused
-from phalanx.dispatch.plan import GatherPlan
+from phalanx.calls.streams import PendingStream, Reader, RowFault, StreamedRows
 from phalanx.errors import DispatchError, PhalanxError
 from phalanx.session.session import session
 from phalanx.wire.codec import decoding
+from phalanx.wire.failure import capture
 from phalanx.wire.messages import StreamEnd
 from phalanx.wire.value import Reduced
 
@@ -35,73 +34,34 @@ _NOT_YET = object()
 _FAILED = object()
 
 
-class Given(NamedTuple):
-    """Value that the caller gets for an item."""
-
-    value: Any
-
-
-class Form(Protocol):
-    """Form in which a caller gets the items of ranks. A fault ends the call."""
-
-    def item(self, rank: int, value: Any) -> Given | RowFault | None:
-        """Of an item; None: nothing."""
-        ...
-
-    def ended(self, rank: int) -> RowFault | None:
-        """The rank yields no more."""
-        ...
-
-
-class ByRank:
-    """``(rank, item)``."""
-
-    def item(self, rank: int, value: Any) -> Given:
-        return Given((rank, value))
-
-    def ended(self, rank: int) -> None:
-        return None
-
-
-class OfOne(ByRank):
-    """The items of a single rank."""
-
-    def item(self, rank: int, value: Any) -> Given:
-        return Given(value)
-
-
-def form_of(gather: GatherPlan) -> Form:
-    """Return the form of a call's items: without the rank if a single rank was called."""
-    return OfOne() if gather.collect == "first" else ByRank()
-
-
-class ByRow:
-    """``(index in the call, result)``."""
-
-    def __init__(self, rows: StreamedRows) -> None:
-        self._rows = rows
-
-    def item(self, rank: int, value: Any) -> Given | RowFault | None:
-        found = self._rows.receive(rank, value)
-        return Given((found.index, found.result)) if isinstance(found, StreamedRow) else found
-
-    def ended(self, rank: int) -> RowFault | None:
-        return self._rows.finish(rank)
-
-
 class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
     """The items of a call whose method yields: an iterator, async iterator and context manager.
 
     Items of a rank come in order, and items of several ranks as they are made. Leaving the stream before its end, by
     ``with``, ``close()`` or by dropping it, cancels the call, except for a stream of ``CallFuture.stream``.
+
+    Args:
+        call: the call that streams.
+        arrivals: its items.
+        alone: if True, a single rank was called: its items are returned without the rank.
+        rows: places of the rows that the ranks yield, for ``(index in the call, result)``; None for ``(rank, item)``.
+        owner: if True, the call ends with this stream.
+        timeout: seconds for all items; None: no limit.
     """
 
     def __init__(
-        self, call: Call, arrivals: PendingStream, form: Form, *, owner: bool, timeout: float | None = None
+        self,
+        call: Call,
+        arrivals: PendingStream,
+        *,
+        alone: bool,
+        owner: bool,
+        rows: StreamedRows | None = None,
+        timeout: float | None = None,
     ) -> None:
         self.call = call
         self._arrivals = arrivals
-        self._form = form
+        self._alone, self._rows = alone, rows
         self._owner = owner
         self._reader = Reader(arrivals, call.core.backend)
         self._limit = None if timeout is None else call.core.backend.now() + timeout
@@ -204,16 +164,25 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             return _NOTHING
         position, value = found
         rank = call.plan.ranks[position]
+        if type(value) is StreamEnd and call.heard.arrived:
+            call.tell(call.heard.arrived, rank)
+        try:
+            return self._item(rank, value)
+        except RowFault as fault:
+            self._arrivals.fail(position, capture(ValueError(str(fault))))
+            raise FetchFailed from None
+
+    def _item(self, rank: int, value: Any) -> Any:
+        """Return an item of a rank as the caller gets it; ``_NOT_YET`` for the end of a rank, or a padded row."""
+        rows = self._rows
         if type(value) is StreamEnd:
-            if call.heard.arrived:
-                call.tell(call.heard.arrived, rank)
-            given = self._form.ended(rank)
-        else:
-            given = self._form.item(rank, value)
-        if isinstance(given, RowFault):
-            self._arrivals.fail(position, refused(given.message))
-            raise FetchFailed
-        return _NOT_YET if given is None else given.value
+            if rows is not None:
+                rows.finish(rank)
+            return _NOT_YET
+        if rows is not None:
+            row = rows.receive(rank, value)
+            return _NOT_YET if row is None else row
+        return value if self._alone else (rank, value)
 
     def _poll(self) -> Any:
         """Return an item that is there, without waiting; ``_FAILED`` where a look at the call is needed."""

@@ -1,4 +1,8 @@
-"""Sends a call to the ranks of a group; ranks receive the calls of all threads in the same order."""
+"""Sends a call to the ranks of a group; ranks receive the calls of all threads in the same order.
+
+If a single rank refuses a call of a view in another process, it is sent again, by the newest roster. Refused calls of
+several ranks raise StaleEpoch instead: ranks that died may have begun the call.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from phalanx.backends.backend_types import RankStream, Ticket
+from phalanx.backends.backend_types import FetchFailed, RankOutcome, RankStream, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import CallState, Results
 from phalanx.calls.compose import messages
@@ -16,7 +20,6 @@ from phalanx.calls.divergence_check import Executed, check_order, check_replicat
 from phalanx.calls.health_check import look_after
 from phalanx.calls.in_flight import add_chosen, add_stream
 from phalanx.calls.listeners import everywhere
-from phalanx.calls.resent_calls import ResentResults
 from phalanx.calls.streams import PendingStream, Streaming
 from phalanx.collect.message import rank_list
 from phalanx.declare.spec import MethodSpec
@@ -24,9 +27,12 @@ from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
 from phalanx.errors import CallCancelled
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
+from phalanx.group.roster import was_refused
 from phalanx.session.session import session
 from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, LIBRARY, OUTPUT, Message, RankCall, titled
 from phalanx.worker import handlers
+
+_MOST_REPEATS = 20
 
 
 def send(
@@ -279,3 +285,72 @@ def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[An
 def _all_kept(plan: CallPlan) -> CallPlan:
     """The same call with the outputs of all ranks given back, for them to be compared."""
     return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
+
+
+class ResentResults(Results):
+    """Results of a call of a single rank. If the rank refused the call, it is sent again once its output is needed."""
+
+    __slots__ = ("_at", "_core", "_message", "_number", "_repeats", "_returns")
+
+    def __init__(
+        self,
+        core: Group,
+        epoch: Epoch,
+        rank: int,
+        message: Message,
+        returns: int,
+        sent: Results,
+    ) -> None:
+        super().__init__(core.backend, [sent.reference(0)])
+        self._core, self._returns = core, returns
+        self._message = message
+        self._number = epoch.number
+        self._at = rank, epoch.endpoints[rank]
+        self._repeats = 0
+
+    def fetch(self, timeout: float | None) -> list[Any]:
+        while True:
+            try:
+                return super().fetch(timeout)
+            except FetchFailed:
+                if not self._send_again():
+                    raise
+
+    def output(self, position: int) -> Any:
+        return self.fetch(None)[position]
+
+    def outcome(self, position: int) -> RankOutcome:
+        found = super().outcome(position)
+        while not found.ok and self._send_again():
+            super().wait([position], 1, None)
+            found = super().outcome(position)
+        return found
+
+    def _send_again(self) -> bool:
+        """Send the call again if its rank refused it. Return whether it was sent."""
+        found = super().outcome(0)
+        if found.ok or self._repeats >= _MOST_REPEATS:
+            return False
+        if not was_refused(self._core, found, *self._at) or not self._can_run():
+            return False
+        self._repeats += 1
+        self._send()
+        return True
+
+    def _can_run(self) -> bool:
+        """Return whether a rank may run the call: any independent rank, or the same rank in a later epoch."""
+        epoch = self._core.epoch
+        if self._core.card.independent:
+            return epoch.size > 0
+        return epoch.number > self._number and self._at[0] < epoch.size
+
+    def _send(self) -> None:
+        core, epoch = self._core, self._core.epoch
+        number = ANY_EPOCH if core.card.independent else epoch.number
+        message = self._message.unpack()._replace(epoch=number).pack(self._message.refs)
+        rank = self._at[0] % epoch.size
+        endpoint = epoch.endpoints[rank]
+        ticket = core.backend.submit(endpoint, message, self._returns)
+        self._number = epoch.number
+        self._at = rank, endpoint
+        super().__init__(core.backend, [ticket])

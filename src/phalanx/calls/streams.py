@@ -7,16 +7,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed, NotReady, RankOutcome, RankStream, Ref, Ticket
 from phalanx.calls.call_state import Results
-from phalanx.wire.failure import RankFailure, capture
+from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import StreamEnd
 from phalanx.wire.unpack import received
-from phalanx.wire.value import Value
+from phalanx.wire.value import Value, as_integer
 
 _ALL = 1 << 30
 _AT_ONCE_S = 0.0002
@@ -334,6 +334,69 @@ class Reader:
             self._arrivals.fail(position, outcome.failure)
 
 
-def refused(message: str) -> RankFailure:
-    """The failure of a rank that broke a rule of streams."""
-    return capture(ValueError(message))
+class RowFault(ValueError):
+    """A rank broke the rule of ``stream(by="rows")``: every row of its piece once."""
+
+
+class StreamedRows:
+    """Puts rows that ranks yield individually, as ``(index in its shard, result)``, at their places in the call. Pure.
+
+    Args:
+        rows: of each piece, in order of the pieces.
+        ranks: the rank that streams each piece, aligned with ``rows``.
+        given: rows of each piece with its padding; results of padded rows are dropped. None: no padding.
+        order: place of row j of the joined pieces among the caller's rows; None: j.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        ranks: Sequence[int],
+        given: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        self._rows = dict(zip(ranks, rows, strict=True))
+        self._given = dict(zip(ranks, given or rows, strict=True))
+        self._starts = dict(zip(ranks, accumulate(rows, initial=0), strict=False))
+        self._order = order
+        self._seen: dict[int, set[int]] = {rank: set() for rank in ranks}
+
+    def receive(self, rank: int, item: Any) -> tuple[int, Any] | None:
+        """Return the place among the caller's rows, and the result, of an item of a rank; None for a padded row.
+
+        Raises:
+            RowFault: the item is no row of the rank's piece, or came before.
+        """
+        index = as_integer(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
+        if index is None:
+            raise RowFault(f"it yielded {_described(item)}: yield (index of the row in its piece, result)")
+        given = self._given[rank]
+        if not 0 <= index < given:
+            raise RowFault(f"it yielded row {index} of a piece of {given} rows: count from 0")
+        if index in self._seen[rank]:
+            raise RowFault(f"it yielded row {index} of its piece twice: yield every row once")
+        self._seen[rank].add(index)
+        if index >= self._rows[rank]:
+            return None
+        place = self._starts[rank] + index
+        return place if self._order is None else int(self._order[place]), item[1]
+
+    def finish(self, rank: int) -> None:
+        """Note that a rank yields no more.
+
+        Raises:
+            RowFault: a row of its piece is missing.
+        """
+        missing = sorted(set(range(self._rows[rank])) - self._seen[rank])
+        if missing:
+            shown = ", ".join(str(index) for index in missing[:8]) + (", ..." if len(missing) > 8 else "")
+            raise RowFault(
+                f"it ended without {len(missing)} of the {self._rows[rank]} rows of its piece ({shown}): yield every"
+                " row once"
+            )
+
+
+def _described(item: Any) -> str:
+    if isinstance(item, tuple):
+        return f"a tuple of {len(item)} ({', '.join(type(each).__name__ for each in item[:4])})"
+    return f"a {type(item).__name__}"

@@ -14,7 +14,7 @@ from typing import Any
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.calls.future import CallFuture
-from phalanx.calls.stored_rows import StoredPart, StoredParts
+from phalanx.calls.values import StoredPart, StoredParts
 from phalanx.channels.channel_state import ItemSlice
 from phalanx.channels.hub_client import CHANNEL_THREAD, HubObject, clients
 from phalanx.channels.live_channels import lost_items

@@ -1,11 +1,11 @@
-"""Lookups and texts that the commands on a cluster share."""
+"""Options, lookups and texts that the commands on a cluster share."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Methods of the library, as people know them.
 _NAMES = {"__phalanx_run__": "run(...)", "": "a call"}
+_GROUP_HELP = "Name of a group, or the beginning or end of it; RUN/NAME where names repeat."
+_ADDRESS_HELP = "The cluster, host:port. (default: RAY_ADDRESS, else the one on this machine)"
 
 
 def cluster_reader(address: str | None) -> ClusterReader:
@@ -102,3 +104,20 @@ def duration(seconds: float) -> str:
         return f"{minutes} min"
     hours = minutes // 60
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def complete_group(incomplete: str) -> list[str]:
+    """Return names of groups for the shell; none without a cluster."""
+    with contextlib.suppress(Exception):  # a shell that completes a word shows no errors
+        groups = cluster_reader(None).notices().groups
+        return sorted(group.name for group in groups if group.name.startswith(incomplete))
+    return []
+
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help=_GROUP_HELP, autocompletion=complete_group)]
+OnlyGroup = Annotated[
+    str | None, typer.Argument(metavar="[GROUP]", help="Only this group.", autocompletion=complete_group)
+]
+Ranks = Annotated[list[int] | None, typer.Option("--rank", "-r", help="Only this rank; repeatable.")]
+Address = Annotated[str | None, typer.Option("--address", help=_ADDRESS_HELP)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print as JSON.")]

@@ -23,8 +23,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.cli.common import cluster_reader, show
-from phalanx.cli.options import Address, AsJson
+from phalanx.cli.common import Address, AsJson, cluster_reader, show
 from phalanx.config import overlays_verl, running_cluster
 from phalanx.display.byte_format import size
 from phalanx.errors import PlacementError

@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from phalanx.cli.common import observed_ranks
-from phalanx.cli.options import Address, AsJson, GroupName, Ranks
+from phalanx.cli.common import Address, AsJson, GroupName, Ranks, observed_ranks
 from phalanx.display.log_merging import Lines, prefix_of
 from phalanx.errors import DispatchError
 

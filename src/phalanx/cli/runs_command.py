@@ -13,8 +13,7 @@ from rich.text import Text
 from phalanx.checkpoint.path_lock import holder_of
 from phalanx.checkpoint.steps import MANIFEST, Step, listed
 from phalanx.checkpoint.storage import Storage
-from phalanx.cli.common import duration, show, titled_table
-from phalanx.cli.options import AsJson
+from phalanx.cli.common import AsJson, duration, show, titled_table
 from phalanx.display.byte_format import size
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx.cli.common import duration, observed_ranks, rank_status, show
-from phalanx.cli.options import Address, AsJson, GroupName, Ranks
+from phalanx.cli.common import Address, AsJson, GroupName, Ranks, duration, observed_ranks, rank_status, show
 from phalanx.collect.message import rank_list
 
 

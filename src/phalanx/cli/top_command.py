@@ -18,8 +18,16 @@ from rich.live import Live
 from rich.text import Text
 
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.cli.common import cluster_reader, duration, rank_status, show, titled_table
-from phalanx.cli.options import Address, AsJson, OnlyGroup
+from phalanx.cli.common import (
+    Address,
+    AsJson,
+    OnlyGroup,
+    cluster_reader,
+    duration,
+    rank_status,
+    show,
+    titled_table,
+)
 from phalanx.display.byte_format import size
 from phalanx.display.registry_records import RankRecord
 

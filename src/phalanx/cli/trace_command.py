@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.common import show
-from phalanx.cli.options import AsJson
+from phalanx.cli.common import AsJson, show
 from phalanx.errors import DeclarationError
 from phalanx.tracing.files import load, write
 from phalanx.tracing.summary import summarize

@@ -7,6 +7,7 @@ that it buffers is lost when the rank is killed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -88,31 +89,35 @@ class _Printed:
 class Merged:
     """Lines of the ranks of a group; equal lines of several ranks within ``window_s`` seconds are merged.
 
-    No line is left out: a line that a rank prints twice comes twice, and a rank that comes later has its own line.
-    A traceback counts as a single line.
+    Without a window, no lines are. No line is left out: a line that a rank prints twice comes twice, and a rank that
+    comes later has its own line. A traceback counts as a single line. Safe for several threads.
     """
 
-    def __init__(self, label: str, hosts: Sequence[str], window_s: float = 0.5) -> None:
+    def __init__(self, label: str, hosts: Sequence[str], window_s: float | None = None) -> None:
         self._label = label
         self._hosts = hosts
         self._window_s = window_s
         self._printed: list[_Printed] = []
+        self._lock = threading.Lock()
 
     def add(self, rank: int, lines: Sequence[str], now: float) -> None:
         """Add lines of a rank, at ``now`` in seconds."""
-        for unit, _ in _units(lines):
-            text = "\n".join(unit)
-            equal = (other for other in self._printed if other.text == text and rank not in other.ranks)
-            printed = next(equal, None)
-            if printed is None:
-                self._printed.append(_Printed(text, {rank}, now))
-            else:
-                printed.ranks.add(rank)
+        with self._lock:
+            for unit, _ in _units(lines):
+                text = "\n".join(unit)
+                equal = (other for other in self._printed if other.text == text and rank not in other.ranks)
+                printed = None if self._window_s is None else next(equal, None)
+                if printed is None:
+                    self._printed.append(_Printed(text, {rank}, now))
+                else:
+                    printed.ranks.add(rank)
 
     def take(self, now: float | None) -> list[str]:
         """Return the lines whose window is over at ``now``, with the prefix of their ranks; None: all lines."""
-        due = [other for other in self._printed if now is None or now - other.since >= self._window_s]
-        self._printed = self._printed[len(due) :]  # they are in the order in which they came
+        window = self._window_s or 0.0
+        with self._lock:
+            due = [other for other in self._printed if now is None or now - other.since >= window]
+            self._printed = self._printed[len(due) :]  # they are in the order in which they came
         return [self._prefix(other.ranks) + line for other in due for line in other.text.split("\n")]
 
     def _prefix(self, ranks: set[int]) -> str:

@@ -22,9 +22,17 @@ from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.group.preemption_monitor import watch
 from phalanx.group.roster import publish, withdraw
-from phalanx.members.constructor_calls import constructors, given_up, make_again, rejoin_calls, sent_to
 from phalanx.members.detached import publish_record, withdraw_record
-from phalanx.members.launch import Launched, Present, launch
+from phalanx.members.launch import (
+    Launched,
+    Present,
+    constructors,
+    given_up,
+    launch,
+    make_again,
+    rejoin_calls,
+    sent_to,
+)
 from phalanx.members.start_progress import Starting
 from phalanx.members.weight_resync import bring_to_replaced
 from phalanx.pools.pool import ResourcePool

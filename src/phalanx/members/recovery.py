@@ -1,6 +1,7 @@
 """Recovery of a group when it is next called: it is broken, or nodes with ranks of it will be taken away.
 
-Also the return to a snapshot, ``px.restore``.
+Lost ranks are replaced, and states restored: of all ranks from a snapshot, of new ranks from a peer, or none. Also the
+return to a snapshot, ``px.restore``.
 """
 
 from __future__ import annotations
@@ -10,24 +11,33 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from phalanx.calls.health_check import seen_gone
 from phalanx.calls.in_flight import calls_of, make_room
 from phalanx.calls.run_on import run_on
-from phalanx.errors import CheckpointError, GroupBroken, PhalanxError, PlacementError, WorkerDiedError
+from phalanx.errors import (
+    CallError,
+    CheckpointError,
+    GroupBroken,
+    PhalanxError,
+    PlacementError,
+    WorkerDiedError,
+)
 from phalanx.group import roster
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.group.options import ReplacePolicy, RestartPolicy
 from phalanx.group.preemption_monitor import look_once
-from phalanx.members.processes import restart
-from phalanx.members.rank_replacement import heal, replace_lost_ranks
-from phalanx.members.snapshots import has_state, in_one_order, take
+from phalanx.group.snapshot_placement import Snapshot
+from phalanx.members.processes import replace_processes, restart, settle
+from phalanx.members.snapshots import check_held, from_peer, has_state, in_one_order, restore, take
 from phalanx.pools.pool import ResourcePool
 from phalanx.topology.placement import NodeCapacity, check_feasible
 from phalanx.topology.slots import Slot
-from phalanx.worker import snapshot_handlers as handlers
-from phalanx.worker.snapshot_handlers import RestoreRequest
+from phalanx.worker import handlers
+from phalanx.worker.handlers import RestoreRequest
 
 _AGAIN_AFTER_S = 1.0
+_RESTORED_WITHIN_S = 300.0
 _log = logging.getLogger("phalanx")
 
 
@@ -200,7 +210,7 @@ def _has_gone_back(core: Group) -> bool:
             "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
         )
     try:
-        run_on(core, handlers.restore, RestoreRequest(found.number), title="px.restore").result(None)
+        run_on(core, handlers.restore_snapshot, RestoreRequest(found.number), title="px.restore").result(None)
     except WorkerDiedError:
         if core.options.on_failure is None or core.lifecycle.state is not State.BROKEN:
             raise
@@ -240,3 +250,83 @@ def has_room(
         if sizes and not check_feasible(nodes, sizes, bundle).fits_now:
             return False
     return True
+
+
+def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[int, ...]:
+    """Replace ranks of a group that this process owns, and restore states; see ``px.replace_ranks``.
+
+    Ranks on draining nodes are replaced too, since their slots move: no process is started on such nodes.
+
+    Returns:
+        The ranks that were replaced.
+
+    Raises:
+        GroupBroken: no rank has the state of a lost rank any more; the group is as it was.
+        Errors of the constructors and of ``rejoin()``.
+    """
+    going = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
+    gone = tuple(sorted({*ranks, *going}))
+    if len(gone) == core.world_size and (state != "none" or not core.endpoints):
+        raise GroupBroken(
+            f"px.replace_ranks({core.name}): all {core.world_size} ranks are to be replaced, so that nobody has their "
+            "state. restart() makes them anew; px.load brings back what was saved",
+            group=core.name,
+            cause=core.lifecycle.cause,
+        )
+    found = check_held(core, gone) if state == "snapshot" else None
+
+    def bring_back() -> None:
+        if found is not None:
+            restore(core, found, gone, _RESTORED_WITHIN_S)
+        elif state == "peer":
+            from_peer(core, gone, _RESTORED_WITHIN_S)
+
+    replace_processes(core, gone, bring_back)
+    if found is not None:
+        _hold_again(core, found.without(gone))
+    return gone
+
+
+def _hold_again(core: Group, found: Snapshot) -> None:
+    """Take a new snapshot, so that each state has its second copy again. Until then ``found`` says which have none."""
+    core.snapshot = found
+    # Another rank may be lost meanwhile, as it may be right after this.
+    with contextlib.suppress(GroupBroken, WorkerDiedError):
+        take(core)
+
+
+def lost_ranks(core: Group) -> Sequence[int]:
+    """Return the ranks that died: all ranks, if a start has left none.
+
+    Ranks that the failure has named as dead count too, and ranks whose processes an inspection finds dead: not every
+    loss is known at once, least of all the loss of a node.
+    """
+    if not core.endpoints:
+        return range(core.world_size)
+    cause = core.lifecycle.cause if core.lifecycle.state is State.BROKEN else None
+    died = [one for one in cause.failures if one.kind == "died"] if isinstance(cause, CallError) else []
+    nodes = core.epoch.nodes[: core.world_size]
+    named = {one.rank for one in died}
+    lost_nodes = {nodes[one.rank] for one in died if one.exit == "node lost" and one.rank < len(nodes)}
+    with_them = (rank for rank, node in enumerate(nodes) if rank in named or node in lost_nodes)
+    return sorted({*seen_gone(core), *with_them})
+
+
+def heal(core: Group) -> None:
+    """Replace the lost ranks of a broken group, or restart it if that is impossible.
+
+    A group may be broken without a lost rank: a call reached some ranks only, or their connections were aborted when a
+    call was cancelled. Then one rank is recreated, so that all ranks form their process groups again.
+
+    Raises:
+        Errors of ``px.replace_ranks`` and ``restart()``, if a constructor fails.
+    """
+    gone = lost_ranks(core)
+    if not gone:
+        settle(core, core.endpoints)
+        gone = lost_ranks(core) or [core.world_size - 1]
+    try:
+        replace_lost_ranks(core, gone, "snapshot")
+    except (GroupBroken, PlacementError) as error:
+        _log.warning("group %r is restarted instead: %s", core.name, str(error).partition(". ")[0])
+        restart(core)

@@ -13,8 +13,8 @@ from phalanx.errors import CallTimeout, GroupBroken
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.snapshot_placement import Snapshot, holders, lost_copies
-from phalanx.worker import snapshot_handlers as handlers
-from phalanx.worker.snapshot_handlers import RestoreRequest, SnapshotReply, SnapshotRequest
+from phalanx.worker import handlers
+from phalanx.worker.handlers import RestoreRequest, SnapshotReply, SnapshotRequest
 
 
 def take(core: Group) -> Snapshot:
@@ -61,13 +61,13 @@ def _taken(core: Group, epoch: Epoch) -> Snapshot:
     order = SnapshotRequest(number, whole, core.snapshot_epoch == epoch.number)
     ranks = range(epoch.size)
     held_by = holders(epoch.nodes)
-    taken: list[SnapshotReply] = run_on(core, handlers.take, order, title="px.snapshot").result(None)
+    taken: list[SnapshotReply] = run_on(core, handlers.take_snapshot, order, title="px.snapshot").result(None)
     if epoch.size > 1:
         wards = {
             holder: {rank: taken[rank].copy for rank in ranks if held_by[rank] == holder} for holder in ranks
         }
         kept = [wards[rank] for rank in ranks]
-        run_on(core, handlers.hold, number, whole, each=kept, title="px.snapshot").result(None)
+        run_on(core, handlers.hold_copies, number, whole, each=kept, title="px.snapshot").result(None)
     return Snapshot(
         number,
         held_by,
@@ -109,14 +109,16 @@ def restore(core: Group, found: Snapshot, new: Collection[int], seconds: float) 
     """Restore all ranks to a snapshot: ``new`` ranks from the copies of their holders."""
     wanted = {rank: found.holders[rank] for rank in new}
     given = {
-        rank: _answer(core, "px.replace_ranks", holder, handlers.give, rank, found.number, seconds=seconds)
+        rank: _answer(
+            core, "px.replace_ranks", holder, handlers.give_copy, rank, found.number, seconds=seconds
+        )
         for rank, holder in wanted.items()
     }
     orders: Mapping[int, RestoreRequest] = {
         rank: RestoreRequest(found.number, given.get(rank)) for rank in range(core.world_size)
     }
     each = [orders[rank] for rank in range(core.world_size)]
-    call = run_on(core, handlers.restore, each=each, title="px.replace_ranks", checked=False)
+    call = run_on(core, handlers.restore_snapshot, each=each, title="px.replace_ranks", checked=False)
     for answer in call.answers(seconds).values():
         _checked(core, answer, seconds)
 
@@ -153,13 +155,13 @@ def _checked(core: Group, answer: Any, seconds: float) -> Any:
 def from_peer(core: Group, new: Collection[int], seconds: float) -> None:
     """Give ranks that are ``new`` the state of a rank that is not."""
     peer = next(rank for rank in range(core.world_size) if rank not in new)
-    copy = _answer(core, "px.replace_ranks", peer, handlers.show, seconds=seconds)
+    copy = _answer(core, "px.replace_ranks", peer, handlers.copy_of_now, seconds=seconds)
     for rank in new:
         _answer(
             core,
             "px.replace_ranks",
             rank,
-            handlers.restore,
+            handlers.restore_snapshot,
             RestoreRequest(0, copy, keep_rng=True),
             seconds=seconds,
         )

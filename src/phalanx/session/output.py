@@ -7,57 +7,53 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import Endpoint
 from phalanx.config import Shown
-from phalanx.display.log_merging import Lines, Merged, prefix_of
+from phalanx.display.log_merging import Lines, Merged
 from phalanx.session.background import Background
 
 LOOK_EVERY_S = 0.1
+_WINDOW_S = 0.5  # in which equal lines of several ranks are one line
 _CHUNK = 256 * 1024
 _SHARE = 10  # a look may take a tenth of the time: files on other nodes are read less often
 
 
 class RankOutput:
-    """The output file of a rank, and the offset up to which it was shown.
+    """The output file of a rank, and the offset up to which it was read into the lines of its ``group``.
 
     It does not hold the process's handle, since a process ends when its last handle is dropped.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        endpoint: Endpoint,
-        write: Callable[[Sequence[str]], None],
-        together: Together | None = None,
-    ) -> None:
+    def __init__(self, backend: Backend, endpoint: Endpoint, rank: int, group: Merged) -> None:
         self.files = endpoint.facts.files
-        self.together = together
+        self.group = group
+        self._rank = rank
         self._place = replace(endpoint, handle=None)
         self._handle = weakref.ref(endpoint.handle)
         self._backend = backend
-        self._write = write
         self._lines = Lines()
         self._offset = 0
         self._lock = threading.Lock()
 
     def look(self) -> bool:
-        """Show new output; return False once the process has ended and all of its output is shown."""
+        """Read new output; return False once the process has ended and all of its output was read."""
         with self._lock:
             alive = self._alive()  # before reading: all output of a dead process is there now
-            self._show(self._lines.feed(data) for data in self._new())
-            if not alive:
-                self._show([self._lines.finish()])
+            self._read(last=not alive)
             return alive
 
     def finish(self) -> None:
-        """Show all that there is."""
+        """Read all that there is."""
         with self._lock:
-            self._show(self._lines.feed(data) for data in self._new())
-            self._show([self._lines.finish()])
+            self._read(last=True)
+
+    def _read(self, *, last: bool) -> None:
+        lines = [line for data in self._new() for line in self._lines.feed(data)]
+        self.group.add(self._rank, [*lines, *(self._lines.finish() if last else [])], time.monotonic())
 
     def _alive(self) -> bool:
         handle = self._handle()
@@ -80,46 +76,6 @@ class RankOutput:
                 break
         return found or [b""]
 
-    def _show(self, batches: Iterable[list[str]]) -> None:
-        lines = [line for batch in batches for line in batch]
-        if lines:
-            self._write(lines)
-
-
-def _written(lines: Iterable[str]) -> None:
-    text = "".join(f"{line}\n" for line in lines)
-    if text:
-        with contextlib.suppress(ValueError, OSError):  # the driver has closed its stdout
-            sys.stdout.write(text)
-            sys.stdout.flush()
-
-
-def _behind(prefix: str) -> Callable[[Sequence[str]], None]:
-    """Return the function that writes the lines of a rank."""
-    return lambda lines: _written(prefix + line for line in lines)
-
-
-class Together:
-    """Output of the ranks of a group, with equal lines of several ranks shown as a single line."""
-
-    def __init__(self, label: str, hosts: Sequence[str]) -> None:
-        self._merged = Merged(label, hosts)
-        self._lock = threading.Lock()
-
-    def of(self, rank: int) -> Callable[[Sequence[str]], None]:
-        """Return the function that takes the lines of a rank."""
-
-        def write(lines: Sequence[str]) -> None:
-            with self._lock:
-                self._merged.add(rank, lines, time.monotonic())
-
-        return write
-
-    def flush(self, *, everything: bool = False) -> None:
-        """Write lines that have waited long enough for other ranks to print the same."""
-        with self._lock:
-            _written(self._merged.take(None if everything else time.monotonic()))
-
 
 class Display:
     """All ranks whose output this process shows."""
@@ -127,6 +83,7 @@ class Display:
     def __init__(self) -> None:
         self._sources: list[RankOutput] = []
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._background = Background(self._turn, finish=self.finish)
 
     def begin(self, backend: Backend, endpoints: Sequence[Endpoint], label: str, shown: Shown) -> None:
@@ -136,16 +93,8 @@ class Display:
         everyone = range(len(endpoints))
         chosen = everyone if isinstance(shown, str) else [rank for rank in shown if rank in everyone]
         hosts = [endpoint.facts.slot.host for endpoint in endpoints]
-        together = Together(label, hosts) if shown == "merged" else None
-        sources = [
-            RankOutput(
-                backend,
-                endpoints[rank],
-                together.of(rank) if together else _behind(prefix_of(label, rank, hosts[rank])),
-                together,
-            )
-            for rank in chosen
-        ]
+        group = Merged(label, hosts, _WINDOW_S if shown == "merged" else None)
+        sources = [RankOutput(backend, endpoints[rank], rank, group) for rank in chosen]
         if not sources:
             return
         with self._lock:
@@ -160,8 +109,7 @@ class Display:
             self._sources = [one for one in self._sources if one not in ended]
         for source in ended:
             source.finish()
-        for together in _together(ended):
-            together.flush(everything=True)
+        self._write({source.group for source in ended}, None)
 
     def _turn(self) -> float | None:
         begun = time.monotonic()
@@ -171,14 +119,18 @@ class Display:
         with self._lock:
             self._sources = [source for source in self._sources if source not in gone]
             left = list(self._sources)
-        there = _together(left)
-        for together in _together(sources):
-            together.flush(everything=together not in there)
+        there = {source.group for source in left}
+        self._write({source.group for source in sources} - there, None)
+        self._write(there, time.monotonic())
         if not left:
             return None
         return max(LOOK_EVERY_S, _SHARE * (time.monotonic() - begun))
 
-
-def _together(sources: Iterable[RankOutput]) -> set[Together]:
-    """Return the groups of these ranks whose equal lines are shown as a single line."""
-    return {source.together for source in sources if source.together is not None}
+    def _write(self, groups: set[Merged], now: float | None) -> None:
+        """Write the lines of groups that are due at ``now``; None: all lines."""
+        with self._writing:
+            text = "".join(f"{line}\n" for group in groups for line in group.take(now))
+            if text:
+                with contextlib.suppress(ValueError, OSError):  # the driver has closed its stdout
+                    sys.stdout.write(text)
+                    sys.stdout.flush()

@@ -21,7 +21,7 @@ Verify = Literal["sampled", "full", "off"]
 """Extent of verification: a sample of the elements (default), every bit, or nothing."""
 
 DIGEST_BYTES = 8
-_STRIDE_BYTES = 8192
+_STRIDE_BYTES = 1 << 15
 """A sample has an element of about each so many bytes: it costs the cache lines that it touches."""
 _FEWEST_ROWS = 64
 """Every row of a matrix with no more rows is sampled."""
@@ -69,7 +69,7 @@ def tensor_digest(
 ) -> bytes:
     """Return 8 bytes that depend on the elements of ``tensor``, as ``dtype``, and on their order.
 
-    A sample has an element of about each 8 KB, and of each row (the last dimension) if rows are few. ``version``
+    A sample has an element of about each 32 KB, and of each row (the last dimension) if rows are few. ``version``
     decides which element.
     """
     dtype = dtype or tensor.dtype

@@ -23,7 +23,7 @@ from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import Bucket, SlotView
 from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, group_members, lost
 from phalanx.weights.weight_requests import Side
-from phalanx.worker.collectives import collectives
+from phalanx.worker.rendezvous import collectives
 
 _POLL_S = 0.0005
 _Member = tuple[Side, int]

@@ -25,7 +25,7 @@ from types import CodeType, FrameType
 
 from phalanx.wire.call_page import INTERRUPT, SEVER, STACKS, CallPage, answer, available
 from phalanx.wire.messages import SideChannel
-from phalanx.worker.collectives import collectives
+from phalanx.worker.rendezvous import collectives
 
 #: Environment variable that marks all processes that a rank starts, whatever their parent and session become.
 MARK_VARIABLE = "PHALANX_PROCESS"

@@ -28,8 +28,8 @@ from phalanx.weights.transport_interface import (
     Outgoing,
     transport_choices,
 )
+from phalanx.weights.weight_ends import make_endpoints
 from phalanx.weights.weight_requests import ConnectRequest
-from phalanx.weights.weight_routes import make_endpoints
 from tests.weights.planning.layouts import (
     Layout,
     apart,

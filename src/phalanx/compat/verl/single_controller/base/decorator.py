@@ -1,16 +1,16 @@
 """``@register`` and the dispatch modes, as ``verl.single_controller.base.decorator`` has them.
 
 What a mode does is in a table that users extend and change: ``DISPATCH_MODE_FN_REGISTRY``. The functions of the
-table are in ``dispatch_functions`` and ``megatron_functions`` and have their names here, too.
+table are in ``dispatch_functions`` and have their names here, too.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial, wraps
-from typing import Any
+from typing import Any, ClassVar
 
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.batches import is_future
@@ -20,6 +20,8 @@ from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # n
     collect_dp_compute,
     collect_dp_compute_data_proto,
     collect_lazy_compute_data_proto,
+    collect_megatron_compute,
+    collect_megatron_compute_data_proto,
     collect_nd_compute,
     collect_nd_compute_dataproto,
     dispatch_all_to_all,
@@ -27,21 +29,79 @@ from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # n
     dispatch_dp_compute_data_proto,
     dispatch_dp_compute_data_proto_with_func,
     dispatch_lazy_compute_data_proto,
+    dispatch_megatron_compute,
+    dispatch_megatron_compute_data_proto,
     dispatch_nd_compute,
     dispatch_nd_compute_dataproto,
     dispatch_one_to_all,
     dummy_direct_rollout_call,
 )
-from phalanx.compat.verl.single_controller.base.dynamic_enum import DynamicEnum
-from phalanx.compat.verl.single_controller.base.megatron_functions import (
-    collect_megatron_compute,
-    collect_megatron_compute_data_proto,
-    dispatch_megatron_compute,
-    dispatch_megatron_compute_data_proto,
-)
 
 #: Name of the attribute in which a registered function keeps how it was registered.
 MAGIC_ATTR = "attrs_3141562937"
+
+
+class DynamicEnumMeta(type):
+    """Iteration, ``in`` and ``[name]`` over the members of a ``DynamicEnum``."""
+
+    _registry: dict[str, Any]
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(list(cls._registry.values()))
+
+    def __contains__(cls, item: object) -> bool:
+        return item in cls._registry if isinstance(item, str) else item in cls._registry.values()
+
+    def __getitem__(cls, name: str) -> Any:
+        return cls._registry[name]
+
+    def names(cls) -> list[str]:
+        """Return the members' names, in order of registration."""
+        return list(cls._registry)
+
+
+class DynamicEnum(metaclass=DynamicEnumMeta):
+    """An enumeration to which members can be added. Members are class attributes and are pickled by name."""
+
+    _registry: ClassVar[dict[str, Any]] = {}
+    _next_value: ClassVar[int] = 0
+
+    def __init__(self, name: str, value: int) -> None:
+        self.name = name
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}.{self.name}: {self.value}>"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return getattr, (type(self), self.name)
+
+    @classmethod
+    def register(cls, name: str) -> Any:
+        """Add a member and return it.
+
+        Raises:
+            ValueError: if the name is taken.
+        """
+        key = name.upper()
+        if key in cls._registry:
+            raise ValueError(f"{key} already registered in {cls.__name__}; its members are {cls.names()}")
+        member = cls(key, cls._next_value)
+        cls._registry[key] = member
+        setattr(cls, key, member)
+        cls._next_value += 1
+        return member
+
+    @classmethod
+    def remove(cls, name: str) -> Any:
+        """Remove a member and return it. Its value is not used again.
+
+        Raises:
+            KeyError: if no member has that name.
+        """
+        member = cls._registry.pop(name.upper())
+        delattr(cls, name.upper())
+        return member
 
 
 class Dispatch(DynamicEnum):

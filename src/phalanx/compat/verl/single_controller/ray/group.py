@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,13 +15,13 @@ from phalanx.backends.ray.cluster import Connection
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.calls import (
+    GroupMethod,
     PayloadEncoder,
     failed_ranks,
     func_generator,
     traced,
 )
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
-from phalanx.compat.verl.single_controller.ray.group_serialization import reduce_group
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
 from phalanx.compat.verl.single_controller.ray.start import (
@@ -32,6 +32,9 @@ from phalanx.compat.verl.single_controller.ray.start import (
 
 if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray.native import Call, TrackedCalls  # loads the runtime
+
+_OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict", "_calls", "_made")
+"""Attributes of a group that are not serialized."""
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -361,4 +364,37 @@ class RayWorkerGroup(WorkerGroup):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def __reduce__(self) -> Any:
-        return reduce_group(self)
+        state = {
+            key: value
+            for key, value in self.__dict__.items()
+            if key not in _OF_THIS_PROCESS and not isinstance(value, WorkerGroup | GroupMethod)
+        }
+        return _rebuild, (type(self), state, list(self.wg_dict or ()))
+
+
+def _rebuild(cls: type[Any], state: dict[str, Any], roles: list[str]) -> Any:
+    """Return a group of another process, which calls the same workers and does not own them."""
+    group = cls.__new__(cls)
+    group.__dict__.update(
+        state,
+        _checker_thread=None,
+        _connection=Connection(),
+        wg_dict=None,
+        _calls=None,
+        _made=threading.local(),
+    )
+    _bind_again(group)
+    if roles:
+        group.fuse(roles)
+    return group
+
+
+def _bind_again(group: Any) -> None:
+    bind: Callable[..., Any] = group._bind_worker_method
+    cls = group._user_class
+    if group.sub_cls_name:
+        group.method_names = bind(getattr(cls, "raw_cls_dict")[group.sub_cls_name], func_generator)  # noqa: B009
+        return
+    group.method_names = bind(cls, func_generator)
+    for name, alias in getattr(cls, "role_methods", {}).get(group._role, {}).items():
+        setattr(group, name, getattr(group, alias))

@@ -31,8 +31,7 @@ from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.group.options import GroupOptions
-from phalanx.members.constructor_calls import constructors, sent_to
-from phalanx.members.launch import Launched, Processes, launch
+from phalanx.members.launch import Launched, Processes, constructors, launch, sent_to
 from phalanx.members.recovery import ensure_ready
 from phalanx.pools.pool import ResourcePool, SlotReservation
 from phalanx.session.session import session
