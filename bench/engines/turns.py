@@ -79,7 +79,9 @@ def _started(python: Path, folder: Path, model: str, turn: int) -> list[Sample]:
 
 
 def _peer(name: str, python: Path, folder: Path, stack: ExitStack) -> Peer:
-    env = {**contender_env(folder), "OMP_NUM_THREADS": THREADS}
+    env = contender_env(folder)
+    if name == ALONE:  # the group has it from its own options; all other ranks share the cores, as always
+        env["OMP_NUM_THREADS"] = THREADS
     log = folder / f"{name}.log"
     peer = Peer(name, [str(python), "-m", _MODULES[name]], env, log, ROOT)
     stack.callback(peer.close)

@@ -253,11 +253,3 @@ def test_the_port_where_ranks_meet_is_taken_from_a_range(make: Make) -> None:
     group = group_on(make([1]), master_port_range=[41000, 41100])
 
     assert 41000 <= int(group.master_port or 0) < 41100
-
-
-class Plain:
-    def __init__(self, given: int) -> None:
-        self.given = given
-
-    def value(self) -> int:
-        return self.given

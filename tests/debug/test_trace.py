@@ -215,6 +215,23 @@ def test_of_very_many_calls_the_oldest_are_dropped_and_counted(
     assert "The first 3 calls are left out" in trace.events.notes[-1]
 
 
+def test_a_trace_whose_end_failed_ends_no_other(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, other = px.trace().start(), px.trace().start()
+
+    def fail(_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(failing), "events", property(fail))
+        with pytest.raises(MemoryError):
+            failing.stop()
+    failing.stop()
+    group.add(1)
+
+    assert len(calls_of(other.events, "add")) == 1
+    other.stop()
+
+
 def test_threads_may_record_at_once(group: Any) -> None:
     def work(x: int) -> None:
         with px.span("step"):

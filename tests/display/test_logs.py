@@ -12,7 +12,7 @@ TRACEBACK = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nV
 
 
 def test_the_prefix_names_role_rank_and_host() -> None:
-    assert prefix_of("actor", 3, "node7") == "[actor r3@node7] "
+    assert prefix_of("actor", [3], ["node7"]) == "[actor r3@node7] "
 
 
 def test_a_process_of_several_roles_is_called_by_all_of_them() -> None:
@@ -50,12 +50,6 @@ def test_a_traceback_that_never_ends_is_given_after_a_while() -> None:
     given = [line for _ in range(20) for line in lines.feed(b"")]
 
     assert (held, given) == ([], ["Traceback (most recent call last):", "  File"])
-
-
-def test_a_last_line_without_an_end_is_given_at_the_end() -> None:
-    lines = Lines()
-
-    assert (lines.feed(b"prompt> "), lines.finish()) == ([], ["prompt> "])
 
 
 def test_of_what_a_progress_bar_wrote_over_and_over_the_last_is_given() -> None:

@@ -53,10 +53,6 @@ def test_a_mask_is_read_back_as_written():
     assert ids_of(visible_value(["7", "0", "GPU-x"])) == ("7", "0", "GPU-x")
 
 
-def test_no_ids_make_a_mask_that_hides_every_device():
-    assert visible_value([]) == ""
-
-
 @pytest.mark.parametrize(
     ("name", "torch_device", "backend"),
     [

@@ -80,20 +80,13 @@ def test_two_parts_are_evened_out_where_longest_first_is_not():
     assert sums([8, 7, 6, 5, 4], balanced_partition([8, 7, 6, 5, 4], 2)) in ([14, 16], [16, 14])
 
 
-def test_rows_of_equal_length_are_spread_evenly():
-    assert sorted(len(part) for part in balanced_partition([5] * 17, 4)) == [4, 4, 4, 5]
-
-
-def test_rows_of_length_zero_are_spread_evenly():
-    assert [len(part) for part in balanced_partition([0] * 8, 4)] == [2, 2, 2, 2]
+@pytest.mark.parametrize(("lengths", "counts"), [([5] * 17, [4, 4, 4, 5]), ([0] * 8, [2, 2, 2, 2])])
+def test_rows_of_equal_length_are_spread_evenly(lengths, counts):
+    assert sorted(len(part) for part in balanced_partition(lengths, 4)) == counts
 
 
 def test_more_parts_than_rows_leaves_the_last_ones_empty():
     assert balanced_partition([3, 9], 4) == [[0], [1], [], []]
-
-
-def test_no_rows_make_empty_parts():
-    assert balanced_partition([], 3) == [[], [], []]
 
 
 def test_many_rows_are_even_too():

@@ -84,32 +84,29 @@ def test_hundreds_of_blocks_on_as_many_nodes_fit():
     assert (found.fits_total, found.decided, len(set(found.nodes or ()))) == (True, True, 512)
 
 
-def test_two_blocks_of_four_do_not_fit_on_six_and_two():
-    assert not check_feasible([node("a", 6), node("b", 2)], [4, 4], ONE_GPU).fits_total
+@pytest.mark.parametrize(
+    ("nodes", "blocks", "slot", "fits"),
+    [
+        pytest.param([node("a", 6), node("b", 2)], [4, 4], ONE_GPU, (False, False), id="blocks stay whole"),
+        pytest.param([node("a", 8)], [4, 4], ONE_GPU, (True, True), id="blocks share a node"),
+        pytest.param([node("a", 8, free=3)], [4], ONE_GPU, (True, False), id="what is held counts for now"),
+        pytest.param(
+            [node("a", 8)], [4], {"GPU": 1.0, "CPU": 1.0}, (False, False), id="each resource counts"
+        ),
+        pytest.param([node("a")], [8], bundle_resources(None), (True, True), id="eight slots on two cores"),
+        pytest.param(
+            [NodeCapacity("n", "h", {"CPU": 0.3}, {"CPU": 0.1 + 0.2})],
+            [3],
+            {"CPU": 0.1},
+            (True, True),
+            id="fractions",
+        ),
+    ],
+)
+def test_blocks_are_feasible_in_all_and_now(nodes, blocks, slot, fits: tuple[bool, bool]):
+    found = check_feasible(nodes, blocks, slot)
 
-
-def test_blocks_may_share_a_node():
-    assert check_feasible([node("a", 8)], [4, 4], ONE_GPU).nodes == ("a" * 10, "a" * 10)
-
-
-def test_what_is_held_counts_only_for_now():
-    found = check_feasible([node("a", 8, free=3)], [4], ONE_GPU)
-
-    assert (found.fits_total, found.fits_now, found.nodes) == (True, False, None)
-
-
-def test_every_resource_of_a_slot_counts():
-    assert not check_feasible([node("a", 8)], [4], {"GPU": 1.0, "CPU": 1.0}).fits_total
-
-
-def test_eight_cpu_slots_fit_on_two_cores():
-    assert check_feasible([node("a")], [8], bundle_resources(None)).fits_now
-
-
-def test_fractions_are_counted_in_rays_units():
-    capacity = NodeCapacity("n", "h", {"CPU": 0.3}, {"CPU": 0.1 + 0.2})
-
-    assert check_feasible([capacity], [3], {"CPU": 0.1}).fits_now
+    assert (found.fits_total, found.fits_now, found.nodes is not None) == (*fits, fits[1])
 
 
 @given(st.integers(1, 10_000))
@@ -118,10 +115,6 @@ def test_as_many_shares_as_promised_fit_and_are_whole_units(count: int):
 
     assert abs(units - round(units)) < 1e-6
     assert 1 <= round(units) * count <= 10_000
-
-
-def test_the_share_of_one_is_the_whole():
-    assert share(1) == 1.0
 
 
 @pytest.mark.parametrize("count", [0, -1, 10_001, 2.0, True, None])
@@ -150,39 +143,36 @@ def test_a_slot_without_accelerators_is_asked_for_with_use_gpu_false():
         bundle_resources("GPU", 0)
 
 
-def test_a_machine_without_accelerators_is_told_the_two_ways_out():
-    table = placement_table([node("a")], [16], ONE_GPU)
-
-    assert "no node has accelerators: pass use_gpu=False, or px.init(num_gpus=16) for logical GPUs" in table
-
-
-def test_another_kind_of_accelerator_is_pointed_out():
-    npu = NodeCapacity("n", "h", {"NPU": 8.0}, {"NPU": 8.0})
-
-    assert "no node has a GPU, but there are NPU" in placement_table([npu], [4], ONE_GPU)
+A100 = bundle_resources("GPU", accelerator_type="A100")
+NPUS = NodeCapacity("n", "h", {"NPU": 8.0}, {"NPU": 8.0})
+H100S = NodeCapacity("n", "h", {"GPU": 8, "accelerator_type:H100": 1}, {"GPU": 8})
+MEMORY = NodeCapacity("n", "h", {"memory": 4 * 2.0**30}, {"memory": 2.0**30})
 
 
-def test_the_largest_block_that_would_fit_is_named():
-    table = placement_table([node("a", 6), node("b", 4)], [8], ONE_GPU)
+@pytest.mark.parametrize(
+    ("nodes", "blocks", "slot", "words"),
+    [
+        ([], [4], ONE_GPU, ["no living node"]),
+        (
+            [node("a")],
+            [16],
+            ONE_GPU,
+            ["no node has accelerators: pass use_gpu=False, or px.init(num_gpus=16) for logical GPUs"],
+        ),
+        ([NPUS], [4], ONE_GPU, ["no node has a GPU, but there are NPU"]),
+        ([H100S], [4], A100, ["no node has accelerator type 'A100'; present: H100"]),
+        ([node("a", 6), node("b", 4)], [8], ONE_GPU, ["largest block that would fit on a node: 6"]),
+        ([node("a", 6), node("b", 2)], [4, 4], ONE_GPU, ["cannot be spread", "[6, 2]"]),
+        ([node("a", 4), node("b", 2)], [4, 2, 2], ONE_GPU, ["ask for 2 fewer"]),
+        ([node("a", 4)], [1], {"GPU": 8.0}, ["a slot wants GPU 8, the most on a node is 4"]),
+        ([MEMORY], [1], {"memory": 2.0**31}, ["4.0 GiB/1.0 GiB"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) and value and isinstance(value[0], str) else "",
+)
+def test_the_table_says_what_is_missing(nodes, blocks, slot, words: list[str]):
+    table = placement_table(nodes, blocks, slot)
 
-    assert "largest block that would fit on a node: 6" in table
-
-
-def test_blocks_that_cannot_be_spread_say_so():
-    table = placement_table([node("a", 6), node("b", 2)], [4, 4], ONE_GPU)
-
-    assert "cannot be spread" in table
-    assert "[6, 2]" in table
-
-
-def test_too_few_slots_in_all_say_how_many_fewer():
-    assert "ask for 2 fewer" in placement_table([node("a", 4), node("b", 2)], [4, 2, 2], ONE_GPU)
-
-
-def test_a_slot_too_big_for_any_node_names_the_resource():
-    table = placement_table([node("a", 4)], [1], {"GPU": 8.0})
-
-    assert "a slot wants GPU 8, the most on a node is 4" in table
+    assert all(word in table for word in words)
 
 
 def test_the_holder_is_named_on_its_node_and_in_the_advice():
@@ -199,21 +189,3 @@ def test_the_table_shows_have_and_free_of_each_node():
         "wanted: 8 slots in blocks of [8], each block on one node; GPU 1 per slot, GPU 8 in all"
     )
     assert [line.split()[2] for line in lines[2:4]] == ["8/2", "4/4"]
-
-
-def test_an_absent_accelerator_type_lists_those_present():
-    typed = NodeCapacity("n", "h", {"GPU": 8, "accelerator_type:H100": 1}, {"GPU": 8})
-
-    table = placement_table([typed], [4], bundle_resources("GPU", accelerator_type="A100"))
-
-    assert "no node has accelerator type 'A100'; present: H100" in table
-
-
-def test_a_cluster_without_nodes_says_so():
-    assert "no living node" in placement_table([], [4], ONE_GPU)
-
-
-def test_memory_is_shown_in_gib():
-    big = NodeCapacity("n", "h", {"memory": 4 * 2.0**30}, {"memory": 2.0**30})
-
-    assert "4.0 GiB/1.0 GiB" in placement_table([big], [1], {"memory": 2.0**31})

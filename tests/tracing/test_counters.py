@@ -11,7 +11,7 @@ import phalanx as px
 from phalanx.tracing.chrome import events
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING, Counter, Trace
 from phalanx.tracing.html import resampled, to_html
-from phalanx.tracing.recorder import MOST_POINTS, counted
+from phalanx.tracing.merging import MOST_POINTS, counted
 
 S = 1_000_000_000
 FULL = Counter(CHANNEL + "answers", (0, 2 * S, 6 * S), {WAITING: (0.0, 3.0, 1.0), OLDEST: (0.0, 0.5, 2.5)})

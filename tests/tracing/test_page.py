@@ -62,14 +62,6 @@ def labels(tab: Page) -> list[str]:
     return tab.evaluate("[...document.querySelectorAll('.labels .track')].map((one) => one.dataset.track)")
 
 
-def middle_of(tab: Page, selector: str) -> tuple[float, float]:
-    box = tab.evaluate(
-        f"(() => {{ const b = document.querySelector('{selector}').getBoundingClientRect(); "
-        "return [b.left, b.top, b.width, b.height]; })()"
-    )
-    return box[0] + box[2] / 2, box[1] + box[3] / 2
-
-
 def click(tab: Page, x: float, y: float) -> None:
     tab.mouse("mouseMoved", x, y)
     tab.mouse("mousePressed", x, y)

@@ -50,16 +50,11 @@ def test_calls_that_overlap_on_the_driver_lie_on_lanes_of_their_own() -> None:
     assert lanes == {1: 0, 2: 1, 3: 0}
 
 
-def test_a_call_whose_end_on_a_rank_nobody_saw_is_open_to_the_end_of_the_trace() -> None:
-    last = rank_slices(TRACE)[key(1)][-2]
+def test_a_failed_share_has_its_error_and_one_without_an_end_is_open_to_the_end_of_the_trace() -> None:
+    failed, last = rank_slices(TRACE)[key(0)][-2], rank_slices(TRACE)[key(1)][-2]
 
+    assert (failed.name, failed.open, failed.error) == ("fail", False, "ValueError: no")
     assert (last.name, last.open, last.end) == ("fail", True, TRACE.ended)
-
-
-def test_the_failed_share_bears_its_error() -> None:
-    assert [one.error for one in rank_slices(TRACE)[key(0)] if one.call == 3 and one.kind == "call"] == [
-        "ValueError: no"
-    ]
 
 
 def test_a_call_that_nobody_asked_for_ends_when_its_ranks_were_through() -> None:

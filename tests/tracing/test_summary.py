@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from phalanx.tracing.events import STARTING, Clock, Trace, TracedCall
 from phalanx.tracing.html import to_html
 from phalanx.tracing.summary import idle_shares, summarize
@@ -42,10 +44,6 @@ def test_a_call_that_never_ended_has_no_times() -> None:
     )
 
 
-def test_a_rank_is_idle_while_it_is_at_no_call() -> None:
-    assert idle_shares(TRACE)[key(0)] == 53  # at work 3-16, 17-42 and 71-80 of 100 ms
-
-
 def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
     source = TracedCall(1, "policy", 0, "", "make", at(0), parts=(part(0, 0, 0, 0, 0, 50, 50),))
     user = TracedCall(2, "judge", 0, "", "use", at(0), sources=(1,), parts=(part(0, 0, 0, 10, 60, 80, 80),))
@@ -72,21 +70,24 @@ def test_the_start_of_a_group_is_neither_work_nor_idleness() -> None:
     assert idle_shares(alone) == {key(0): 50}
 
 
-def test_failures_name_rank_and_error() -> None:
-    assert "At 0.07 s, policy.fail failed on rank 0: ValueError: no" in summarize(TRACE).notes
+FAILED = tuple(replace(UPDATE, id=i, error="KeyError: 1") for i in range(10))
+
+
+@pytest.mark.parametrize(
+    ("trace", "note"),
+    [
+        (TRACE, "At 0.07 s, policy.fail failed on rank 0: ValueError: no"),
+        (
+            replace(TRACE, calls=(replace(UPDATE, error="CallTimeout: 1 s"),)),
+            "At 0.0035 s, policy.actor.update failed: CallTimeout: 1 s",
+        ),
+        (replace(TRACE, calls=FAILED), "2 more failures are in the trace."),
+    ],
+    ids=["of a rank", "of the driver", "many"],
+)
+def test_failures_are_named_and_the_others_counted(trace: Trace, note: str) -> None:
+    assert summarize(trace).notes[-1] == note
     assert row(TRACE, "policy.fail")["failed"] == 1
-
-
-def test_an_error_of_the_driver_alone_is_a_failure_too() -> None:
-    late = replace(TRACE, calls=(replace(UPDATE, error="CallTimeout: 1 s"),))
-
-    assert summarize(late).notes[-1] == "At 0.0035 s, policy.actor.update failed: CallTimeout: 1 s"
-
-
-def test_many_failures_are_counted() -> None:
-    failed = tuple(replace(UPDATE, id=i, error="KeyError: 1") for i in range(10))
-
-    assert summarize(replace(TRACE, calls=failed)).notes[-1] == "2 more failures are in the trace."
 
 
 def test_notes_say_how_sure_the_clocks_are() -> None:
@@ -97,13 +98,9 @@ def test_notes_say_how_sure_the_clocks_are() -> None:
     assert "0.500 ms" in notes[1]
 
 
-def test_a_trace_of_nothing_has_no_rows() -> None:
+def test_a_summary_begins_with_what_was_recorded_and_has_rows_of_calls_alone() -> None:
     assert summarize(Trace(0, 1)).rows == ()
-
-
-def test_a_summary_is_text() -> None:
     assert str(summarize(TRACE)).startswith("made up: 0.1 s, 3 calls of 1 groups on 2 ranks\n")
-    assert "policy.actor.generate" in str(summarize(TRACE))
 
 
 def test_the_page_has_headline_figures_and_the_summary() -> None:

@@ -1,39 +1,12 @@
-"""The ways in which an encoded value reaches its reader."""
+"""A fixture that encodes and decodes in each way there is."""
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
 
-from phalanx.wire.codec import decode, encode
-
-
-def through_bytes(value: Any, **options: Any) -> Any:
-    return decode(encode(value, **options).to_bytes())
-
-
-def through_buffers(value: Any, **options: Any) -> Any:
-    """As an object store does it: out-of-band buffers, given back as read-only memory."""
-    buffers: list[pickle.PickleBuffer] = []
-    stream = pickle.dumps(encode(value, **options), protocol=5, buffer_callback=buffers.append)
-    return pickle.loads(stream, buffers=[memoryview(bytes(buffer)) for buffer in buffers])
-
-
-def through_pickle(value: Any, **options: Any) -> Any:
-    return pickle.loads(pickle.dumps(encode(value, **options), protocol=5))
-
-
-def through_old_pickle(value: Any, **options: Any) -> Any:
-    return pickle.loads(pickle.dumps(encode(value, **options), protocol=4))
-
-
-def in_process(value: Any, **options: Any) -> Any:
-    return decode(encode(value, **options))
-
-
-ROUTES = [through_bytes, through_buffers, through_pickle, through_old_pickle, in_process]
+from tests.wire.routes import ROUTES
 
 
 @pytest.fixture(params=ROUTES, ids=lambda route: route.__name__)

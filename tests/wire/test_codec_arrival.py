@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import pickle
 import threading
 from collections import namedtuple
 from typing import Any
@@ -14,52 +13,21 @@ import pytest
 import torch
 
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import Encoded, Policy, decode, decoding, encode
+from phalanx.wire.codec import Policy, decode, decoding, encode
+from tests.wire.routes import Token, in_process, payload, through_buffers
 
 Pair = namedtuple("Pair", "left right")
 
 
-class Token:
-    """Stands for something that lives elsewhere."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a Token never travels itself")
-
-
-def through_buffers(value: Any, **options: Any) -> Any:
-    """As an object store does it: out-of-band buffers, given back as read-only memory."""
-    buffers: list[pickle.PickleBuffer] = []
-    stream = pickle.dumps(encode(value, **options), protocol=5, buffer_callback=buffers.append)
-    return pickle.loads(stream, buffers=[memoryview(bytes(buffer)) for buffer in buffers])
-
-
-def in_process(value: Any, **options: Any) -> Any:
-    return decode(encode(value, **options))
-
-
-def payload(encoded: Encoded) -> int:
-    return sum(buffer.nbytes for buffer in encoded.buffers)
-
-
-def test_private_memory_is_writable_and_the_senders_stays_as_it_was(route: Any) -> None:
-    tensor, array = torch.zeros(4), np.zeros(4)
+def test_private_memory_is_writable_of_its_own_and_the_senders_stays_as_it_was(route: Any) -> None:
+    tensor, array = torch.zeros(3, 4), np.zeros(4)
     array.flags.writeable = False
-    arrived = route((tensor, array))
-    arrived[0].add_(1)
-    arrived[1][:] = 1
+    arrived, turned, other = route((tensor, torch.ones(3, 4).T, array))
+    arrived.add_(1)
+    other[:] = 1
     assert (tensor.sum().item(), array.sum()) == (0, 0)
-
-
-def test_a_private_tensor_can_grow() -> None:
-    assert through_buffers(torch.ones(3)).resize_(1000).shape == (1000,)
-
-
-def test_private_memory_is_no_view_to_autograd() -> None:
-    arrived = through_buffers(torch.ones(3, 4).T)
-    assert arrived._base is None
+    assert turned._base is None  # no view to autograd
+    assert arrived.resize_(1000).shape == (1000,)
 
 
 def test_readonly_arrays_are_views_that_cannot_be_written() -> None:

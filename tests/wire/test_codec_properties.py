@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from phalanx.wire.codec import Policy, decode, decoding, encode
+from tests.wire.routes import payload, through_buffers, through_bytes, through_pickle
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.complex64),
@@ -99,20 +99,6 @@ def trees(draw: st.DrawFn) -> Any:
             max_leaves=8,
         )
     )
-
-
-def through_bytes(value: Any) -> Any:
-    return decode(encode(value).to_bytes())
-
-
-def through_buffers(value: Any) -> Any:
-    buffers: list[pickle.PickleBuffer] = []
-    stream = pickle.dumps(encode(value), protocol=5, buffer_callback=buffers.append)
-    return pickle.loads(stream, buffers=[memoryview(bytes(buffer)) for buffer in buffers])
-
-
-def through_pickle(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(encode(value)))
 
 
 def through_views(value: Any) -> Any:
@@ -207,7 +193,7 @@ def test_leaves_that_were_one_object_are_one_again_and_others_are_not(route: Any
 @given(sent=st.one_of(tensors(), arrays().filter(lambda a: a.dtype != object)))
 def test_only_the_bytes_that_a_view_covers_are_sent(sent: Any) -> None:
     itemsize = sent.element_size() if isinstance(sent, torch.Tensor) else sent.dtype.itemsize
-    assert sum(buffer.nbytes for buffer in encode(sent).buffers) == int(np.prod(sent.shape)) * itemsize
+    assert payload(encode(sent)) == int(np.prod(sent.shape)) * itemsize
 
 
 @relaxed

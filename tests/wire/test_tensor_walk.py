@@ -92,15 +92,11 @@ def test_structures_that_contain_themselves_are_walked_once() -> None:
     assert len(large_leaves(value, 1)) == 1
 
 
-def test_leaves_below_the_threshold_are_left_out() -> None:
-    assert large_leaves([BIG, torch.zeros(10)], 4000) == [BIG]
-    assert large_leaves([BIG], 4001) == []
-
-
-def test_large_leaves_come_in_the_order_in_which_they_are_met() -> None:
+def test_leaves_of_the_threshold_come_in_the_order_in_which_they_are_met() -> None:
     tensors = [torch.zeros(100 + i) for i in range(5)]
-    found = large_leaves({"a": tensors[0], "b": [tensors[1], (tensors[2],)], "c": tensors[3:]}, 1)
-    assert [len(leaf) for leaf in found] == [100, 101, 102, 103, 104]
+    value = {"a": tensors[0], "b": [tensors[1], (tensors[2],)], "c": tensors[3:]}
+    found = large_leaves(value, tensors[1].nbytes)
+    assert [len(leaf) for leaf in found] == [101, 102, 103, 104]
 
 
 def test_a_tensordict_is_looked_into() -> None:

@@ -58,7 +58,7 @@ def logs(
                 while True:
                     for index, text in merged([next(file) for file in files], order, tail):
                         entry = ranks[index]
-                        line = prefix_of(found.label, entry.rank, entry.host) + text
+                        line = prefix_of(found.label, [entry.rank], [entry.host]) + text
                         typer.echo(json.dumps({"rank": entry.rank, "text": text}) if as_json else line)
                     if not follow:
                         break

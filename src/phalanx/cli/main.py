@@ -18,7 +18,7 @@ from phalanx.cli.top_command import top
 from phalanx.cli.trace_command import trace
 from phalanx.errors import PhalanxError
 
-#: Exit code of every command; `doctor` and `runs` use 1 for findings.
+#: Exit code of a command that could not do its work; `doctor` and `runs` use 1 for findings.
 FAILED = 2
 
 
@@ -40,7 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 done, 1 findings of doctor, 2 the command could not do its work.",
+    epilog="Exit codes: 0 done, 1 findings of doctor or runs, 2 the command could not do its work.",
 )
 for command in (doctor, top, stack, logs, trace, runs):
     app.command()(command)
@@ -89,4 +89,4 @@ Version = Annotated[
 
 @app.callback()
 def phalanx(version: Version = False) -> None:
-    """Inspect the runs on a Ray cluster under Phalanx, and check a machine."""
+    """Inspect drivers and ranks on a Ray cluster, traces and saved steps, and check a machine."""

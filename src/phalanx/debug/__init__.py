@@ -1,4 +1,7 @@
-"""Inspection of a running driver: status, statistics, progress and profiler settings."""
+"""Inspection of a running driver: status, statistics, progress and profiler settings.
+
+Its modules also have ``px.trace``, ``group.method.explain`` and ``group.profile``.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from phalanx.worker.profiling import ProfileOrder, ProfileReport
 
 _TOOLS = ("torch", "nsys")
 _ACTIVITIES = ("cpu", "cuda")
-_REFUSED_WITHIN_S = 1.0
+_SHORT_WAIT_S = 1.0
 
 
 def nsight_environment(**options: str) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Profile:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._end(None if error is None else _REFUSED_WITHIN_S)
+        self._end(None if error is None else _SHORT_WAIT_S)
 
     def __str__(self) -> str:
         if not self._over:
@@ -189,7 +189,7 @@ def start_profile(
 
 def _check_refusals(group: str, armed: Call) -> None:
     """Raise the error of a rank that refused the profile, or failed; a rank at a call may still refuse later."""
-    answers = armed.answers(_REFUSED_WITHIN_S)
+    answers = armed.answers(_SHORT_WAIT_S)
     errors = [answer for answer in answers.values() if isinstance(answer, PhalanxError)]
     for error in sorted(errors, key=lambda error: not isinstance(error, DeclarationError)):
         raise type(error)(f"group {group!r}, {error}")

@@ -25,8 +25,8 @@ from phalanx.session.background import Background
 from phalanx.session.session import session
 from phalanx.tracing.events import STARTING, Part, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
+from phalanx.tracing.merging import TracedEpoch, merge
 from phalanx.tracing.otel import export
-from phalanx.tracing.recorder import TracedEpoch, merge
 from phalanx.tracing.spans import SpanWriter, describe, path_of, process, read_log
 from phalanx.tracing.summary import Summary, summarize
 from phalanx.wire.call_page import SETUP_CALL
@@ -49,6 +49,7 @@ class Tracer:
         self._title = title
         self._calls: CallTracer | None = None
         self._began = 0
+        self._is_over = False
         self._trace: Trace | None = None
         if self._path is not None:
             check_path(self._path)
@@ -70,8 +71,9 @@ class Tracer:
 
     def stop(self) -> None:
         """Record no more, and write the file that was named. Idempotent. Unfinished calls stay as far as they were."""
-        if self._calls is None or self._trace is not None:
+        if self._calls is None or self._is_over:
             return
+        self._is_over = True
         try:
             self._trace = self.events
         finally:
@@ -175,7 +177,7 @@ class CallTracer(CallListener):
     def __init__(self) -> None:
         self.id = secrets.token_hex(4)
         self.spans = SpanWriter()
-        self._made = self._kept_parts = 0
+        self._made = self._kept_parts = self._dropped_until = 0
         self._lock = threading.Lock()
         self._calls: deque[TracedCall] = deque()
         self._epochs: list[TracedEpoch] = []
@@ -204,7 +206,8 @@ class CallTracer(CallListener):
             self._calls.append(traced)
             self._kept_parts += len(parts)
             while self._kept_parts > LIMIT and len(self._calls) > 1:
-                self._kept_parts -= len(self._calls.popleft().parts)
+                dropped = self._calls.popleft()
+                self._kept_parts, self._dropped_until = self._kept_parts - len(dropped.parts), dropped.began
         call.trace = self.id
 
     def passed(self, call: CallInfo, source: CallInfo) -> None:
@@ -264,7 +267,9 @@ class CallTracer(CallListener):
         own = read_log(self.spans.read().splitlines())
         trace = merge(epochs, calls, own, Trace(began, ended, title=title))
         note = f"The first {dropped:,} calls are left out: a trace keeps the last {len(self._calls):,} calls."
-        return replace(trace, notes=(*trace.notes, note)) if dropped else trace
+        return (
+            replace(trace, notes=(*trace.notes, note)) if dropped and self._dropped_until >= began else trace
+        )
 
     def _epoch(self, call: CallInfo) -> TracedEpoch:
         """Return the epoch of a call's group; its files are read for the last time before its processes end."""

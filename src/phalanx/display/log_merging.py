@@ -24,9 +24,10 @@ def label_of(classes: Iterable[tuple[str, str]]) -> str:
     return "+".join(role or name for role, name in classes)
 
 
-def prefix_of(label: str, rank: int, host: str) -> str:
-    """Return the prefix of each line of a rank: ``[actor r3@host] ``."""
-    return f"[{label} r{rank}@{host}] "
+def prefix_of(label: str, ranks: Iterable[int], hosts: Iterable[str]) -> str:
+    """Return the prefix of a line that these ranks printed: ``[actor r3@host] ``, ``[actor r0-3@2 hosts] ``."""
+    names = sorted(set(hosts))
+    return f"[{label} {ranks_text(ranks)}@{names[0] if len(names) == 1 else f'{len(names)} hosts'}] "
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -81,7 +82,7 @@ class Lines:
 class _Printed:
     """A line or a traceback, and the ranks that printed it since a time."""
 
-    text: str
+    unit: list[str]
     ranks: set[int]
     since: float
 
@@ -93,10 +94,8 @@ class Merged:
     comes later has its own line. A traceback counts as a single line. Safe for several threads.
     """
 
-    def __init__(self, label: str, hosts: Sequence[str], window_s: float | None = None) -> None:
-        self._label = label
-        self._hosts = hosts
-        self._window_s = window_s
+    def __init__(self, label: str, hosts: Sequence[str], window_s: float = 0.0) -> None:
+        self._label, self._hosts, self._window_s = label, hosts, window_s
         self._printed: list[_Printed] = []
         self._lock = threading.Lock()
 
@@ -104,26 +103,22 @@ class Merged:
         """Add lines of a rank, at ``now`` in seconds."""
         with self._lock:
             for unit, _ in _units(lines):
-                text = "\n".join(unit)
-                equal = (other for other in self._printed if other.text == text and rank not in other.ranks)
-                printed = None if self._window_s is None else next(equal, None)
+                equal = (other for other in self._printed if other.unit == unit and rank not in other.ranks)
+                printed = next(equal, None) if self._window_s else None
                 if printed is None:
-                    self._printed.append(_Printed(text, {rank}, now))
+                    self._printed.append(_Printed(unit, {rank}, now))
                 else:
                     printed.ranks.add(rank)
 
     def take(self, now: float | None) -> list[str]:
         """Return the lines whose window is over at ``now``, with the prefix of their ranks; None: all lines."""
-        window = self._window_s or 0.0
         with self._lock:
-            due = [other for other in self._printed if now is None or now - other.since >= window]
+            due = [other for other in self._printed if now is None or now - other.since >= self._window_s]
             self._printed = self._printed[len(due) :]  # they are in the order in which they came
-        return [self._prefix(other.ranks) + line for other in due for line in other.text.split("\n")]
-
-    def _prefix(self, ranks: set[int]) -> str:
-        hosts = sorted({self._hosts[rank] for rank in ranks})
-        where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-        return f"[{self._label} {ranks_text(ranks)}@{where}] "
+        prefixes = [
+            prefix_of(self._label, one.ranks, [self._hosts[rank] for rank in one.ranks]) for one in due
+        ]
+        return [p + line for p, one in zip(prefixes, due, strict=True) for line in one.unit]
 
 
 def _units(lines: Sequence[str]) -> Iterator[tuple[list[str], bool]]:

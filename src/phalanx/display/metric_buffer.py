@@ -29,7 +29,7 @@ class MetricBuffer:
         self._groups: list[tuple[str, Any, dict[str, int]]] = []
 
     def watch(self, group: str, counts: Any) -> None:
-        """Export the ``sent_bytes``, ``stored_bytes`` and ``fetched_bytes`` of a group from now on."""
+        """Include the ``sent_bytes``, ``stored_bytes`` and ``fetched_bytes`` of a group in :meth:`drain`."""
         self._groups.append((group, counts, {"sent": 0, "stored": 0, "fetched": 0}))
 
     def ended(self, group: str, method: str, seconds: float, failed: bool) -> None:

@@ -93,7 +93,7 @@ class Display:
         everyone = range(len(endpoints))
         chosen = everyone if isinstance(shown, str) else [rank for rank in shown if rank in everyone]
         hosts = [endpoint.facts.slot.host for endpoint in endpoints]
-        group = Merged(label, hosts, _WINDOW_S if shown == "merged" else None)
+        group = Merged(label, hosts, _WINDOW_S if shown == "merged" else 0.0)
         sources = [RankOutput(backend, endpoints[rank], rank, group) for rank in chosen]
         if not sources:
             return

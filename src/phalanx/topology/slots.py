@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
@@ -120,14 +120,13 @@ class SlotView:
         starts = [0, *ends[:-1]]
         return tuple(SlotView(self.slots[a:b]) for a, b in zip(starts, ends, strict=True))
 
-    def __len__(self) -> int:
-        return len(self.slots)
-
-    def __iter__(self) -> Iterator[Slot]:
-        return iter(self.slots)
-
     def __add__(self, other: SlotView) -> SlotView:
-        return merge(self, other)
+        """Return the slots of the view, then those of the other.
+
+        Raises:
+            DeclarationError: a slot is in both; names it.
+        """
+        return SlotView(self.slots + other.slots)
 
     @overload
     def __getitem__(self, key: int) -> SlotView: ...
@@ -169,15 +168,6 @@ class SlotView:
                 "least one slot"
             )
         return self.slots[key]
-
-
-def merge(a: SlotView, b: SlotView) -> SlotView:
-    """Return the slots of ``a``, then those of ``b``.
-
-    Raises:
-        DeclarationError: a slot is in both; names it.
-    """
-    return SlotView(a.slots + b.slots)
 
 
 def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> tuple[int, ...]:

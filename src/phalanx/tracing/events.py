@@ -1,7 +1,8 @@
 """The events of a trace: calls with the part of each rank, spans and counters, on tracks. Values only.
 
-All times are whole nanoseconds of the driver's wall clock. None stands for an event that has not happened, or that
-was not seen: the end of a call on a rank that was killed in it, the arrival of a result that was never asked for.
+All times are whole nanoseconds of a wall clock: the driver's, once the trace is merged. None stands for an event that
+has not happened, or that was not seen: the end of a call on a rank that was killed in it, the arrival of a result that
+was never asked for.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TrackKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The process of a rank: its place, and the time in which it was there."""
+    """The process of a rank: its place, when the trace first knew of it, and when it ended."""
 
     key: TrackKey
     host: str = ""
@@ -77,8 +78,9 @@ class Part:
 class TracedCall:
     """A call of a group. ``number`` is its number on the ranks.
 
-    ``asked`` is when a thread began to wait for its value, ``ended`` when it had the value or the error. ``sources``
-    are the ids of calls whose results are its arguments by reference.
+    ``began``: planning began; ``planned``: it was over; ``asked``: a thread began to wait for the value; ``joined``:
+    the value was made from all outputs; ``ended``: the thread had the value or the error. ``stored_bytes`` were stored
+    for it besides its messages. ``sources`` are the ids of calls whose results are its arguments by reference.
     """
 
     id: int

@@ -19,9 +19,10 @@ _TIMES_AND_BYTES = ("p50 ms", "p95 ms", "bytes to ranks", "bytes from ranks")
 class Summary(Table):
     """The summary of a trace, with a row per method.
 
-    The columns are the number of calls and of failures, the 50th and 95th percentile of the time from the plan to the
-    value or the last return, bytes each way over all calls, and for each rank of the group the share of its time
-    without a call, in percent. The notes are facts that a reader has to know, such as lost parts of the trace.
+    The columns are the number of calls and of failures, the 50th and 95th percentile of the time from the beginning of
+    the plan to the value or the last return, bytes each way over all calls, and for each rank of the group, in its
+    newest epoch, the share of its time without any call, in percent. The notes are facts that a reader has to know,
+    such as lost parts of the trace.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def summarize(trace: Trace) -> Summary:
     for call in trace.calls:
         methods.setdefault(f"{call.group}.{call.name}", []).append(call)
     rows = [_row(name, calls, idle) for name, calls in methods.items()]
-    rows.sort(key=lambda row: -(row[3] or 0.0) * row[1])
+    rows.sort(key=lambda row: -(row[3] or 0.0) * row[1])  # about the time of all calls, the longest first
     clocks = [
         f"The clock of {clock.host} is {clock.offset / _MS:+.3f} ms from the driver's (± "
         f"{clock.uncertainty / _MS:.3f} ms); times of its ranks are corrected by that."
@@ -51,9 +52,10 @@ def summarize(trace: Trace) -> Summary:
 
 
 def idle_shares(trace: Trace) -> dict[TrackKey, float]:
-    """Return the share of its time, in percent, in which each rank was at no call, from its constructor's end on.
+    """Return the share of its time, in percent, in which each rank was at no call.
 
-    Time in which a rank waits for the results of other calls counts as idle.
+    Its time begins with the end of its constructor or, if that was not traced, with its first traced call. Time in
+    which it waits for the results of other calls counts as idle.
     """
     starting = {call.id for call in trace.calls if call.method == STARTING}
     slices = rank_slices(trace)
@@ -66,7 +68,7 @@ def idle_shares(trace: Trace) -> dict[TrackKey, float]:
                 began = max(began, one.end)
             elif one.kind == "call":
                 busy[one.call] = (one.start, one.end)
-            elif one.name == AWAITING and one.call in busy:
+            elif one.kind == "phase" and one.name == AWAITING and one.call in busy:
                 busy[one.call] = (one.end, busy[one.call][1])
         worked, reached = 0, began
         for start, end in sorted(busy.values()):

@@ -51,6 +51,7 @@ def test_two_boxes_meet_in_the_cells_that_both_have(pair: tuple[Box, Box]) -> No
     shared = meet(*pair)
 
     assert (cells(shared) if shared else set()) == cells(pair[0]) & cells(pair[1])
+    assert (find_overlap(pair) is not None) == bool(shared)
 
 
 @given(boxes)
@@ -94,8 +95,3 @@ def test_runs_become_boxes_with_places_in_the_local_tensor(runs: Any, found: Any
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1), min_size=1))
 def test_names_come_back_in_their_order(names: list[str]) -> None:
     assert list(pickle.loads(pickle.dumps(Names.of(names)))) == names
-
-
-@given(boxes)
-def test_boxes_overlap_if_they_share_cells(pair: tuple[Box, Box]) -> None:
-    assert (find_overlap(pair) is not None) == bool(cells(pair[0]) & cells(pair[1]))

@@ -217,24 +217,6 @@ def read_all(parts: Sequence[dict[str, torch.Tensor]], ranks: Sequence[MegatronR
 TP2 = [MegatronRank(tp=rank, tp_size=2) for rank in range(2)]
 
 
-def test_columns_rows_and_gated_halves_of_tensor_parallelism_are_read_from_the_tags() -> None:
-    column, row, norm = golden(8, 3), golden(3, 8), golden(5)
-    gate, up = column.chunk(2)
-    parts = [
-        {
-            "qkv": tagged(column.chunk(2)[rank], 0),
-            "proj": tagged(row.chunk(2, 1)[rank], 1),
-            "norm": tagged(norm),
-            "fc1": tagged(torch.cat([gate.chunk(2)[rank], up.chunk(2)[rank]]), 0, 2),
-        }
-        for rank in range(2)
-    ]
-
-    for reading in read_all(parts, TP2):
-        for name, full in {"qkv": column, "proj": row, "norm": norm, "fc1": column}.items():
-            assert holds_its_boxes(reading, name, full)
-
-
 def megatron_layers(tp: int) -> nn.Module:
     """Layers as Megatron makes them: drawn in full on every rank and then cut."""
     from megatron.core import ModelParallelConfig, tensor_parallel

@@ -197,14 +197,15 @@
     const body = element("tbody"), cells = (tag, texts, name) => texts.map((text) => element(tag, name, text));
     for (const { slices, label, place, heading, driver } of rows) {
       if (heading || driver || pinned.call < 0) continue;
-      const parts = { arguments: 0, return: 0 };
+      const parts = { "await results": 0, arguments: 0, return: 0 };
       for (let i = 0; i < slices.length; i += FIELDS) {
         if (slices[i + CALL] !== pinned.call || slices[i + KIND] === IS_SPAN) continue;
         if (slices[i + KIND] === IS_CALL) [parts.start, parts.all] = [slices[i + START], slices[i + LENGTH]];
         else parts[data.names[slices[i + NAME]]] = slices[i + LENGTH];
       }
       if (parts.start === undefined) continue;
-      const times = [parts.start, parts.arguments, parts.all - parts.arguments - parts.return, parts.return].map(duration);
+      const method = parts.all - parts["await results"] - parts.arguments - parts.return;
+      const times = [parts.start, parts.arguments, method, parts.return].map(duration);
       body.append(element("tr", "", ...cells("td", [label, place]), ...cells("td", times, "number")));
     }
     const head = [...cells("th", ["rank", "place"]), ...cells("th", ["began at", "arguments", "method", "return"], "number")];

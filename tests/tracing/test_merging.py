@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.tracing.events import Clock, Part, Span, Trace, TracedCall, Track
-from phalanx.tracing.recorder import TracedEpoch, estimate_clock, merge
+from phalanx.tracing.merging import TracedEpoch, estimate_clock, merge
 from phalanx.tracing.spans import SpanLog
 from tests.tracing.made_up import MS, at, key
 

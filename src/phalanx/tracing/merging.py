@@ -52,7 +52,7 @@ class TracedEpoch:
                         raw += chunk
                     self.logs[track.key] = read_log(raw.splitlines(), track.key)
                 except FileNotFoundError:
-                    pass  # no traced call has reached it
+                    pass  # no traced call has reached it, or it could not write, which its log says
                 except Exception as error:
                     note = f"What rank {rank} of {self.group} wrote cannot be read: {error}"
                     self.notes += [note] if note not in self.notes else []
@@ -61,7 +61,7 @@ class TracedEpoch:
                 self.tracks = [replace(track, closed=now) for track in self.tracks]
 
 
-def merge(epochs: Iterable[TracedEpoch], calls: Iterable[TracedCall], own: SpanLog, frame: Trace) -> Trace:
+def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanLog, frame: Trace) -> Trace:
     """Merge calls and the events of the driver and the ranks into a single trace, on the driver's clock.
 
     ``frame`` has the beginning, the end and the title of the trace.
