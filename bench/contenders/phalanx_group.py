@@ -169,11 +169,11 @@ class Phalanx(RayContender):
 
     def do_planning(self, ranks: int, mode: str) -> float:
         """Seconds to plan one call on `ranks` ranks, without any of them: 4 KB rows, two per rank."""
-        from phalanx.declare.classes import class_spec
+        from phalanx.declare.classes import registered_methods
         from phalanx.dispatch.modes import plan
 
         name = {"ONE_TO_ALL": "touch", "DP_COMPUTE_PROTO": "pass_back"}[mode]
-        spec, target = class_spec(PhalanxWorker).methods[name], Ranks(ranks)
+        spec, target = registered_methods(PhalanxWorker)[name], Ranks(ranks)
         batch = torch.zeros(2 * ranks, ROW_BYTES // 4)
         seconds, _ = timed(lambda: plan(spec, target, (batch,), {}))
         return seconds

@@ -8,8 +8,8 @@ from phalanx.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from phalanx.collect.join import join_rows as join_rows
+    from phalanx.declare.dispatch_modes import register_dispatch_mode as register_dispatch_mode
     from phalanx.dispatch.batch_metadata import PerShard as PerShard
-    from phalanx.dispatch.modes import register_dispatch_mode as register_dispatch_mode
     from phalanx.dispatch.shardable import register_row_type as register_row_type
     from phalanx.dispatch.split import count_rows as count_rows
     from phalanx.dispatch.split import split_rows as split_rows
@@ -18,7 +18,7 @@ _HOMES = {
     "PerShard": "phalanx.dispatch.batch_metadata",
     "count_rows": "phalanx.dispatch.split",
     "join_rows": "phalanx.collect.join",
-    "register_dispatch_mode": "phalanx.dispatch.modes",
+    "register_dispatch_mode": "phalanx.declare.dispatch_modes",
     "register_row_type": "phalanx.dispatch.shardable",
     "split_rows": "phalanx.dispatch.split",
 }

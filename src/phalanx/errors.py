@@ -160,7 +160,7 @@ class PhalanxError(Exception):
     """Root of all errors of phalanx.
 
     Layout and `__init__` are kept plain so that a class can derive from it and from any other exception
-    (see `phalanx.collect.remote_error`): never add slots, never call `super().__init__`.
+    (see `phalanx.collect.failures`): never add slots, never call `super().__init__`.
     """
 
     def __init__(self, message: str = "") -> None:

@@ -68,7 +68,7 @@ def check_connected() -> Any:
     assert [private.get(item) for item in stream] == [0, 1]
     check_calls(actor)
     assert private.class_name(actor) == "Counter"
-    assert private.actor_state(actor) == private.actor_states()(private.actor_id(actor)) != private.DEAD
+    assert private.actor_states()(private.actor_id(actor)) not in (None, private.DEAD)
     assert private.get_actor("counter", namespace="phalanx") == actor
     ref = private.put("value")
     assert private.wait([ref], num_returns=1, timeout=5)[0] == [ref]
@@ -121,7 +121,6 @@ def check_left(actor: Any, group: Any, ref: Any) -> None:
         "placement_group_table": private.placement_group_table,
         "placement_group_ready": lambda: private.placement_group_ready(group, 0.1),
         "remove_placement_group": lambda: private.remove_placement_group(group),
-        "actor_state": lambda: private.actor_state(actor),
         "actor_states": lambda: private.actor_states()(private.actor_id(actor)),
         "total_resources": private.total_resources,
         "free_resources": private.free_resources,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.backends.ray import node_agent
-from phalanx.backends.ray.node_agent import NodeAgent
+from phalanx.backends.ray import node_agents
+from phalanx.backends.ray.node_agents import NodeAgent
 from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.reaper import Reaper, look_at
 from phalanx.wire.call_page import available
@@ -165,7 +165,7 @@ def test_a_reaper_that_was_killed_is_replaced_and_told_again(tree: Tree) -> None
         if "reaper.py" in line and f" {os.getpid()} " in line:
             os.kill(int(name), 9)
 
-    assert agent.end([tree.target]) == ()
+    assert agent.end([tree.target]) == [[]]
 
     assert tree.alive() == []
 
@@ -174,7 +174,7 @@ def test_a_reaper_that_is_dismissed_before_it_is_there_is_not_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[None] = []
-    monkeypatch.setattr(node_agent, "_start_reaper", lambda: started.append(None))
+    monkeypatch.setattr(node_agents, "_start_reaper", lambda: started.append(None))
     agent, others = NodeAgent(), set(threading.enumerate())
 
     with agent._lock:

@@ -19,12 +19,12 @@ from tests.dispatch.support import Batch, same
 
 
 def rows(count: int, **fields: Any) -> GatherPlan:
-    return GatherPlan("rows", range(count), **fields)
+    return GatherPlan("join", range(count), **fields)
 
 
 def test_a_value_plan_gives_the_one_output() -> None:
     output = object()
-    assert gather(GatherPlan("value", (0,)), [output]) is output
+    assert gather(GatherPlan("first", (0,)), [output]) is output
 
 
 def test_a_list_plan_gives_the_taken_outputs_in_its_order() -> None:

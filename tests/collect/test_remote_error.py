@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.collect.remote_error import remote_error, remote_error_type
+from phalanx.collect.failures import remote_error, remote_error_type
 from phalanx.errors import (
     CallTimeout,
     DispatchError,

@@ -311,7 +311,6 @@ class WatchingContract(_Ranks):
     """Processes as seen from beside them."""
 
     def test_a_rank_is_alive_and_reachable(self, transport: Backend, endpoints: list[Endpoint]) -> None:
-        transport.attend(endpoints)
         assert not transport.dead_of(endpoints)
         assert transport.dead_of(endpoints) == []
         sights = transport.sights(endpoints, stacks=True)
@@ -357,13 +356,10 @@ class NoticingContract(_Ranks):
 
     def test_a_service_starts_on_this_node_and_may_be_stopped_twice(self, transport: Backend) -> None:
         service, host = transport.start_service(str)
-        assert host == transport.host()
-        transport.stop_service(service)
-        transport.stop_service(service)
-
-    def test_a_process_says_where_it_is_reached(self, transport: Backend) -> None:
         with socket.create_server(("", 0)) as server:
-            socket.create_connection((transport.host(), server.getsockname()[1]), timeout=_WITHIN_S).close()
+            socket.create_connection((host, server.getsockname()[1]), timeout=_WITHIN_S).close()
+        transport.stop_service(service)
+        transport.stop_service(service)
 
 
 class BackendContracts(PlacingContract, CallingContract, StoringContract, WatchingContract, NoticingContract):

@@ -13,7 +13,7 @@ import ray
 
 import phalanx as px
 from phalanx.api.worker_group import WorkerGroup
-from phalanx.declare.classes import class_spec
+from phalanx.declare.classes import registered_methods
 from phalanx.declare.names import RESERVED
 
 
@@ -25,7 +25,7 @@ class Base(px.Worker):
 
 
 def test_signature_and_docstring_are_the_methods_own() -> None:
-    spec = class_spec(Base).methods["step"]
+    spec = registered_methods(Base)["step"]
     assert str(spec.signature) == "(batch: 'list[int]') -> 'list[int]'"
     assert spec.doc == "Do a step."
 
@@ -35,7 +35,7 @@ def test_an_override_keeps_the_registration() -> None:
         def step(self, batch: list[int], scale: int = 1) -> list[int]:
             return batch
 
-    spec = class_spec(Derived).methods["step"]
+    spec = registered_methods(Derived)["step"]
     assert spec.mode == px.Dispatch.DP_COMPUTE_PROTO
     assert spec.signature is not None
     assert "scale" in spec.signature.parameters
@@ -47,7 +47,7 @@ def test_an_override_may_register_anew() -> None:
         def step(self, batch: list[int]) -> list[int]:
             return batch
 
-    assert class_spec(Derived).methods["step"].mode == px.Dispatch.ONE_TO_ALL
+    assert registered_methods(Derived)["step"].mode == px.Dispatch.ONE_TO_ALL
 
 
 def test_bare_register_means_one_to_all() -> None:
@@ -55,7 +55,7 @@ def test_bare_register_means_one_to_all() -> None:
         @px.register
         def go(self) -> None: ...
 
-    assert class_spec(Bare).methods["go"].mode == px.Dispatch.ONE_TO_ALL
+    assert registered_methods(Bare)["go"].mode == px.Dispatch.ONE_TO_ALL
 
 
 def test_an_unknown_mode_fails_at_class_creation() -> None:
@@ -97,7 +97,7 @@ def test_a_method_that_yields_streams() -> None:
         def one(self) -> int:
             return 1
 
-    streams = {name: spec.streams for name, spec in class_spec(Yields).methods.items()}
+    streams = {name: spec.streams for name, spec in registered_methods(Yields).items()}
     assert streams == {"numbers": True, "later": True, "one": False}
 
 
@@ -195,7 +195,7 @@ def test_a_name_that_hides_what_a_worker_knows_of_itself_fails_at_class_creation
 def test_a_plain_class_has_no_such_names() -> None:
     plain = type("Plain", (), {"device": px.register()(lambda self: "cpu")})
 
-    assert list(class_spec(plain).methods) == ["device"]
+    assert list(registered_methods(plain)) == ["device"]
 
 
 def step(self: object) -> object:

@@ -52,7 +52,7 @@ def echo(x: Any) -> Any:
 
 def by_rank(call: CallPlan) -> list[tuple[int, tuple[Any, ...], dict[str, Any]]]:
     """Each called rank with its arguments."""
-    return [(rank, *call.arguments_of(position)) for position, rank in enumerate(call.ranks)]
+    return [(rank, *given) for rank, given in zip(call.ranks, call.arguments(), strict=True)]
 
 
 def outputs_of(call: CallPlan, method: Callable[..., Any]) -> list[Any]:

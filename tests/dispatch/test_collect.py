@@ -17,7 +17,7 @@ FOUR = FakeTarget(4)
 
 
 def collected(mode: Any, collect: Any) -> Any:
-    return spec_of(collecting(mode, collect, "here"))
+    return spec_of(collecting(mode, collect))
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def collected(mode: Any, collect: Any) -> Any:
     [
         ("DP_COMPUTE", Dispatch.ALL_TO_ALL),
         ("DP_COMPUTE_PROTO", Dispatch.ROWS),
-        ("DP_COMPUTE_METRIC", collecting(Dispatch.ROWS, "list", "")),
+        ("DP_COMPUTE_METRIC", collecting(Dispatch.ROWS, "list")),
         ("MEGATRON_COMPUTE_PROTO", Dispatch.mesh()),
         ("MEGATRON_PP_AS_DP_PROTO", Dispatch.mesh(pp_as_dp=True)),
     ],
@@ -76,7 +76,7 @@ def test_a_function_gets_the_outputs_of_a_mesh_by_dp_coordinate() -> None:
 
 @pytest.mark.parametrize("collect", ["list", lambda group, outputs: outputs])
 def test_padding_is_undone_for_lists_and_functions(collect: Any) -> None:
-    spec = spec_of(collecting(Dispatch.ROWS, collect, "here"), pad_to_multiple=4)
+    spec = spec_of(collecting(Dispatch.ROWS, collect), pad_to_multiple=4)
 
     found = run(spec, FakeTarget(2), torch.arange(5))
 
@@ -84,7 +84,7 @@ def test_padding_is_undone_for_lists_and_functions(collect: Any) -> None:
 
 
 def test_padding_is_undone_for_the_first_output() -> None:
-    spec = spec_of(collecting(Dispatch.ROWS, "first", "here"), pad_to_multiple=4)
+    spec = spec_of(collecting(Dispatch.ROWS, "first"), pad_to_multiple=4)
 
     assert run(spec, FakeTarget(2), torch.arange(5)).tolist() == [0, 1, 2]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from phalanx.collect.join import gather
-from phalanx.declare.dispatch_modes import CustomMode, Dispatch, Execute, as_mode
-from phalanx.dispatch.modes import plan, register_dispatch_mode
+from phalanx.declare.dispatch_modes import CustomMode, Dispatch, Execute, as_mode, register_dispatch_mode
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import split_rows
 from phalanx.errors import DeclarationError, DispatchError
 from tests.dispatch.support import FakeTarget, by_rank, outputs_of, run, spec_of
@@ -33,7 +33,7 @@ def as_they_are(group: Any, outputs: list[Any]) -> list[Any]:
     return outputs
 
 
-TWO_TO_ALL = as_mode({"dispatch_fn": two_to_all_dispatch_fn, "collect_fn": as_they_are}, "test")
+TWO_TO_ALL = as_mode({"dispatch_fn": two_to_all_dispatch_fn, "collect_fn": as_they_are})
 
 
 def test_two_values_interleaved_over_four_ranks() -> None:
@@ -87,7 +87,7 @@ def test_a_slice_is_shown_to_custom_functions_as_a_group_of_its_size() -> None:
 def test_rank_zero_gets_the_first_elements() -> None:
     call = plan(spec_of(TWO_TO_ALL, execute=Execute.RANK_ZERO), FOUR, ([1, 2],), {"y": [5, 6]})
     assert by_rank(call) == [(0, (1,), {"y": 5})]
-    assert call.gather.how == "value"
+    assert call.gather.collect == "first"
 
 
 def test_a_registered_mode_is_known_by_its_name() -> None:
@@ -97,11 +97,6 @@ def test_a_registered_mode_is_known_by_its_name() -> None:
     )
     assert getattr(Dispatch, name) is mode
     assert run(spec_of(mode), FOUR, list(range(5))) == [[0, 1], [2], [3], [4]]
-
-
-def test_a_built_in_name_cannot_be_taken() -> None:
-    with pytest.raises(DeclarationError, match="exists already"):
-        register_dispatch_mode("ONE_TO_ALL", print, as_they_are)
 
 
 def test_functions_of_a_mode_must_be_callable() -> None:

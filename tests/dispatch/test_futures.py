@@ -31,7 +31,7 @@ def test_a_future_becomes_one_piece_per_rank() -> None:
 def test_a_future_inside_a_structure_becomes_pieces_there() -> None:
     future = FakeFuture(torch.arange(4))
     call = plan(ROWS, TWO, ({"f": future, "x": torch.arange(5), "c": 1},), {})
-    (piece,), _ = call.arguments_of(1)
+    (piece,), _ = list(call.arguments())[1]
     assert piece["f"] == FuturePiece(future, 1, 2, None, 5)
     assert piece["x"].tolist() == [3, 4]
 
@@ -46,7 +46,7 @@ def test_peers_of_a_dp_coordinate_share_the_piece() -> None:
 def test_padding_travels_with_the_piece_where_other_arguments_have_rows() -> None:
     spec = spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4)
     call = plan(spec, TWO, (FakeFuture(None), torch.arange(5)), {})
-    assert call.arguments_of(0)[0][0].pad_to_multiple == 4
+    assert next(call.arguments())[0][0].pad_to_multiple == 4
     assert call.gather.trim == [(4, 3), (4, 2)]
 
 

@@ -66,7 +66,7 @@ def test_a_list_that_is_changed_after_planning_changes_nothing() -> None:
     given = [1, 2, 3, 4]
     call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, (given,), {})
     given[0] = 99
-    assert call.arguments_of(0) == ((1,), {})
+    assert next(call.arguments()) == ((1,), {})
 
 
 def test_rank_zero_mode_returns_the_value_itself() -> None:
@@ -77,7 +77,7 @@ def test_rank_zero_mode_returns_the_value_itself() -> None:
 def test_rank_zero_execution_passes_arguments_as_they_are(name: str) -> None:
     call = plan(spec_of(Dispatch[name], execute=Execute.RANK_ZERO), FOUR, (1,), {"y": 2})
     assert [(rank, args, kwargs) for rank, args, kwargs in by_rank(call)] == [(0, (1,), {"y": 2})]
-    assert call.gather.how == "value"
+    assert call.gather.collect == "first"
 
 
 @pytest.mark.parametrize("execute", list(Execute))
@@ -89,14 +89,14 @@ def test_direct_rollout_methods_cannot_be_called(execute: Execute) -> None:
 def test_pieces_are_views_of_the_callers_memory() -> None:
     tensor, array = torch.zeros(8, 2), np.zeros((8, 2))
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (tensor, array), {})
-    (piece, part), _ = call.arguments_of(1)
+    (piece, part), _ = list(call.arguments())[1]
     assert piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
     assert np.shares_memory(part, array)
 
 
 def test_pieces_keep_requires_grad_as_leaves() -> None:
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (torch.zeros(8, requires_grad=True),), {})
-    (piece,), _ = call.arguments_of(3)
+    (piece,), _ = list(call.arguments())[3]
     assert piece.requires_grad
     assert piece.is_leaf
 
@@ -122,7 +122,7 @@ def test_differing_row_counts_name_each_argument_and_its_count() -> None:
 def test_a_replicated_leaf_is_exempt_and_the_worker_sees_the_value() -> None:
     batch = {"ids": torch.arange(4), "table": replicate([1, 2, 3])}
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (batch,), {"codes": replicate((7, 8))})
-    args, kwargs = call.arguments_of(2)
+    args, kwargs = list(call.arguments())[2]
     assert args[0]["table"] == [1, 2, 3]
     assert kwargs == {"codes": (7, 8)}
 
@@ -189,23 +189,23 @@ def test_ranks_outside_the_group_are_refused(ranks: list[int]) -> None:
     ],
 )
 def test_execute_all_deals_only_lists_of_world_size(args: Any, kwargs: Any, seen: list[Any]) -> None:
-    call = plan_execute_all(FOUR, args, kwargs)
+    call = plan_execute_all(spec_of(Dispatch.ONE_TO_ALL), FOUR, args, kwargs)
     assert [(*a, *k.values())[0] for _, a, k in by_rank(call)] == seen
 
 
 def test_execute_all_deals_only_when_every_argument_can_be_dealt() -> None:
-    call = plan_execute_all(FOUR, ([1, 2, 3, 4],), {"y": 5})
+    call = plan_execute_all(spec_of(Dispatch.ONE_TO_ALL), FOUR, ([1, 2, 3, 4],), {"y": 5})
     assert call.args[0] == Same([1, 2, 3, 4])
 
 
 def test_execute_all_without_arguments_calls_every_rank() -> None:
-    assert list(plan_execute_all(FOUR, (), {}).ranks) == [0, 1, 2, 3]
+    assert list(plan_execute_all(spec_of(Dispatch.ONE_TO_ALL), FOUR, (), {}).ranks) == [0, 1, 2, 3]
 
 
 def test_execute_rank_zero_passes_lists_as_they_are() -> None:
-    call = plan_execute_rank_zero(FOUR, ([1, 2, 3, 4],), {}, spec=spec_of(Dispatch.DP_COMPUTE, echo))
+    call = plan_execute_rank_zero(spec_of(Dispatch.DP_COMPUTE, echo), FOUR, ([1, 2, 3, 4],), {})
     assert by_rank(call) == [(0, ([1, 2, 3, 4],), {})]
-    assert call.gather.how == "value"
+    assert call.gather.collect == "first"
 
 
 def test_padding_repeats_the_rows_of_the_piece_from_its_first() -> None:
@@ -257,5 +257,5 @@ def test_one_rank_called_by_itself_gets_no_mask_and_sees_replicated_values() -> 
     def masked(x: Any, mask: Any) -> Any: ...
 
     spec = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask="mask")
-    call = plan_execute_rank_zero(FOUR, (replicate([1]),), {}, spec=spec, ranks=(2,))
+    call = plan_execute_rank_zero(spec, FOUR, (replicate([1]),), {}, ranks=(2,))
     assert by_rank(call) == [(2, ([1],), {"mask": None})]

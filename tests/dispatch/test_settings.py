@@ -135,9 +135,10 @@ def test_values_by_piece_are_no_rows_whatever_their_number(mode: Any, rows: int)
 
 def test_values_by_piece_go_whole_where_that_is_said() -> None:
     values = PerShard([1, 2])
-    assert plan(spec_of(Dispatch.ONE_TO_ALL), FakeTarget(2), (values,), {}).arguments_of(1)[0] == (values,)
+    seen = plan(spec_of(Dispatch.ONE_TO_ALL), FakeTarget(2), (values,), {}).arguments()
+    assert list(seen)[1][0] == (values,)
     replicated = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(2), ([1, 2], px.replicate(values)), {})
-    assert replicated.arguments_of(1)[0] == ([2], values)
+    assert list(replicated.arguments())[1][0] == ([2], values)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import phalanx as px
 from phalanx.backends.backend_types import ProcessStatus
-from phalanx.backends.ray import start as ray_start
+from phalanx.backends.ray import backend as ray_backend
 from phalanx.members import start_progress as starting
 from phalanx.members.start_progress import Starting
 
@@ -96,7 +96,7 @@ def test_a_start_that_takes_its_time_is_shown(ray_cluster: None, monkeypatch: py
 def test_ranks_that_are_started_a_few_at_a_time_are_in_their_order(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_start, "WAVE", 2)
+    monkeypatch.setattr(ray_backend, "WAVE", 2)
     with px.ResourcePool([3, 2], use_gpu=False, backend="ray") as pool:
         group = px.WorkerGroup(pool, px.Worker)
         assert group.run(lambda worker: (worker.rank, worker.local_rank)) == [
@@ -113,6 +113,6 @@ def test_ranks_that_are_started_a_few_at_a_time_are_in_their_order(
 def test_where_one_of_them_does_not_start_none_is_left(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_start, "WAVE", 2)
+    monkeypatch.setattr(ray_backend, "WAVE", 2)
     with px.ResourcePool([3], use_gpu=False, backend="ray") as pool, pytest.raises(px.PlacementError):
         px.WorkerGroup(pool, px.Worker, start_timeout=0.01)

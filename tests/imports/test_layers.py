@@ -45,11 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("phalanx.collect",),
     tuple(f"phalanx.weights.{name}" for name in WEIGHT_PLANNING),
     ("phalanx.checkpoint.storage", "phalanx.checkpoint.path_lock", "phalanx.checkpoint.steps"),
-    (
-        "phalanx.backends.backend_types",
-        "phalanx.backends.file_ranges",
-        "phalanx.backends.temp_folder",
-    ),
+    ("phalanx.backends.backend_types",),
     ("phalanx.backends",),
     ("phalanx.backends.ray",),
     ("phalanx.backends.inline",),
@@ -204,7 +200,7 @@ def test_imports_for_type_checkers_and_in_functions_are_not_loaded_with_the_modu
     [
         ("phalanx.errors", "phalanx.config"),
         ("phalanx.topology.mesh", "phalanx.pools.pool"),
-        ("phalanx.backends.inline", "phalanx.backends.ray.start"),
+        ("phalanx.backends.inline", "phalanx.backends.ray.backend"),
         ("phalanx.worker.worker_runtime", "phalanx.backends.api"),
         ("phalanx.testing.faults", "phalanx.compat.verl"),
         ("phalanx.api.worker_group", "phalanx.WorkerGroup"),

@@ -16,20 +16,20 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
     "api": 1200,
-    "backends": 2660,
+    "backends": 2460,
     "calls": 2510,
     "channels": 2420,
     "checkpoint": 2040,
     "cli": 930,
-    "collect": 600,
+    "collect": 570,
     "compat": 2310,
     "debug": 670,
-    "declare": 1150,
-    "dispatch": 1340,
+    "declare": 1050,
+    "dispatch": 1250,
     "display": 410,
     "engines": 1760,
     "group": 900,
-    "members": 1270,
+    "members": 1260,
     "parallel": 430,
     "pools": 450,
     "session": 710,
@@ -38,7 +38,7 @@ LINES = {
     "tracing": 1100,
     "weights": 3180,
     "wire": 1350,
-    "worker": 1950,
+    "worker": 1940,
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}

@@ -60,7 +60,7 @@ SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=5)
 @given(SIZES, st.integers(1, 5), ATOMS)
 def test_the_pieces_of_joined_rows_keep_rows_and_settings(sizes: list[int], count: int, setting: Any) -> None:
     outputs = [batch(range(size), setting) for size in sizes]
-    alike(GatherPlan("rows", range(len(sizes))), outputs, count)
+    alike(GatherPlan("join", range(len(sizes))), outputs, count)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), ATOMS), min_size=1, max_size=4), st.integers(1, 3))
@@ -68,7 +68,7 @@ def test_settings_that_differ_are_refused_from_every_piece(
     outputs: list[tuple[int, Any]], count: int
 ) -> None:
     alike(
-        GatherPlan("rows", range(len(outputs))), [batch(range(n), setting) for n, setting in outputs], count
+        GatherPlan("join", range(len(outputs))), [batch(range(n), setting) for n, setting in outputs], count
     )
 
 
@@ -90,7 +90,7 @@ def test_balanced_rows_of_the_source_are_in_the_callers_order(
 
 
 def test_the_rows_of_the_other_arguments_are_expected_of_a_future() -> None:
-    plan = GatherPlan("rows", range(2))
+    plan = GatherPlan("join", range(2))
     with pytest.raises(DispatchError, match="a future brought 4 rows, the other arguments have 5"):
         piece_by_future(plan, [[1, 2], [3, 4]], 0, 2, expected=5)
 
@@ -98,7 +98,7 @@ def test_the_rows_of_the_other_arguments_are_expected_of_a_future() -> None:
 def test_outputs_without_rows_say_so() -> None:
     with pytest.raises(DispatchError, match="output 1 of its call has no rows"):
         Arguments([PartInfo(2, 8), PartInfo(None, 8)], list).restore(
-            ResultOf((0, 1), GatherPlan("rows", range(2)), (0, 2, None, None), (0, 1))
+            ResultOf((0, 1), GatherPlan("join", range(2)), (0, 2, None, None), (0, 1))
         )
 
 
@@ -106,5 +106,5 @@ def test_outputs_without_rows_say_so() -> None:
 def test_the_value_of_one_rank_is_split_on_the_ranks(rows: int, count: int) -> None:
     value = batch(range(rows))
     for index, piece in enumerate(split_rows(value, count)):
-        token = ResultOf((0,), GatherPlan("value", (0,)), (index, count, None, count_rows(value)))
+        token = ResultOf((0,), GatherPlan("first", (0,)), (index, count, None, count_rows(value)))
         assert repr(Arguments([value], list).restore(token)) == repr(piece)

@@ -9,7 +9,7 @@ from phalanx.api.view import GroupView
 from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.run_on import gather_before_end
 from phalanx.debug.trace import from_environment
-from phalanx.declare.bind import Colocation, WorkerClass, as_bound
+from phalanx.declare.bind import Colocation, WorkerClass, roles_of
 from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, GroupClosed, PlacementError
 from phalanx.group.epoch import GroupCard
@@ -86,8 +86,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
 
 
 def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) -> None:
-    bound = dict(cls.roles) if isinstance(cls, Colocation) else {"": as_bound(cls)}
-    expected = _signatures({role: one.spec.methods for role, one in bound.items()})
+    expected = _signatures({role: bound.methods for role, bound in roles_of(cls).items()})
     found = _signatures(record.methods)
     if expected != found:
         keys = [key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)]

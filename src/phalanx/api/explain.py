@@ -10,7 +10,7 @@ from phalanx.api.methods import BoundMethod
 from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.bind import BoundClass, Colocation, unwrap
-from phalanx.declare.classes import class_spec
+from phalanx.declare.classes import registered_methods
 from phalanx.declare.dispatch_modes import (
     AllToAll,
     CustomMode,
@@ -62,7 +62,7 @@ def explain(subject: Value) -> Table:
         methods = {
             f"{role}.{name}": spec
             for role, bound in subject.roles.items()
-            for name, spec in bound.spec.methods.items()
+            for name, spec in bound.methods.items()
         }
         notes = [f"{role} is made as {bound!r}" for role, bound in subject.roles.items()]
         title = f"{len(subject.roles)} roles in one process per rank, made in this order"
@@ -70,7 +70,7 @@ def explain(subject: Value) -> Table:
     if isinstance(subject, BoundClass | type) or hasattr(subject, "__ray_metadata__"):
         cls = subject.cls if isinstance(subject, BoundClass) else unwrap(subject)[0]
         title = repr(subject) if isinstance(subject, BoundClass) else f"class {cls.__name__}"
-        methods = class_spec(cls).methods
+        methods = registered_methods(cls)
         none = f"{cls.__name__} registers no method; put @px.register on those to be called"
         return _methods_table(f"{title}: what a group of it offers", methods, *([] if methods else [none]))
     raise DeclarationError(
@@ -122,7 +122,7 @@ def _arguments(mode: Mode) -> str:
 
 def _result(mode: Mode) -> str:
     """Describe the result of a call."""
-    collect = mode.collect_fn if isinstance(mode, CustomMode) else mode.collect
+    collect = mode.collect
     if callable(collect):
         return f"as {getattr(collect, '__name__', repr(collect))} makes it"
     if isinstance(mode, RankZero | Direct):

@@ -100,7 +100,7 @@ class BoundMethod(Generic[P, B, V]):
                     collector=self._handle,
                     timeout=options.timeout,
                     stall_report_after=options.stall_report_after,
-                    describe=describe and plan.gather.how == "rows",
+                    describe=describe and plan.gather.collect == "join",
                     chosen=chosen.which == "any",
                     streaming=None if streaming is None else streaming(plan),
                     began=began,
@@ -259,7 +259,7 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
 
         def streaming(plan: CallPlan) -> Streaming:
             rows = _rows_of(plan, where) if by == "rows" else None
-            forms.append((plan.gather.how == "value", rows))
+            forms.append((plan.gather.collect == "first", rows))
             return Streaming(_wanted(plan), buffer)
 
         call = self._send(args, kwargs, waits=False, streaming=streaming)

@@ -163,7 +163,7 @@ class Selection:
     ) -> CallPlan:
         """The plan of ``execute_*``, whatever the mode of the method is."""
         self._check_there(spec.name)
-        return planner(self, args, kwargs, spec=spec, ranks=self.part)
+        return planner(spec, self, args, kwargs, ranks=self.part)
 
     def plan_run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

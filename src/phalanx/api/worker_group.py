@@ -8,7 +8,7 @@ from typing import Any, Literal
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
 from phalanx.debug.trace import from_environment
-from phalanx.declare.bind import BoundClass, Colocation, WorkerClass, as_bound
+from phalanx.declare.bind import BoundClass, Colocation, WorkerClass, roles_of
 from phalanx.display.progress import start_skew
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
@@ -87,7 +87,7 @@ class WorkerGroup(GroupView):
             raise DeclarationError(
                 f"WorkerGroup(pool={pool!r}): expected a px.ResourcePool, such as px.ResourcePool([4])"
             )
-        bound = dict(cls.roles) if isinstance(cls, Colocation) else {"": as_bound(cls)}
+        bound = roles_of(cls)
         given = {
             "name": name,
             "env": env,
@@ -135,24 +135,23 @@ class WorkerGroup(GroupView):
             raise
 
     def _card(self, bound: Mapping[str, BoundClass], options: GroupOptions) -> GroupCard:
-        specs = {role: one.spec for role, one in bound.items()}
-        default = "_".join(spec.name for spec in specs.values()) + f"-{self.number}"
+        classes = {role: one.cls for role, one in bound.items()}
+        default = "_".join(cls.__name__ for cls in classes.values()) + f"-{self.number}"
         return GroupCard(
             name=options.name or default,
             number=self.number,
-            methods={role: dict(spec.methods) for role, spec in specs.items()},
+            methods={role: dict(one.methods) for role, one in bound.items()},
             callables={
-                role: frozenset(n for n in dir(spec.cls) if _is_callable(spec.cls, n))
-                for role, spec in specs.items()
+                role: frozenset(n for n in dir(cls) if _is_callable(cls, n)) for role, cls in classes.items()
             },
-            classes={role: spec.name for role, spec in specs.items()},
+            classes={role: cls.__name__ for role, cls in classes.items()},
             meshes=dict(options.meshes),
             call_timeout=options.call_timeout,
             stall_report_after=options.stall_report_after,
             pool=self._pool.name,
             detached=options.detached,
             asynchronous=options.max_concurrency is not None,
-            independent=all(getattr(spec.cls, "independent", False) is True for spec in specs.values()),
+            independent=all(getattr(cls, "independent", False) is True for cls in classes.values()),
         )
 
     def restart(self) -> None:

@@ -1,11 +1,14 @@
 """Interface of backends. ``tests/conformance/backends.py`` tests it on every backend.
 
+Methods with a body are as in a backend without a cluster: nothing is lost, drained or shared with other processes.
+
 A *reservation* is the set of slots that a pool holds. An *endpoint* is a worker process. A *reference* stands for a
 value that is stored or still being computed. Only the backend looks inside them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,11 +46,10 @@ class Backend(Protocol):
 
         Afterwards calls that need the cluster raise GroupClosed, and calls that free something do nothing.
         """
-        ...
+        return True
 
     def leave(self) -> None:
         """Release the local helpers of the backend, once no group of this process is open on it. Idempotent."""
-        ...
 
     # Slots, and the processes on them
 
@@ -69,15 +71,13 @@ class Backend(Protocol):
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
         """Reserve blocks anew whose node was lost; return the blocks that moved. Raises as ``reserve``."""
-        ...
+        return frozenset()
 
     def release(self, reservation: Reservation) -> None:
         """Free the slots; processes on them end. Idempotent."""
-        ...
 
     def release_keys(self, keys: Sequence[str]) -> None:
         """Free reservations of a driver that has ended, by their ``keys``. Idempotent."""
-        ...
 
     def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
         """Return the node id of each slot. No process is started for it."""
@@ -90,12 +90,15 @@ class Backend(Protocol):
         ...
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
-        """Start processes and wait for their reports. After an error none of them is left."""
+        """Start processes and wait for their reports. After an error none of them is left.
+
+        They end with this process at the latest, unless the request is for detached processes.
+        """
         ...
 
     def find(self, name: str) -> Any | None:
         """Return the handle of the detached process of that name, None if there is none."""
-        ...
+        return None
 
     def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
         """Call ``start`` with the address of this node in a small process that ends with the calling process.
@@ -107,7 +110,6 @@ class Backend(Protocol):
 
     def stop_service(self, service: Any) -> None:
         """End the process of a service. Idempotent."""
-        ...
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         """Kill the processes with all their descendants, and wait until they have ended. Idempotent.
@@ -152,7 +154,6 @@ class Backend(Protocol):
 
     def disregard(self, refs: Sequence[Ref]) -> None:
         """Note that the outcomes of these calls are not needed any more. Does not wait."""
-        ...
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
         """Cancel a call without waiting for its end: ranks that have not begun it drop it, the others are interrupted.
@@ -166,11 +167,10 @@ class Backend(Protocol):
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
         """Cut the connections of the ranks' process groups, so that ranks in a collective get an error."""
-        ...
 
     def now(self) -> float:
         """Return the seconds on the clock by which this backend waits."""
-        ...
+        return time.monotonic()
 
     # Values behind references: stored values, and results of calls
 
@@ -180,7 +180,7 @@ class Backend(Protocol):
 
     def store(self) -> StoreSpace | None:
         """Return the space of the store that ``put`` uses, None if it is not bounded."""
-        ...
+        return None
 
     def address_of(self, ref: Ref) -> Any:
         """Return a picklable address, by which other processes of the cluster find a value of this process.
@@ -208,10 +208,6 @@ class Backend(Protocol):
 
     # Processes as observed from outside, also while they are busy, stopped or dead
 
-    def attend(self, endpoints: Sequence[Endpoint]) -> None:
-        """Make these ranks end with this process at the latest, from now on. Does not wait."""
-        ...
-
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
         """Return the positions of processes that are not known to run any more. Takes under 1 us for each."""
         ...
@@ -237,21 +233,15 @@ class Backend(Protocol):
 
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
         """Send a signal to the ranks' processes, for fault injection."""
-        ...
 
     # The cluster: this process in it, values that processes publish, and nodes that will be lost
 
     def job(self) -> str:
         """Return the id of this driver on the cluster."""
-        ...
-
-    def host(self) -> str:
-        """Return the address at which other processes of the cluster reach this process."""
-        ...
+        return ""
 
     def publish(self, key: str, value: bytes | None) -> None:
         """Publish a small value under a key for other processes of the cluster; None removes it."""
-        ...
 
     def published(self, key: str) -> bytes | None:
         """Return the value that a process of the cluster published under a key; None if there is none."""
@@ -262,4 +252,4 @@ class Backend(Protocol):
 
         With ``ended``, return also the nodes that it lost because a signal or an autoscaler ended them.
         """
-        ...
+        return ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from phalanx.topology.slots import Slot
@@ -144,14 +145,6 @@ class ProcessStatus:
     told: str = ""
     gone: bool = False
 
-    def with_stack(self, stack: str, note: str) -> ProcessStatus:
-        """Return a copy with stacks, or with the reason why there are none."""
-        return replace(self, stack=stack, note=self.note or note)
-
-    def with_loss(self, gone: bool) -> ProcessStatus:
-        """Return a copy with ``gone`` as known of its node."""
-        return replace(self, gone=gone)
-
 
 @dataclass(frozen=True)
 class RankOutcome:
@@ -206,7 +199,6 @@ class RankStream(Protocol):
 
     def leave(self) -> None:
         """Note that the call was cancelled, so that the rank does not wait for a reader any more."""
-        ...
 
 
 class FetchFailed(Exception):
@@ -215,3 +207,16 @@ class FetchFailed(Exception):
 
 class NotReady(Exception):
     """Raised by ``fetch`` when its timeout expires."""
+
+
+def read_file(path: str, offset: int, limit: int) -> bytes:
+    """Return at most ``limit`` bytes from ``offset`` on; a negative offset counts from the end of the file.
+
+    Raises:
+        OSError: the file does not exist or cannot be read.
+    """
+    with open(path, "rb") as file:
+        if offset < 0:
+            offset = max(0, file.seek(0, os.SEEK_END) + offset)
+        file.seek(offset)
+        return file.read(limit)

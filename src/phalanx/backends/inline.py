@@ -6,21 +6,23 @@ do not share memory by accident. Every rank runs even if an earlier rank raised.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
 import pickle
+import shutil
 import signal
 import socket
+import tempfile
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
+from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import (
-    DrainingNode,
     Endpoint,
     FetchFailed,
     Lost,
@@ -32,9 +34,8 @@ from phalanx.backends.backend_types import (
     ReserveRequest,
     SpawnRequest,
     Ticket,
+    read_file,
 )
-from phalanx.backends.file_ranges import read_file
-from phalanx.backends.temp_folder import new_folder
 from phalanx.config import threads_by_choice
 from phalanx.errors import CallCancelled, PlacementError
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
@@ -198,7 +199,7 @@ class InlineRank:
             self.runtime.lost(lost.exit or lost.reason)
 
 
-class InlineBackend:
+class InlineBackend(Backend):
     """Ranks in this process."""
 
     name = "inline"
@@ -211,12 +212,6 @@ class InlineBackend:
         self._lock = threading.RLock()  # a single rank runs at a time, on any calling thread
         self._folder: str | None = None
         self._published: dict[str, bytes] = {}
-
-    def connected(self) -> bool:
-        return True
-
-    def leave(self) -> None:
-        pass
 
     def nodes(self) -> list[NodeCapacity]:
         free = dict(self._total)
@@ -281,7 +276,8 @@ class InlineBackend:
     def _own_folder(self) -> str:
         """Return the folder for the files of all ranks, which exists until this process exits."""
         if self._folder is None:
-            self._folder = new_folder()
+            self._folder = tempfile.mkdtemp(prefix="phalanx-inline-")
+            atexit.register(_remove, self._folder, os.getpid())
         return self._folder
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
@@ -290,17 +286,20 @@ class InlineBackend:
         return Ticket(self._run(endpoint, lambda: endpoint.handle.runtime.setup(data, refs)))
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-        ref = self._run(endpoint, lambda: endpoint.handle.runtime.run(message), split=returns > OUTPUT)
-        return ref if isinstance(ref, Ticket) else Ticket(*[ref] * returns)
+        ref = self._run(endpoint, lambda: endpoint.handle.runtime.run(message))
+        if returns == OUTPUT or ref.failure is not None or ref.lost is not None:
+            return Ticket(*[ref] * returns)
+        info, output = map(InlineRef, ref.get())
+        return Ticket(output, info)
 
-    def _run(self, endpoint: Endpoint, work: Callable[[], Any], split: bool = False) -> InlineRef | Ticket:
+    def _run(self, endpoint: Endpoint, work: Callable[[], Any]) -> InlineRef:
         rank: InlineRank = endpoint.handle
         with self._lock:
             if not rank.alive:
                 return InlineRef(lost=rank.lost)
             try:
                 with _environment(rank.environment):
-                    value = work()
+                    return InlineRef(work())
             except RankFailure as failure:
                 return InlineRef(failure=failure)
             except SystemExit as left:
@@ -308,10 +307,6 @@ class InlineBackend:
                 return InlineRef(lost=rank.lost)
             except Exception as error:  # of this library: the worker runtime catches errors of user code
                 return InlineRef(failure=capture(error))
-        if split:
-            info, output = map(InlineRef, value)
-            return Ticket(output, info)
-        return InlineRef(value)
 
     def call_id(self, ref: Ref) -> int:
         return 1  # a call has ended when its submission returns
@@ -321,17 +316,10 @@ class InlineBackend:
         runtime = endpoint.handle.runtime
         if runtime is None:
             return InlineStream(iter(()), lambda _: InlineRef(lost=endpoint.handle.lost))
-        return InlineStream(runtime.stream(message), lambda work: self._step(endpoint, work))
-
-    def _step(self, endpoint: Endpoint, work: Callable[[], Any]) -> InlineRef:
-        ref = self._run(endpoint, work)
-        return ref.value if isinstance(ref, Ticket) else ref
+        return InlineStream(runtime.stream(message), lambda work: self._run(endpoint, work))
 
     def put(self, value: Value) -> Ref:
         return InlineRef(value)
-
-    def store(self) -> None:
-        """Return None: values are in this process's own memory."""
 
     def ref_types(self) -> tuple[type, ...]:
         return (InlineRef,)
@@ -362,15 +350,6 @@ class InlineBackend:
         except Exception as error:
             return RankOutcome(failure=undecodable(error))
 
-    def disregard(self, refs: Sequence[Ref]) -> None:
-        """Do nothing: failures are only reported to the caller."""
-
-    def find(self, name: str) -> Any | None:
-        return None  # nothing outlives this process
-
-    def release_keys(self, keys: Sequence[str]) -> None:
-        return None
-
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
         return [position for position, endpoint in enumerate(endpoints) if not endpoint.handle.alive]
 
@@ -381,23 +360,11 @@ class InlineBackend:
             rank.runtime = None
         return ()
 
-    def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
-        return ()  # its node is this process's
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def attend(self, endpoints: Sequence[Endpoint]) -> None:
-        """Do nothing: the ranks are in this process."""
-
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
         return [ProcessStatus(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
         return [False] * len(endpoints)  # a call has ended when its submission returns
-
-    def sever(self, endpoints: Sequence[Endpoint]) -> None:
-        """Do nothing: collectives of several ranks do not exist here."""
 
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
         """End the ranks by a signal that ends a process; ignore other signals."""
@@ -409,18 +376,9 @@ class InlineBackend:
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
         return read_file(path, offset, limit)
 
-    def job(self) -> str:
-        return ""
-
-    def host(self) -> str:
-        return "127.0.0.1"
-
     def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
         """Call ``start`` in this process."""
-        return None, start(self.host())
-
-    def stop_service(self, service: Any) -> None:
-        """Leave the service to this process."""
+        return None, start("127.0.0.1")
 
     def publish(self, key: str, value: bytes | None) -> None:
         if value is None:
@@ -433,9 +391,6 @@ class InlineBackend:
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         return lost or endpoint.handle.lost or Lost("the rank was stopped", "stopped")
-
-    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
-        return frozenset()
 
 
 def _inline(reservation: Reservation) -> InlineReservation:
@@ -459,3 +414,8 @@ def _environment(changes: Mapping[str, str]) -> Generator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # and not a fork of it
+        shutil.rmtree(folder, ignore_errors=True)

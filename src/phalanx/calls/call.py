@@ -165,7 +165,7 @@ class Call(CallState):
     @property
     def decodes(self) -> Policy:
         """The memory in which its outputs are decoded: rows are copied when they are joined."""
-        return Policy.VIEW if self.plan.gather.how == "rows" else Policy.PRIVATE
+        return Policy.VIEW if self.plan.gather.collect == "join" else Policy.PRIVATE
 
     def _join(self, outputs: Sequence[Any]) -> Value:
         heard, met = self.heard, self.meter

@@ -121,9 +121,9 @@ class References:
         future: CallFuture = piece.future
         self._passes(future)
         gather, parts = future.call.plan.gather, future.parts(self._backend)
-        if gather.how == "list" and parts is not None:
+        if gather.collect == "list" and parts is not None:
             return self._elements(parts, gather, piece)
-        if gather.how == "value" and parts is not None:
+        if gather.collect == "first" and parts is not None:
             return ResultOf((self._add(parts[gather.take[0]].value),), replace(gather, take=(0,)), _of(piece))
         parts = future.row_parts(self._backend)
         if parts is None:
@@ -165,7 +165,7 @@ def messages(core: Group, plan: CallPlan, header: RankCall, call: Call | None = 
 def _messages_alike(core: Group, plan: CallPlan, header: RankCall, call: Call | None) -> Iterator[Message]:
     refs: tuple[Ref, ...] = ()
     if plan.ranks and (plan.args or plan.kwargs):
-        body, refs = encode_body(core, plan.arguments_of(0), call)
+        body, refs = encode_body(core, next(plan.arguments()), call)
         header = header._replace(body=body)
     if len(plan.gather.take) == len(plan.ranks):
         yield from itertools.repeat(header.pack(refs), len(plan.ranks))

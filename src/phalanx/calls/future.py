@@ -146,7 +146,7 @@ class CallFuture(Awaited[T]):
         """
         call = self.call
         if call.streams is not None:
-            alone = call.plan.gather.how == "value"
+            alone = call.plan.gather.collect == "first"
             seconds = checked(timeout, "CallFuture.stream")
             return ItemStream(call, call.streams, alone=alone, owner=False, timeout=seconds)
         role = f".{call.role}" if call.role else ""
@@ -174,7 +174,7 @@ class CallFuture(Awaited[T]):
             raise raisable(call.status.error)
         if not isinstance(call.status, Returned):
             call.core.check_current(call.epoch, call.plan.ranks, call.method)
-        if backend is not call.core.backend or call.plan.gather.how == "custom":
+        if backend is not call.core.backend or callable(call.plan.gather.collect):
             return None
         return [call.arrivals.reference(position) for position in range(len(call.plan.ranks))]
 
@@ -200,7 +200,7 @@ class CallFuture(Awaited[T]):
         """Tickets of the parts of a result of rows, in row order; None where it has to come through the driver."""
         tickets = self.parts(backend)
         gather = self.call.plan.gather
-        if tickets is None or gather.how != "rows":
+        if tickets is None or gather.collect != "join":
             return None
         parts = [tickets[position] for position in gather.take]
         return parts if all(part.info is not None for part in parts) else None

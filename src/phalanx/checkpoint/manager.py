@@ -29,7 +29,7 @@ from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.steps import Step, StepWriter, checked_keep, listed, read_step
 from phalanx.checkpoint.storage import Storage
-from phalanx.declare.stateful import stateful, ways_of
+from phalanx.declare.state_declarations import stateful, ways_of
 from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.sync_pairs import Ranks
 from phalanx.wire.value import Reduced

@@ -17,7 +17,7 @@ from phalanx.checkpoint.planners import LoadPlanner, SavePlanner
 from phalanx.checkpoint.step_files import WrittenItems, write_items
 from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
 from phalanx.checkpoint.stored_state import StoredState
-from phalanx.declare.state_declarations import StateDeclared
+from phalanx.declare.state_declarations import declared_states
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointMismatch, PhalanxError
 from phalanx.tracing.spans import span
 from phalanx.worker.rank_state import GENERATORS, Path, RankState, key_of, states_of
@@ -162,7 +162,7 @@ def write_model(
     planner: SavePlanner = RankCheckpoint.of(runtime).recall(folder)[role]
     if planner.rank == 0:
         worker = runtime.instances[role]
-        declared = StateDeclared.of(runtime.context).roles.get(role)
+        declared = declared_states(runtime.context).get(role)
         model = getattr(worker, "model", None) if declared is None else declared.model
         save: Any = getattr(getattr(model, "config", None), "save_pretrained", None)
         if callable(save):  # a model of transformers

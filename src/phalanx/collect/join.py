@@ -1,23 +1,31 @@
-"""Outputs of the ranks -> the value of the call, as its ``GatherPlan`` says."""
+"""Outputs of the ranks -> the value of the call, as its ``GatherPlan`` says; and the share of a rank in it.
+
+A share has the rows that a rank would get of the joined result, without padding and in the caller's order, while the
+outputs are stored on other ranks. A result that cannot be joined is refused with the same errors.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 
-from phalanx.dispatch.batch_metadata import PerShard, one_or_by_piece
+from phalanx.dispatch.batch_metadata import PerShard, differing, one_or_by_piece
 from phalanx.dispatch.plan import GatherPlan
-from phalanx.dispatch.pytree import Leaf, Node, flatten, node_of
-from phalanx.dispatch.shardable import RowOps, list_like, ops_for
-from phalanx.dispatch.split import row_ops
-from phalanx.errors import DispatchError, InternalError
+from phalanx.dispatch.pytree import Leaf, Node, node_of
+from phalanx.dispatch.shardable import RowOps, list_like
+from phalanx.dispatch.split import check_rows, map_rows, piece_bounds, row_ops
+from phalanx.errors import DispatchError
 from phalanx.wire.lazy import is_tensor
+from phalanx.wire.messages import PartInfo
 from phalanx.wire.value import Value
+
+_SHOWN = 8
 
 
 def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Value:
@@ -37,21 +45,17 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
     Raises:
         DispatchError: outputs cannot be joined; the message names the ranks that differ.
     """
-    if plan.how == "none":
+    if plan.collect == "none":
         return None
     taken = [outputs[position] for position in plan.take]
     if plan.trim is not None:
         taken = [_trimmed(value, *sizes) for value, sizes in zip(taken, plan.trim, strict=True)]
-    if plan.how == "custom":
-        if plan.collect_fn is None:
-            raise InternalError("a custom gather plan without a collect_fn")
-        return plan.collect_fn(group, taken)
-    if plan.how == "value":
+    if callable(plan.collect):
+        return plan.collect(group, taken)
+    if plan.collect == "first":
         return taken[0]
-    if plan.how == "list":
+    if plan.collect == "list":
         return taken
-    if plan.how != "rows":
-        raise InternalError(f"unknown way to gather {plan.how!r}")
     names = [f"rank {rank}" for rank in (plan.take if plan.ranks is None else plan.ranks)]
     return _Join(names, plan.rows, plan.order).whole(taken)
 
@@ -194,25 +198,10 @@ def _at(path: str) -> str:
 
 
 def _trimmed(value: Value, given: int, real: int) -> Value:
-    """``value`` without the padded rows, in each leaf that has exactly as many rows as the piece."""
+    """Return ``value`` without the padded rows, in each leaf that has exactly as many rows as the piece."""
     if given == real:
         return value
-    leaves, build = flatten(value, "")
-    if not any(_has_rows(leaf, given) for leaf in leaves):
-        return value
-    return build(_cut_leaf(leaf, given, real) for leaf in leaves)
-
-
-def _has_rows(leaf: Leaf, given: int) -> bool:
-    ops = ops_for(leaf.value)
-    return ops is not None and ops.count(leaf.value) == given
-
-
-def _cut_leaf(leaf: Leaf, given: int, real: int) -> Value:
-    ops = ops_for(leaf.value)
-    return (
-        ops.slice(leaf.value, 0, real) if ops is not None and ops.count(leaf.value) == given else leaf.value
-    )
+    return map_rows(value, lambda ops, leaf: ops.slice(leaf, 0, real) if ops.count(leaf) == given else leaf)
 
 
 def _owned(value: Value) -> Value:
@@ -227,3 +216,99 @@ def _owned(value: Value) -> Value:
         return PerShard(map(_owned, value))
     node = node_of(value)
     return value if node is None else node.rebuild([_owned(child) for child in node.values])
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rows of stored outputs.
+
+    ``rows`` are pairs of an output's index and its rows. There is always a pair, possibly with no rows. ``order`` is,
+    for each row of the share, its place among these rows; None if they are in order.
+    """
+
+    rows: Sequence[tuple[int, Sequence[int]]]
+    order: Sequence[int] | None = None
+
+
+def share_of(
+    gather: GatherPlan,
+    infos: Sequence[PartInfo],
+    index: int,
+    count: int,
+    *,
+    expected_rows: int | None = None,
+) -> Share:
+    """Piece ``index`` of ``count`` even pieces of the result that ``gather`` makes of the outputs.
+
+    ``infos`` describe the outputs that are joined, in order.
+
+    Raises:
+        DispatchError: the result has no rows, or others than ``expected_rows``, or a setting that the outputs do not
+            agree on.
+    """
+    _check_settings(infos)
+    counts = [_rows_of(info, place) for place, info in enumerate(infos)]
+    if gather.trim is not None:
+        counts = [
+            real if rows == given else rows for rows, (given, real) in zip(counts, gather.trim, strict=True)
+        ]
+    total = sum(counts)
+    check_rows(total, expected_rows)
+    start, stop = piece_bounds(total, count, index)
+    if start == stop:  # of an output that has rows, if any: their dtype and shape are those of the result
+        return Share([(next((at for at, rows in enumerate(counts) if rows), 0), range(0))])
+    places = places_of(gather.order, gather.rows, counts)
+    if places is not None:
+        return _picked(counts, places[start:stop])
+    return Share(list(_between(counts, start, stop)))
+
+
+def only_settings(infos: Sequence[PartInfo]) -> bool:
+    """Return whether no output has rows, and all have the same settings: then every rank gets the complete value.
+
+    Raises:
+        DispatchError: a setting differs between the outputs.
+    """
+    _check_settings(infos)
+    return all(info.rows is None and info.settings for info in infos)
+
+
+def _between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, range]]:
+    """Yield the outputs with rows in [start, stop)."""
+    begins = list(accumulate(counts, initial=0))
+    for index, (begin, count) in enumerate(zip(begins, counts, strict=False)):
+        rows = range(max(start - begin, 0), min(stop - begin, count))
+        if rows:
+            yield index, rows
+
+
+def _picked(counts: Sequence[int], wanted: Sequence[int]) -> Share:
+    """The wanted rows of all, which are not in order."""
+    begins = list(accumulate(counts, initial=0))
+    rows: dict[int, list[int]] = {}
+    for row in sorted(wanted):
+        index = bisect_right(begins, row) - 1
+        rows.setdefault(index, []).append(row - begins[index])
+    place = {row: place for place, row in enumerate(sorted(wanted))}
+    return Share(list(rows.items()), [place[row] for row in wanted])
+
+
+def _check_settings(infos: Sequence[PartInfo]) -> None:
+    paths = differing([info.settings for info in infos])
+    if paths:
+        shown = ", ".join(path or "it" for path in paths[:_SHOWN])
+        raise DispatchError(
+            f"a future was passed where rows are split, but {shown} of its result differs between the ranks that "
+            "returned it, or is no plain value (a px.data.PerShard in its .result()), and has no rows. "
+            "Put one value in its "
+            "place in the .result(), or return the same from every rank"
+        )
+
+
+def _rows_of(info: PartInfo, place: int) -> int:
+    if info.rows is None:
+        raise DispatchError(
+            f"a future was passed where rows are split, but output {place} of its call has no rows, or leaves with "
+            "different numbers of them; pass future.result() to give the same value to every rank"
+        )
+    return info.rows

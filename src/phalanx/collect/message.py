@@ -85,12 +85,17 @@ def _headline(group: str, method: str, causes: Sequence[Alike], timeout: float |
     what = f"group {group!r}, constructor" if init else f"group {group!r}, method {name}"
     if timeout is not None and first.kind == "timeout":
         what += f", not done after {timeout:g} s"
-    lines = [f"{what}: {_who(causes[0])} {_did_all(causes[0])}"]
-    lines += [f"  and {_who(alike)} {_did_all(alike)}" for alike in causes[1:_MAX_KINDS]]
-    if len(causes) > _MAX_KINDS:
-        rest = [report.rank for alike in causes[_MAX_KINDS:] for report in alike]
-        lines.append(f"  and {rank_list(rest)} failed in other ways")
+    lines = [f"{what}: {_who(causes[0])} {_did_all(causes[0])}", *_kinds(causes[1:], _MAX_KINDS - 1, "and ")]
     return "\n".join(lines)
+
+
+def _kinds(failures: Sequence[Alike], most: int, prefix: str = "") -> Iterator[str]:
+    """Yield a line for each kind of failure, and a line for the rest."""
+    for alike in failures[:most]:
+        yield f"  {prefix}{_who(alike)} {_did_all(alike)}"
+    if len(failures) > most:
+        rest = rank_list(report.rank for alike in failures[most:] for report in alike)
+        yield f"  {prefix}{rest} failed in other ways"
 
 
 def _who(alike: Alike) -> str:
@@ -162,12 +167,8 @@ def _details(causes: Sequence[Alike]) -> Iterator[str]:
 def _victims(victims: Sequence[Alike], causes: Sequence[Alike]) -> Iterator[str]:
     if not victims:
         return
-    lines = [f"  {_who(alike)} {_did_all(alike)}" for alike in victims[:_MAX_KINDS]]
-    if len(victims) > _MAX_KINDS:
-        rest = [report.rank for alike in victims[_MAX_KINDS:] for report in alike]
-        lines.append(f"  {rank_list(rest)} failed in other ways")
     title = "waiting for that:" if causes[0][0].kind == "timeout" else "failed because of that:"
-    yield "\n".join([title, *lines])
+    yield "\n".join([title, *_kinds(victims, _MAX_KINDS)])
 
 
 def _block(title: str, lines: Iterable[str]) -> str:

@@ -156,7 +156,7 @@ def explain_call(
 ) -> CallExplanation:
     """Describe the call of a plan. ``args`` and ``kwargs`` are the arguments as they were given."""
     mode, mesh = spec.mode, None
-    if isinstance(mode, MeshMode) and plan.gather.how != "value":
+    if isinstance(mode, MeshMode) and plan.gather.collect != "first":
         mesh = selection.mesh(mode.mesh)
     replicated = "The method is declared replicated: debug mode compares the outputs of all ranks"
     return CallExplanation(
@@ -175,7 +175,7 @@ def _streams(plan: CallPlan) -> str:
     ranks = [plan.ranks[position] for position in range(len(plan.ranks)) if plan.keeps(position)]
     if not ranks:
         return "The method yields, and no item leaves its rank"
-    items = "items" if plan.gather.how == "value" else "(rank, item)"
+    items = "items" if plan.gather.collect == "first" else "(rank, item)"
     of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     one_by_one = f".stream(...) gives {items} of {of} as they are made"
     return f"The method yields: an output is the list of a rank's items; {one_by_one}"
@@ -256,7 +256,7 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Argument, key: int | str)
         return "made by the call, one each"
     if isinstance(spec.mode, CustomMode) or plan.pieces is None:
         return "one element each"
-    kind = "rows split" if plan.gather.rows is not None or plan.gather.how == "rows" else "elements dealt"
+    kind = "rows split" if plan.gather.rows is not None or plan.gather.collect == "join" else "elements dealt"
     return f"{kind} into {len(set(plan.pieces))} pieces"
 
 
@@ -310,16 +310,16 @@ def _futures(value: Value) -> Iterator[CallFuture[Any]]:
 def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
     """Describe how outputs become the result."""
     gather = plan.gather
-    if gather.how == "none":
+    if gather.collect == "none":
         return "None: no output leaves its rank"
-    if gather.how == "value":
+    if gather.collect == "first":
         return f"the output of rank {plan.ranks[gather.take[0]]} itself"
-    if gather.how == "custom":
-        name = getattr(gather.collect_fn, "__name__", "collect_fn")
+    if callable(gather.collect):
+        name = getattr(gather.collect, "__name__", "collect_fn")
         return f"what {name}(group, outputs) makes of all {len(gather.take)} outputs"
     whose = "by rank" if mesh is None else f"by dp, from {_output_axes(mesh, spec)}"
     count = f"{len(gather.take)} output{'' if len(gather.take) == 1 else 's'}"
-    if gather.how == "list":
+    if gather.collect == "list":
         return f"a list of {count} {whose}"
     text = f"the rows of {count} joined, {whose}"
     text += ", in the caller's order" if gather.order is not None else ""

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from phalanx.declare.classes import class_spec
+from phalanx.declare.classes import registered_methods
 from phalanx.declare.names import RESERVED
-from phalanx.declare.spec import ClassSpec
 from phalanx.errors import DeclarationError
 
 #: Options of ``@ray.remote(...)`` that mean the same on a group.
@@ -52,7 +51,7 @@ class BoundClass:
         self.ray_options = {**getattr(self.cls, OWN_OPTIONS, {}), **options}
         self.args = args
         self.kwargs = kwargs
-        class_spec(self.cls)
+        self.methods = registered_methods(self.cls)
         if inspect.isabstract(self.cls):
             missing = ", ".join(sorted(self.cls.__abstractmethods__))
             raise DeclarationError(
@@ -60,12 +59,6 @@ class BoundClass:
                 "that implements them"
             )
         _check_arguments(self.cls, args, kwargs)
-
-    @property
-    def spec(self) -> ClassSpec:
-        """The class with its registered methods."""
-        plain = class_spec(self.cls)
-        return ClassSpec(plain.cls, plain.methods, self.ray_options)
 
     def __repr__(self) -> str:
         given = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
@@ -123,11 +116,16 @@ def colocate(roles: Mapping[str, WorkerClass]) -> Colocation:
                 f"px.colocate: {role!r} cannot be a role name; expected an identifier that does not start with "
                 f"an underscore and is none of: {', '.join(sorted(RESERVED))}"
             )
-    return Colocation({role: as_bound(given) for role, given in roles.items()})
+    return Colocation({role: _bound(given) for role, given in roles.items()})
 
 
-def as_bound(given: WorkerClass) -> BoundClass:
-    """``given`` as class with arguments; the bare class stands for itself without arguments."""
+def roles_of(given: WorkerClass | Colocation) -> dict[str, BoundClass]:
+    """Return the classes of a group by role; a single class has the role ""."""
+    return dict(given.roles) if isinstance(given, Colocation) else {"": _bound(given)}
+
+
+def _bound(given: WorkerClass) -> BoundClass:
+    """Return ``given`` as class with arguments; a bare class has none."""
     return given if isinstance(given, BoundClass) else BoundClass(given)
 
 

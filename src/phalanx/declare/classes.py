@@ -1,25 +1,22 @@
-"""Specification of a worker class: its registered methods, inherited ones included."""
+"""The registered methods of a worker class, inherited ones included."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from phalanx.declare.names import RESERVED
 from phalanx.declare.register import MARK
-from phalanx.declare.spec import ClassSpec, MethodSpec
+from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError
 
 
-@dataclass(frozen=True)
-class _Cached:
-    spec: ClassSpec
-
-
-def class_spec(cls: type) -> ClassSpec:
-    """The registered methods of ``cls``, inherited ones included; computed once per class.
+@functools.lru_cache(maxsize=1024)
+def registered_methods(cls: type) -> Mapping[str, MethodSpec]:
+    """Return the registered methods of ``cls`` by name, inherited ones included; computed once per class.
 
     A subclass that overrides a registered method keeps the registration unless it registers its own.
 
@@ -28,9 +25,6 @@ def class_spec(cls: type) -> ClassSpec:
             a group can call (a static or class method, a property), or a generator with ``rerun_on_restart=True``,
             ``blocking=False`` or a parameter ``buffer`` or ``by``.
     """
-    cached = cls.__dict__.get("__phalanx_class_spec__")
-    if isinstance(cached, _Cached):
-        return cached.spec
     methods: dict[str, MethodSpec] = {}
     for base in reversed(cls.__mro__):
         for name, attribute in vars(base).items():
@@ -38,12 +32,7 @@ def class_spec(cls: type) -> ClassSpec:
             if partial is not None or name in methods:
                 _check_name(cls, name)
                 methods[name] = _complete(cls, name, partial or methods[name])
-    spec = ClassSpec(cls, methods)
-    try:
-        type.__setattr__(cls, "__phalanx_class_spec__", _Cached(spec))
-    except TypeError:  # classes of C extensions take no attributes; they are looked at anew each time
-        return spec
-    return spec
+    return methods
 
 
 def _mark_of(cls: type, name: str, attribute: Any) -> MethodSpec | None:

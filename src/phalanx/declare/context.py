@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,23 +13,14 @@ from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
 
 
-class Siblings(Mapping[str, Any]):
+class Siblings(dict[str, Any]):
     """The roles that live in this process, by name; filled while they are made, in the declared order."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    def add(self, role: str, instance: Any) -> None:
-        self._made[role] = instance
-
-    def __getitem__(self, role: str) -> Any:
-        try:
-            return self._made[role]
-        except KeyError:
-            raise KeyError(
-                f"no role {role!r} in this process yet; here are: {sorted(self._made)}. Roles are made in the "
-                "order given to px.colocate, so a constructor sees only the ones before it"
-            ) from None
+    def __missing__(self, role: str) -> Any:
+        raise KeyError(
+            f"no role {role!r} in this process yet; here are: {sorted(self)}. Roles are made in the "
+            "order given to px.colocate, so a constructor sees only the ones before it"
+        )
 
     def __getattr__(self, role: str) -> Any:
         if role.startswith("_"):
@@ -38,12 +29,6 @@ class Siblings(Mapping[str, Any]):
             return self[role]
         except KeyError as error:
             raise AttributeError(error.args[0]) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
 
 
 @dataclass
@@ -133,20 +118,6 @@ def present(context: WorkerContext) -> Generator[None]:
 def current_context() -> WorkerContext | None:
     """Return the context of the rank that runs this code, None outside of ranks."""
     return being_made.get() or _present.get() or next(iter(_of_process), None)
-
-
-def present_context() -> WorkerContext:
-    """The rank whose code this is.
-
-    Raises:
-        DeclarationError: it is none's.
-    """
-    context = current_context()
-    if context is None:
-        raise DeclarationError(
-            "this was called where there is no worker; call it from a worker's method, or give it the worker"
-        )
-    return context
 
 
 def runs_inline() -> bool:

@@ -103,11 +103,11 @@ class CustomMode:
     """A user's pair of functions.
 
     ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` returns, for every argument, a list with an element per
-    rank; ``collect_fn(group, outputs)`` turns the outputs by rank into the value of the call.
+    rank; ``collect(group, outputs)`` turns the outputs by rank into the value of the call.
     """
 
     dispatch_fn: Callable[..., Any]
-    collect_fn: Callable[..., Any]
+    collect: Callable[..., Any]
     name: str = "CUSTOM"
 
 
@@ -125,32 +125,27 @@ Mode: TypeAlias = DispatchMode[Any] | CustomMode
 
 
 class _DispatchNames(type):
-    """Makes ``Dispatch`` behave as an enum that users can extend."""
-
-    _modes: dict[str, Mode] = {}
+    """Makes ``Dispatch`` behave as an enum that users can extend: its modes are attributes of the class."""
 
     def __getattr__(cls, name: str) -> Mode:
-        try:
-            return _DispatchNames._modes[name]
-        except KeyError:
-            raise AttributeError(
-                f"there is no dispatch mode {name!r}; known: {sorted(cls.names())}"
-            ) from None
+        raise AttributeError(f"there is no dispatch mode {name!r}; known: {sorted(cls.names())}")
+
+    def _modes(cls) -> dict[str, Mode]:
+        return {
+            name: value for name, value in vars(cls).items() if isinstance(value, DispatchMode | CustomMode)
+        }
 
     def __iter__(cls) -> Iterator[Mode]:
-        return iter(_DispatchNames._modes.values())
+        return iter(cls._modes().values())
 
     def __contains__(cls, mode: object) -> bool:
-        return mode in _DispatchNames._modes or mode in _DispatchNames._modes.values()
+        return mode in cls.names() or mode in list(cls)
 
     def __getitem__(cls, name: str) -> Mode:
-        return _DispatchNames._modes[name]
-
-    def __dir__(cls) -> list[str]:
-        return [*super().__dir__(), *_DispatchNames._modes]
+        return cls._modes()[name]
 
     def names(cls) -> list[str]:
-        return list(_DispatchNames._modes)
+        return list(cls._modes())
 
 
 class Dispatch(metaclass=_DispatchNames):
@@ -162,19 +157,19 @@ class Dispatch(metaclass=_DispatchNames):
     ``mesh(pp_as_dp=True)``. New names are added by :func:`phalanx.data.register_dispatch_mode`.
     """
 
-    ONE_TO_ALL: OneToAll[Listed]
-    ALL_TO_ALL: AllToAll[Listed]
-    ROWS: Rows[Single]
-    RANK_ZERO: RankZero[Single]
-    DP_COMPUTE: AllToAll[Listed]
-    DP_COMPUTE_PROTO: Rows[Single]
-    DP_COMPUTE_METRIC: Rows[Listed]
-    DP_COMPUTE_PROTO_WITH_FUNC: Rows[Single]
-    MEGATRON_COMPUTE: MeshLists[Listed]
-    MEGATRON_COMPUTE_PROTO: MeshRows[Single]
-    MEGATRON_PP_AS_DP: MeshLists[Listed]
-    MEGATRON_PP_AS_DP_PROTO: MeshRows[Single]
-    DIRECT_ROLLOUT_METHOD: Direct[Any]
+    ONE_TO_ALL: OneToAll[Listed] = OneToAll("list", "ONE_TO_ALL")
+    ALL_TO_ALL: AllToAll[Listed] = AllToAll("list", "ALL_TO_ALL")
+    ROWS: Rows[Single] = Rows("join", "ROWS")
+    RANK_ZERO: RankZero[Single] = RankZero("first", "RANK_ZERO")
+    DP_COMPUTE: AllToAll[Listed] = AllToAll("list", "DP_COMPUTE")
+    DP_COMPUTE_PROTO: Rows[Single] = Rows("join", "DP_COMPUTE_PROTO")
+    DP_COMPUTE_METRIC: Rows[Listed] = Rows("list", "DP_COMPUTE_METRIC")
+    DP_COMPUTE_PROTO_WITH_FUNC: Rows[Single] = Rows("join", "DP_COMPUTE_PROTO_WITH_FUNC", function_first=True)
+    MEGATRON_COMPUTE: MeshLists[Listed] = MeshLists("list", "MEGATRON_COMPUTE")
+    MEGATRON_COMPUTE_PROTO: MeshRows[Single] = MeshRows("join", "MEGATRON_COMPUTE_PROTO")
+    MEGATRON_PP_AS_DP: MeshLists[Listed] = MeshLists("list", "MEGATRON_PP_AS_DP", pp_as_dp=True)
+    MEGATRON_PP_AS_DP_PROTO: MeshRows[Single] = MeshRows("join", "MEGATRON_PP_AS_DP_PROTO", pp_as_dp=True)
+    DIRECT_ROLLOUT_METHOD: Direct[Any] = Direct("none", "DIRECT_ROLLOUT_METHOD")
 
     @staticmethod
     def mesh(
@@ -206,24 +201,6 @@ class Dispatch(metaclass=_DispatchNames):
         )
 
 
-_BUILT_IN: tuple[DispatchMode[Any], ...] = (
-    OneToAll("list", "ONE_TO_ALL"),
-    AllToAll("list", "ALL_TO_ALL"),
-    Rows("join", "ROWS"),
-    RankZero("first", "RANK_ZERO"),
-    AllToAll("list", "DP_COMPUTE"),
-    Rows("join", "DP_COMPUTE_PROTO"),
-    Rows("list", "DP_COMPUTE_METRIC"),
-    Rows("join", "DP_COMPUTE_PROTO_WITH_FUNC", function_first=True),
-    MeshLists("list", "MEGATRON_COMPUTE"),
-    MeshRows("join", "MEGATRON_COMPUTE_PROTO"),
-    MeshLists("list", "MEGATRON_PP_AS_DP", pp_as_dp=True),
-    MeshRows("join", "MEGATRON_PP_AS_DP_PROTO", pp_as_dp=True),
-    Direct("none", "DIRECT_ROLLOUT_METHOD"),
-)
-_DispatchNames._modes.update({mode.name: mode for mode in _BUILT_IN})
-
-
 class Execute(enum.Enum):
     """Which ranks run a method."""
 
@@ -231,26 +208,39 @@ class Execute(enum.Enum):
     RANK_ZERO = "RANK_ZERO"
 
 
-def add_mode(mode: CustomMode) -> None:
-    """Make ``Dispatch.<mode.name>`` known.
+def register_dispatch_mode(
+    name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
+) -> CustomMode:
+    """Add a mode, available as ``px.Dispatch.<name>`` afterwards.
+
+    Args:
+        name: an identifier that no mode has yet, such as ``"TWO_TO_ALL"``.
+        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)``, each argument a list with an element per
+            rank. It gets shallow copies of the caller's lists and dicts.
+        collect_fn: ``collect_fn(group, outputs)``, outputs by rank; the call returns its value.
 
     Raises:
-        DeclarationError: the name is taken, or is not an identifier.
+        DeclarationError: the name is taken or no identifier, or a function is not callable.
     """
-    if not mode.name.isidentifier():
-        raise DeclarationError(
-            f"dispatch mode name {mode.name!r}: expected an identifier such as 'TWO_TO_ALL'"
-        )
-    if mode.name in _DispatchNames._modes or hasattr(Dispatch, mode.name):
-        raise DeclarationError(f"dispatch mode {mode.name!r} exists already; choose another name")
-    _DispatchNames._modes[mode.name] = mode
+    for given, function in (("dispatch_fn", dispatch_fn), ("collect_fn", collect_fn)):
+        if not callable(function):
+            raise DeclarationError(
+                f"register_dispatch_mode({name!r}): {given}={function!r}; expected a function"
+            )
+    if not name.isidentifier():
+        raise DeclarationError(f"dispatch mode name {name!r}: expected an identifier such as 'TWO_TO_ALL'")
+    if hasattr(Dispatch, name):
+        raise DeclarationError(f"dispatch mode {name!r} exists already; choose another name")
+    mode = CustomMode(dispatch_fn, collect_fn, name)
+    setattr(Dispatch, name, mode)
+    return mode
 
 
-def as_mode(given: object, where: str) -> Mode:
+def as_mode(given: object) -> Mode:
     """Return the mode for ``given``: a mode, or a ``{"dispatch_fn": f, "collect_fn": g}`` pair.
 
     Raises:
-        DeclarationError: it is neither; the message starts with ``where`` and lists the known modes.
+        DeclarationError: it is neither; the message lists the known modes.
     """
     if isinstance(given, DispatchMode | CustomMode):
         return given
@@ -259,7 +249,7 @@ def as_mode(given: object, where: str) -> Mode:
         unknown = sorted(set(given) - {"dispatch_fn", "collect_fn"})
         if missing or unknown:
             raise DeclarationError(
-                f"{where}: a custom mode is a dict of two functions, "
+                f"px.register: a custom mode is a dict of two functions, "
                 f'{{"dispatch_fn": f, "collect_fn": g}}; missing or not callable: {missing}, unknown: {unknown}'
             )
         return CustomMode(given["dispatch_fn"], given["collect_fn"])
@@ -267,19 +257,18 @@ def as_mode(given: object, where: str) -> Mode:
     if callable(dispatch_fn) and callable(collect_fn):  # a scheme object
         return CustomMode(dispatch_fn, collect_fn, name=type(given).__name__)
     raise DeclarationError(
-        f"{where}: unknown dispatch mode {given!r}; expected px.Dispatch.<{' | '.join(Dispatch.names())}>, "
+        f"px.register: unknown dispatch mode {given!r}; expected px.Dispatch.<{' | '.join(Dispatch.names())}>, "
         'px.Dispatch.mesh("name"), a {"dispatch_fn", "collect_fn"} pair, or an object with methods '
         "dispatch(group, *args, **kwargs) and collect(group, outputs)"
     )
 
 
-def collecting(mode: Mode, collect: Collect, where: str, *, one_rank: bool = False) -> Mode:
+def collecting(mode: Mode, collect: Collect, *, one_rank: bool = False) -> Mode:
     """Return the same mode with another way to collect outputs.
 
     Args:
         mode: a mode of ``px.Dispatch``; a custom mode has a collect function of its own.
         collect: an element of ``COLLECTS``, or a function of (group, outputs).
-        where: how messages begin.
         one_rank: whether a single rank runs the method, whatever the mode.
 
     Raises:
@@ -288,20 +277,20 @@ def collecting(mode: Mode, collect: Collect, where: str, *, one_rank: bool = Fal
     if not callable(collect) and collect not in COLLECTS:
         expected = ", ".join(map(repr, COLLECTS))
         raise DeclarationError(
-            f"{where}: collect={collect!r}; expected one of {expected}, or a function of (group, outputs)"
+            f"px.register: collect={collect!r}; expected one of {expected}, or a function of (group, outputs)"
         )
     if isinstance(mode, CustomMode):
         raise DeclarationError(
-            f"{where}: collect={_named(collect)} beside the custom mode {mode.name}, which has a collect function of "
-            f"its own ({_named(mode.collect_fn)}); give one of the two"
+            f"px.register: collect={_named(collect)} beside the custom mode {mode.name}, which has a collect function "
+            f"of its own ({_named(mode.collect)}); give one of the two"
         )
     if isinstance(mode, Direct):
         raise DeclarationError(
-            f"{where}: collect={_named(collect)} with {mode!r}, which no call through a group gives anything"
+            f"px.register: collect={_named(collect)} with {mode!r}, which no call through a group gives anything"
         )
     if (one_rank or isinstance(mode, RankZero)) and collect not in ("first", "none"):
         raise DeclarationError(
-            f"{where}: collect={_named(collect)} where only rank 0 runs the method: its output is the value "
+            f"px.register: collect={_named(collect)} where only rank 0 runs the method: its output is the value "
             'already; leave collect= out, or give "none" where nothing is wanted'
         )
     return replace(mode, collect=collect)

@@ -160,13 +160,12 @@ def register(
     """
     if inspect.isfunction(dispatch_mode):  # used bare: @px.register
         return register()(dispatch_mode)
-    where = "px.register"
     if isinstance(dispatch_mode, _NO_METHODS) or hasattr(dispatch_mode, "__wrapped__"):
         raise _no_method(dispatch_mode)
-    _check_padding(where, pad_to_multiple, pad_mask)
+    _check_padding(pad_to_multiple, pad_mask)
     partial = MethodSpec(
         name="",
-        mode=_mode(where, dispatch_mode, execute_mode, collect),
+        mode=_mode(dispatch_mode, execute_mode, collect),
         execute=execute_mode,
         blocking=blocking,
         readonly=readonly,
@@ -178,36 +177,32 @@ def register(
         pad_mask=pad_mask,
     )
 
-    return _marking(partial)
-
-
-def _marking(spec: MethodSpec) -> Callable[[F], F]:
     def mark(function: F) -> F:
         if not inspect.isfunction(function) or _makes_context_manager(function):
             raise _no_method(function)
-        setattr(function, MARK, spec)
+        setattr(function, MARK, partial)
         return cast(F, function)
 
     return mark
 
 
-def _mode(where: str, dispatch_mode: Any, execute_mode: Any, collect: Collect | None) -> Mode:
-    mode = as_mode(dispatch_mode, where)
+def _mode(dispatch_mode: Any, execute_mode: Any, collect: Collect | None) -> Mode:
+    mode = as_mode(dispatch_mode)
     if not isinstance(execute_mode, Execute):
         raise DeclarationError(
-            f"{where}: unknown execute mode {execute_mode!r}; expected px.Execute.ALL or RANK_ZERO"
+            f"px.register: unknown execute mode {execute_mode!r}; expected px.Execute.ALL or RANK_ZERO"
         )
     if collect is None:
         return mode
-    return collecting(mode, collect, where, one_rank=execute_mode is Execute.RANK_ZERO)
+    return collecting(mode, collect, one_rank=execute_mode is Execute.RANK_ZERO)
 
 
-def _check_padding(where: str, multiple: Any, mask: str | None) -> None:
+def _check_padding(multiple: Any, mask: str | None) -> None:
     if multiple is not None and (not isinstance(multiple, int) or multiple < 1):
-        raise DeclarationError(f"{where}: pad_to_multiple={multiple!r}; expected a whole number from 1")
+        raise DeclarationError(f"px.register: pad_to_multiple={multiple!r}; expected a whole number from 1")
     if mask is not None and multiple is None:
         raise DeclarationError(
-            f"{where}: pad_mask={mask!r} without pad_to_multiple=: nothing would be padded"
+            f"px.register: pad_mask={mask!r} without pad_to_multiple=: nothing would be padded"
         )
 
 

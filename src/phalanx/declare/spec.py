@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from phalanx.declare.dispatch_modes import Dispatch, Execute, Mode
 
@@ -58,16 +57,3 @@ class MethodSpec:
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-@dataclass(frozen=True)
-class ClassSpec:
-    """A worker class, unwrapped, with the methods that a group of it offers."""
-
-    cls: type
-    methods: dict[str, MethodSpec]
-    ray_options: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def name(self) -> str:
-        return self.cls.__name__

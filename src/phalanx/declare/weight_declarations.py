@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.declare.context import WorkerContext, context_of, present_context
+from phalanx.declare.context import WorkerContext, context_of, current_context
 from phalanx.errors import DeclarationError
 
 Load = Callable[[Iterable[tuple[str, Any]]], object]
@@ -54,10 +54,7 @@ class WeightsDeclared:
     @classmethod
     def of(cls, context: WorkerContext) -> WeightsDeclared:
         """Return the declarations of the rank that ``context`` describes."""
-        found = context.shared.get("weights")
-        if not isinstance(found, cls):
-            found = context.shared["weights"] = cls()
-        return found
+        return context.shared.setdefault("weights", cls())
 
 
 def publish(
@@ -166,7 +163,11 @@ def current_version(name: str, worker: object | None = None) -> int | None:
     Raises:
         DeclarationError: this is no worker, no role here has such weights, or several do and ``worker`` is not given.
     """
-    context = present_context() if worker is None else context_of(worker)
+    context = current_context() if worker is None else context_of(worker)
+    if context is None:
+        raise DeclarationError(
+            "this was called where there is no worker; call it from a worker's method, or give it the worker"
+        )
     declared = WeightsDeclared.of(context)
     keys = sorted(key for key in {*declared.published, *declared.accepted} if key[1] == name)
     if worker is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from phalanx.declare.bind import BoundClass
-from phalanx.declare.classes import class_spec
+from phalanx.declare.classes import registered_methods
 from phalanx.declare.context import (
     Siblings,
     WorkerContext,
@@ -14,7 +14,7 @@ from phalanx.declare.context import (
     coordinates_of,
     note_context,
 )
-from phalanx.declare.weight_declarations import Load, Memory, accept, publish
+from phalanx.declare.weight_declarations import accept, publish
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
 
@@ -35,7 +35,7 @@ class Worker:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in class_spec(cls).methods:  # a wrong declaration fails here, not at the first call
+        for name in registered_methods(cls):  # a wrong declaration fails here, not at the first call
             if name in vars(Worker):
                 raise DeclarationError(
                     f"{cls.__name__}.{name}: a registered method may not be called {name!r}, because self.{name} of a "
@@ -151,40 +151,11 @@ class Worker:
         """
         self._context.registered[name] = mesh if callable(mesh) else coordinates_of(mesh, self.rank)
 
-    def publish_weights(
-        self,
-        name: str,
-        model: Any,
-        *,
-        step: Callable[[], int] | None = None,
-        boxes: Mapping[str, Any] | None = None,
-        megatron: Any = None,
-    ) -> None:
-        """Let the weights of ``model`` be a source of syncs; see :func:`phalanx.weights.publish`."""
-        publish(self, name, model, step=step, boxes=boxes, megatron=megatron)
+    publish_weights = publish
+    """Let the weights of a model be a source of syncs; see :func:`phalanx.weights.publish`."""
 
-    def accept_weights(
-        self,
-        name: str,
-        model: Any = None,
-        *,
-        load: Load | None = None,
-        share: bool = False,
-        boxes: Mapping[str, Any] | None = None,
-        megatron: Any = None,
-        memory: Memory | None = None,
-    ) -> None:
-        """Let syncs write weights into ``model``, or hand them to ``load``; see :func:`phalanx.weights.accept`."""
-        accept(
-            self,
-            name,
-            model,
-            load=load,
-            share=share,
-            boxes=boxes,
-            megatron=megatron,
-            memory=memory,
-        )
+    accept_weights = accept
+    """Let syncs write weights into a model, or hand them to a function; see :func:`phalanx.weights.accept`."""
 
 
 def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: WorkerContext) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from phalanx.declare.dispatch_modes import DispatchMode, Mode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
-from phalanx.dispatch.pytree import flatten, holds, is_future
+from phalanx.dispatch.pytree import Leaf, flatten, holds, is_future
 from phalanx.errors import DispatchError
 
 
@@ -71,44 +71,42 @@ class CallInput:
         kwargs = {key: values[key] for key in self.kwargs}
         return CallPlan(self.ranks, args, kwargs, gather, rows, shared, pieces)
 
-    def settled(self, value: Any) -> Any:
-        """``value`` with every future in it replaced by its result.
+    def settled(self) -> CallInput:
+        """Return the same call with the results in place of all futures, each of which is fetched once.
 
         Raises:
             DispatchError: there is a future and no way to wait for it.
         """
-        if not has_future(value):
-            return value
-        leaves, build = flatten(value, "value")
-        return build(self._result(leaf.value) if is_future(leaf.value) else leaf.value for leaf in leaves)
+        results: dict[int, Any] = {}
 
-    def settled_call(self) -> CallInput:
-        """The same call with the results in place of all futures, each of which is fetched once."""
-        fetched: dict[int, Any] = {}
+        def result(leaf: Leaf) -> Any:
+            if not is_future(leaf.value):
+                return leaf.value
+            if id(leaf.value) not in results:
+                results[id(leaf.value)] = self.result_of(leaf.value)
+            return results[id(leaf.value)]
 
-        def once(future: Any) -> Any:
-            if id(future) not in fetched:
-                fetched[id(future)] = self._result(future)
-            return fetched[id(future)]
+        def settled(value: Any) -> Any:
+            if not holds(value, is_future):
+                return value
+            leaves, build = flatten(value, "value")
+            return build(map(result, leaves))
 
-        call = replace(self, materialize=once)
-        args = tuple(call.settled(value) for value in self.args)
-        return replace(
-            call, args=args, kwargs={key: call.settled(value) for key, value in self.kwargs.items()}
-        )
+        kwargs = {key: settled(value) for key, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(settled, self.args)), kwargs=kwargs)
 
-    def _result(self, future: Any) -> Any:
+    def result_of(self, future: Any) -> Any:
+        """Wait for a future and return its result.
+
+        Raises:
+            DispatchError: there is no way to wait for it.
+        """
         if self.materialize is None:
             raise DispatchError(
                 f"{self.where}: an argument is the result of another call ({future!r}), and this mode must "
                 "see the value before it can plan; pass its .result() instead"
             )
         return self.materialize(future)
-
-
-def has_future(value: Any) -> bool:
-    """Return whether ``value`` is a future or a structure with a future in it."""
-    return holds(value, is_future)
 
 
 def check_signature(spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import datetime
 import enum
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePath
@@ -56,9 +56,6 @@ class PerShard(Sequence[T_co]):
 
     def __len__(self) -> int:
         return len(self._values)
-
-    def __iter__(self) -> Iterator[T_co]:
-        return iter(self._values)
 
     def __eq__(self, other: object) -> bool:
         return self._values == other._values if isinstance(other, PerShard) else NotImplemented

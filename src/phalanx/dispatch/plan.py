@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from phalanx.declare.dispatch_modes import Collect, CustomMode, Mode
+from phalanx.declare.dispatch_modes import Collect, Mode
 from phalanx.topology.mesh import Mesh
 
 
@@ -48,24 +48,23 @@ class FuturePiece:
 class GatherPlan:
     """How outputs become the call's value.
 
-    ``how``: ``"value"`` (the single output itself), ``"list"`` (outputs of ``take`` in that order), ``"rows"`` (outputs
-    of ``take`` joined along dim 0), ``"custom"`` (``collect_fn(group, outputs of take)``), ``"none"``.
-    ``take`` are positions in ``CallPlan.ranks``. ``rows`` holds, per taken position, the real rows of its
+    ``collect`` is that of a mode: ``"first"`` (the single output itself), ``"list"`` (outputs of ``take`` in that
+    order), ``"join"`` (outputs of ``take`` joined along dim 0), ``"none"``, or a function of (group, outputs of
+    ``take``). ``take`` are positions in ``CallPlan.ranks``. ``rows`` holds, per taken position, the real rows of its
     piece; ``trim`` (rows given to the rank, real rows among them) where padding was added. ``order`` is the
     permutation that restores the caller's rows (row j of the joined result belongs at place ``order[j]``).
     ``ranks`` are the ranks taken, for messages; None where they equal ``take``.
     """
 
-    how: str
+    collect: Collect
     take: Sequence[int]
     trim: Sequence[tuple[int, int]] | None = None
     order: Sequence[int] | None = None
-    collect_fn: Callable[..., Any] | None = None
     rows: Sequence[int] | None = None
     ranks: Sequence[int] | None = None
 
     @classmethod
-    def collecting(
+    def of_mode(
         cls,
         mode: Mode,
         take: Sequence[int],
@@ -74,17 +73,12 @@ class GatherPlan:
         trim: Sequence[tuple[int, int]] | None = None,
         order: Sequence[int] | None = None,
     ) -> GatherPlan:
-        """How the outputs at ``take`` become a value, as a mode has it."""
-        collect: Collect = mode.collect_fn if isinstance(mode, CustomMode) else mode.collect
-        if callable(collect):
-            return cls("custom", take, trim, collect_fn=collect, rows=rows)
-        if collect == "join":
-            return cls("rows", take, trim, order, rows=rows)
-        if collect == "list":
-            return cls("list", take, trim, rows=rows)
-        if collect == "none":
+        """Return how a mode makes a value of the outputs at ``take``."""
+        if mode.collect == "none":
             return cls("none", ())
-        return cls("value", take[:1], trim and trim[:1], rows=rows and rows[:1])
+        if mode.collect == "first":
+            return cls("first", take[:1], trim and trim[:1], rows=rows and rows[:1])
+        return cls(mode.collect, take, trim, order if mode.collect == "join" else None, rows)
 
 
 @dataclass(frozen=True)
@@ -103,14 +97,8 @@ class CallPlan:
     shared: tuple[Any, ...] = field(default=())
     pieces: Sequence[int] | None = None
 
-    def arguments_of(self, position: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments for the rank at ``position``."""
-        args = tuple(a.value if isinstance(a, Same) else a.values[position] for a in self.args)
-        kwargs = {k: a.value if isinstance(a, Same) else a.values[position] for k, a in self.kwargs.items()}
-        return args, kwargs
-
     def arguments(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Return the arguments of each position, in order."""
+        """Return the positional and the keyword arguments of each position, in order."""
         count, names = len(self.ranks), tuple(self.kwargs)
         args = _by_position(self.args, count)
         if not names:

@@ -31,32 +31,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RowOps:
-    """Operations on the rows of a type; see :func:`phalanx.data.register_row_type`."""
+    """Operations on the rows of a type; see :func:`phalanx.data.register_row_type`.
+
+    ``quick_take`` and ``quick_split`` take the place of slices, where a type has quicker functions.
+    """
 
     kind: str
     count: Callable[[Any], int | None]
     slice: Callable[[Any, int, int], Any]
     concat: Callable[[list[Any]], Any]
-    take: Callable[[Any, Sequence[int]], Any]
-    split: Callable[[Any, Sequence[int]], list[Any]]
+    quick_take: Callable[[Any, Sequence[int]], Any] | None = None
+    quick_split: Callable[[Any, Sequence[int]], list[Any]] | None = None
 
+    def take(self, value: Any, indices: Sequence[int]) -> Any:
+        """Return the rows at ``indices``, in that order."""
+        if self.quick_take is not None:
+            return self.quick_take(value, indices)
+        return self.concat([self.slice(value, i, i + 1) for i in indices] or [self.slice(value, 0, 0)])
 
-def _make_ops(
-    kind: str,
-    count: Callable[[Any], int | None],
-    slice: Callable[[Any, int, int], Any],
-    concat: Callable[[list[Any]], Any],
-    take: Callable[[Any, Sequence[int]], Any] | None = None,
-    split: Callable[[Any, Sequence[int]], list[Any]] | None = None,
-) -> RowOps:
-    def take_by_slices(value: Any, indices: Sequence[int]) -> Any:
-        return concat([slice(value, i, i + 1) for i in indices]) if len(indices) else slice(value, 0, 0)
-
-    def split_by_slices(value: Any, sizes: Sequence[int]) -> list[Any]:
-        stops = list(accumulate(sizes))
-        return [slice(value, stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
-
-    return RowOps(kind, count, slice, concat, take or take_by_slices, split or split_by_slices)
+    def split(self, value: Any, sizes: Sequence[int]) -> list[Any]:
+        """Return consecutive pieces of these numbers of rows."""
+        if self.quick_split is not None:
+            return self.quick_split(value, sizes)
+        stops = accumulate(sizes)
+        return [self.slice(value, stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
 
 
 def copy_state(source: object, made: object) -> None:
@@ -230,19 +228,19 @@ def _slice(value: Any, start: int, stop: int) -> Any:
     return value[start:stop]
 
 
-_TENSOR_DICT = _make_ops(
+_TENSOR_DICT = RowOps(
     "TensorDict", _tensor_dict_count, _tensor_dict_slice, _tensor_dict_concat, _tensor_dict_take
 )
-_ARROW = _make_ops(
+_ARROW = RowOps(
     "Arrow table",
     lambda table: table.num_rows,
     lambda table, start, stop: table.slice(start, stop - start),
     _arrow_concat,
     _arrow_take,
 )
-_TENSOR = _make_ops("tensor", _tensor_count, _tensor_slice, _tensor_concat, _tensor_take, _tensor_split)
-_ARRAY = _make_ops("array", _array_count, _slice, _array_concat, lambda array, indices: array[list(indices)])
-_LIST = _make_ops("list", list.__len__, _list_slice, _list_concat, _list_take)
+_TENSOR = RowOps("tensor", _tensor_count, _tensor_slice, _tensor_concat, _tensor_take, _tensor_split)
+_ARRAY = RowOps("array", _array_count, _slice, _array_concat, lambda array, indices: array[list(indices)])
+_LIST = RowOps("list", list.__len__, _list_slice, _list_concat, _list_take)
 
 _BY_TYPE: dict[type, RowOps] = {np.ndarray: _ARRAY, list: _LIST}
 _BY_NAME: dict[str, RowOps] = {
@@ -304,7 +302,7 @@ def register_row_type(
             raise DispatchError(
                 f"register_row_type({cls.__name__}, {name}={function!r}): expected a function"
             )
-    _BY_TYPE[cls] = _make_ops(cls.__name__, count, slice, concat, take)
+    _BY_TYPE[cls] = RowOps(cls.__name__, count, slice, concat, take)
     _ops_of_type.cache_clear()
 
 

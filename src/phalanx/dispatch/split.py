@@ -79,11 +79,8 @@ def pad_rows(value: Any, multiple: int) -> Any:
     rows = count_rows(value)
     if not rows or rows % multiple == 0:
         return value
-    leaves, build = flatten(value, "value")
-    return build(
-        _padded(leaf.value, ops, rows, padded_size(rows, multiple)) if (ops := row_ops(leaf)) else leaf.value
-        for leaf in leaves
-    )
+    wanted = padded_size(rows, multiple)
+    return map_rows(value, lambda ops, leaf: _padded(leaf, ops, rows, wanted))
 
 
 def _padded(piece: Any, ops: RowOps, rows: int, wanted: int) -> Any:
@@ -176,11 +173,13 @@ def split_rows(value: Any, parts: int) -> list[Any]:
 
 def slice_rows(value: Any, start: int, stop: int) -> Any:
     """Rows ``start`` to ``stop`` (not included) of ``value``; views of tensors and arrays."""
+    return map_rows(value, lambda ops, leaf: ops.slice(leaf, start, stop))
+
+
+def map_rows(value: Any, change: Callable[[RowOps, Any], Any]) -> Any:
+    """Return ``value`` with each leaf that has rows replaced by ``change`` of its operations and itself."""
     leaves, build = flatten(value, "value")
-    return build(
-        ops.slice(leaf.value, start, stop) if (ops := row_ops(leaf)) else unwrap(leaf.value)
-        for leaf in leaves
-    )
+    return build(change(ops, leaf.value) if (ops := row_ops(leaf)) else unwrap(leaf.value) for leaf in leaves)
 
 
 def piece_of(
@@ -217,10 +216,7 @@ def check_rows(rows: int, expected: int | None) -> None:
 
 def take_rows(value: Any, indices: Sequence[int]) -> Any:
     """The rows of ``value`` at ``indices``, in that order."""
-    leaves, build = flatten(value, "value")
-    return build(
-        ops.take(leaf.value, indices) if (ops := row_ops(leaf)) else unwrap(leaf.value) for leaf in leaves
-    )
+    return map_rows(value, lambda ops, leaf: ops.take(leaf, indices))
 
 
 def split_leaves(

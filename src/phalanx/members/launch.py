@@ -168,7 +168,7 @@ def _processes(pool: ResourcePool, roles: Roles, name: str, options: GroupOption
     methods = [
         Facade(f"{role}__{method}" if role else method, role, method)
         for role, bound in roles.items()
-        for method in bound.spec.methods
+        for method in bound.methods
     ]
     return Processes(
         class_name="_".join(bound.cls.__name__ for bound in roles.values()),

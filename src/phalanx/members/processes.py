@@ -53,7 +53,6 @@ def start(core: Group) -> None:
             launched = _launched(core, call, core.pool.first(core.world_size), call.epoch.number)
             _note_extras(core, launched.extras)
             epoch = core.enter(launched.endpoints)
-            _attend(core, launched)
             sent_to(call, epoch, launched.tickets, [Message("")] * epoch.size)
             shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
             core.constructed = call.result(None)
@@ -92,11 +91,6 @@ def _launched(
     )
 
 
-def _attend(core: Group, launched: Launched) -> None:
-    if not core.options.detached:  # detached processes outlive this process
-        core.backend.attend(launched.endpoints)
-
-
 def _note_extras(core: Group, extras: Reservation | None) -> None:
     if extras is not None:
         core.extras.append(extras)
@@ -115,7 +109,6 @@ def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
         present = Present(dict(enumerate(old.endpoints)))
         launched = _launched(core, call, ground, old.number + 1, present)
         epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
-        _attend(core, launched)
         sent_to(call, epoch, launched.tickets, [Message("")] * len(ranks))
         call.result(None)
         make_again(core, call.trace, ranks)
@@ -264,7 +257,6 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
         launched = _launched(core, call, core.pool.first(left.size), call.epoch.number, present)
         new = dict(zip(sorted(gone), launched.endpoints, strict=True))
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
-        _attend(core, launched)
         tickets = rejoin_calls(core, launched, staying, epoch.number)
         sent_to(call, epoch, tickets, [Message("")] * epoch.size)
         call.result(None)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from phalanx.collect.join import gather, join_rows
-from phalanx.collect.shares import only_settings, share_of
+from phalanx.collect.join import gather, join_rows, only_settings, share_of
 from phalanx.dispatch.pytree import flatten
 from phalanx.dispatch.split import (
     pad_rows,
@@ -99,7 +98,7 @@ class Arguments:
 
     def _result(self, result: ResultOf) -> Any:
         """Return a result as its caller would get it, or a shard of it."""
-        with _decoding_parts(copied=result.gather.how == "rows" or result.share is not None):
+        with _decoding_parts(copied=result.gather.collect == "join" or result.share is not None):
             outputs = self._fetch([self._refs[i] for i in result.parts])
         value = gather(result.gather, outputs)
         return value if result.share is None else join_rows([piece_of(value, *result.share)])

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.declare.context import context_of
-from phalanx.declare.state_declarations import StateDeclared
+from phalanx.declare.state_declarations import declared_states
 from phalanx.declare.worker import REJOIN
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh
@@ -218,7 +218,7 @@ class RestoreRequest(NamedTuple):
 
 def has_state(runtime: WorkerRuntime) -> bool:
     """Return whether any role of this rank has a state."""
-    declared = StateDeclared.of(runtime.context).roles
+    declared = declared_states(runtime.context)
     return any(rank_state.has_state(worker, declared.get(role)) for role, worker in runtime.instances.items())
 
 

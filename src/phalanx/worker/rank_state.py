@@ -16,8 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from phalanx.declare.context import WorkerContext
-from phalanx.declare.state_declarations import StateDeclared, StateOf
-from phalanx.declare.stateful import stateful
+from phalanx.declare.state_declarations import StateOf, declared_states, stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.boxes import LocalBox, volume, whole
 from phalanx.weights.local_layout import dtensor_boxes, local_of, named_tensors, read_megatron
@@ -185,7 +184,7 @@ def states_of(
     Raises:
         CheckpointError: if there is none.
     """
-    declared = StateDeclared.of(context).roles
+    declared = declared_states(context)
     names = [role] if role in workers else []
     names = names or [name for name, worker in workers.items() if has_state(worker, declared.get(name))]
     return {name: RankState(workers[name], declared.get(name), device) for name in names or list(workers)[:1]}

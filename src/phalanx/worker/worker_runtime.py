@@ -13,7 +13,7 @@ from threading import get_native_id
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
 
-from phalanx.declare.classes import class_spec
+from phalanx.declare.classes import registered_methods
 from phalanx.declare.context import WorkerContext, present, set_context_of_process
 from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.declare.worker import REJOINING, Worker, make
@@ -213,7 +213,7 @@ class WorkerRuntime:
                 began = time.time()
                 for role, (cls, args, kwargs) in roles.items():
                     self.instances[role] = make(cls, args, kwargs, replace(self.context, role=role))
-                    self.context.roles.add(role, self.instances[role])
+                    self.context.roles[role] = self.instances[role]
                 self.context.shared[REJOINING] = False
                 return began, time.time()
         except self._passes:
@@ -506,7 +506,7 @@ class WorkerRuntime:
         if reason is None or method == RUN or is_library_call(method):
             return None
         instance = self.instances.get(role)
-        spec = None if instance is None else class_spec(type(instance)).methods.get(method)
+        spec = None if instance is None else registered_methods(type(instance)).get(method)
         if spec is not None and not spec.needs_weights:
             return None
         return WeightsTorn(f"{full_name(role, method)}: {reason}")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import ObjectRef
 from ray import exceptions as rayx
 from ray.experimental import get_local_object_locations
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.backends.backend_types import (
     DrainingNode,
@@ -22,17 +24,14 @@ from phalanx.backends.backend_types import (
     RankOutcome,
     Ref,
     Reservation,
-    ReserveRequest,
     SpawnRequest,
-    StoreSpace,
     Ticket,
+    read_file,
 )
-from phalanx.backends.file_ranges import read_file
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
 from phalanx.backends.ray.cluster import Connection, address, job_id
-from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, OwnRanks
-from phalanx.backends.ray.placement_groups import draining_nodes
+from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, OwnRanks, content_of
 from phalanx.backends.ray.ray_errors import (
     log_once,
     lost_of,
@@ -41,16 +40,12 @@ from phalanx.backends.ray.ray_errors import (
     outcome_of,
     with_post_mortem,
 )
-from phalanx.backends.ray.start import NAMESPACE, start_service, started, stop_service
+from phalanx.backends.ray.worker_actor import actor_class
 from phalanx.display.metric_buffer import meters
 from phalanx.errors import PlacementError
-from phalanx.topology.placement import Holder, NodeCapacity
-from phalanx.topology.slots import Slot
 from phalanx.wire.messages import OUTPUT, Message
-from phalanx.wire.value import Value
 
 _KILLED_WITHIN_S = 5.0
-_AGENT_WITHIN_S = 10.0
 _SIGHT_WITHIN_S = 0.9
 
 
@@ -109,6 +104,82 @@ def stream(endpoint: Endpoint, message: Message, buffer: int | None) -> RayStrea
     return RayStream(items)
 
 
+NAMESPACE = "phalanx"
+WAVE = 256
+"""Number of processes that are started at once."""
+
+
+def started(request: SpawnRequest, handles: list[Any], prepare: Callable[[], None] | None) -> list[Any]:
+    """Start the processes in waves, add them to ``handles``, and return their reports.
+
+    A wave begins when the wave before it has started. So the queue of the cluster's controller is short, and no process
+    waits in it for longer than it takes to start. ``prepare`` is called once the first wave has been requested.
+
+    Raises:
+        GetTimeoutError: not all processes reported in time.
+        RayError: a process did not start.
+    """
+    deadline = time.monotonic() + request.timeout
+    reports: list[Any] = []
+    for first in range(0, len(request.slots), WAVE):
+        last = min(first + WAVE, len(request.slots))
+        handles += [_create(request, index) for index in range(first, last)]
+        if first == 0 and prepare is not None:
+            prepare()
+        asked = [private.call(handle, "_px_report") for handle in handles[first:]]
+        reports += private.get(asked, timeout=max(0.0, deadline - time.monotonic()))
+    return reports
+
+
+def _create(request: SpawnRequest, index: int) -> Any:
+    """Create the process of a slot."""
+    resources = dict(request.resources)
+    namespace = NAMESPACE if request.namespace is None else request.namespace
+    return private.create_actor(
+        actor_class(request.class_name, request.methods, request.max_concurrency is not None),
+        request.factory,
+        num_cpus=resources.pop("CPU", 0),
+        num_gpus=resources.pop("GPU", None),
+        resources=resources or None,
+        runtime_env=dict(request.runtime_env) if request.runtime_env else None,
+        max_concurrency=request.max_concurrency,
+        max_restarts=0,
+        max_task_retries=0,
+        lifetime="detached" if request.detached else None,
+        name=request.names[index] if request.names else None,
+        namespace=namespace if request.names else None,
+        scheduling_strategy=placement.strategy(request.slots[index], request.reservations),
+    )
+
+
+_STARTS_WITHIN_S = 60.0
+
+
+class ServiceActor:
+    """Calls ``start`` with the address of the node, and stays alive for the threads that it started."""
+
+    def __init__(self, start: Callable[[str], Any]) -> None:
+        self._result = start(ray.util.get_node_ip_address())
+
+    def result(self) -> Any:
+        """Return the result of ``start``."""
+        return self._result
+
+
+def start_service(start: Callable[[str], Any]) -> tuple[Any, Any]:
+    """Return the actor and the result of ``start``. Ray ends the actor with the process that calls this."""
+    where = NodeAffinitySchedulingStrategy(private.runtime_context().get_node_id(), soft=False)
+    actor = private.create_actor(ServiceActor, start, num_cpus=0, max_restarts=0, scheduling_strategy=where)
+    return actor, private.call(actor, "result").future().result(_STARTS_WITHIN_S)
+
+
+def stop_service(service: Any) -> None:
+    """Kill the actor of a service. Idempotent, also after the cluster was left."""
+    if private.is_connected():
+        with contextlib.suppress(rayx.RayError, ValueError):
+            private.kill(service)
+
+
 class RayBackend:
     """Ranks as Ray actors."""
 
@@ -117,7 +188,6 @@ class RayBackend:
 
     def __init__(self) -> None:
         self._agents = OwnRanks()
-        self._node: str | None = None
         log_once()
         self._connection = Connection()
         self._exporter: metrics.Exporter | None = None
@@ -128,40 +198,52 @@ class RayBackend:
     def leave(self) -> None:
         self._agents.leave()
 
+    nodes = staticmethod(placement.nodes)
+
+    holders = staticmethod(placement.holders)
+
+    nodes_of = staticmethod(placement.nodes_of)
+
+    probe = staticmethod(placement.probe)
+
+    store = staticmethod(placement.store_space)
+
+    reserve = staticmethod(placement.reserve)
+
     start_service = staticmethod(start_service)
 
     stop_service = staticmethod(stop_service)
 
-    def nodes(self) -> list[NodeCapacity]:
-        return placement.nodes()
+    submit = staticmethod(submit)  # without a function in between: it is called once for each rank
 
-    def holders(self) -> list[Holder]:
-        return placement.holders()
+    stream = staticmethod(stream)
 
-    def reserve(self, request: ReserveRequest) -> Reservation:
-        return placement.reserve(request)
+    call_id = staticmethod(private.call_id)
+
+    put = staticmethod(private.put)
+
+    address_of = staticmethod(private.address_of)
+
+    job = staticmethod(job_id)
+
+    now = staticmethod(time.monotonic)
+
+    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
+        return placement.repair(reservation, timeout)  # pyright: ignore[reportArgumentType]
 
     def release(self, reservation: Reservation) -> None:
         if self.connected():
             placement.release(reservation)  # pyright: ignore[reportArgumentType]
 
-    def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
-        return placement.nodes_of(slots, reservations)
-
-    def probe(
-        self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
-    ) -> list[tuple[str, ...]]:
-        return placement.probe(slots, reservations, bundle)
-
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
-        handles: dict[int, Any] = {}
+        handles: list[Any] = []
         try:
-            prepare = None if request.detached else self._agents.prepare
+            prepare = None if request.detached else self._agents.local.prepare
             reports = started(request, handles, prepare)
         except BaseException as error:
-            for handle in handles.values():
+            for handle in handles:
                 private.kill(handle)
-            self._agents.dismiss()
+            self._agents.local.dismiss()
             if isinstance(error, rayx.GetTimeoutError):
                 raise PlacementError(
                     f"{request.class_name}: {len(request.slots)} worker processes did not all start within "
@@ -176,28 +258,13 @@ class RayBackend:
                 ) from error
             raise
         names = request.names or (None,) * len(handles)
-        return [
-            Endpoint(slot, handles[index], facts, name)
-            for index, (slot, facts, name) in enumerate(zip(request.slots, reports, names, strict=True))
-        ]
+        endpoints = list(map(Endpoint, request.slots, handles, reports, names))
+        if not request.detached:  # detached processes outlive this process
+            self._agents.watch(endpoints)
+        return endpoints
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         return Ticket(private.call(endpoint.handle, "_px_setup", data, list(refs)))
-
-    submit = staticmethod(submit)  # without a function in between: it is called once for each rank
-
-    stream = staticmethod(stream)
-
-    call_id = staticmethod(private.call_id)
-
-    def put(self, value: Value) -> Ref:
-        return private.put(value)
-
-    def store(self) -> StoreSpace | None:
-        return placement.store_space()
-
-    def address_of(self, ref: Ref) -> Any:
-        return private.address_of(ref)
 
     def at(self, address: Any) -> Ref:
         self._connection.check()
@@ -258,22 +325,16 @@ class RayBackend:
             return ()
         dead = self.dead_of(endpoints)
         answering = [endpoint for position, endpoint in enumerate(endpoints) if position not in dead]
-        self._agents.ask(answering, "look", timeout=_AGENT_WITHIN_S)
+        self._agents.ask(answering, "look")
         for endpoint in endpoints:
             with contextlib.suppress(rayx.RayError, ValueError):
                 private.kill(endpoint.handle)
         deadline = time.monotonic() + _KILLED_WITHIN_S
         while len(self.dead_of(endpoints)) < len(endpoints) and time.monotonic() < deadline:
             time.sleep(0.002)
-        answers = self._agents.ask(endpoints, "end", timeout=_AGENT_WITHIN_S)
+        answers = self._agents.ask(endpoints, "end")
         self._agents.release(endpoints)
         return tuple(sorted({pid for answer in answers if answer for pid in answer}))
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def attend(self, endpoints: Sequence[Endpoint]) -> None:
-        self._agents.watch(endpoints)
 
     def export_metrics(self) -> float | None:
         """Hand counted calls and bytes to Ray; return the seconds until the next time, None if there is none."""
@@ -295,7 +356,7 @@ class RayBackend:
         silent = {node for node, answer in zip(nodes, answers, strict=True) if answer is None}
         lost = {node for node in silent if node_is_gone(node)}
         return [
-            NOTHING_ANSWERS.with_loss(node in lost) if answer is None else answer
+            replace(NOTHING_ANSWERS, gone=node in lost) if answer is None else answer
             for node, answer in zip(nodes, answers, strict=True)
         ]
 
@@ -308,33 +369,14 @@ class RayBackend:
         self._agents.ask(endpoints, "sever", timeout=_SIGHT_WITHIN_S)
 
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
-        self._agents.ask(endpoints, "send_signal", signum, timeout=_AGENT_WITHIN_S, each=True)
+        self._agents.ask(endpoints, "send_signal", signum)
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
-        if endpoint.facts.slot.node_id == self._own_node():  # ten times a second for each rank that is shown
+        if endpoint.facts.slot.node_id == self._agents.here:  # ten times a second for each rank that is shown
             with contextlib.suppress(OSError):
                 return read_file(path, offset, limit)
-        asked = [endpoint]
-        answer = self._agents.ask(asked, "read", path, offset, limit, timeout=_AGENT_WITHIN_S, each=True)[0]
-        if isinstance(answer, bytes):
-            return answer
-        host = endpoint.facts.slot.host
-        if answer is None:
-            raise OSError(f"{path}: nothing on host {host} answers")
-        if not answer:
-            raise FileNotFoundError(f"{path}: there is no such file on host {host}")
-        raise OSError(f"on host {host}: {answer}")
-
-    def _own_node(self) -> str:
-        if self._node is None and self.connected():
-            self._node = private.runtime_context().get_node_id()
-        return self._node or ""
-
-    def job(self) -> str:
-        return job_id()
-
-    def host(self) -> str:
-        return ray.util.get_node_ip_address()
+        (content,) = self._agents.ask([endpoint], "read", path, offset, limit)
+        return content_of(content, path, endpoint.facts.slot.host)
 
     def publish(self, key: str, value: bytes | None) -> None:
         if self.connected():
@@ -344,7 +386,7 @@ class RayBackend:
         return private.read_key(key) if self.connected() else None
 
     def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
-        return draining_nodes(ended) if self.connected() else ()
+        return placement.draining_nodes(ended) if self.connected() else ()
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts
@@ -355,7 +397,7 @@ class RayBackend:
             return of_node(found, facts.slot.node_id, facts.slot.host)
         if found.intended:
             return found
-        left = self._agents.ask([endpoint], "post_mortem", timeout=_SIGHT_WITHIN_S, each=True)[0]
+        left = self._agents.ask([endpoint], "post_mortem", timeout=_SIGHT_WITHIN_S)[0]
         return with_post_mortem(found, left, facts.log)
 
     def _ask_ray(self, endpoint: Endpoint) -> Lost:
@@ -367,6 +409,3 @@ class RayBackend:
         except rayx.RayError as error:
             return lost_of(error)
         return Lost("its process is gone")
-
-    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
-        return placement.repair(reservation, timeout)  # pyright: ignore[reportArgumentType]

@@ -8,6 +8,7 @@ keeps a time series for each combination of tags.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -54,9 +55,6 @@ class Exporter:
             self._bytes.inc(nbytes, tags={"group": group, "kind": kind})
 
 
-_gauges: dict[str, Any] = {}
-
-
 def show(what: str, rank: str, values: Mapping[str, float]) -> None:
     """Set the metric ``phalanx_{what}_{name}`` to each value, for ``rank``. Does nothing if ``PHALANX_METRICS=0``."""
     if not settings().metrics:
@@ -66,10 +64,8 @@ def show(what: str, rank: str, values: Mapping[str, float]) -> None:
             _gauge(f"phalanx_{what}_{name}").set(value, tags={"rank": rank})
 
 
+@functools.cache
 def _gauge(name: str) -> Any:
-    found = _gauges.get(name)
-    if found is None:
-        from ray.util import metrics  # takes a tenth of a second, which only who measures something spends
+    from ray.util import metrics  # takes a tenth of a second, which only who measures something spends
 
-        found = _gauges[name] = metrics.Gauge(name, "Of a rank, as it told it last.", tag_keys=("rank",))
-    return found
+    return metrics.Gauge(name, "Of a rank, as it told it last.", tag_keys=("rank",))

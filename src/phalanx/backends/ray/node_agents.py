@@ -1,32 +1,252 @@
-"""The node agents of the nodes of ranks, called in parallel.
+"""Agents of nodes, which observe ranks and end them.
 
-The agent of this process's own node is in this process. On every other node it is an actor without resources.
+A :class:`NodeAgent` asks the kernel, never the rank, which may be busy for hours. The agent of this process's own node
+is in this process. On every other node it is an actor without resources. The agents are called in parallel.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import json
 import logging
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from phalanx.backends.backend_types import Endpoint, ProcessStatus
-from phalanx.backends.ray import private
-from phalanx.backends.ray.node_agent import NodeAgent
-from phalanx.backends.ray.rank_processes import Gpu, ProcessHandle, Usage
+from phalanx.backends.backend_types import Endpoint, ProcessStatus, read_file
+from phalanx.backends.ray import private, reaper
+from phalanx.backends.ray.rank_processes import STOPPED, Gpu, ProcessHandle, Usage, gpus, stacks_of, usage_of
+from phalanx.backends.ray.ray_errors import PostMortem, node_memory, oom_kills, read_logs
 from phalanx.display.registry_records import RankRecord
+from phalanx.wire import call_page
 from phalanx.wire.value import Value
+
+R = TypeVar("R")
 
 _ANSWERS_WITHIN_S = 10.0
 _HERE = ""
 NOTHING_ANSWERS = ProcessStatus(reachable=False, note="nothing on its node answers")
+
+
+class NodeAgent:
+    """Looks at processes of its own node, and has the node's reaper end them."""
+
+    def __init__(self) -> None:
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._expected = False
+        self._watched: dict[int, tuple[int, int, str]] = {}
+        self._oom_kills = oom_kills()
+
+    def prepare(self) -> None:
+        """Start the reaper in a thread before it is needed."""
+        self._expected = True
+        threading.Thread(target=self._prepare, daemon=True).start()
+
+    def _prepare(self) -> None:
+        with self._lock:
+            if self._expected and self._reaper is None:  # else it was dismissed before it was there
+                self._reaper = _start_reaper()
+
+    def dismiss(self) -> None:
+        """End the reaper, unless it watches ranks."""
+        with self._lock:
+            if not self._watched:
+                self._dismiss()
+
+    def leave(self) -> None:
+        """End the reaper, which first ends all ranks that it still watches."""
+        with self._lock:
+            self._watched.clear()
+            self._dismiss()
+
+    def watch(self, targets: Sequence[ProcessHandle]) -> None:
+        """Make these ranks end with the process that created this agent, at the latest."""
+        targets = [target for target in targets if target.same() is not None]
+        with self._lock:
+            self._note(targets)
+            self._ask({"watch": [self._watched[t.pid] for t in targets if t.pid in self._watched]})
+
+    def _note(self, targets: Sequence[ProcessHandle]) -> None:
+        for target in targets:
+            if target.side is not None:
+                side = target.side
+                self._watched[target.pid] = (target.pid, side.started, side.mark)
+
+    def look(self, targets: Sequence[ProcessHandle]) -> None:
+        """Note all descendants of the watched ranks, before these are ended."""
+        with self._lock:
+            if self._watched:
+                self._ask({"look": True})
+
+    def end(self, targets: Sequence[ProcessHandle]) -> list[list[int]]:
+        """End these ranks with all their descendants; return, for each, the pids that could not be ended."""
+        pids = [target.pid for target in targets]
+        with self._lock:
+            new = [target for target in targets if target.pid not in self._watched]
+            self._note(new)
+            watch = [self._watched[target.pid] for target in new if target.pid in self._watched]
+            left: list[int] = self._ask({"watch": watch, "end": pids}) or []
+            for pid in pids:
+                self._watched.pop(pid, None)
+            if not self._watched:
+                self._dismiss()
+        return [left] * len(targets)
+
+    def send_signal(self, targets: Sequence[ProcessHandle], signum: int) -> None:
+        """Send a signal to each rank's process, if it is still that process."""
+        for target in targets:
+            if target.same() is not None:
+                os.kill(target.pid, signum)
+
+    def sights(self, targets: Sequence[ProcessHandle], stacks: bool) -> list[ProcessStatus]:
+        """Observe each rank without calling it; with ``stacks``, also its stack if that can be read."""
+        sights = [self._sight(target) for target in targets]
+        if not stacks:
+            return sights
+        read = stacks_of(targets)
+        return [
+            replace(sight, stack=text, note=sight.note or note)
+            for sight, (text, note) in zip(sights, read, strict=True)
+        ]
+
+    def _sight(self, target: ProcessHandle) -> ProcessStatus:
+        process = target.same()
+        if process is None or target.dies():
+            return ProcessStatus(reachable=False, note="its process is gone", gone=target.side is not None)
+        seen = call_page.Reading({}, {})
+        with contextlib.suppress(OSError):
+            seen = call_page.read(target.page())
+        now = time.monotonic()
+        stopped = process.stopped
+        return ProcessStatus(
+            reachable=not stopped,
+            running={call: now - begun for call, begun in seen.running.items()},
+            note=STOPPED if stopped else "",
+            methods=seen.methods,
+            told=seen.told,
+        )
+
+    def cancel(self, targets: Sequence[ProcessHandle], calls: Mapping[str, int]) -> list[bool]:
+        """Cancel a call: ranks that have not begun it drop it, the others are interrupted.
+
+        A rank first writes that it has begun a call, and then looks for its cancellation. This function works in the
+        opposite order: the rank sees the cancellation, or this function sees that the call has begun, or both.
+
+        Args:
+            targets: the processes of the ranks.
+            calls: the ids of the call, by the marks of the processes: pids repeat on other nodes.
+
+        Returns:
+            For each rank whether it drops the call.
+        """
+        drops: list[bool] = []
+        for target in targets:
+            began = True
+            if target.side is not None and target.same() is not None:
+                with contextlib.suppress(OSError):
+                    call = calls[target.side.mark]
+                    with target.open(target.side.page, "r+b") as page:
+                        call_page.cancel(page.fileno(), call)
+                        began = call in call_page.read(target.page()).running
+            drops.append(not began)
+        self._tell(
+            [target for target, drop in zip(targets, drops, strict=True) if not drop], call_page.INTERRUPT
+        )
+        return drops
+
+    def sever(self, targets: Sequence[ProcessHandle]) -> None:
+        """Cut the connections of the ranks' process groups, so that threads in a collective get an error."""
+        self._tell(targets, call_page.SEVER)
+
+    def _tell(self, targets: Sequence[ProcessHandle], request: bytes) -> None:
+        for target in targets:
+            if target.same() is not None:
+                with contextlib.suppress(OSError):
+                    target.request(request)
+
+    def usage(self, targets: Sequence[ProcessHandle]) -> list[Usage | None]:
+        """Return the memory and processor time of each process, None if it has ended."""
+        return [usage_of(t.pid, t.side.started) if t.side is not None else None for t in targets]
+
+    def gpus(self, targets: Sequence[ProcessHandle]) -> list[list[Gpu]]:
+        """Return the accelerators of this node, once for each rank."""
+        return [gpus()] * len(targets)
+
+    def read(
+        self, targets: Sequence[ProcessHandle], path: str, offset: int, limit: int
+    ) -> list[bytes | OSError]:
+        """Return bytes of a file of this node, or the error, once for each rank."""
+        try:
+            return [read_file(path, offset, limit)] * len(targets)
+        except OSError as error:
+            return [error] * len(targets)
+
+    def post_mortem(self, targets: Sequence[ProcessHandle]) -> list[PostMortem]:
+        """Return the last output of ranks whose processes have died."""
+        kills = oom_kills()
+        risen, self._oom_kills = kills - self._oom_kills, kills
+        with self._lock:
+            held = [self._ask({"memory": t.pid}) if t.pid in self._watched else 0 for t in targets]
+        return [
+            read_logs(target.log_paths)._replace(
+                oom_kills=risen, memory=memory or 0, node_memory=node_memory()
+            )
+            for target, memory in zip(targets, held, strict=True)
+        ]
+
+    def _ask(self, request: Mapping[str, Any]) -> Value:
+        """Send a request to the reaper, which the first request starts. The caller holds the lock."""
+        for _ in range(2):
+            if self._reaper is None:  # or the reaper was killed: a new process is told of all ranks
+                self._reaper = _start_reaper()
+                request = {**request, "watch": list(self._watched.values())}
+            child = self._reaper
+            if child.stdin is None or child.stdout is None:
+                return None
+            try:
+                child.stdin.write(json.dumps(request).encode() + b"\n")
+                child.stdin.flush()
+                line = child.stdout.readline()
+                if line:
+                    return json.loads(line)
+            except (BrokenPipeError, ValueError):
+                pass
+            self._dismiss()
+        return None
+
+    def _dismiss(self) -> None:
+        """Close the pipes of the reaper: it ends the ranks that it still watches, and exits. Under the lock."""
+        child, self._reaper, self._expected = self._reaper, None, False
+        if child is not None:
+            for stream in (child.stdin, child.stdout):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+
+
+def _start_reaper() -> subprocess.Popen[bytes]:
+    own = reaper.look_at(os.getpid())
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), str(own.started if own else 0)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    child.wait(10.0)  # this process forks and exits; its child is the reaper
+    return child
 
 
 class AgentTarget(NamedTuple):
@@ -36,66 +256,53 @@ class AgentTarget(NamedTuple):
     target: ProcessHandle
 
 
-class NodeAgents:
-    """An agent per node, created at its first use."""
+class NodeAgents(abc.ABC, Generic[R]):
+    """An agent per node of the ranks, created at its first use."""
 
     def __init__(self) -> None:
         self.local = NodeAgent()
         self._remote: dict[str, Any] = {}
         self._lock = threading.Lock()
 
+    @abc.abstractmethod
+    def place_of(self, rank: R) -> AgentTarget:
+        """Return the process of a rank and its node."""
+
     def ask(
-        self, places: Sequence[AgentTarget], verb: str, *args: Value, timeout: float, each: bool = False
+        self, ranks: Sequence[R], verb: str, *args: Value, timeout: float = _ANSWERS_WITHIN_S
     ) -> list[Any]:
         """Call ``verb(targets, *args)`` of all agents in parallel; return the results by rank, None without a response.
 
-        With ``each``, ``verb`` takes a single target and is called once per rank.
+        With a timeout of 0, agents of other nodes are not waited for.
         """
-        answers: list[Any] = [None] * len(places)
-        here: list[tuple[list[int], Any]] = []
-        elsewhere: list[tuple[list[int], Any]] = []
-        for node, members in _by_node(places).items():
-            for part in [[i] for i in members] if each else [members]:
-                targets = [places[i].target for i in part]
-                given = targets[0] if each else targets
-                if node == _HERE:
-                    here.append((part, given))
-                else:
-                    elsewhere.append((part, private.call(self._actor(node), verb, given, *args)))
-        for part, given in here:  # while the others are at it
-            _spread(answers, part, getattr(self.local, verb)(given, *args), each)
+        places, by_node = list(map(self.place_of, ranks)), dict[str, list[int]]()
+        for index, place in enumerate(places):
+            by_node.setdefault(place.node, []).append(index)
+        targets = {node: [places[i].target for i in members] for node, members in by_node.items()}
+        calls = {
+            node: private.call(self._actor(node), verb, targets[node], *args)
+            for node in by_node
+            if node != _HERE
+        }
+        found: dict[str, Sequence[Any] | None] = {}
+        if _HERE in by_node:  # while the others are at it
+            found[_HERE] = getattr(self.local, verb)(targets[_HERE], *args)
         limit = time.monotonic() + timeout
-        for part, ref in elsewhere:
+        for node, call in calls.items():
             with contextlib.suppress(RayError):
-                _spread(answers, part, private.get(ref, timeout=max(0.0, limit - time.monotonic())), each)
+                found[node] = private.get(call, timeout=max(0.0, limit - time.monotonic()))
+        answers: list[Any] = [None] * len(places)
+        for node, members in by_node.items():
+            for index, answer in zip(members, found.get(node) or (), strict=False):
+                answers[index] = answer
         return answers
 
-    def tell(self, places: Sequence[AgentTarget], verb: str) -> None:
-        """Call ``verb(targets)`` of the agents of all these nodes, without waiting for other nodes."""
-        for node, members in _by_node(places).items():
-            targets = [places[i].target for i in members]
-            if node == _HERE:
-                getattr(self.local, verb)(targets)
-            else:
-                private.call(self._actor(node), verb, targets)
-
-    def drop(self, nodes: Iterable[str]) -> None:
-        """End the agents of some other nodes."""
+    def keep(self, nodes: Collection[str]) -> None:
+        """End the agents of all other nodes but these."""
         with self._lock:
-            for node in nodes:
-                actor = self._remote.pop(node, None)
-                if actor is not None:
-                    with contextlib.suppress(RayError, ValueError):
-                        private.kill(actor)
-
-    def forget(self) -> None:
-        """Forget the agents of other nodes, without calls on the cluster, which was left."""
-        self._remote.clear()
-
-    @property
-    def others(self) -> list[str]:
-        """The other nodes that have an agent."""
-        return list(self._remote)
+            for node in self._remote.keys() - nodes:
+                with contextlib.suppress(RayError, ValueError):
+                    private.kill(self._remote.pop(node))
 
     def _actor(self, node: str) -> Value:
         with self._lock:
@@ -107,58 +314,48 @@ class NodeAgents:
             return self._remote[node]
 
 
-class OwnRanks:
+class OwnRanks(NodeAgents[Endpoint]):
     """The agents of all nodes on which this process has ranks. They observe the ranks and end them."""
 
     def __init__(self) -> None:
-        self._agents = NodeAgents()
-        self._here: str | None = None
+        super().__init__()
+        self._here = ""
         self._watched: dict[str, set[int]] = {}
-
-    def prepare(self) -> None:
-        """Start the reaper of this node while ranks start."""
-        self._agents.local.prepare()
-
-    def dismiss(self) -> None:
-        """Undo :meth:`prepare`, if the start of the ranks failed."""
-        self._agents.local.dismiss()
 
     def watch(self, endpoints: Sequence[Endpoint]) -> None:
         """Let the agents of their nodes watch these ranks. Does not wait for agents on other nodes to start."""
-        places = self._places(endpoints)
-        for place in places:
-            self._watched.setdefault(place.node, set()).add(place.target.pid)
-        self._agents.tell(places, "watch")
-
-    def ask(
-        self, endpoints: Sequence[Endpoint], verb: str, *args: Value, timeout: float, each: bool = False
-    ) -> list[Any]:
-        """Call the agents of the ranks; see :meth:`NodeAgents.ask`."""
-        return self._agents.ask(self._places(endpoints), verb, *args, timeout=timeout, each=each)
+        for node, target in map(self.place_of, endpoints):
+            self._watched.setdefault(node, set()).add(target.pid)
+        self.ask(endpoints, "watch", timeout=0.0)
 
     def release(self, endpoints: Sequence[Endpoint]) -> None:
         """Forget these ranks, and end the agents on other nodes that have no ranks left."""
-        for place in self._places(endpoints):
-            self._watched.get(place.node, set()).discard(place.target.pid)
-        self._agents.drop(node for node in self._agents.others if not self._watched.get(node))
+        for node, target in map(self.place_of, endpoints):
+            self._watched.get(node, set()).discard(target.pid)
+        self.keep({node for node, pids in self._watched.items() if pids})
 
     def leave(self) -> None:
         """End the ranks on this node and forget all agents, without calls on the cluster, which was left."""
-        self._agents.local.leave()
-        self._agents.forget()
+        self.local.leave()
+        self._remote.clear()
         self._watched.clear()
 
-    def _places(self, endpoints: Sequence[Endpoint]) -> list[AgentTarget]:
-        if self._here is None:
+    @property
+    def here(self) -> str:
+        """Id of the node of this process."""
+        if not self._here and private.is_connected():
             self._here = private.runtime_context().get_node_id()
-        nodes = [endpoint.facts.slot.node_id for endpoint in endpoints]
-        return [
-            AgentTarget(_HERE if node == self._here else node, _target_of(endpoint))
-            for node, endpoint in zip(nodes, endpoints, strict=True)
-        ]
+        return self._here
+
+    def place_of(self, rank: Endpoint) -> AgentTarget:
+        """Return the process of an endpoint and its node."""
+        facts = rank.facts
+        own = (facts.log,) if facts.log and facts.files else ()
+        node = _HERE if facts.slot.node_id == self.here else facts.slot.node_id
+        return AgentTarget(node, ProcessHandle(facts.pid, facts.side, (*own, *facts.log_paths)))
 
 
-class RankObserver:
+class RankObserver(NodeAgents[RankRecord]):
     """Observes published ranks from outside, without their driver.
 
     Ranks on this machine are observed directly. For ranks on other nodes this process joins the cluster as a driver,
@@ -166,22 +363,22 @@ class RankObserver:
     """
 
     def __init__(self, address: str) -> None:
+        super().__init__()
         self._address = address
-        self._agents = NodeAgents()
         self._host = socket.gethostname()
         self._connected = False
 
     def sights(self, ranks: Sequence[RankRecord], stacks: bool = False) -> list[ProcessStatus]:
         """Observe each rank, with its stack if ``stacks`` is true."""
-        return [NOTHING_ANSWERS if sight is None else sight for sight in self._ask(ranks, "sights", stacks)]
+        return [NOTHING_ANSWERS if sight is None else sight for sight in self.ask(ranks, "sights", stacks)]
 
     def usage(self, ranks: Sequence[RankRecord]) -> list[Usage | None]:
         """Return the memory and processor time of each rank's process, None if it has ended."""
-        return self._ask(ranks, "usage")
+        return self.ask(ranks, "usage")
 
     def gpus(self, ranks: Sequence[RankRecord]) -> list[list[Gpu] | None]:
         """Return the accelerators of each rank's node."""
-        return self._ask(ranks, "gpus")
+        return self.ask(ranks, "gpus")
 
     def read(self, rank: RankRecord, offset: int, limit: int) -> bytes:
         """Return bytes of a rank's log; a negative offset counts from its end.
@@ -191,11 +388,8 @@ class RankObserver:
         """
         if rank.log is None:
             raise FileNotFoundError("it has no file of its own")
-        answer = self._ask([rank], "read", rank.log, offset, limit, each=True)[0]
-        if isinstance(answer, bytes):
-            return answer
-        why = "nothing on that node answers" if answer is None else answer or "there is no such file"
-        raise OSError(f"{rank.log} on host {rank.host}: {why}")
+        (content,) = self.ask([rank], "read", rank.log, offset, limit)
+        return content_of(content, rank.log, rank.host)
 
     def close(self) -> None:
         """Leave the cluster if this observer joined it."""
@@ -203,13 +397,12 @@ class RankObserver:
             ray.shutdown()
             self._connected = False
 
-    def _ask(self, ranks: Sequence[RankRecord], verb: str, *args: Value, each: bool = False) -> list[Any]:
-        places = [
-            AgentTarget(_HERE if rank.host == self._host else rank.node_id, _target(rank)) for rank in ranks
-        ]
-        if any(place.node != _HERE for place in places):
+    def place_of(self, rank: RankRecord) -> AgentTarget:
+        """Return the process of a rank and its node; join the cluster for ranks on other nodes."""
+        if rank.host != self._host:
             self._connect()
-        return self._agents.ask(places, verb, *args, timeout=_ANSWERS_WITHIN_S, each=each)
+        node = _HERE if rank.host == self._host else rank.node_id
+        return AgentTarget(node, ProcessHandle(rank.pid, rank.side, (rank.log,) if rank.log else ()))
 
     def _connect(self) -> None:
         if not self._connected and not ray.is_initialized():
@@ -222,29 +415,15 @@ class RankObserver:
             self._connected = True
 
 
-def _target_of(endpoint: Endpoint) -> ProcessHandle:
-    """Return the process of an endpoint."""
-    facts = endpoint.facts
-    own = (facts.log,) if facts.log and facts.files else ()
-    return ProcessHandle(facts.pid, facts.side, (*own, *facts.log_paths))
+def content_of(answer: bytes | OSError | None, path: str, host: str) -> bytes:
+    """Return the bytes that an agent read of a file.
 
-
-def _target(rank: RankRecord) -> ProcessHandle:
-    return ProcessHandle(rank.pid, rank.side, (rank.log,) if rank.log else ())
-
-
-def _by_node(places: Sequence[AgentTarget]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for index, place in enumerate(places):
-        found.setdefault(place.node, []).append(index)
-    return found
-
-
-def _spread(answers: list[Any], part: Sequence[int], answer: Value, each: bool) -> None:
-    """Assign a node's response to its ranks: a list by rank, or a value for all ranks of ``part``."""
-    if each or not isinstance(answer, list):
-        for index in part:
-            answers[index] = answer
-        return
-    for index, one in zip(part, answer, strict=False):
-        answers[index] = one
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: the file cannot be read, or nothing on its node answers.
+    """
+    if isinstance(answer, bytes):
+        return answer
+    if isinstance(answer, FileNotFoundError):
+        raise FileNotFoundError(f"{path}: there is no such file on host {host}")
+    raise OSError(f"{path} on host {host}: {answer or 'nothing on that node answers'}")

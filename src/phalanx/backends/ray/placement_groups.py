@@ -8,7 +8,6 @@ crash. A signal to a rank alone is a failure of that rank, because Ray itself se
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -236,11 +235,6 @@ def strategy(slot: Slot, reservations: Mapping[str, Any]) -> PlacementGroupSched
     )
 
 
-def _accelerator_ids() -> tuple[str, ...]:
-    found = private.runtime_context().get_accelerator_ids().values()
-    return next((tuple(map(str, ids)) for ids in found if ids), ())
-
-
 def probe(
     slots: Sequence[Slot], reservations: Mapping[str, Any], bundle: Mapping[str, float]
 ) -> list[tuple[str, ...]]:
@@ -249,7 +243,7 @@ def probe(
     Raises:
         PlacementError: a slot has not reported within a minute.
     """
-    task = ray.remote(_accelerator_ids)
+    task = ray.remote(private.accelerator_ids)
     gpus = bundle.get("GPU", 0)
     others = {key: value for key, value in bundle.items() if key not in ("GPU", "CPU") and ":" not in key}
     refs = [
@@ -280,10 +274,6 @@ def _unknown(slots: Sequence[Slot], bundle: Mapping[str, float]) -> str:
     )
 
 
-_log = logging.getLogger("phalanx")
-_told: list[str] = []
-
-
 def draining_nodes(ended: bool = False) -> list[DrainingNode]:
     """Return the nodes that are drained: before a preemption, by an autoscaler, or by ``ray drain-node``.
 
@@ -291,7 +281,10 @@ def draining_nodes(ended: bool = False) -> list[DrainingNode]:
     """
     if not private.is_connected():
         return []
-    found = _draining()
+    found = [
+        DrainingNode(str(node), deadline / 1000.0 if deadline else None, "Ray drains its node")
+        for node, deadline in private.draining_nodes().items()
+    ]
     if ended:
         found += [
             DrainingNode(node["NodeID"], None, f"its node was told to end: {node.get('DeathReasonMessage')}")
@@ -299,22 +292,3 @@ def draining_nodes(ended: bool = False) -> list[DrainingNode]:
             if not node["Alive"] and node.get("DeathReason") in private.TOLD_TO_END
         ]
     return found
-
-
-def _draining() -> list[DrainingNode]:
-    try:
-        found = private.draining_nodes()
-        return [
-            DrainingNode(str(node), deadline / 1000.0 if deadline else None, "Ray drains its node")
-            for node, deadline in found.items()
-        ]
-    except (AttributeError, TypeError, ValueError) as error:
-        if not _told:
-            _told.append(str(error))
-            _log.warning(
-                "this version of Ray (%s) does not tell which nodes it drains (%s): there are no notices of "
-                "preemptions",
-                ray.__version__,
-                error,
-            )
-        return []

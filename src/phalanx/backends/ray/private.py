@@ -16,15 +16,9 @@ from ray.actor import ActorClass, ActorHandle
 from ray.experimental import internal_kv
 from ray.util.placement_group import (
     _call_placement_group_ready,
-)
-from ray.util.placement_group import (
-    placement_group as _placement_group,
-)
-from ray.util.placement_group import (
-    placement_group_table as _placement_group_table,
-)
-from ray.util.placement_group import (
-    remove_placement_group as _remove_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
 )
 
 _TESTED = "2.57 to 2.60"
@@ -38,8 +32,9 @@ try:
     raylet: Any = _raylet
     worker_module: Any = worker
     _NEEDED: dict[Any, str] = {
-        ActorHandle: "_actor_method_call _get_local_state",
+        ActorHandle: "_actor_method_call",
         ActorClass: "_remote",
+        GlobalState: "get_draining_nodes get_max_resources_from_cluster_config",
         internal_kv: "_internal_kv_get _internal_kv_put _internal_kv_del",
         raylet: "AuthenticationTokenLoader Config GcsClient GcsClientOptions CoreWorker",
         raylet.CoreWorker: "get_local_actor_state get_current_task_id get_current_task_name "
@@ -83,9 +78,9 @@ cancel = unwrapped(ray.cancel)
 get_actor = unwrapped(ray.get_actor)
 runtime_context = unwrapped(ray.get_runtime_context)
 nodes = unwrapped(ray.nodes)
-placement_group = unwrapped(_placement_group)
-placement_group_table = unwrapped(_placement_group_table)
-remove_placement_group = unwrapped(_remove_placement_group)
+placement_group = unwrapped(placement_group)
+placement_group_table = unwrapped(placement_group_table)
+remove_placement_group = unwrapped(remove_placement_group)
 _placement_group_ready = unwrapped(_call_placement_group_ready)
 _create_actor = unwrapped(ActorClass._remote)
 
@@ -104,7 +99,7 @@ def create_actor(cls: type, *args: Any, **options: Any) -> ActorHandle:
         options: as ``ActorClass.options`` takes them.
     """
     actor_class = cls if isinstance(cls, ActorClass) else ray.remote(cls)
-    if "runtime_env" in options:  # the function behind ActorClass.options() expects it parsed
+    if options.get("runtime_env"):  # the function behind ActorClass.options() expects it parsed
         options["runtime_env"] = utils.parse_runtime_env_for_task_or_actor(options["runtime_env"])
     return _create_actor(actor_class, args=list(args), kwargs={}, **options)
 
@@ -161,13 +156,8 @@ def actor_id(handle: Any) -> Any:
     return handle._ray_actor_id
 
 
-def actor_state(handle: Any) -> int | None:
-    """Return the state of an actor as this process knows it, without a question to the cluster."""
-    return handle._get_local_state()
-
-
 def actor_states() -> Callable[[Any], int | None]:
-    """Return the function from an actor's id to its state; 0.15 us a call, a seventh of :func:`actor_state`."""
+    """Return the function from an actor's id to its state as this process knows it; 0.15 us a call."""
     return _core().get_local_actor_state
 
 
@@ -186,6 +176,12 @@ def connection() -> object:
 def is_connected() -> bool:
     """Return whether this process is connected to a cluster; 0.1 us."""
     return bool(worker_module.global_worker.connected)
+
+
+def accelerator_ids() -> tuple[str, ...]:
+    """Return the ids of the accelerators that Ray assigned to this process."""
+    found = runtime_context().get_accelerator_ids().values()
+    return next((tuple(map(str, ids)) for ids in found if ids), ())
 
 
 def log_folder() -> str | None:
@@ -227,11 +223,7 @@ def free_resources() -> dict[str, dict[str, Any]]:
 
 
 def draining_nodes() -> dict[str, int]:
-    """Return the node ids that are being drained, with their deadlines in ms since 1970; 0: none.
-
-    Raises:
-        AttributeError, TypeError, ValueError: this version of Ray does not tell.
-    """
+    """Return the node ids that are being drained, with their deadlines in ms since 1970; 0: none."""
     return state.state.get_draining_nodes()
 
 

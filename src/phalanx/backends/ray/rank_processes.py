@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from phalanx.backends.ray import reaper
 from phalanx.wire import call_page
@@ -119,20 +119,16 @@ class _Asked:
         self._why, self.done = why, True
 
     def _empty(self) -> None:
-        side = self._target.side
-        fd = self._target.open(-1 if side is None else side.stacks, os.O_RDWR)
-        try:
-            os.ftruncate(fd, 0)
-        finally:
-            os.close(fd)
+        with self._stacks("r+b") as file:
+            file.truncate(0)
 
     def _written(self) -> bytes:
+        with self._stacks("rb") as file:
+            return file.read()
+
+    def _stacks(self, mode: str) -> IO[bytes]:
         side = self._target.side
-        fd = self._target.open(-1 if side is None else side.stacks, os.O_RDONLY)
-        try:
-            return os.pread(fd, os.fstat(fd).st_size, 0)
-        finally:
-            os.close(fd)
+        return self._target.open(-1 if side is None else side.stacks, mode)
 
 
 def readable_stack(dump: str) -> str:
@@ -204,9 +200,9 @@ class ProcessHandle(NamedTuple):
             return any(int(line.split()[1], 16) & _KILLED for line in status if line.startswith(b"ShdPnd:"))
         return False
 
-    def open(self, fd: int, flags: int) -> int:
-        """Open the file of a file descriptor of the process again."""
-        return os.open(f"/proc/{self.pid}/fd/{fd}", flags)
+    def open(self, fd: int, mode: str) -> IO[bytes]:
+        """Open the file of a file descriptor of the process again, unbuffered."""
+        return open(f"/proc/{self.pid}/fd/{fd}", mode, buffering=0)
 
     def page(self) -> bytes:
         """Return the page on which the process notes its calls.
@@ -216,11 +212,8 @@ class ProcessHandle(NamedTuple):
         """
         if self.side is None:
             return b""
-        fd = self.open(self.side.page, os.O_RDONLY)
-        try:
-            return os.pread(fd, call_page.SIZE, 0)
-        finally:
-            os.close(fd)
+        with self.open(self.side.page, "rb") as file:
+            return file.read(call_page.SIZE)
 
     def request(self, request: bytes) -> None:
         """Send a request to the control thread of the process, without waiting.
@@ -230,7 +223,7 @@ class ProcessHandle(NamedTuple):
         """
         if self.side is None:
             return
-        fd = self.open(self.side.control, os.O_WRONLY | os.O_NONBLOCK)
+        fd = os.open(f"/proc/{self.pid}/fd/{self.side.control}", os.O_WRONLY | os.O_NONBLOCK)
         try:
             os.write(fd, request)
         finally:

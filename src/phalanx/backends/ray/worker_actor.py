@@ -13,15 +13,16 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequen
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from phalanx.backends.backend_types import NOT_TRACED, TRACED, Facade, RuntimeFactory
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray.ray_errors import log_once
-from phalanx.backends.ray.ray_values import portable
 from phalanx.errors import ArgumentLost
 from phalanx.topology.environment import THREADS
 from phalanx.topology.slots import SlotFacts
+from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import Message, ProcessInfo
 from phalanx.wire.value import Value
@@ -46,12 +47,11 @@ class RayServices:
 
     def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
         context = private.runtime_context()
-        ids = next((tuple(map(str, found)) for found in context.get_accelerator_ids().values() if found), ())
         slot = SlotFacts(
             node_id=context.get_node_id(),
             host=socket.gethostname(),
             node_ip=ray.util.get_node_ip_address(),
-            accelerator_ids=ids,
+            accelerator_ids=private.accelerator_ids(),
             cpus_of_node=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             threads=_started_with(THREADS),
         )
@@ -104,19 +104,6 @@ def _log_paths(worker_id: str) -> tuple[str, ...]:
     return tuple(sorted(glob.glob(pattern), reverse=True))
 
 
-def _of_worker(shell: Any, name: str) -> Any:
-    """Return an attribute of the user's object, for functions that are sent by ``handle.__ray_call__``.
-
-    Raises:
-        AttributeError: the object has no such attribute or does not exist yet, or the group has several roles.
-    """
-    runtime = shell.__dict__.get("_runtime")
-    worker = None if runtime is None or name.startswith("__") else runtime.instances.get("")
-    if worker is None:
-        raise AttributeError(f"{type(shell).__name__!r} object has no attribute {name!r}")
-    return getattr(worker, name)
-
-
 def _message(data: bytes = b"", refs: Sequence[Any] = ()) -> Message:
     """Return the message of this task. Without data, the name of the task after the class is the method."""
     return Message("", data, tuple(refs)) if data else _named_message(private.task_name())
@@ -127,27 +114,41 @@ def _named_message(task: str) -> Message:
     return Message(task.partition(".")[2])
 
 
-class WorkerActor:
-    """Actor of a group: creates the worker runtime, reports, becomes a rank, and passes calls on.
+class _Actor:
+    """Actor of a group: creates the worker runtime, reports, becomes a rank, and passes calls on."""
 
-    Most calls are sent to a class method without parameters. For a method of an instance Ray adds a hidden parameter
-    for its own tracing, binds parameters on both sides, and calls another function. That takes a tenth of the time of
-    an empty call on the driver and a rank.
-    """
-
-    _px_host: Any  # on the class for the class method: a process has a single actor
+    _px_host: Any  # on the class for class methods: a process has a single actor
 
     def __init__(self, factory: RuntimeFactory) -> None:
-        self._runtime = type(self)._px_host = factory(RayServices())
+        self._services = RayServices()
+        self._runtime = type(self)._px_host = factory(self._services)
 
     def __getattr__(self, name: str) -> Any:
-        return _of_worker(self, name)
+        """Return an attribute of the user's object, for functions that are sent by ``handle.__ray_call__``.
+
+        Raises:
+            AttributeError: the object has no such attribute or does not exist yet, or the group has several roles.
+        """
+        runtime = self.__dict__.get("_runtime")
+        worker = None if runtime is None or name.startswith("__") else runtime.instances.get("")
+        if worker is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(worker, name)
 
     def _px_report(self) -> ProcessInfo:
         return self._runtime.report()
 
     def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         return self._runtime.setup(data, refs)
+
+
+class WorkerActor(_Actor):
+    """Actor that runs a call at a time.
+
+    Most calls are sent to a class method without parameters. For a method of an instance Ray adds a hidden parameter
+    for its own tracing, binds parameters on both sides, and calls another function. That takes a tenth of the time of
+    an empty call on the driver and a rank.
+    """
 
     def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         return self._runtime.run(_message(data, refs))
@@ -203,22 +204,12 @@ async def _there(refs: list[Any]) -> None:
     await done
 
 
-class AsyncWorkerActor:
+class AsyncWorkerActor(_Actor):
     """Actor of a group with ``max_concurrency``: constructor and methods share the actor's event loop."""
 
     def __init__(self, factory: RuntimeFactory) -> None:
-        self._services = RayServices()
-        self._runtime = factory(self._services)
+        super().__init__(factory)
         self._turns = Turns()
-
-    def __getattr__(self, name: str) -> Any:
-        return _of_worker(self, name)
-
-    async def _px_report(self) -> ProcessInfo:
-        return self._runtime.report()
-
-    async def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
-        return self._runtime.setup(data, refs)
 
     async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
         await self._turns.come(refs)
@@ -233,6 +224,25 @@ class AsyncWorkerActor:
         async with contextlib.aclosing(self._runtime.stream_async(_message(data, refs))) as items:
             async for item in items:
                 yield item
+
+
+_AS_THEY_ARE = (type(None), bool, int, float, str, bytes, ray.ObjectRef, ActorHandle)
+
+
+def _itself(value: Value) -> Value:
+    return value
+
+
+#: Left for Ray to pickle, because it counts who holds them.
+_RAYS_OWN = dict.fromkeys((ray.ObjectRef, ActorHandle), _itself)
+
+
+def portable(value: Value) -> Value:
+    """Return ``value`` encoded for Ray: tensors out of band, a view without the rest of its storage.
+
+    The receiver gets the value itself, in its own memory.
+    """
+    return value if type(value) in _AS_THEY_ARE else encode(value, hoist=_RAYS_OWN)
 
 
 def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..., Any]:

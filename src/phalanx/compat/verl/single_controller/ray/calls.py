@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from phalanx.backends.backend_types import TRACED
-from phalanx.backends.ray.ray_values import portable
+from phalanx.backends.ray.worker_actor import portable
 from phalanx.compat.verl.batches import is_future, protocol
 from phalanx.compat.verl.single_controller.base.dispatch_functions import _padding_size_key
 from phalanx.config import settings

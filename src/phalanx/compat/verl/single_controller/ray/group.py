@@ -329,7 +329,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def _is_worker_alive(self, worker: Any) -> bool:
         self._check_cluster()
-        alive = private.actor_state(worker) != private.DEAD
+        alive = private.actor_states()(private.actor_id(worker)) != private.DEAD
         self._check_cluster()  # workers that go with their cluster did not die
         return alive
 

@@ -182,8 +182,6 @@ def start(
     runtime = make_overlay_runtime if overlay.active() else make_runtime
     processes = Processes(class_name, methods, names.actors, names.namespace, runtime)
     launched = launch(core, pool, {"": bound}, 0, options, name=names.group, processes=processes, amend=amend)
-    if not options.detached:
-        pool.backend_api.attend(launched.endpoints)
     _settle(launched, core)
     unpublish = _published(core, names)
     extras, backend = launched.extras, pool.backend_api  # not the core, which holds the ranks
