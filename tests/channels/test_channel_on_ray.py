@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.channels.live_channels import own_hubs
+from phalanx.channels.hub_client import hubs
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 
@@ -271,7 +271,7 @@ def test_the_death_of_the_hub_is_an_error_of_every_waiting_caller(pool: px.Resou
             empty = px.Channel(backend="ray")
             waiting = threads.submit(empty.take, 5, WITHIN)
             assert within(WITHIN, lambda: empty.depth.takes == 1)
-            own_hubs.stop(None)
+            hubs.stop(None)
             with pytest.raises(px.channels.ChannelClosed, match="the process that hosts it died"):
                 waiting.result(5)
         with pytest.raises(px.channels.ChannelClosed, match="died"):

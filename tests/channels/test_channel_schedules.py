@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from phalanx.channels.channel_state import By, ChannelState, Item
-from phalanx.channels.staleness_state import StalenessState
+from phalanx.channels.staleness_state import ItemRows, StalenessState
 
 STEPS = 45
 PEERS = 3
@@ -29,7 +29,7 @@ class Schedule:
         self._reclaimed: Counter[int] = Counter()
         self.channel = ChannelState("c", maxsize, by, reclaim=self._reclaim)
         numbers = choose([0, 1, 2, 3]), choose([1, 2, 4]), choose([0, 1, 2])
-        self.staleness = StalenessState(*numbers, evict=lambda *args: self.channel.expire(*args))
+        self.staleness = StalenessState(*numbers, evict=lambda: self.channel.expire())
         self._lives: Counter[tuple[str, int]] = Counter()
         self._puts: Counter[str] = Counter()
         self._order: dict[str, list[int]] = {}
@@ -82,14 +82,15 @@ class Schedule:
             )
         getattr(self, f"_do_{step}")()
 
-    def _do_put(self, lease: int | None = None, versions: tuple[int, ...] = ()) -> None:
+    def _do_put(self, lease: Any = None, versions: tuple[int, ...] = ()) -> None:
         rows = len(versions) or self._random.choice([None, 0, 1, 2, 5])
         if lease is not None and not self.staleness.begin_put(lease, versions):
             return
         producer = self._peer("p")
-        holder = producer if self._random.random() < 0.5 else None
-        bound = self.staleness if versions else None
-        item = Item(producer, b"", self._random.randrange(9), rows, (), holder, versions, bound)
+        payload = self._random.choice([b"", "stored"])
+        bounded = ItemRows(self.staleness, versions) if versions else None
+        request = self._request(producer, self.channel)
+        item = Item(request, payload, self._random.randrange(9), rows, (), versions, bounded)
         place = self._puts[producer]
         self._puts[producer] += 1
 
@@ -100,7 +101,7 @@ class Schedule:
                 assert not order or order[-1] < place, "order of a producer"
                 order.append(place)
 
-        self.channel.put(self._request(producer, self.channel), done, item)
+        self.channel.put(done, item)
 
     def _do_put_leased(self) -> None:
         if self.staleness._leases:
@@ -131,9 +132,8 @@ class Schedule:
     def _check_slices(self, slices: Any) -> None:
         assert [part.number for part in slices] == sorted(part.number for part in slices)
         for part in slices:
-            item = self.channel._items[part.number]
-            if item.versions:
-                oldest = min(item.versions[part.start : part.stop])
+            if part.item.versions:
+                oldest = min(part.item.versions[part.start : part.stop])
                 assert self.staleness.version - oldest <= self.staleness.max_lag, "delivered above max_lag"
 
     def _do_lease(self) -> None:
@@ -158,7 +158,7 @@ class Schedule:
     def _do_cancel(self) -> None:
         if self._waiting:
             state, request = self._waiting.pop(self._random.randrange(len(self._waiting)))
-            state.cancel(request)
+            self._random.choice([state.cancel, state.withdraw])(request)
 
     def _do_drop(self) -> None:
         numbers = (
@@ -195,8 +195,8 @@ class Schedule:
             self.channel.leave(self._peer("p"))
 
     def _do_move(self) -> None:
-        for item in [*self.channel._items.values()][:1]:
-            self.channel.move(item.number, b"here")
+        for units in self.channel._open[:1]:
+            self.channel.move(units.number, b"here")
 
     def _check(self) -> None:
         channel, stats = self.channel, self.staleness.stats()
@@ -210,14 +210,20 @@ class Schedule:
             0 <= lag <= self.staleness.max_lag or not count for lag, count in stats.lags.items() if lag > 0
         )
         assert not (channel._takes and channel._puts), "a put and a take wait for each other"
-        items = channel._items
-        assert channel._rows == sum(items[units.number].rows_in(units) for units in channel._waiting)
-        versions = [v for units in channel._waiting for v in items[units.number].versions_in(units)]
-        ready = [ready for ready in self.staleness._ready if ready.waits]
-        assert Counter(row for each in ready for row in [each.version] * each.rows) <= Counter(versions)
+        assert channel._rows == sum(units.rows for units in channel._waiting)
+        assert channel._nbytes == sum(units.nbytes for units in channel._waiting)
+        waiting = {
+            (id(units.item.bounded), row)
+            for units in channel._waiting
+            for row in range(units.start, units.stop)
+            if units.item.bounded is not None
+        }
+        for ready in self.staleness._ready:
+            if ready.item is not None and not ready.taken:
+                assert {(id(ready.item), row) for row in range(ready.start, ready.stop)} <= waiting
         for units in channel._waiting:
-            item = channel._items[units.number]
-            assert not item.versions or min(item.versions[units.start : units.stop]) >= self.staleness.oldest
+            bounded = units.item.bounded
+            assert bounded is None or not any(map(bounded.is_stale, range(units.start, units.stop)))
 
     def _drain(self) -> None:
         for _ in range(300):

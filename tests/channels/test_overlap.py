@@ -16,20 +16,20 @@ VERSIONS = 40
 def run(max_lag: int, generates: int, trains: int) -> tuple[int, StalenessState]:
     """Return the steps of all versions, of which an engine needs ``generates`` for one, and a trainer ``trains``."""
     staleness = StalenessState(max_lag, ROWS)
-    leases: list[tuple[Any, ...]] = []
+    leases: list[Any] = []
     now = accepted = asked = 0
     generated = trained = -1
     while staleness.version < VERSIONS:
         if now == trained:
             staleness.advance(staleness.version + 1)
         if now == generated:
-            _, lease, version = leases.pop()
-            accepted += len(staleness.accept(lease, [version] * (ROWS // 2)))
+            version = leases.pop()
+            accepted += len(staleness.accept(("engine", asked), [version] * (ROWS // 2)))
         if accepted >= ROWS and now >= trained:
             accepted, trained = accepted - ROWS, now + trains
         if now >= generated and not leases and not staleness.stats().waiting:
             asked += 1
-            staleness.lease(("engine", asked), leases.append, ROWS // 2)
+            staleness.lease(("engine", asked), lambda answer: leases.extend(answer[1:]), ROWS // 2)
         if leases and now >= generated:
             generated = now + generates // 2
         now += 1

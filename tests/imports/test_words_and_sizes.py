@@ -18,7 +18,7 @@ LINES = {
     "api": 1200,
     "backends": 2460,
     "calls": 2510,
-    "channels": 2420,
+    "channels": 2250,
     "checkpoint": 2040,
     "cli": 930,
     "collect": 570,

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
-from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
 from types import TracebackType
 from typing import Any
 
-from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.calls.future import CallFuture
 from phalanx.calls.values import StoredPart, StoredParts
-from phalanx.channels.channel_state import ItemSlice
-from phalanx.channels.hub_client import CHANNEL_THREAD, HubObject, clients
+from phalanx.channels.channel_state import RowRange
+from phalanx.channels.hub_client import HubObject
 from phalanx.channels.live_channels import lost_items
-from phalanx.channels.payloads import reference, unpack
+from phalanx.channels.payloads import source, unpack
 from phalanx.channels.staleness_state import RequestId
 from phalanx.collect.join import join_rows
 from phalanx.dispatch.split import slice_rows
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
-from phalanx.session.background import Background
 from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
 from phalanx.wire.codec import Policy
@@ -44,16 +40,9 @@ class Batch(StoredParts):
     """
 
     def __init__(
-        self,
-        channel: HubObject,
-        lease: RequestId,
-        backend: Backend,
-        slices: Sequence[ItemSlice],
-        joined: bool,
-        short: bool,
+        self, channel: HubObject, lease: RequestId, ranges: Sequence[RowRange], joined: bool, short: bool
     ) -> None:
-        self._channel, self._lease = channel, lease
-        self._backend, self._slices = backend, slices
+        self._channel, self._lease, self._backend, self._ranges = channel, lease, channel._backend, ranges
         self._open, self._end = True, ""
         self._value: list[Any] = []
         self.joined = joined
@@ -63,16 +52,16 @@ class Batch(StoredParts):
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return sum(part.rows for part in self._slices)
+        return sum(part.rows for part in self._ranges)
 
     @property
     def nbytes(self) -> int:
         """Number of bytes."""
-        return sum(part.nbytes for part in self._slices)
+        return sum(part.nbytes for part in self._ranges)
 
     def __len__(self) -> int:
         """Return the number of rows if they are joined, else of items."""
-        return self.rows if self.joined else len(self._slices)
+        return self.rows if self.joined else len(self._ranges)
 
     def balance(self, pieces: int) -> None:
         """Reorder the rows so that ``pieces`` even shards have similar total lengths.
@@ -98,7 +87,7 @@ class Batch(StoredParts):
         Raises:
             DeclarationError: the channel has none.
         """
-        lengths = [length for part in self._slices for length in part.lengths]
+        lengths = [length for part in self._ranges for length in part.item.lengths[part.start : part.stop]]
         if len(lengths) != self.rows:
             raise DeclarationError(
                 "the rows of this batch have no lengths to order them by: create the channel with "
@@ -107,27 +96,25 @@ class Batch(StoredParts):
         return lengths
 
     def _reorder(self, order: Sequence[int]) -> None:
-        rows = [(part, part.start + place) for part in self._slices for place in range(part.rows)]
+        rows = [(part, part.start + place) for part in self._ranges for place in range(part.rows)]
         places = list(enumerate(rows[row] for row in order))
-        ordered: list[ItemSlice] = []
+        ordered: list[RowRange] = []
         # Consecutive rows of an item form a slice.
         for (part, _), run in groupby(places, key=lambda each: (each[1][0], each[1][1] - each[0])):
             numbers = [number for _, (_, number) in run]
-            ordered.append(_cut(part, numbers[0], numbers[-1] + 1))
-        self._slices = ordered or self._slices  # items without rows stay, for their dtype and shape
+            ordered.append(part._replace(start=numbers[0], stop=numbers[-1] + 1))
+        self._ranges = ordered or self._ranges  # items without rows stay, for their dtype and shape
 
     @property
     def parts(self) -> Sequence[StoredPart]:
         """Stored parts, for calls."""
         self._check_open()
         return [
+            # an item of no rows is a range of one unit
             StoredPart(
-                part.payload if isinstance(part.payload, bytes) else reference(self._backend, part.payload),
-                part.start,
-                part.start + part.rows,  # an item of no rows is a range of one unit
-                part.whole,
+                source(self._backend, part.item.payload), part.start, part.start + part.rows, part.whole
             )
-            for part in self._slices
+            for part in self._ranges
         ]
 
     @property
@@ -160,7 +147,7 @@ class Batch(StoredParts):
 
     def _read(self) -> Value:
         try:
-            values = [self._read_part(part) for part in self._slices]
+            values = [self._read_part(part) for part in self._ranges]
             return join_rows(values) if self._is_cut else values[0] if self.joined else values
         except FetchFailed:
             raise self._lose_unreadable() from None
@@ -173,18 +160,18 @@ class Batch(StoredParts):
     @property
     def _is_cut(self) -> bool:
         """True if the rows of parts, or of several items, are copied into a value."""
-        return self.joined and not (len(self._slices) == 1 and self._slices[0].whole)
+        return self.joined and not (len(self._ranges) == 1 and self._ranges[0].whole)
 
-    def _read_part(self, part: ItemSlice) -> Value:
-        value = unpack(self._backend, part.payload, Policy.VIEW if self._is_cut else Policy.PRIVATE)
+    def _read_part(self, part: RowRange) -> Value:
+        value = unpack(self._backend, part.item.payload, Policy.VIEW if self._is_cut else Policy.PRIVATE)
         return value if part.whole else slice_rows(value, part.start, part.start + part.rows)
 
     def _lose_unreadable(self) -> ItemsLost:
         """Return the readable items to the channel, and the error that names the losses of the others."""
         unreadable: list[int] = []
-        for part in self._slices:
+        for part in self._ranges:
             try:
-                unpack(self._backend, part.payload, Policy.VIEW)
+                unpack(self._backend, part.item.payload, Policy.VIEW)
             except FetchFailed:
                 unreadable.append(part.number)
         self._open, self._end = False, "requeued"
@@ -243,10 +230,13 @@ class Batch(StoredParts):
             self.requeue()
 
     def __del__(self) -> None:
-        # A destructor must not send messages: a thread requeues the lease.
         if getattr(self, "_open", False) and not sys.is_finalizing():
-            leaked.append((self._channel, self._lease))
-            _requeuer.begin()
+            self._channel._client().send_soon(self._channel._key, "requeue", self._lease)
+            _log.warning(
+                "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in "
+                "a `with` block, or call batch.ack() or batch.ack_with(future)",
+                self._channel._name,
+            )
 
     def __reduce__(self) -> Reduced:
         raise DeclarationError(
@@ -255,38 +245,10 @@ class Batch(StoredParts):
         )
 
     def __repr__(self) -> str:
-        content = f"{self.rows} rows" if self.joined else f"{len(self._slices)} items"
+        content = f"{self.rows} rows" if self.joined else f"{len(self._ranges)} items"
         return f"<batch of channel {self._channel._name}: {content}, {'taken' if self._open else 'over'}>"
 
 
-def requeue_leaked() -> None:
-    """Requeue the leases of batches that were garbage-collected without an acknowledgement."""
-    with _requeueing:
-        while leaked:
-            channel, lease = leaked[0]
-            _log.warning(
-                "channel %r: a batch was dropped without ack() or requeue(); its items return to the front. Take in "
-                "a `with` block, or call batch.ack() or batch.ack_with(future)",
-                channel._name,
-            )
-            client = clients.to(channel._key, channel._address)
-            client.send(channel._key, "requeue", lease)
-            leaked.popleft()  # a caller that finds none left finds all of them requeued
-
-
-leaked: deque[tuple[HubObject, RequestId]] = deque()
-_requeueing = threading.Lock()
-_requeuer = Background(requeue_leaked, thread=CHANNEL_THREAD)
-
-
 def _ack(channel: HubObject, lease: RequestId) -> None:
-    channel._client().send_soon(channel._key, "ack", lease)
-
-
-def _cut(part: ItemSlice, start: int, stop: int) -> ItemSlice:
-    """Return some rows of a slice, with their share of the bytes."""
-    rows = stop - start
-    nbytes = part.nbytes * rows // max(1, part.rows)
-    whole = part.whole and rows == part.rows
-    lengths = part.lengths[start - part.start : stop - part.start]
-    return part._replace(start=start, stop=stop, rows=rows, nbytes=nbytes, whole=whole, lengths=lengths)
+    client = channel._client()
+    (client.send if client.is_local else client.send_soon)(channel._key, "ack", lease)

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.batch import Batch, leaked, requeue_leaked
+from phalanx.channels.batch import Batch
 from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
 from phalanx.channels.hub import StoredPayload
-from phalanx.channels.hub_client import HubClient, HubObject, PendingRequest, reclaim
-from phalanx.channels.live_channels import (
-    ChannelHandle,
-    limit_text,
-    live_channels,
-    lost_items,
-    new_key,
-    own_hubs,
-    published_key,
-)
+from phalanx.channels.hub_client import HubObject, PendingRequest, hubs, reclaim
+from phalanx.channels.live_channels import find_published, live_channels, lost_items
 from phalanx.channels.payloads import Lengths, Payload, leave, leave_at_exit, pack
 from phalanx.channels.staleness_state import RequestId, display_name
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session.session import session
-from phalanx.wire.value import Reduced, Value, as_integer
+from phalanx.wire.value import Value, as_integer
 
 E = TypeVar("E", bound=ChannelError)
-Leased = tuple[str, int, tuple[int, ...]]
+Leased = tuple[str, RequestId, tuple[int, ...]]
 """Key of a staleness, lease, and version of each row."""
 
 
@@ -67,20 +59,13 @@ class Channel(HubObject):
         lengths: Lengths | None = None,
         backend: str | None = None,
     ) -> None:
-        size = None if maxsize is None else positive_number(maxsize, "Channel(maxsize=)")
+        bound = None if maxsize is None else positive_number(maxsize, "Channel(maxsize=)")
         if by not in ("items", "bytes"):
             raise DeclarationError(f"px.Channel(by={by!r}): expected 'items' or 'bytes'")
-        used, key = session.get_backend(backend), new_key("channel")
-        name = name or f"channel-{key.rpartition('/')[2]}"
-        address = own_hubs.address(used)
-        handle = ChannelHandle(key, name, used.name, limit_text(size, by), handoff, lengths, address)
-        live_channels.open(handle, used, size, by)
-        self._set(handle)
-
-    def _set(self, handle: ChannelHandle) -> None:
-        self._handle = handle
-        self._key, self._name, self._address = handle.key, handle.name, handle.address
-        self._backend = session.get_backend(handle.backend)
+        used = session.get_backend(backend)
+        super().__init__("channel", name, used, hubs.address(used))
+        self._limit, self._handoff, self._lengths = _limit_text(bound, by), handoff, lengths
+        live_channels.open(self, self._limit, bound, by)
 
     @classmethod
     def find(cls, name: str, *, backend: str | None = None) -> Channel:
@@ -89,15 +74,14 @@ class Channel(HubObject):
         Raises:
             ChannelError: if no channel of that name is open.
         """
-        used = session.get_backend(backend)
-        data = used.published(published_key(used, name))
-        if data is None:
+        channel = find_published(session.get_backend(backend), name)
+        if channel is None:
             raise ChannelError(
                 f"px.Channel.find({name!r}): no channel of that name is open in this run; create it with "
                 f"px.Channel(name={name!r}), or pass the handle as an argument",
                 channel=name,
             )
-        return _channel_of(pickle.loads(data))
+        return channel
 
     @property
     def name(self) -> str:
@@ -147,26 +131,18 @@ class Channel(HubObject):
         """Request to put an item, or rows of a staleness lease. The result is a position, and the accepted rows."""
         timeout = checked(timeout, "Channel.put")
         client, key = self._client(), self._key
-        payload, *facts = pack(key, self._backend, item, self._handle.lengths)
-        if isinstance(payload, StoredPayload):
+        packed = pack(key, self._backend, item, self._lengths)
+        if isinstance(packed[0], StoredPayload):
             # On the inline backend no consumer could take items while a rank closes.
-            leave_at_exit(client, self._backend, key, self._handle.handoff or client.is_local)
-        pending = PendingRequest(self, timeout, self._accepted, "put", payload, *facts, leased)
-        pending.future.add_done_callback(partial(_reclaim_unless_accepted, payload))
+            leave_at_exit(client, self._backend, key, self._handoff or client.is_local)
+        pending = PendingRequest(self, timeout, self._accepted, "put", packed, leased)
+        pending.future.add_done_callback(partial(_reclaim_unless_accepted, packed[0]))
         return pending
 
     def _accepted(self, request: RequestId, answer: tuple[Any, ...]) -> tuple[int, int]:
-        match answer:
-            case ("accepted", number, rows):
-                return number, rows
-            case ("full",):
-                raise self._error(
-                    ChannelFull,
-                    f"no room for the item in time: at most {self._handle.limit} may wait; take faster, pass put() a "
-                    "longer timeout=, or create the channel with a larger maxsize",
-                )
-            case _:
-                raise self._closed(answer[1])
+        if answer[0] != "accepted":
+            raise self._failure(answer)
+        return answer[1:]
 
     def get(self, timeout: float | None = None) -> Value:
         """Take the next item, and acknowledge it.
@@ -180,24 +156,15 @@ class Channel(HubObject):
             ItemsLost: once, if items were lost with the process that stored them. Further takes continue.
         """
         batch = self.take(1, timeout)
-        try:
-            value = batch.value()[0]
-        except BaseException:
-            batch.requeue()
-            raise
-        batch.ack()
-        return value
+        with batch:
+            return batch.value()[0]
 
     async def get_async(self, timeout: float | None = None) -> Value:
         """Take the next item in an event loop, as :meth:`get` does."""
-        batch = await self.take_async(1, timeout)
-        try:
-            value = (await asyncio.to_thread(batch.value))[0]
-        except BaseException:
-            batch.requeue()
-            raise
-        batch.ack()
-        return value
+        with ExitStack() as stack:
+            batch = await self.take_async(1, timeout)
+            stack.push(batch)
+            return (await asyncio.to_thread(batch.value))[0]
 
     def take(self, n: int = 1, timeout: float | None = None, *, at_least: int | None = None) -> Batch:
         """Take the next ``n`` items as a batch, fewer if the channel was finished.
@@ -241,45 +208,72 @@ class Channel(HubObject):
             ChannelError: if the next item is not made of rows.
             ItemsLost: once, if items were lost with the process that stored them. Further takes continue.
         """
-        self._check_order(balance, sort)
-        return _ordered(self._begin_take(n, True, timeout, None).result(), balance, sort)
+        return self._begin_take(n, True, timeout, None, balance, sort).result()
 
     async def take_rows_async(
         self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
     ) -> Batch:
         """Take rows in an event loop, as :meth:`take_rows` does."""
-        self._check_order(balance, sort)
-        return _ordered(await self._begin_take(n, True, timeout, None).result_async(), balance, sort)
+        return await self._begin_take(n, True, timeout, None, balance, sort).result_async()
 
     def _begin_take(
-        self, n: Any, joined: bool, timeout: float | None, at_least: Any
+        self,
+        n: Any,
+        joined: bool,
+        timeout: float | None,
+        at_least: Any,
+        balance: int | None = None,
+        sort: bool = False,
     ) -> PendingRequest[Batch]:
+        self._check_order(balance, sort)
         timeout = checked(timeout, "Channel.take")
         count = positive_number(n, "Channel.take_rows" if joined else "Channel.take")
         enough = count if at_least is None else positive_number(at_least, "Channel.take(at_least=)")
-        finish = partial(self._batch, count, joined)
+
+        def finish(lease: RequestId, answer: tuple[Any, ...]) -> Batch:
+            if answer[0] != "taken":
+                raise self._failure(answer, f"{count} {'rows' if joined else 'items'} were asked for")
+            _, ranges, short = answer
+            return _ordered(Batch(self, lease, ranges, joined, short), balance, sort)
+
         return PendingRequest(self, timeout, finish, "take", count, joined, min(enough, count))
 
-    def _batch(self, n: int, joined: bool, lease: RequestId, answer: tuple[Any, ...]) -> Batch:
-        wanted = f"{n} {'rows' if joined else 'items'} were asked for"
+    def _failure(self, answer: tuple[Any, ...], wanted: str = "") -> ChannelError:
+        """Return the error of a put, or of a take of which ``wanted`` says how much."""
         match answer:
-            case ("taken", slices, short):
-                return Batch(self, lease, self._backend, slices, joined, short)
             case ("lost", losses):
-                raise lost_items(self.name, losses)
+                return lost_items(self.name, losses)
+            case ("full",):
+                kind = ChannelFull
+                text = (
+                    f"no room for the item in time: at most {self._limit} may wait; take faster, pass put() a longer "
+                    "timeout=, or create the channel with a larger maxsize"
+                )
+            case ("hopeless", "put"):
+                kind = ChannelFull
+                text = (
+                    "it is full, and on the inline backend no other thread takes items, so that there would never be "
+                    "room; take first, give the channel a larger maxsize, or use the ray backend"
+                )
+            case ("hopeless", "take"):
+                kind = ChannelEmpty
+                text = (
+                    f"{wanted}, it has fewer, and on the inline backend no other thread puts items, so that nothing "
+                    "would ever come; put first, or use the ray backend"
+                )
             case ("empty", items, rows):
+                kind = ChannelEmpty
                 there = f"{items} items with {rows} rows"
                 text = f"{wanted}, and in time there were {there}; ask for fewer or wait longer. Nothing was taken"
-                raise self._error(ChannelEmpty, text)
             case ("unfit", number, producer):
-                raise self._error(
-                    ChannelError,
-                    f"{wanted}, but item {number}, put by {display_name(producer)}, is not made of rows; take items "
-                    "by take(n) or get(), or put tensors, arrays, lists, or structures of these with equal numbers "
-                    "of rows",
+                kind = ChannelError
+                text = (
+                    f"{wanted}, but item {number}, put by {display_name(producer)}, is not made of rows; take items by "
+                    "take(n) or get(), or put tensors, arrays, lists, or structures of these with equal numbers of rows"
                 )
             case _:
-                raise self._closed(answer[1])
+                return self._closed(answer[1])
+        return self._error(kind, text)
 
     def _check_order(self, balance: int | None, sort: bool) -> None:
         if balance is not None:
@@ -288,7 +282,7 @@ class Channel(HubObject):
             raise DeclarationError(
                 f"channel {self.name!r}: take_rows(balance={balance}, sort=True): pass one of the two"
             )
-        if self._handle.lengths is None and (sort or balance is not None):
+        if self._lengths is None and (sort or balance is not None):
             order = "sort=True" if sort else f"balance={balance}"
             raise DeclarationError(
                 f"channel {self.name!r}: take_rows({order}) needs the length of each row; create the channel with "
@@ -354,7 +348,7 @@ class Channel(HubObject):
                 f"channel {self.name!r} is closed by the process that created it; a producer can leave() it, and any "
                 "process can finish() it"
             )
-        live_channels.close(self._key, str(reason))
+        live_channels.close(self, str(reason))
 
     def __len__(self) -> int:
         """Return the number of waiting items."""
@@ -387,18 +381,17 @@ class Channel(HubObject):
         """Return a table of waiting items and callers, their ages, and rates. It can be called at any time."""
         status = self.status
         depth, items, rows = status.depth, status.items, status.rows
-        title = f"channel {self.name}: {self._handle.limit} may wait"
+        title = f"channel {self.name}: {self._limit} may wait"
         waiting = f"{depth.waiting_rows} rows, {size(depth.waiting_bytes)}"
-        accepted = f"{rows.submitted} rows, {depth.accepted_per_second:.1f} items/s"
-        speed = f"{depth.delivered_per_second:.1f} items/s, {size(depth.delivered_bytes_per_second)}/s"
+        delivered = f"{rows.delivered} rows, {depth.delivered_per_second:.1f} items/s"
         dropped = ", ".join(f"{count} {reason}" for reason, count in status.reasons.items())
         lines = (
             ("waiting", depth.waiting, waiting, depth.oldest_item),
             ("taken, not acknowledged", items.taken, f"{depth.leases} leases", depth.oldest_lease),
             ("puts that wait for room", depth.puts, "", depth.oldest_put),
             ("takes that wait for items", depth.takes, "", depth.oldest_take),
-            ("put so far", items.submitted, accepted, 0.0),
-            ("delivered", items.delivered, f"{rows.delivered} rows, {speed}", 0.0),
+            ("put so far", items.submitted, f"{rows.submitted} rows", 0.0),
+            ("delivered", items.delivered, delivered, 0.0),
             ("dropped by request", items.dropped, dropped, 0.0),
             ("lost with a process", items.lost, f"{rows.lost} rows", 0.0),
         )
@@ -412,22 +405,8 @@ class Channel(HubObject):
     def _error(self, kind: type[E], text: str) -> E:
         return kind(f"channel {self.name!r}: {text}", channel=self.name)
 
-    def _client(self) -> HubClient:
-        if leaked:
-            requeue_leaked()
-        return super()._client()
-
-    def __reduce__(self) -> Reduced:
-        return _channel_of, (self._handle,)
-
     def __repr__(self) -> str:
-        return f"<channel {self.name}: {self._handle.limit} may wait>"
-
-
-def _channel_of(handle: ChannelHandle) -> Channel:
-    channel = Channel.__new__(Channel)
-    channel._set(handle)
-    return channel
+        return f"<channel {self.name}: {self._limit} may wait>"
 
 
 def _ordered(batch: Batch, balance: int | None, sort: bool) -> Batch:
@@ -448,6 +427,12 @@ def _reclaim_unless_accepted(payload: Payload, future: Future[Any]) -> None:
         failed = future.exception() is not None
         if failed or future.result()[0] != "accepted" or future.result()[1] < 0:
             reclaim(payload.number)
+
+
+def _limit_text(maxsize: int | None, by: str) -> str:
+    if maxsize is None:
+        return "any number of items"
+    return size(maxsize) if by == "bytes" else f"{maxsize} item{'s' if maxsize > 1 else ''}"
 
 
 def positive_number(value: Any, where: str) -> int:

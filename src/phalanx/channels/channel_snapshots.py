@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from phalanx.backends.backend_types import FetchFailed
 from phalanx.channels.channel import Channel
+from phalanx.channels.channel_state import Item
 from phalanx.channels.hub_client import HubObject
 from phalanx.channels.live_channels import live_channels
 from phalanx.channels.payloads import pack, to_bytes
@@ -46,8 +47,8 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
         states: list[dict[str, Any]] = answer[1]
         try:
             for one, state in zip(channels, states, strict=False):
-                for item in state["items"].values():
-                    item.payload, item.holder = to_bytes(one._backend, item.payload), None
+                for item in _items(state):
+                    item.payload = to_bytes(one._backend, item.payload)
         except FetchFailed:  # an item was delivered or lost since: the next state does not contain it
             continue
         saved = {one.name: state for one, state in zip(channels, states, strict=False)}
@@ -74,7 +75,9 @@ def restore(data: bytes, channels: Sequence[Channel], staleness: StalenessManage
         raise ChannelError(
             f"px.channels.restore: the snapshot has the channels {sorted(saved.channels)}, expected {names}"
         )
-    states = {one._key: _stored(saved.channels[one.name], one) for one in channels}
+    for one in channels:
+        _store(saved.channels[one.name], one)
+    states = {one._key: saved.channels[one.name] for one in channels}
     state = saved.staleness if staleness is not None else None
     if state is not None and not channels:
         state["outside"] = []
@@ -91,8 +94,8 @@ def describe(data: bytes) -> dict[str, str]:
     """Return a text for each channel of a snapshot, and for the staleness."""
     saved: ChannelSnapshot = pickle.loads(data)
     texts = {
-        f"channels/{name}": f"{len(items)} items, {size(sum(item.nbytes for item in items.values()))}"
-        for name, items in ((name, state["items"]) for name, state in saved.channels.items())
+        f"channels/{name}": f"{len(items)} items, {size(sum(item.nbytes for item in items))}"
+        for name, items in ((name, _items(state)) for name, state in saved.channels.items())
     }
     if saved.staleness is not None:
         stats = saved.staleness["stats"]
@@ -107,7 +110,7 @@ def check_owned(channels: Sequence[Channel], staleness: StalenessManager | None)
         ChannelError: if a channel is closed or belongs to another process, or a hub is not the hub of the others.
     """
     for one in channels:
-        if not live_channels.is_open(one._key):
+        if not live_channels.is_open(one):
             raise ChannelError(
                 f"channel {one.name!r} is closed, or belongs to another process, which can save it",
                 channel=one.name,
@@ -120,12 +123,13 @@ def check_owned(channels: Sequence[Channel], staleness: StalenessManager | None)
     return objects
 
 
-def _stored(state: dict[str, Any], channel: Channel) -> dict[str, Any]:
-    """Return a state whose large items are stored by this process."""
+def _items(state: dict[str, Any]) -> list[Item]:
+    return [*{units.number: units.item for units in state["ranges"]}.values()]
+
+
+def _store(state: dict[str, Any], channel: Channel) -> None:
+    """Have this process store the large items of a state."""
     name = channel._client().name
-    items = {}
-    for number, item in state["items"].items():
-        payload = pack(channel._key, channel._backend, decode(item.payload))[0]
-        holder = None if isinstance(payload, bytes) else name
-        items[number] = replace(item, payload=payload, holder=holder, producer=name)
-    return {**state, "items": items}
+    for item in _items(state):
+        item.payload = pack(channel._key, channel._backend, decode(item.payload))[0]
+        item.request = name, -1

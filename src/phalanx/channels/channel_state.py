@@ -1,7 +1,7 @@
 """State machine of a channel: order, counts, leases and waiting requests. Pure: the clock is passed in.
 
 Puts and takes have a request id, and are answered through ``done``, immediately or later, with a tuple whose first
-word is the kind. Puts: ("accepted", number, rows), ("full",), ("ended", why). Takes: ("taken", slices, short),
+word is the kind. Puts: ("accepted", number, rows), ("full",), ("ended", why). Takes: ("taken", ranges, short),
 ("lost", losses), ("unfit", number, producer), ("empty", items, rows), ("ended", why).
 
 After every call, in items and in rows: submitted = delivered + dropped + lost + waiting + taken. Items of a producer
@@ -12,17 +12,49 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from phalanx.channels.staleness_state import STALE, Done, RequestId, StalenessState
+from phalanx.channels.staleness_state import STALE, Done, ItemRows, RequestId
 
 By = Literal["items", "bytes"]
 Outcome = Literal["delivered", "dropped", "lost"]
 _SEVERITY: dict[Outcome, int] = {"delivered": 0, "dropped": 1, "lost": 2}
 _FINISHED = "it was finished: nothing more is put"
 _LEFT = "this process has left it and puts no more"
+_CALLED_OFF = "its put was called off"
+_UNREADABLE = "its bytes could not be read"
 _RATE_S = 10
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """Value of a put. The process that put it stores the bytes, unless the payload is bytes."""
+
+    request: RequestId
+    payload: Any
+    nbytes: int
+    rows: int | None
+    lengths: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+    bounded: ItemRows | None = None
+    """Rows of these versions, if they were leased from a staleness."""
+    number: int = -1
+    """Position in the order of all items."""
+    open_units: int = 0
+    outcome: Outcome = "delivered"
+    at: float = 0.0
+
+    @property
+    def holder(self) -> str | None:
+        """Process that stores the bytes, None if the payload contains them."""
+        return None if isinstance(self.payload, bytes) else self.request[0]
+
+    @property
+    def size(self) -> int:
+        """Number of units: rows, or 1."""
+        return max(self.rows or 0, 1)
 
 
 class RowRange(NamedTuple):
@@ -31,62 +63,23 @@ class RowRange(NamedTuple):
     number: int
     start: int
     stop: int
-
-
-class ItemSlice(NamedTuple):
-    """Part of an item, as a consumer gets it. ``whole``: the payload is used without slicing."""
-
-    number: int
-    payload: Any
-    nbytes: int
-    start: int
-    stop: int
-    rows: int
-    whole: bool
-    lengths: tuple[float, ...]
-
-
-@dataclass(slots=True)
-class Item:
-    """Value of a put. ``holder`` is the process that stores the bytes, None if the payload contains them."""
-
-    producer: str
-    payload: Any
-    nbytes: int
-    rows: int | None
-    lengths: tuple[float, ...] = ()
-    holder: str | None = None
-    versions: tuple[int, ...] = ()
-    bound: StalenessState | None = None
-    number: int = -1
-    """Position in the order of all items."""
-    open_units: int = 0
-    outcome: Outcome = "delivered"
-    at: float = 0.0
+    item: Item
 
     @property
-    def size(self) -> int:
-        """Number of units: rows, or 1."""
-        return max(self.rows or 0, 1)
+    def nbytes(self) -> int:
+        """Share of the bytes. The shares of all ranges of an item sum to its bytes."""
+        nbytes, size = self.item.nbytes, self.item.size
+        return nbytes * self.stop // size - nbytes * self.start // size
 
-    def bytes_in(self, units: RowRange) -> int:
-        """Return the share of the bytes. The shares of all ranges sum to ``nbytes``."""
-        return self.nbytes * units.stop // self.size - self.nbytes * units.start // self.size
+    @property
+    def rows(self) -> int:
+        """Number of rows. An item without rows is a unit without a row."""
+        return self.stop - self.start if self.item.rows else 0
 
-    def rows_in(self, units: RowRange) -> int:
-        """Return the number of rows. An item without rows is a unit without a row."""
-        return units.stop - units.start if self.rows else 0
-
-    def versions_in(self, units: RowRange) -> tuple[int, ...]:
-        """Return the versions of the rows."""
-        return self.versions[units.start : units.stop]
-
-    def slice(self, units: RowRange) -> ItemSlice:
-        """Return a range as a consumer gets it."""
-        number, start, stop = units
-        whole, lengths = stop - start == self.size, self.lengths[start:stop]
-        nbytes, rows = self.bytes_in(units), self.rows_in(units)
-        return ItemSlice(number, self.payload, nbytes, start, stop, rows, whole, lengths)
+    @property
+    def whole(self) -> bool:
+        """True if the range is the item: its payload is used without slicing."""
+        return self.stop - self.start == self.item.size
 
 
 class Take(NamedTuple):
@@ -136,7 +129,7 @@ class ItemCounts:
 
 @dataclass(frozen=True)
 class Depth:
-    """Fill level of a channel. Ages are in seconds, rates per second over the last ten seconds.
+    """Fill level of a channel. Ages are in seconds, the rate is over at most the last ten seconds.
 
     ``waiting`` and ``taken`` count row ranges: an item is one, unless a part of its rows was taken or requeued.
     """
@@ -154,9 +147,7 @@ class Depth:
     oldest_put: float
     oldest_take: float
     oldest_lease: float
-    accepted_per_second: float
     delivered_per_second: float
-    delivered_bytes_per_second: float
 
 
 @dataclass(frozen=True)
@@ -174,57 +165,53 @@ class ChannelStatus:
     """Producers that end and wait until their items are delivered."""
 
 
+@dataclass(eq=False)
 class ChannelState:
     """A channel in which at most ``maxsize`` items or bytes wait; None: no bound. Leases do not count.
 
     ``reclaim`` is called with items that have ended, so that their bytes can be freed.
     """
 
-    def __init__(
-        self,
-        name: str = "",
-        maxsize: int | None = None,
-        by: By = "items",
-        *,
-        reclaim: Callable[[Item], None] = lambda item: None,
-        clock: Callable[[], float] = lambda: 0.0,
-    ) -> None:
-        self.name, self.maxsize, self.by = name, maxsize, by
-        self.reasons: Counter[str] = Counter()
-        self.ended: str | None = None
-        self.closed = False
-        self.leases: dict[RequestId, Lease] = {}
-        self._reclaim, self._clock = reclaim, clock
-        self._items: dict[int, Item] = {}
-        self._waiting: deque[RowRange] = deque()
-        self._rows = self._nbytes = self._rowless = 0
-        self._puts: dict[RequestId, tuple[Item, Done]] = {}
-        self._takes: dict[RequestId, Take] = {}
-        self._losses: dict[str, Loss] = {}
-        self._died: dict[str, str] = {}
-        self._left: set[str] = set()
-        self._item_counts: Counter[str] = Counter()
-        self._row_counts: Counter[str] = Counter()
-        self._began = clock()
-        self._rates: tuple[Counter[int], Counter[int], Counter[int]] = (Counter(), Counter(), Counter())
-        """Accepted items, delivered ranges and delivered bytes, by second."""
+    name: str = ""
+    maxsize: int | None = None
+    by: By = "items"
+    reclaim: Callable[[Item], None] = lambda item: None
+    clock: Callable[[], float] = lambda: 0.0
+    reasons: Counter[str] = field(default_factory=Counter[str])
+    ended: str | None = None
+    closed: bool = False
+    leases: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
+    _waiting: deque[RowRange] = field(default_factory=deque[RowRange])
+    _rows: int = 0
+    """Total of the waiting ranges, as the next two."""
+    _nbytes: int = 0
+    _rowless: int = 0
+    _puts: dict[RequestId, tuple[Item, Done]] = field(default_factory=dict[RequestId, tuple[Item, Done]])
+    _takes: dict[RequestId, Take] = field(default_factory=dict[RequestId, Take])
+    _losses: dict[str, Loss] = field(default_factory=dict[str, Loss])
+    _died: dict[str, str] = field(default_factory=dict[str, str])
+    _left: set[str] = field(default_factory=set[str])
+    _item_counts: Counter[str] = field(default_factory=Counter[str])
+    _row_counts: Counter[str] = field(default_factory=Counter[str])
+    _delivered: Counter[int] = field(default_factory=Counter[int])
+    """Delivered ranges by second."""
 
     # Requests
 
-    def put(self, request: RequestId, done: Done, item: Item) -> None:
+    def put(self, done: Done, item: Item) -> None:
         """Accept an item as soon as the channel has capacity."""
-        peer = request[0]
+        peer = item.request[0]
         ended = self.ended or self._died.get(peer) or (_LEFT if peer in self._left else None)
         if ended is not None:
             _refuse(item, done, ("ended", ended))
         else:
-            item.at = self._clock()
-            self._puts[request] = item, done
+            item.at = self.clock()
+            self._puts[item.request] = item, done
             self._advance()
 
     def take(self, request: RequestId, done: Done, most: int, by_rows: bool, at_least: int) -> None:
         """Lease items or rows, under the name ``request``, as soon as there are enough."""
-        self._takes[request] = Take(done, self._clock(), most, by_rows, at_least)
+        self._takes[request] = Take(done, self.clock(), most, by_rows, at_least)
         self._advance()
 
     def cancel(self, request: RequestId) -> None:
@@ -235,12 +222,18 @@ class ChannelState:
             _refuse(*self._puts.pop(request), ("full",))
         self._advance()
 
+    def withdraw(self, request: RequestId) -> None:
+        """Cancel a request. Requeue the ranges that it took nevertheless, drop the item that it put."""
+        self.cancel(request)
+        self.requeue(request)
+        self._drop(self._withdraw(lambda item: item.request == request), _CALLED_OFF)
+        self._advance()
+
     def ack(self, lease: RequestId) -> None:
         """Count the ranges of a lease as delivered."""
         if lease in self.leases:
-            ranges, second = self.leases.pop(lease).ranges, int(self._clock())
-            self._rates[1][second] += len(ranges)
-            self._rates[2][second] += sum(self._items[units.number].bytes_in(units) for units in ranges)
+            ranges = self.leases.pop(lease).ranges
+            self._delivered[int(self.clock())] += len(ranges)
             self._settle(ranges, "delivered")
             self._advance()
 
@@ -249,8 +242,7 @@ class ChannelState:
         losses: dict[str, Loss] = {}
         if lease in self.leases:
             self._restore(self.leases.pop(lease).ranges)
-            lost = self._withdraw(lambda item: item.number in unreadable)
-            self._lose(lost, "its bytes could not be read", losses)
+            self._lose(self._withdraw(lambda item: item.number in unreadable), losses)
             self._advance()
         return list(losses.values())
 
@@ -261,9 +253,9 @@ class ChannelState:
         self._advance()
         return len(ranges)
 
-    def expire(self, bound: StalenessState, surplus: Counter[int]) -> None:
-        """Drop waiting rows that are too old, and by version the last ``surplus`` rows, which the staleness dropped."""
-        self._drop_stale(bound, surplus)
+    def expire(self) -> None:
+        """Drop waiting rows that became too old."""
+        self._set_waiting(self._without_stale(self._waiting))
         self._advance()
 
     def leave(self, peer: str) -> list[tuple[int, Any]]:
@@ -273,18 +265,16 @@ class ChannelState:
         put that waits.
         """
         self._left.add(peer)
-        taken = self._taken_numbers()
-        stored = [item for item in self._items.values() if item.holder == peer]
-        needed = [(item.number, None if item.number in taken else item.payload) for item in stored]
+        taken = {units.number for units in self._taken}
+        stored = {units.number: units.item for units in self._open if units.item.holder == peer}
+        needed = [(number, None if number in taken else item.payload) for number, item in stored.items()]
         return needed + [(-1, None) for request in self._puts if request[0] == peer]
 
     def move(self, number: int, payload: bytes) -> None:
         """Replace the payload of an item by its bytes, unless a consumer may read it at the moment."""
-        if number in self._items and number not in self._taken_numbers():
-            self._items[number].payload, self._items[number].holder = payload, None
-
-    def _taken_numbers(self) -> set[int]:
-        return {units.number for lease in self.leases.values() for units in lease.ranges}
+        taken = {units.number for units in self._taken}
+        for item in (units.item for units in self._waiting if units.number == number not in taken):
+            item.payload = payload
 
     def peer_died(self, peer: str, why: str) -> None:
         """Requeue the leases of a dead process, and count the items lost whose bytes it stored."""
@@ -292,9 +282,8 @@ class ChannelState:
         puts = self._end_requests(why, peer)
         if puts:
             self._losses.setdefault(peer, Loss(peer, why)).puts += puts
-        for lease in [lease for lease in self.leases if lease[0] == peer]:
-            self._restore(self.leases.pop(lease).ranges)
-        self._lose(self._withdraw(lambda item: item.holder == peer), why, self._losses)
+        leases = [lease for lease in self.leases if lease[0] == peer]
+        self._restore([units for lease in leases for units in self.leases.pop(lease).ranges])
         self._advance()
 
     def finish(self) -> None:
@@ -331,58 +320,56 @@ class ChannelState:
     @property
     def items(self) -> ItemCounts:
         """Counts of items. An item that is partly taken and partly waiting counts as waiting."""
-        waiting = len({units.number for units in self._waiting})
-        return ItemCounts(**self._item_counts, waiting=waiting, taken=len(self._items) - waiting)
+        waiting = {units.number for units in self._waiting}
+        taken = {units.number for units in self._taken} - waiting
+        return ItemCounts(**self._item_counts, waiting=len(waiting), taken=len(taken))
 
     @property
     def rows(self) -> ItemCounts:
         """Counts of rows."""
-        ranges = (units for lease in self.leases.values() for units in lease.ranges)
-        taken = sum(self._items[units.number].rows_in(units) for units in ranges)
+        taken = sum(units.rows for units in self._taken)
         return ItemCounts(**self._row_counts, waiting=self._rows, taken=taken)
 
-    @property
     def level(self) -> tuple[int, float]:
         """Number of waiting ranges, and the age of the oldest item in seconds."""
-        oldest = self._clock() - self._items[self._waiting[0].number].at if self._waiting else 0.0
-        return len(self._waiting), oldest
+        return len(self._waiting), self.clock() - self._waiting[0].item.at if self._waiting else 0.0
+
+    @property
+    def _taken(self) -> list[RowRange]:
+        return [units for lease in self.leases.values() for units in lease.ranges]
+
+    @property
+    def _open(self) -> list[RowRange]:
+        """All ranges that wait or are taken, in order."""
+        return sorted([*self._taken, *self._waiting])
 
     def status(self) -> ChannelStatus:
         """Return counts, depth and consumers."""
-        now = self._clock()
-        accepted, delivered, nbytes = (self._per_second(counts, now) for counts in self._rates)
+        now = self.clock()
+        for second in [second for second in self._delivered if second <= now - _RATE_S]:
+            del self._delivered[second]
         depth = Depth(
             waiting=len(self._waiting),
             waiting_rows=self._rows,
             waiting_bytes=self._nbytes,
-            taken=sum(len(lease.ranges) for lease in self.leases.values()),
+            taken=len(self._taken),
             leases=len(self.leases),
             puts=len(self._puts),
             takes=len(self._takes),
-            oldest_item=self.level[1],
+            oldest_item=self.level()[1],
             oldest_put=max((now - item.at for item, _ in self._puts.values()), default=0.0),
             oldest_take=max((now - take.at for take in self._takes.values()), default=0.0),
             oldest_lease=max((now - lease.at for lease in self.leases.values()), default=0.0),
-            accepted_per_second=accepted,
-            delivered_per_second=delivered,
-            delivered_bytes_per_second=nbytes,
+            delivered_per_second=self._delivered.total() / max(now - min(self._delivered, default=now), 1.0),
         )
         consumers = Counter(lease[0] for lease in self.leases)
-        leaving = tuple({item.holder for item in self._items.values() if item.holder in self._left})
-        return ChannelStatus(depth, self.items, self.rows, dict(self.reasons), consumers, leaving)
-
-    def _per_second(self, counts: Counter[int], now: float) -> float:
-        """Return the mean rate of the last ten seconds, and forget older seconds."""
-        for second in [second for second in counts if second <= int(now) - _RATE_S]:
-            del counts[second]
-        return counts.total() / min(max(now - self._began, 1.0), _RATE_S)
+        leaving = {units.item.holder for units in self._open if units.item.holder in self._left}
+        return ChannelStatus(depth, self.items, self.rows, dict(self.reasons), consumers, tuple(leaving))
 
     def state(self) -> dict[str, Any]:
         """Return the state to save, in which taken items wait again."""
-        taken = [units for lease in self.leases.values() for units in lease.ranges]
         return {
-            "items": {number: replace(item, bound=None) for number, item in self._items.items()},
-            "ranges": sorted([*taken, *self._waiting]),
+            "ranges": _copy(self._open),
             "item_counts": Counter(self._item_counts),
             "row_counts": Counter(self._row_counts),
             "reasons": Counter(self.reasons),
@@ -390,17 +377,13 @@ class ChannelState:
             "ended": None if self.closed else self.ended,
         }
 
-    def restore(self, state: dict[str, Any], bound: StalenessState | None = None) -> None:
-        """Continue from ``state``. Rows with versions are subject to ``bound``, which counts them as ready."""
-        self._items, self._losses = dict(state["items"]), state["losses"]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        self._losses, self.reasons, self.ended = state["losses"], state["reasons"], state["ended"]
         self._item_counts, self._row_counts = state["item_counts"], state["row_counts"]
-        self.reasons, self.ended = state["reasons"], state["ended"]
-        for item in self._items.values():
-            item.bound, item.open_units = bound if item.versions else None, 0
-            item.at = self._clock()  # the clock of the process that saved it was another one
-        for units in state["ranges"]:
-            self._items[units.number].open_units += units.stop - units.start
-        self._insert(state["ranges"])
+        for item in (units.item for units in state["ranges"]):
+            item.at = self.clock()  # the clock of the process that saved it was another one
+        self._set_waiting(state["ranges"])
         self._advance()
 
     # Transitions
@@ -413,20 +396,20 @@ class ChannelState:
     def _accept(self) -> bool:
         if not self._puts:
             return False
-        request, (item, done) = next(iter(self._puts.items()))
+        item, done = next(iter(self._puts.values()))
         if not self._has_capacity(item) and not self._is_short():
             return False
-        del self._puts[request]
-        item.number, item.open_units, item.at = self._item_counts["submitted"], item.size, self._clock()
-        self._items[item.number] = item
+        del self._puts[item.request]
+        item.number, item.open_units, item.at = self._item_counts["submitted"], item.size, self.clock()
         self._item_counts["submitted"] += 1
         self._row_counts["submitted"] += item.rows or 0
-        self._rates[0][int(item.at)] += 1
-        stale = frozenset[int]() if item.bound is None else item.bound.enter(item.versions)
-        fresh, old = _split(RowRange(item.number, 0, item.size), stale)
-        self._waiting.extend(self._adjust_totals(units, 1) for units in fresh)
-        self._drop(old, STALE, frees_quota=False)
-        done(("accepted", item.number, item.size - len(stale)))
+        if item.bounded is not None:
+            item.bounded.staleness.enter(item.bounded)
+        fresh = self._without_stale([RowRange(item.number, 0, item.size, item)])
+        for units in fresh:
+            self._waiting.append(units)
+            self._count(units, 1)
+        done(("accepted", item.number, sum(units.rows for units in fresh)))
         return True
 
     def _has_capacity(self, item: Item) -> bool:
@@ -460,21 +443,20 @@ class ChannelState:
             return ("lost", losses)
         unfit = self._first_without_rows(take.most) if take.by_rows and self._rowless else None
         if unfit is not None:
-            return ("unfit", unfit.number, unfit.producer)
+            return ("unfit", unfit.number, unfit.request[0])
         short = not self._is_enough(take)
         if short and (self.ended is None or self._puts):
             return None
         if self._waiting:
-            return ("taken", self._take(request, take), short)
+            return ("taken", self._lease(request, take), short)
         return None if self._may_be_requeued() else ("ended", self.ended)
 
     def _first_without_rows(self, count: int) -> Item | None:
         """Return the first item among ``count`` rows that is not made of rows."""
         for units in self._waiting:
-            item = self._items[units.number]
-            if item.rows is None:
-                return item
-            count -= item.rows_in(units)
+            if units.item.rows is None:
+                return units.item
+            count -= units.rows
             if count <= 0:
                 return None
         return None
@@ -484,138 +466,113 @@ class ChannelState:
         waiting = {request[0] for request in self._takes}
         return not self.closed and any(lease[0] not in waiting for lease in self.leases)
 
-    def _take(self, request: RequestId, take: Take) -> list[ItemSlice]:
+    def _lease(self, request: RequestId, take: Take) -> list[RowRange]:
         ranges: list[RowRange] = []
         left = take.most
         while left > 0 and self._waiting:
-            units = self._adjust_totals(self._waiting.popleft(), -1)
-            rows = self._items[units.number].rows_in(units) if take.by_rows else 1
+            units = self._waiting.popleft()
+            rows = units.rows if take.by_rows else 1
             if rows > left:
                 middle = units.start + left
-                self._waiting.appendleft(self._adjust_totals(units._replace(start=middle), 1))
+                self._waiting.appendleft(units._replace(start=middle))
                 units = units._replace(stop=middle)
+            self._count(units, -1)
             ranges.append(units)
             left -= rows
-        self.leases[request] = Lease(ranges, self._clock())
-        items = [self._items[units.number] for units in ranges]
-        for item, units in zip(items, ranges, strict=True):
-            if item.bound is not None:
-                item.bound.take(item.versions_in(units))
-        return [item.slice(units) for item, units in zip(items, ranges, strict=True)]
+            _move_bounded(units, taken=True)
+        self.leases[request] = Lease(ranges, self.clock())
+        return _copy(ranges) if any(units.item.bounded for units in ranges) else ranges
 
     def _restore(self, ranges: Sequence[RowRange]) -> None:
         """Return taken ranges to their places. Stale rows are dropped, rows of dead processes are lost."""
-        for units in ranges:
-            item = self._items[units.number]
-            if item.bound is not None:
-                item.bound.requeue(item.versions_in(units))
-        self._insert(ranges)
-        self._drop_stale()
+        for units in reversed(ranges):
+            _move_bounded(units, taken=False)
+        self._set_waiting([*self._waiting, *self._without_stale(ranges)])
         if self.closed:
             self._drop(self._withdraw(lambda item: True), self.ended or "")
-        for holder in {self._items[units.number].holder for units in self._waiting} & self._died.keys():
-            lost = self._withdraw(lambda item, holder=holder: item.holder == holder)
-            self._lose(lost, self._died[holder or ""], self._losses)
+        self._lose(self._withdraw(lambda item: item.holder in self._died), self._losses)
 
-    def _insert(self, ranges: Iterable[RowRange]) -> None:
-        """Insert ranges in order. Adjacent ranges of an item are joined."""
-        joined: deque[RowRange] = deque()
-        ordered = sorted([*(self._adjust_totals(units, 1) for units in ranges), *self._waiting])
+    def _set_waiting(self, ranges: Iterable[RowRange]) -> None:
+        """Have these ranges wait, in order. Adjacent ranges of an item are joined."""
+        ordered, self._waiting = sorted(ranges), deque()
+        self._rows = self._nbytes = self._rowless = 0
         for units in ordered:
-            if joined and (joined[-1].number, joined[-1].stop) == units[:2]:
-                joined[-1] = joined[-1]._replace(stop=units.stop)
+            if self._waiting and (self._waiting[-1].number, self._waiting[-1].stop) == units[:2]:
+                self._waiting[-1] = self._waiting[-1]._replace(stop=units.stop)
             else:
-                joined.append(units)
-        self._waiting = joined
+                self._waiting.append(units)
+            self._count(units, 1)
 
     def _withdraw(self, matches: Callable[[Item], bool]) -> list[RowRange]:
         """Remove and return the waiting ranges of matching items."""
-        leaving = [units for units in self._waiting if matches(self._items[units.number])]
-        if leaving:
-            self._waiting = deque(units for units in self._waiting if not matches(self._items[units.number]))
-        return [self._adjust_totals(units, -1) for units in leaving]
+        matching = [units for units in self._waiting if matches(units.item)]
+        if matching:
+            self._set_waiting([units for units in self._waiting if not matches(units.item)])
+        return matching
 
-    def _drop_stale(self, bound: StalenessState | None = None, surplus: Counter[int] | None = None) -> None:
-        """Drop waiting rows that are too old, and the last ``surplus`` rows. Their staleness dropped them before."""
-        surplus = Counter() if surplus is None else surplus
-        waiting, self._waiting = self._waiting, deque()
-        dropped: list[RowRange] = []
-        for units in reversed(waiting):
-            item = self._items[units.number]
-            stale = _stale_rows(item, units, surplus if item.bound is bound else Counter())
-            fresh, old = _split(self._adjust_totals(units, -1), stale)
-            self._waiting.extendleft(self._adjust_totals(part, 1) for part in reversed(fresh))
-            dropped += old
-        self._drop(dropped, STALE, frees_quota=False)
+    def _without_stale(self, ranges: Iterable[RowRange]) -> list[RowRange]:
+        """Drop the rows of ranges that are too old, and return the others."""
+        parts: dict[bool, list[RowRange]] = {False: [], True: []}
+        for units in ranges:
+            if units.item.bounded is None:
+                parts[False].append(units)
+                continue
+            for is_stale, run in groupby(range(units.start, units.stop), units.item.bounded.is_stale):
+                rows = [*run]
+                parts[is_stale].append(units._replace(start=rows[0], stop=rows[-1] + 1))
+        self._drop(parts[True], STALE)
+        return parts[False]
 
-    def _drop(self, ranges: Sequence[RowRange], reason: str, *, frees_quota: bool = True) -> None:
+    def _drop(self, ranges: Sequence[RowRange], reason: str) -> None:
         if ranges:
             self.reasons[reason] += len(ranges)
-        self._settle(ranges, "dropped", frees_quota=frees_quota)
+        self._settle(ranges, "dropped")
 
-    def _lose(self, ranges: Sequence[RowRange], why: str, losses: dict[str, Loss]) -> None:
+    def _lose(self, ranges: Sequence[RowRange], losses: dict[str, Loss]) -> None:
         numbers: set[int] = set()
         for units in ranges:
-            item = self._items[units.number]
-            holder = item.holder or item.producer
-            loss = losses.setdefault(holder, Loss(holder, self._died.get(holder, why)))
+            holder = units.item.request[0]
+            loss = losses.setdefault(holder, Loss(holder, self._died.get(holder, _UNREADABLE)))
             loss.items += units.number not in numbers
-            loss.rows += item.rows_in(units)
+            loss.rows += units.rows
             numbers.add(units.number)
-        self._settle(ranges, "lost", frees_quota=True)
+        self._settle(ranges, "lost")
 
-    def _settle(self, ranges: Iterable[RowRange], outcome: Outcome, *, frees_quota: bool = False) -> None:
-        """Count ranges that are neither waiting nor taken any more. An item without open units is forgotten."""
+    def _settle(self, ranges: Iterable[RowRange], outcome: Outcome) -> None:
+        """Count ranges that are neither waiting nor taken any more. An item without open units has ended."""
         for units in ranges:
-            item = self._items[units.number]
-            if item.bound is not None and frees_quota:
-                item.bound.remove(item.versions_in(units), f"{outcome} in the channel")
+            item = units.item
+            if item.bounded is not None and outcome != "delivered":
+                reason = f"{outcome} in the channel"
+                item.bounded.staleness.remove(item.bounded, units.start, units.stop, reason)
             item.open_units -= units.stop - units.start
-            item.outcome = outcome if _SEVERITY[outcome] > _SEVERITY[item.outcome] else item.outcome
-            self._row_counts[outcome] += item.rows_in(units)
+            item.outcome = max(item.outcome, outcome, key=_SEVERITY.__getitem__)
+            self._row_counts[outcome] += units.rows
             if item.open_units == 0:
                 self._item_counts[item.outcome] += 1
-                del self._items[units.number]
-                self._reclaim(item)
+                self.reclaim(item)
 
-    def _adjust_totals(self, units: RowRange, sign: int) -> RowRange:
-        """Add a range to the totals of the waiting ranges, or subtract it, and return it."""
-        item = self._items[units.number]
-        self._rows += sign * item.rows_in(units)
-        self._nbytes += sign * item.bytes_in(units)
-        self._rowless += sign * (item.rows is None)
-        return units
+    def _count(self, units: RowRange, sign: int) -> None:
+        """Add a range to the totals of the waiting ranges, or subtract it."""
+        self._rows += sign * units.rows
+        self._nbytes += sign * units.nbytes
+        self._rowless += sign * (units.item.rows is None)
 
 
 def _refuse(item: Item, done: Done, answer: tuple[Any, ...]) -> None:
     """Answer a put that is not accepted. Its rows free the quota of their staleness."""
-    if item.bound is not None:
-        item.bound.fail_put(len(item.versions))
+    if item.bounded is not None:
+        item.bounded.staleness.fail_put(len(item.bounded.versions))
     done(answer)
 
 
-def _stale_rows(item: Item, units: RowRange, surplus: Counter[int]) -> set[int]:
-    """Return the rows that are too old, and the last rows that are in surplus, which are counted down."""
-    stale: set[int] = set()
-    for row in reversed(range(units.start, units.stop) if item.bound is not None else ()):
-        version = item.versions[row]
-        if surplus[version] > 0:
-            surplus[version] -= 1
-            stale.add(row)
-        elif item.bound is not None and version < item.bound.oldest:
-            stale.add(row)
-    return stale
+def _copy(ranges: Sequence[RowRange]) -> list[RowRange]:
+    """Return ranges of copies of their items, for other processes."""
+    items = {units.number: replace(units.item, bounded=None) for units in ranges}
+    return [units._replace(item=items[units.number]) for units in ranges]
 
 
-def _split(units: RowRange, stale: Collection[int]) -> tuple[list[RowRange], list[RowRange]]:
-    """Return the ranges of other rows, and the ranges of stale rows."""
-    if not stale:
-        return [units], []
-    parts: tuple[list[RowRange], list[RowRange]] = [], []
-    for row in range(units.start, units.stop):
-        part = parts[row in stale]
-        if part and part[-1].stop == row:
-            part[-1] = part[-1]._replace(stop=row + 1)
-        else:
-            part.append(RowRange(units.number, row, row + 1))
-    return parts
+def _move_bounded(units: RowRange, *, taken: bool) -> None:
+    bounded = units.item.bounded
+    if bounded is not None:
+        bounded.staleness.move(bounded, units.start, units.stop, taken=taken)

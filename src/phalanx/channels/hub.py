@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from phalanx.channels.channel_state import By, ChannelState, Item
-from phalanx.channels.staleness_state import Done, RequestId, StalenessState
+from phalanx.channels.staleness_state import Done, ItemRows, RequestId, StalenessState
+from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
+from phalanx.tracing.spans import process
 
+Answer = Callable[[int | None, Any], None]
+"""Sends a peer the ticket of its request and the answer, or None and the number of a stored item that has ended."""
 CLOSED = ("gone", "it was closed")
-_WAITING_VERBS = frozenset({"take", "lease", "watch"})
+Request = tuple[int, bool, str, str, tuple[Any, ...]]
+"""Ticket, whether an answer is expected, key of the object (empty: the hub itself), verb and arguments."""
+_WAITING_VERBS = frozenset({"take", "lease"})
 """Requests that are answered later. Other verbs call the method of that name, and are answered with its result."""
 
 
@@ -26,58 +31,45 @@ class StoredPayload(NamedTuple):
 
 
 class Hub:
-    """Executes requests of peers. Answers are delivered outside of the lock.
+    """Executes requests of peers. Answers are delivered outside of the lock."""
 
-    ``changed`` is called with a channel after each request to it.
-    """
-
-    def __init__(self, changed: Callable[[ChannelState], None] = lambda channel: None) -> None:
-        self._changed = changed
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._outbox: list[tuple[Callable[[Any], None], Any]] = []
-        self._peers: dict[str, Callable[[int], None]] = {}
+        self._outbox: list[tuple[Answer, int | None, Any]] = []
+        self._peers: dict[str, Answer] = {}
         self._states: dict[str, ChannelState | StalenessState] = {}
 
-    def connect(self, peer: str, reclaim: Callable[[int], None]) -> None:
-        """Add a process, or an inline rank. ``reclaim`` tells it which of its stored items is not needed any more.
-
-        ``peer`` names this incarnation of the process, with a serial number after the last "#".
-        """
+    def connect(self, peer: str, answer: Answer) -> None:
+        """Add a process, or an inline rank. The name of this incarnation ends with "#" and a serial number."""
         with self._lock:
-            self._peers[peer] = reclaim
+            self._peers[peer] = answer
 
-    def ask(self, request: RequestId, answer: Done | None, key: str, verb: str, args: Sequence[Any]) -> None:
-        """Execute a request to the object of a key, to the hub itself if that is empty.
-
-        ``answer`` is called once with a tuple whose first word is the kind.
-        """
-
-        def done(result: tuple[Any, ...]) -> None:
-            if answer is not None:
-                self._outbox.append((answer, result))
-
+    def execute(self, peer: str, requests: Sequence[Request]) -> None:
+        """Execute requests of a peer. An answer is a tuple whose first word is the kind."""
         with self._lock:
-            try:
-                self._execute(request, done, key, verb, args)
-            except ValueError as error:
-                done(("wrong", str(error)))
-            except Exception as error:
-                done(("failed", f"{verb}: {type(error).__name__}: {error}"))
+            for ticket, is_answered, key, verb, args in requests:
+                done = partial(self._post, peer, ticket) if is_answered else _ignore
+                try:
+                    self._execute((peer, ticket), done, key, verb, args)
+                except ValueError as error:
+                    done(("wrong", str(error)))
+                except Exception as error:
+                    done(("failed", f"{verb}: {type(error).__name__}: {error}"))
             outbox, self._outbox = self._outbox, []
-        for deliver, result in outbox:
-            deliver(result)
+        _deliver(outbox)
 
     def peer_died(self, peer: str, why: str) -> None:
         """Requeue the channel leases of a dead process, drop its row leases, and count its stored items as lost."""
         with self._lock:
-            if self._peers.pop(peer, None) is None:
-                return
-            for state in [*self._states.values()]:
-                state.peer_died(peer, why)
-            self._forget_closed()
+            if self._peers.pop(peer, None) is not None:
+                for state in self._states.values():
+                    state.peer_died(peer, why)
             outbox, self._outbox = self._outbox, []
-        for deliver, result in outbox:
-            deliver(result)
+        _deliver(outbox)
+
+    def _post(self, peer: str, ticket: int | None, result: Any) -> None:
+        if peer in self._peers:
+            self._outbox.append((self._peers[peer], ticket, result))
 
     def _execute(self, request: RequestId, done: Done, key: str, verb: str, args: Sequence[Any]) -> None:
         state = self._states.get(key)
@@ -92,15 +84,14 @@ class Hub:
         else:
             done(("done", getattr(state, verb)(*args)))
         if isinstance(state, ChannelState):
-            self._changed(state)
-            if state.closed:
-                self._forget_closed()
+            if process.sink is not None:  # each request costs microseconds
+                count_level(state.name, *state.level())
+            if state.closed and not state.leases:  # until then it reclaims the bytes of its items
+                self._states.pop(key, None)
 
-    def _forget_closed(self) -> None:
-        """Remove closed channels. Until its last lease ends, a channel reclaims the bytes of its items."""
-        for key, state in [*self._states.items()]:
-            if isinstance(state, ChannelState) and state.closed and not state.leases:
-                del self._states[key]
+    @property
+    def _channels(self) -> dict[str, ChannelState]:
+        return {key: state for key, state in self._states.items() if isinstance(state, ChannelState)}
 
     def _open(self, key: str, name: str, maxsize: int | None, by: By) -> None:
         self._states[key] = ChannelState(name, maxsize, by, reclaim=self._reclaim, clock=time.monotonic)
@@ -113,32 +104,27 @@ class Hub:
         channel: Any,
         request: RequestId,
         done: Done,
-        payload: bytes | StoredPayload,
-        nbytes: int,
-        rows: int | None,
-        lengths: tuple[float, ...],
-        leased: tuple[str, int, tuple[int, ...]] | None,
+        packed: tuple[Any, int, int | None, tuple[float, ...]],
+        leased: tuple[str, RequestId, tuple[int, ...]] | None,
     ) -> None:
         """Put an item. ``leased``: its staleness, the lease and the version of each row."""
-        holder = None if isinstance(payload, bytes) else request[0]
-        item = Item(request[0], payload, nbytes, rows, lengths, holder)
+        item = Item(request, *packed)
         if leased is not None:
             key, lease, item.versions = leased
             staleness: Any = self._states[key]
             if not staleness.begin_put(lease, item.versions):
                 done(("accepted", -1, 0))
                 return
-            item.bound = staleness if item.versions else None
-        channel.put(request, done, item)
+            item.bounded = ItemRows(staleness, item.versions) if item.versions else None
+        channel.put(done, item)
 
     def _reclaim(self, item: Item) -> None:
-        if isinstance(item.payload, StoredPayload) and item.holder in self._peers:
-            self._outbox.append((self._peers[item.holder], item.payload.number))
+        if item.holder is not None:
+            self._post(item.holder, None, item.payload.number)
 
-    def _evict(self, bound: StalenessState, surplus: Counter[int]) -> None:
-        for channel in self._states.values():
-            if isinstance(channel, ChannelState):
-                channel.expire(bound, surplus)
+    def _evict(self) -> None:
+        for channel in self._channels.values():
+            channel.expire()
 
     def _snapshot(self, keys: Sequence[str]) -> list[dict[str, Any]] | None:
         """Return the states of channels and a staleness, all of the same moment; None if one of them is closed."""
@@ -146,20 +132,36 @@ class Hub:
         return [self._states[key].state() for key in keys] if is_open else None
 
     def _restore(
-        self, channels: dict[str, dict[str, Any]], staleness: str | None, state: dict[str, Any] | None
+        self, channels: Mapping[str, dict[str, Any]], staleness: str | None, state: dict[str, Any]
     ) -> None:
         """Have channels and a staleness continue from their states, unless they were used before."""
         for key in channels:
-            channel: Any = self._states[key]
-            if channel.items.submitted:
-                raise ValueError(f"an item was put into channel {channel.name!r} already")
-        bound: Any = None if staleness is None else self._states[staleness]
-        if bound is not None:
+            if self._channels[key].items.submitted:
+                raise ValueError(f"an item was put into channel {self._channels[key].name!r} already")
+        if staleness is not None:
+            bound: Any = self._states[staleness]
             if bound.stats().rows.submitted:
                 raise ValueError("rows of the staleness were leased already")
-            ranges = [(saved, units) for saved in channels.values() for units in saved["ranges"]]
-            versions = [saved["items"][units.number].versions_in(units) for saved, units in ranges]
-            bound.restore(state, [*chain.from_iterable(versions)])
+            ranges = [
+                units for saved in channels.values() for units in saved["ranges"] if units.item.versions
+            ]
+            for item in {id(units.item): units.item for units in ranges}.values():
+                item.bounded = ItemRows(bound, item.versions)
+            bound.restore(state, [(units.item.bounded, units.start, units.stop) for units in ranges])
         for key, saved in channels.items():
-            channel = self._states[key]
-            channel.restore(saved, bound)
+            self._channels[key].restore(saved)
+
+
+def count_level(channel: str, waiting: int, oldest: float) -> None:
+    """Record the length of a channel, and the age of its oldest item, in the trace of this process, if there is one."""
+    if process.sink is not None:
+        process.sink.count(CHANNEL + channel, {WAITING: waiting, OLDEST: 1e3 * oldest})
+
+
+def _deliver(outbox: Sequence[tuple[Answer, int | None, Any]]) -> None:
+    for answer, ticket, result in outbox:
+        answer(ticket, result)
+
+
+def _ignore(result: tuple[Any, ...]) -> None:
+    """Receive an answer that no peer waits for."""

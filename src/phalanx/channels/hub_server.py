@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pickle
 import secrets
 import select
@@ -15,7 +16,6 @@ import socket
 import threading
 import time
 from collections import deque
-from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
@@ -47,12 +47,10 @@ class HubConnection:
         _tune(sock)
         self._may_wait = may_wait
         self._connection = Connection(sock.detach())
-        self._lock, self._closing = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._unsent: deque[bytes] = deque()
-        self._writer: threading.Thread | None = None
         self._poll = select.poll()
         self._poll.register(self._connection.fileno(), select.POLLOUT)
-        self._closed = False
 
     def accept(self, key: bytes) -> str:
         """Authenticate the hub's end, and return the name of the peer. Nothing is unpickled before.
@@ -93,30 +91,16 @@ class HubConnection:
             if not self._unsent and (self._may_wait or (is_small and self._poll.poll(0))):
                 with contextlib.suppress(OSError):
                     self._connection.send_bytes(data)
-            elif not self._closed:
+            else:
                 self._unsent.append(data)
                 if len(self._unsent) == 1:
-                    self._writer = threading.Thread(target=self._send_unsent, name="phalanx-hub", daemon=True)
-                    self._writer.start()
-
-    def shut_down(self) -> None:
-        """End the connection. Its threads stop waiting."""
-        with self._closing, contextlib.suppress(OSError):  # it was closed
-            sock = socket.socket(fileno=self._connection.fileno())
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            finally:
-                sock.detach()
+                    threading.Thread(target=self._send_unsent, name="phalanx-hub", daemon=True).start()
 
     def close(self) -> None:
-        """End the connection, and free its descriptors once no thread sends."""
-        self.shut_down()
-        with self._lock:
-            self._closed = True
-        if self._writer is not None:
-            self._writer.join()
-        with self._lock, self._closing:
-            self._connection.close()
+        """End the connection: its threads stop waiting. Its descriptors are freed with the last reference."""
+        descriptor = os.dup(self._connection.fileno())
+        with socket.socket(fileno=descriptor) as sock, contextlib.suppress(OSError):  # the peer has ended it
+            sock.shutdown(socket.SHUT_RDWR)
 
     def _send_unsent(self) -> None:
         while True:
@@ -192,14 +176,20 @@ class HubServer:
         connection = HubConnection(sock, may_wait=False)
         name = self._authenticate(connection)
         if name is not None:
-            self._hub.connect(name, lambda number: connection.send((None, number)))
-            self._serve_peer(name, connection)
+            self._hub.connect(name, lambda *message: connection.send(message))
+            try:
+                while True:
+                    self._hub.execute(name, connection.receive())
+            except (OSError, EOFError):
+                pass
+            except Exception:
+                _log.warning("a message of %s is damaged; it is disconnected", name, exc_info=True)
             self._hub.peer_died(name, "its process ended")
         connection.close()
 
     def _authenticate(self, connection: HubConnection) -> str | None:
         """Return the name of the peer, None if it does not know the key or does not prove it in time."""
-        deadline = threading.Timer(_AUTHENTICATES_WITHIN_S, connection.shut_down)
+        deadline = threading.Timer(_AUTHENTICATES_WITHIN_S, connection.close)
         deadline.daemon = True
         deadline.start()
         try:
@@ -209,23 +199,6 @@ class HubServer:
         finally:
             deadline.cancel()
             self._unauthenticated.release()
-
-    def _serve_peer(self, name: str, connection: HubConnection) -> None:
-        def answer(ticket: int, result: Any) -> None:
-            connection.send((ticket, result))
-
-        try:
-            while True:
-                for ticket, is_answered, key, verb, args in connection.receive():
-                    self._hub.ask(
-                        (name, ticket), partial(answer, ticket) if is_answered else None, key, verb, args
-                    )
-        except (OSError, EOFError):
-            return
-        except Exception:
-            _log.warning(
-                "a message of %s to its channels is damaged; it is disconnected", name, exc_info=True
-            )
 
 
 _served: list[HubServer] = []

@@ -23,7 +23,7 @@ from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import Policy, decode, decoding, encode
 from phalanx.wire.value import Value
-from phalanx.worker.exit_hooks import Closers, at_close, current_closers
+from phalanx.worker.exit_hooks import current_closers
 
 _CLOSES_WITHIN_S = 4.0  # less than the time in which a rank has to close
 _LEAVES_WITHIN_S = 60.0  # less than the time in which a rank has to leave a group that continues
@@ -61,10 +61,9 @@ def unpack(backend: Backend, payload: Payload, policy: Policy = Policy.PRIVATE) 
     Raises:
         FetchFailed: if the process that stored the bytes died.
     """
+    stored = source(backend, payload)
     with decoding(policy):
-        if isinstance(payload, bytes):
-            return decode(payload)
-        return backend.fetch([reference(backend, payload)])[0]
+        return decode(stored) if isinstance(stored, bytes) else backend.fetch([stored])[0]
 
 
 def to_bytes(backend: Backend, payload: Payload) -> bytes:
@@ -78,8 +77,10 @@ def to_bytes(backend: Backend, payload: Payload) -> bytes:
     return encode(unpack(backend, payload, Policy.VIEW)).to_bytes()
 
 
-def reference(backend: Backend, payload: StoredPayload) -> Ref:
-    """Return the reference to stored bytes."""
+def source(backend: Backend, payload: Payload) -> bytes | Ref:
+    """Return the bytes of a payload, or the reference to them."""
+    if isinstance(payload, bytes):
+        return payload
     own = stored_items.get(payload.number) if payload.process == PROCESS else None
     return backend.at(payload.address) if own is None else own[1]
 
@@ -137,11 +138,12 @@ def leave_at_exit(client: HubClient, backend: Backend, key: str, handoff: bool) 
     A rank that leaves a group which continues moves its items to the hub.
     """
     closers = current_closers()
-    if closers is not None and key not in client.channels_to_leave:
-        client.channels_to_leave.add(key)
-        at_close(_leave_within, closers, client, backend, key, handoff)
+    if closers is None or key in client.channels_to_leave:
+        return
 
+    def leave_now() -> None:
+        timeout = _LEAVES_WITHIN_S if closers.hands_over else _CLOSES_WITHIN_S
+        leave(client, backend, key, handoff or closers.hands_over, timeout)
 
-def _leave_within(closers: Closers, client: HubClient, backend: Backend, key: str, handoff: bool) -> None:
-    timeout = _LEAVES_WITHIN_S if closers.hands_over else _CLOSES_WITHIN_S
-    leave(client, backend, key, handoff or closers.hands_over, timeout)
+    client.channels_to_leave.add(key)
+    closers.add(leave_now)

@@ -12,16 +12,15 @@ from typing import Any
 
 from phalanx.calls.timeouts import checked
 from phalanx.channels.channel import Channel, Leased, whole_number
-from phalanx.channels.hub_client import HubObject, PendingRequest
-from phalanx.channels.hub_server import HubAddress
-from phalanx.channels.live_channels import new_key, own_hubs
+from phalanx.channels.hub_client import HubObject, PendingRequest, hubs
 from phalanx.channels.staleness_state import RequestId, StalenessStats
 from phalanx.dispatch.split import count_rows
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PhalanxError, StalenessTimeout
 from phalanx.session.session import session
-from phalanx.wire.value import Reduced, Value
+from phalanx.wire.value import Reduced, Value, as_integer
 
+_LEAST = 0, 1, 0, float("-inf")
 _log = logging.getLogger("phalanx")
 
 
@@ -37,15 +36,17 @@ class RowLease:
     def __init__(
         self,
         staleness: StalenessManager,
-        number: int,
+        lease: RequestId,
         rows: int,
         version: int,
+        watching: Future[Any],
         on_overdue: Callable[[], object] | None,
     ) -> None:
-        self._staleness, self.number, self.rows, self.version = staleness, number, rows, version
+        self._staleness, self._id, self.rows, self.version = staleness, lease, rows, version
+        self.number = lease[1]
         self.overdue = False
         self._on_overdue = on_overdue
-        staleness._client().ask(staleness._key, "watch", number)[1].add_done_callback(self._notify)
+        watching.add_done_callback(self._notify)
 
     def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
         """Accept rows for training, without a channel. A lease can be accepted in parts.
@@ -62,7 +63,7 @@ class RowLease:
             ValueError: if there are more rows than still run, or a version is not in training yet.
         """
         count = whole_number(rows, "accept(rows")
-        return self._staleness._request("accept", self.number, _row_versions(versions, count))
+        return self._staleness._request("accept", self._id, _row_versions(versions, count))
 
     def put(
         self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
@@ -87,14 +88,14 @@ class RowLease:
             ChannelFull, ChannelClosed: as :meth:`px.Channel.put`. The rows are dropped.
         """
         leased = self._leased(channel, item, versions)
-        return min(channel._begin_put(item, timeout, leased).result()[1], len(leased[2]))
+        return channel._begin_put(item, timeout, leased).result()[1]
 
     async def put_async(
         self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
     ) -> int:
         """Put the rows of an item in an event loop, as :meth:`put` does."""
         leased = self._leased(channel, item, versions)
-        return min((await channel._begin_put(item, timeout, leased).result_async())[1], len(leased[2]))
+        return (await channel._begin_put(item, timeout, leased).result_async())[1]
 
     def _leased(self, channel: Channel, item: Value, versions: int | Sequence[int]) -> Leased:
         rows = count_rows(item)
@@ -107,7 +108,7 @@ class RowLease:
                 f"RowLease.put: channel {channel.name!r} and the staleness belong to different processes or backends; "
                 "create both in one process, on one backend"
             )
-        return self._staleness._key, self.number, _row_versions(versions, rows)
+        return self._staleness._key, self._id, _row_versions(versions, rows)
 
     def drop(self, rows: int, reason: str) -> None:
         """Drop running rows that were filtered or aborted or that failed. They are counted by reason.
@@ -115,11 +116,11 @@ class RowLease:
         Raises:
             ValueError: if there are more rows than still run.
         """
-        self._staleness._request("drop", self.number, whole_number(rows, "drop(rows"), str(reason))
+        self._staleness._request("drop", self._id, whole_number(rows, "drop(rows"), str(reason))
 
     def end(self, reason: str = "not accepted") -> None:
         """Drop all running rows. Idempotent."""
-        self._staleness._send("end", self.number, str(reason))
+        self._staleness._send("end", self._id, str(reason))
 
     def _notify(self, watching: Future[Any]) -> None:
         if watching.exception() is None and watching.result()[0] == "overdue":
@@ -182,8 +183,6 @@ class StalenessManager(HubObject):
         DeclarationError: if a number is too small.
     """
 
-    _name = "of staleness"
-
     def __init__(
         self,
         max_lag: int,
@@ -193,23 +192,17 @@ class StalenessManager(HubObject):
         version: int = 0,
         backend: str | None = None,
     ) -> None:
-        given = f"max_lag={max_lag!r}, rows_per_version={rows_per_version!r}, depth={depth!r}, version={version!r}"
-        try:
-            numbers = [whole_number(each, "(") for each in (max_lag, rows_per_version, depth, version)]
-        except ValueError:
-            numbers = [-1, -1, -1, -1]
-        if min(numbers[0], numbers[1] - 1, numbers[2]) < 0:
+        numbers = [as_integer(number) for number in (max_lag, rows_per_version, depth, version)]
+        if any(number is None or number < least for number, least in zip(numbers, _LEAST, strict=True)):
             raise DeclarationError(
-                f"px.StalenessManager({given}): expected whole numbers, from 0 for max_lag and depth, from 1 for "
+                f"px.StalenessManager(max_lag={max_lag!r}, rows_per_version={rows_per_version!r}, depth={depth!r}, "
+                f"version={version!r}): expected whole numbers, from 0 for max_lag and depth, from 1 for "
                 "rows_per_version"
             )
-        address = own_hubs.address(session.get_backend(backend))
-        self._set(new_key("staleness"), numbers[0], numbers[1], address)
+        used = session.get_backend(backend)
+        super().__init__("staleness", "of staleness", used, hubs.address(used))
+        self._max_lag, self._rows_per_version = int(max_lag), int(rows_per_version)
         self._client().request("", "open_staleness", self._key, *numbers)
-
-    def _set(self, key: str, max_lag: int, rows_per_version: int, address: HubAddress | None) -> None:
-        self._key, self._address = key, address
-        self._max_lag, self._rows_per_version = max_lag, rows_per_version
 
     @property
     def rows_per_version(self) -> int:
@@ -265,8 +258,14 @@ class StalenessManager(HubObject):
         self, rows: int, on_overdue: Callable[[], object] | None, request: RequestId, answer: tuple[Any, ...]
     ) -> RowLease:
         match answer:
-            case ("leased", number, version):
-                return RowLease(self, number, rows, version, on_overdue)
+            case ("leased", version, watching):
+                return RowLease(self, request, rows, version, watching, on_overdue)
+            case ("hopeless", _):
+                raise StalenessTimeout(
+                    f"lease({rows} rows): training is too far behind for these rows, and on the inline backend no "
+                    "other thread can advance it, so that it would never catch up; train and advance() first, or use "
+                    "the ray backend"
+                )
             case ("behind", reason):
                 raise StalenessTimeout(f"lease({rows} rows): {reason}; wait longer, or train")
             case _:
@@ -324,16 +323,5 @@ class StalenessManager(HubObject):
     def _closed(self, reason: str) -> PhalanxError:
         return PhalanxError(f"staleness: {reason}")
 
-    def __reduce__(self) -> Reduced:
-        return _staleness_of, (self._key, self._max_lag, self._rows_per_version, self._address)
-
     def __repr__(self) -> str:
         return f"<staleness: at most {self._max_lag} versions of {self._rows_per_version} rows behind>"
-
-
-def _staleness_of(
-    key: str, max_lag: int, rows_per_version: int, address: HubAddress | None
-) -> StalenessManager:
-    staleness = StalenessManager.__new__(StalenessManager)
-    staleness._set(key, max_lag, rows_per_version, address)
-    return staleness

@@ -13,9 +13,8 @@ fill the next version, since the trainer would wait forever. Rows that are dropp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Done = Callable[[tuple[Any, ...]], None]
@@ -66,56 +65,72 @@ class StalenessStats:
 
 @dataclass(slots=True)
 class LeasedRows:
-    """Rows that a producer generates. ``watch`` is answered when they become too old, or the lease ends."""
+    """Rows that a producer generates. ``done`` is answered again when they become too old, or the lease ends."""
 
-    peer: str
     rows: int
     version: int
-    watch: Done | None = None
+    done: Done
+
+
+@dataclass(slots=True, eq=False)
+class ItemRows:
+    """Versions of the rows of an item in a channel, and the rows that were dropped."""
+
+    staleness: StalenessState
+    versions: Sequence[int]
+    stale: frozenset[int] = frozenset()
+
+    def is_stale(self, row: int) -> bool:
+        """Return whether a row must not be delivered."""
+        return row in self.stale or self.versions[row] < self.staleness.oldest
 
 
 @dataclass(slots=True)
 class ReadyRows:
-    """Accepted rows of a version, which may wait in a channel. Rows of equal versions are not told apart."""
+    """Accepted rows ``start`` to ``stop`` of an item, of one version. ``item``: None without a channel."""
 
+    item: ItemRows | None
+    start: int
+    stop: int
     version: int
-    rows: int
-    waits: bool
+    taken: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.stop - self.start
 
 
+@dataclass(eq=False)
 class StalenessState:
-    """Leases, accepted rows and versions.
+    """Leases, accepted rows and versions. ``evict`` has the channels drop rows that became too old."""
 
-    ``evict(state, surplus)`` has the channels drop ``surplus`` rows of each version, their last ones, which became too
-    old, and all rows that are older than ``oldest``.
-    """
+    max_lag: int
+    rows_per_version: int
+    depth: int = 1
+    version: int = 0
+    evict: Callable[[], None] = lambda: None
+    restored: bool = False
+    closed: str | None = None
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    lags: Counter[int] = field(default_factory=Counter[int])
+    _submitted: int = 0
+    _trained: int = 0
+    _putting: int = 0
+    _ready: list[ReadyRows] = field(default_factory=list[ReadyRows])
+    """In the order of training: the rows that were taken come first."""
+    _leases: dict[RequestId, LeasedRows] = field(default_factory=dict[RequestId, LeasedRows])
+    _requests: dict[RequestId, tuple[int, Done]] = field(default_factory=dict[RequestId, tuple[int, Done]])
 
-    def __init__(
-        self,
-        max_lag: int,
-        rows_per_version: int,
-        depth: int = 1,
-        version: int = 0,
-        *,
-        evict: Callable[[StalenessState, Counter[int]], None] = lambda state, surplus: None,
-    ) -> None:
-        self.max_lag, self.rows_per_version, self.depth = max_lag, rows_per_version, depth
-        self.version = self.serving = version
-        self.restored = False
-        self.closed: str | None = None
-        self.dropped: Counter[str] = Counter()
-        self.lags: Counter[int] = Counter()
-        self._evict = evict
-        self._submitted = self._trained = self._putting = self._next = 0
-        self._ready: list[ReadyRows] = []
-        self._taken: list[ReadyRows] = []
-        self._leases: dict[int, LeasedRows] = {}
-        self._requests: dict[RequestId, tuple[int, Done]] = {}
+    def __post_init__(self) -> None:
+        self.serving = self.version
 
     # Leases
 
     def lease(self, request: RequestId, done: Done, rows: int) -> None:
-        """Lease rows as soon as training has caught up, answered with ("leased", lease, version).
+        """Lease rows as soon as training has caught up, under the name ``request``.
+
+        Answers: ("leased", version), then ("overdue",) when the rows become too old, and ("over",) at the end.
 
         Raises:
             ValueError: if the last of the rows would always be too old.
@@ -139,25 +154,17 @@ class StalenessState:
             done(("behind", self._delay(rows) or "requests that came before it wait"))
             self._start()
 
-    def watch(self, request: RequestId, done: Done, lease: int) -> None:
-        """Answer ("overdue",) once the rows of a lease are too old, or ("over",) once it has ended."""
-        found = self._leases.get(lease)
-        if found is None:
-            done(("over",))
-        elif found.version < self.oldest:
-            done(("overdue",))
-        else:
-            found.watch = done
+    def withdraw(self, request: RequestId) -> None:
+        """Cancel a request, or end the lease that was granted."""
+        self.cancel(request)
+        self.end(request, "its producer was interrupted")
 
-    def accept(self, lease: int, versions: Sequence[int]) -> tuple[int, ...]:
+    def accept(self, lease: RequestId, versions: Sequence[int]) -> tuple[int, ...]:
         """Accept rows of a lease without a channel. Return the positions of the accepted rows."""
-        if not self._shrink(lease, len(versions), versions):
-            return ()
-        good = self._admit(versions, waits=False)
-        self._start()
-        return good
+        is_open = self._shrink(lease, len(versions), versions)
+        return self._admit(versions) if is_open else ()
 
-    def begin_put(self, lease: int, versions: Sequence[int]) -> bool:
+    def begin_put(self, lease: RequestId, versions: Sequence[int]) -> bool:
         """Note that rows of a lease wait at a channel. Return False if the lease has ended."""
         is_open = self._shrink(lease, len(versions), versions)
         self._putting += len(versions) * is_open
@@ -167,27 +174,24 @@ class StalenessState:
         """Drop rows that a channel did not accept."""
         self._putting -= rows
         self._drop(rows, NOT_PUT)
-        self._start()
 
-    def drop(self, lease: int, rows: int, reason: str) -> None:
+    def drop(self, lease: RequestId, rows: int, reason: str) -> None:
         """Drop running rows of a lease."""
         if self._shrink(lease, rows):
             self._drop(rows, reason)
-            self._start()
 
-    def end(self, lease: int, reason: str) -> None:
+    def end(self, lease: RequestId, reason: str) -> None:
         """Drop the running rows of a lease, and forget the lease."""
         if lease in self._leases:
             self._drop(self._forget(lease).rows, reason)
-            self._start()
 
     def peer_died(self, peer: str, why: str) -> None:
         """End the leases and requests of a dead process."""
         reason = f"{display_name(peer)}: {why}"
         for request in [request for request in self._requests if request[0] == peer]:
             self._requests.pop(request)[1](("gone", reason))
-        for number in [number for number, lease in self._leases.items() if lease.peer == peer]:
-            self.end(number, reason)
+        for lease in [lease for lease in self._leases if lease[0] == peer]:
+            self.end(lease, reason)
         self._start()
 
     def close(self, reason: str) -> None:
@@ -204,27 +208,21 @@ class StalenessState:
         """Oldest version that may be delivered."""
         return self.version - self.max_lag
 
-    def enter(self, versions: Sequence[int]) -> frozenset[int]:
-        """Count rows that were put, and return the positions of the rows that are too old."""
-        self._putting -= len(versions)
-        good = self._admit(versions, waits=True)
-        return frozenset(range(len(versions))).difference(good)
+    def enter(self, item: ItemRows) -> None:
+        """Count the rows of an item that was put, and mark the rows that are too old."""
+        self._putting -= len(item.versions)
+        good = self._admit(item.versions, item)
+        item.stale = frozenset(range(len(item.versions))).difference(good)
 
-    def take(self, versions: Sequence[int]) -> None:
-        """Move rows behind the rows that were taken before."""
-        for version, rows in _runs(versions):
-            _append(self._taken, ReadyRows(version, _extract(self._ready, version, rows, True), False))
+    def move(self, item: ItemRows, start: int, stop: int, *, taken: bool) -> None:
+        """Move rows behind the rows that were taken before, in front of all rows that wait."""
+        moved = [replace(rows, taken=taken) for rows in self._extract(item, start, stop)]
+        place = sum(rows.taken for rows in self._ready)
+        self._ready[place:place] = moved
 
-    def requeue(self, versions: Sequence[int]) -> None:
-        """Move taken rows back in front of the ready rows."""
-        for version, rows in reversed(_runs(versions)):
-            self._ready.insert(0, ReadyRows(version, _extract(self._taken, version, rows, False), True))
-
-    def remove(self, versions: Sequence[int], reason: str) -> None:
-        """Drop ready rows, which frees their quota."""
-        found = [_extract(self._ready, version, rows, True) for version, rows in _runs(versions)]
-        self._drop(sum(found), reason)
-        self._start()
+    def remove(self, item: ItemRows, start: int, stop: int, reason: str) -> None:
+        """Drop the rows that are ready, which frees their quota."""
+        self._drop(sum(rows.rows for rows in self._extract(item, start, stop)), reason)
 
     # Versions
 
@@ -247,11 +245,11 @@ class StalenessState:
         self.version = version
         self.serving = version if serving else self.serving
         self.restored = False
-        self._evict(self, self._drop_stale())
+        self._drop_stale()
+        self.evict()
         for lease in self._leases.values():
-            if lease.watch is not None and lease.version < self.oldest:
-                lease.watch(("overdue",))
-                lease.watch = None
+            if lease.version < self.oldest:
+                lease.done(("overdue",))
         self._start()
 
     def serve(self, version: int) -> None:
@@ -278,18 +276,20 @@ class StalenessState:
 
     def state(self) -> dict[str, Any]:
         """Return the state to save, with the ready rows that are in no channel."""
-        outside = [replace(rows) for rows in self._ready if not rows.waits]
-        return {"stats": self.stats(), "outside": outside, "next": self._next}
+        outside = [replace(rows) for rows in self._ready if rows.item is None]
+        return {"stats": self.stats(), "outside": outside}
 
-    def restore(self, state: dict[str, Any], versions: Sequence[int]) -> None:
-        """Continue from ``state`` with rows of these ``versions`` in channels. Other rows count as dropped."""
+    def restore(self, state: dict[str, Any], ranges: Iterable[tuple[ItemRows, int, int]]) -> None:
+        """Continue from ``state`` with rows ``start`` to ``stop`` of items. Other rows count as dropped."""
         stats: StalenessStats = state["stats"]
-        self.version, self.serving, self._next = stats.version, stats.serving, state["next"]
+        self.version, self.serving = stats.version, stats.serving
         self.dropped, self.lags = Counter(stats.dropped), Counter(stats.lags)
         self._submitted, self._trained, self.restored = stats.rows.submitted, stats.rows.trained, True
         self._ready = state["outside"]
-        for version, rows in _runs(versions):
-            _append(self._ready, ReadyRows(version, rows, True))
+        for item, start, stop in ranges:
+            item.staleness = self
+            for row in range(start, stop):
+                self._append(item, row, item.versions[row])
         self._drop(stats.rows.running, RESTORED)
         self._drop(stats.rows.ready - self._count_ready(), NOT_SAVED)
         self._start()
@@ -303,10 +303,9 @@ class StalenessState:
             if self._delay(rows):
                 return
             del self._requests[request]
-            number, self._next = self._next, self._next + 1
-            self._leases[number] = LeasedRows(request[0], rows, self.serving)
+            self._leases[request] = LeasedRows(rows, self.serving, done)
             self._submitted += rows
-            done(("leased", number, self.serving))
+            done(("leased", self.serving))
 
     def _delay(self, rows: int) -> str:
         """Return the reason why a lease has to wait, "" if it does not."""
@@ -323,15 +322,37 @@ class StalenessState:
             f"{ahead} versions may be ahead"
         )
 
-    def _admit(self, versions: Sequence[int], *, waits: bool) -> tuple[int, ...]:
+    def _admit(self, versions: Sequence[int], item: ItemRows | None = None) -> tuple[int, ...]:
+        """Count rows as ready, and return the positions of the accepted rows."""
         before, good = self._count_ready(), list[int]()
         for row, version in enumerate(versions):
             lag = self.version + (before + len(good)) // self.rows_per_version - version
             if lag <= self.max_lag:
                 good.append(row)
-                _append(self._ready, ReadyRows(version, 1, waits))
+                self._append(item, row, version)
         self._drop(len(versions) - len(good), STALE)
         return tuple(good)
+
+    def _append(self, item: ItemRows | None, row: int, version: int) -> None:
+        last = self._ready[-1] if self._ready else None
+        if last and (last.item, last.stop, last.version, last.taken) == (item, row, version, False):
+            last.stop += 1
+        else:
+            self._ready.append(ReadyRows(item, row, row + 1, version))
+
+    def _extract(self, item: ItemRows, start: int, stop: int) -> list[ReadyRows]:
+        """Remove the ready rows among rows of an item, and return them."""
+        extracted: list[ReadyRows] = []
+        kept: list[ReadyRows] = []
+        for rows in self._ready:
+            first, last = max(rows.start, start), min(rows.stop, stop)
+            if rows.item is item and first < last:
+                extracted.append(replace(rows, start=first, stop=last))
+                kept += [replace(rows, stop=first), replace(rows, start=last)]
+            else:
+                kept.append(rows)
+        self._ready = [rows for rows in kept if rows.rows]
+        return extracted
 
     def _train(self, rows: int, last: int) -> None:
         """Count the first rows as trained on for the version in training and later ones up to ``last``.
@@ -339,37 +360,32 @@ class StalenessState:
         Rows that are too old were not delivered: they are skipped, and dropped afterwards.
         """
         done = 0
-        for ready in (*self._taken, *self._ready):
+        for ready in self._ready:
             while ready.rows and done < rows:
                 lag = min(self.version + done // self.rows_per_version, last) - ready.version
                 if lag > self.max_lag:
                     break
                 step = min(ready.rows, rows - done, self.rows_per_version - done % self.rows_per_version)
                 self.lags[lag] += step
-                ready.rows -= step
+                ready.start += step
                 done += step
         self._trained += done
 
-    def _drop_stale(self) -> Counter[int]:
-        """Drop the accepted rows whose lag would exceed ``max_lag``. Return those that wait in channels.
-
-        Later rows move up.
-        """
-        surplus: Counter[int] = Counter()
-        before = stale = 0
-        for ready in (*self._taken, *self._ready):
+    def _drop_stale(self) -> None:
+        """Drop the accepted rows whose lag would exceed ``max_lag``, also in their items. Later rows move up."""
+        before = dropped = 0
+        for ready in self._ready:
             most = (ready.version - self.oldest + 1) * self.rows_per_version - before
-            old = ready.rows - min(ready.rows, max(most, 0))
-            surplus[ready.version] += old * ready.waits
-            stale += old
-            ready.rows -= old
+            stale = range(ready.start + min(ready.rows, max(most, 0)), ready.stop)
+            if ready.item is not None:
+                ready.item.stale |= {*stale}
+            ready.stop = stale.start
+            dropped += len(stale)
             before += ready.rows
-        for line in (self._taken, self._ready):
-            line[:] = [ready for ready in line if ready.rows]
-        self._drop(stale, STALE)
-        return surplus
+        self._ready = [ready for ready in self._ready if ready.rows]
+        self._drop(dropped, STALE)
 
-    def _shrink(self, lease: int, rows: int, versions: Sequence[int] = ()) -> bool:
+    def _shrink(self, lease: RequestId, rows: int, versions: Sequence[int] = ()) -> bool:
         """Take rows out of a lease, which ends with its last row. Return False if it has ended before.
 
         Raises:
@@ -384,49 +400,25 @@ class StalenessState:
             )
         running = self._leases[lease].rows
         if not 0 <= rows <= running:
-            raise ValueError(f"{rows} rows of lease {lease}: expected at most the {running} rows that run")
+            raise ValueError(f"{rows} rows of a lease: expected at most the {running} rows that run")
         self._leases[lease].rows -= rows
         if rows == running:
             self._forget(lease)
         return True
 
-    def _forget(self, lease: int) -> LeasedRows:
-        found = self._leases.pop(lease)
-        if found.watch is not None:
-            found.watch(("over",))
-        return found
+    def _forget(self, lease: RequestId) -> LeasedRows:
+        leased = self._leases.pop(lease)
+        leased.done(("over",))
+        return leased
 
     def _count_ready(self) -> int:
-        return sum(ready.rows for ready in self._taken) + sum(ready.rows for ready in self._ready)
+        return sum(ready.rows for ready in self._ready)
 
     def _count_running(self) -> int:
         return self._putting + sum(lease.rows for lease in self._leases.values())
 
     def _drop(self, rows: int, reason: str) -> None:
+        """Count dropped rows, whose quota is free for others."""
         if rows:
             self.dropped[reason] += rows
-
-
-def _runs(versions: Sequence[int]) -> list[tuple[int, int]]:
-    """Return consecutive equal versions with their numbers of rows."""
-    return [(version, len([*rows])) for version, rows in groupby(versions)]
-
-
-def _append(line: list[ReadyRows], ready: ReadyRows) -> None:
-    """Append rows to a line, to its last entry if that is of the same kind."""
-    if line and (line[-1].version, line[-1].waits) == (ready.version, ready.waits):
-        line[-1].rows += ready.rows
-    else:
-        line.append(ready)
-
-
-def _extract(line: list[ReadyRows], version: int, rows: int, waits: bool) -> int:
-    """Remove the first rows of a kind from a line, and return how many of ``rows`` there were."""
-    left = rows
-    for ready in line:
-        if (ready.version, ready.waits) == (version, waits):
-            step = min(left, ready.rows)
-            ready.rows -= step
-            left -= step
-    line[:] = [ready for ready in line if ready.rows]
-    return rows - left
+            self._start()
