@@ -44,6 +44,7 @@ from phalanx.backends.ray.worker_actor import actor_class
 from phalanx.display.metric_buffer import meters
 from phalanx.errors import PlacementError
 from phalanx.wire.messages import OUTPUT, Message
+from phalanx.wire.value import Value
 
 _KILLED_WITHIN_S = 5.0
 _SIGHT_WITHIN_S = 0.9
@@ -220,13 +221,14 @@ class RayBackend:
 
     call_id = staticmethod(private.call_id)
 
-    put = staticmethod(private.put)
-
     address_of = staticmethod(private.address_of)
 
     job = staticmethod(job_id)
 
     now = staticmethod(time.monotonic)
+
+    def put(self, value: Value) -> Ref:
+        return private.put(value)
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
         return placement.repair(reservation, timeout)  # pyright: ignore[reportArgumentType]
