@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.channels.staleness_state import StalenessState
 from tests.weights.weight_workers import NAME, Actor, Rollout
 
 SOAK_ON_RAY = True
@@ -95,3 +96,18 @@ def test_a_sync_that_fails_leaves_the_staleness_alone(groups: Groups) -> None:
         assert (staleness.version, staleness.serving) == (1, 1)
         groups.actor.train()
         assert sync(step=1).number == staleness.serving == 2
+
+
+def test_rows_of_a_version_that_a_sync_sends_may_come_before_its_end_is_known() -> None:
+    state, answers = StalenessState(max_lag=1, rows_per_version=4), list[tuple[object, ...]]()
+    state.lease(("producer", 1), answers.append, 6)
+    with pytest.raises(ValueError, match="a row of version 1 was accepted while version 0 is in training"):
+        state.accept(("producer", 1), [1, 1])
+
+    state.expect(1)
+
+    assert state.accept(("producer", 1), [1, 1, 1, 1]) == (0, 1, 2, 3)
+    with pytest.raises(ValueError, match="a row of version 2"):
+        state.accept(("producer", 1), [2])
+    state.advance(1, trained=0)
+    assert state.stats().rows.ready == 4

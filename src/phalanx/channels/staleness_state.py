@@ -110,6 +110,8 @@ class StalenessState:
     depth: int = 1
     version: int = 0
     evict: Callable[[], None] = lambda: None
+    coming: int = 0
+    """Version that a sync sends: engines may have it before it is in training."""
     restored: bool = False
     closed: str | None = None
     dropped: Counter[str] = field(default_factory=Counter[str])
@@ -252,6 +254,10 @@ class StalenessState:
                 lease.done(("overdue",))
         self._start()
 
+    def expect(self, version: int) -> None:
+        """Note that a sync sends a version, so that rows of it may come before its end is known here."""
+        self.coming = max(self.coming, version)
+
     def serve(self, version: int) -> None:
         """Set the version that new rows are generated with.
 
@@ -362,7 +368,7 @@ class StalenessState:
         done = 0
         for ready in self._ready:
             while ready.rows and done < rows:
-                lag = min(self.version + done // self.rows_per_version, last) - ready.version
+                lag = max(0, min(self.version + done // self.rows_per_version, last) - ready.version)
                 if lag > self.max_lag:
                     break
                 step = min(ready.rows, rows - done, self.rows_per_version - done % self.rows_per_version)
@@ -393,7 +399,7 @@ class StalenessState:
         """
         if lease not in self._leases:
             return False
-        if versions and max(versions) > self.version:
+        if versions and max(versions) > max(self.version, self.coming):
             raise ValueError(
                 f"a row of version {max(versions)} was accepted while version {self.version} is in training; call "
                 "advance(version) before rows of that version are generated"

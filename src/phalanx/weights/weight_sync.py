@@ -182,6 +182,8 @@ class WeightSync:
                     if all(pair.is_current for pair in pairs):
                         chosen = _checked_verify(verify or self._verify)
                         number = self._next_number(pairs)
+                        if self._staleness is not None:
+                            self._staleness._request("expect", number)
                         request = SyncRequest("", number, chosen, self._timeout, step)
                         expected = self._expect_change if expect_change is None else expect_change
                         is_resync = resynced is not None
