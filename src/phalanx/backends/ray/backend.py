@@ -46,6 +46,10 @@ from phalanx.errors import PlacementError
 from phalanx.wire.messages import OUTPUT, Message
 from phalanx.wire.value import Value
 
+NAMESPACE = "phalanx"
+WAVE = 256
+"""Number of processes that are started at once."""
+_STARTS_WITHIN_S = 60.0
 _KILLED_WITHIN_S = 5.0
 _SIGHT_WITHIN_S = 0.9
 
@@ -105,11 +109,6 @@ def stream(endpoint: Endpoint, message: Message, buffer: int | None) -> RayStrea
     return RayStream(items)
 
 
-NAMESPACE = "phalanx"
-WAVE = 256
-"""Number of processes that are started at once."""
-
-
 def started(request: SpawnRequest, handles: list[Any], prepare: Callable[[], None] | None) -> list[Any]:
     """Start the processes in waves, add them to ``handles``, and return their reports.
 
@@ -151,9 +150,6 @@ def _create(request: SpawnRequest, index: int) -> Any:
         namespace=namespace if request.names else None,
         scheduling_strategy=placement.strategy(request.slots[index], request.reservations),
     )
-
-
-_STARTS_WITHIN_S = 60.0
 
 
 class ServiceActor:
@@ -200,31 +196,18 @@ class RayBackend:
         self._agents.leave()
 
     nodes = staticmethod(placement.nodes)
-
     holders = staticmethod(placement.holders)
-
     nodes_of = staticmethod(placement.nodes_of)
-
     probe = staticmethod(placement.probe)
-
     store = staticmethod(placement.store_space)
-
     reserve = staticmethod(placement.reserve)
-
     start_service = staticmethod(start_service)
-
     stop_service = staticmethod(stop_service)
-
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
-
     stream = staticmethod(stream)
-
     call_id = staticmethod(private.call_id)
-
     address_of = staticmethod(private.address_of)
-
     job = staticmethod(job_id)
-
     now = staticmethod(time.monotonic)
 
     def put(self, value: Value) -> Ref:
