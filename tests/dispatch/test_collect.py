@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx.declare.dispatch_modes import COLLECTS, CustomMode, Dispatch, Execute, collecting
+from phalanx.declare.dispatch_modes import COLLECTS, Dispatch, Execute, collecting, custom_mode
 from phalanx.declare.register import register
 from phalanx.dispatch.modes import plan
 from phalanx.errors import DeclarationError
@@ -103,7 +103,7 @@ def test_an_unknown_collect_lists_what_is_known() -> None:
 
 
 def test_a_custom_mode_collects_by_its_own_function() -> None:
-    mode = CustomMode(print, len, "PAIRED")
+    mode = custom_mode(print, len, "PAIRED")
 
     with pytest.raises(DeclarationError, match="PAIRED, which has a collect function of its own"):
         register(mode, collect="list")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phalanx.collect.join import gather
-from phalanx.declare.dispatch_modes import CustomMode, Dispatch, Execute, as_mode, register_dispatch_mode
+from phalanx.declare.dispatch_modes import Dispatch, Execute, as_mode, custom_mode, register_dispatch_mode
 from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import split_rows
 from phalanx.errors import DeclarationError, DispatchError
@@ -53,7 +53,7 @@ def test_what_the_dispatch_function_raises_is_the_users_own() -> None:
 
 
 def test_the_collect_function_gets_group_and_outputs() -> None:
-    mode = CustomMode(
+    mode = custom_mode(
         lambda group, x: (([x] * group.world_size,), {}), lambda group, outputs: (group, outputs)
     )
     call = plan(spec_of(mode), FOUR, (3,), {})
@@ -76,7 +76,7 @@ def test_a_dispatch_function_with_a_wrong_result_is_named(result: Any, text: str
     def method(x: Any) -> Any: ...
 
     with pytest.raises(DispatchError, match=rf"my_dispatch {text}"):
-        plan(spec_of(CustomMode(my_dispatch, as_they_are), method), FOUR, (1,), {})
+        plan(spec_of(custom_mode(my_dispatch, as_they_are), method), FOUR, (1,), {})
 
 
 def test_a_slice_is_shown_to_custom_functions_as_a_group_of_its_size() -> None:

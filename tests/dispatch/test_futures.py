@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx.declare.dispatch_modes import CustomMode, Dispatch
+from phalanx.declare.dispatch_modes import Dispatch, custom_mode
 from phalanx.dispatch.modes import plan
 from phalanx.dispatch.plan import FuturePiece, Same
 from phalanx.errors import DispatchError
@@ -82,19 +82,9 @@ def test_plans_that_need_the_rows_wait_for_the_future(spec: Any) -> None:
 
 def test_custom_functions_get_the_value() -> None:
     seen: list[Any] = []
-    mode = CustomMode(lambda group, x: (seen.append(x), (([x, x],), {}))[1], lambda group, outputs: outputs)
+    mode = custom_mode(lambda group, x: (seen.append(x), (([x, x],), {}))[1], lambda group, outputs: outputs)
     plan(spec_of(mode), TWO, (FakeFuture(torch.ones(1)),), {}, materialize=value_of)
     assert torch.equal(seen[0], torch.ones(1))
-
-
-def test_a_future_that_is_passed_twice_is_fetched_once() -> None:
-    fetched: list[Any] = []
-    future = FakeFuture(torch.arange(4))
-    spec = spec_of(Dispatch.mesh(group_size=2))
-    plan(
-        spec, meshed(dp=2), (future, {"x": future}), {}, materialize=lambda f: (fetched.append(f), f.value)[1]
-    )
-    assert fetched == [future]
 
 
 def test_without_a_way_to_wait_the_caller_is_told_to_pass_the_result() -> None:

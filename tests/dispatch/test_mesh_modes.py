@@ -124,8 +124,8 @@ def test_a_balance_function_gets_the_arguments() -> None:
     ("balance", "text"),
     [
         ("tokens", "neither an argument nor a key"),
-        ("x", r"gives Tensor of shape \(4, 2\); expected one number for each of the 4 rows"),
-        (lambda x: [1, 2], "list of length 2"),
+        ("x", r"gives a Tensor of shape \(4, 2\); expected one number for each of the 4 rows"),
+        (lambda x: [1, 2], "gives a list of 2 elements"),
     ],
 )
 def test_a_balance_that_gives_no_length_per_row_is_refused(balance: Any, text: str) -> None:

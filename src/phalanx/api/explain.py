@@ -12,16 +12,8 @@ from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.bind import BoundClass, Colocation, unwrap
 from phalanx.declare.classes import registered_methods
 from phalanx.declare.dispatch_modes import (
-    AllToAll,
-    CustomMode,
-    Direct,
     Execute,
-    MeshMode,
-    MeshRows,
     Mode,
-    OneToAll,
-    RankZero,
-    Rows,
 )
 from phalanx.declare.spec import MethodSpec
 from phalanx.display.byte_format import size
@@ -97,8 +89,8 @@ def _row(name: str, spec: MethodSpec) -> tuple[Any, ...]:
     arguments = "as they are" if one else _arguments(mode)
     return (
         f"{name}{spec.signature or '(...)'}",
-        mode.name if isinstance(mode, CustomMode) else repr(mode),
-        "0" if one or isinstance(mode, RankZero) else "all",
+        mode.name if mode.kind == "custom" else repr(mode),
+        "0" if one or mode.kind == "rank zero" else "all",
         arguments,
         "the value" if one else _result(mode),
         "waits" if spec.blocking else "returns a CallFuture",
@@ -108,16 +100,17 @@ def _row(name: str, spec: MethodSpec) -> tuple[Any, ...]:
 
 def _arguments(mode: Mode) -> str:
     """How arguments reach the ranks."""
-    if isinstance(mode, CustomMode):
+    if mode.kind == "custom":
         return f"as {getattr(mode.dispatch_fn, '__name__', repr(mode.dispatch_fn))} makes them"
-    if isinstance(mode, Rows):
-        return f"{'a function to all, ' if mode.function_first else ''}rows, split over the ranks"
-    if isinstance(mode, MeshMode):
-        over = "dp and pp" if mode.pp_as_dp else "dp"
-        return f"rows, split over {over}" if isinstance(mode, MeshRows) else f"lists, one element per {over}"
-    texts: dict[type, str] = {OneToAll: "the same to all", RankZero: "as they are"}
-    texts[AllToAll] = "lists of world_size, one element each"
-    return texts.get(type(mode), "not callable through a group")
+    over = None if mode.mesh is None else "dp and pp" if mode.pp_as_dp else "dp"
+    function = "a function to all, " if mode.function_first else ""
+    return {
+        "same": "the same to all",
+        "lists": f"lists, one element per {over}" if over else "lists of world_size, one element each",
+        "rows": f"{function}rows, split over {over or 'the ranks'}",
+        "rank zero": "as they are",
+        "direct": "not callable through a group",
+    }[mode.kind]
 
 
 def _result(mode: Mode) -> str:
@@ -125,9 +118,9 @@ def _result(mode: Mode) -> str:
     collect = mode.collect
     if callable(collect):
         return f"as {getattr(collect, '__name__', repr(collect))} makes it"
-    if isinstance(mode, RankZero | Direct):
+    if mode.kind in ("rank zero", "direct"):
         return "the value" if collect == "first" else "-"
-    by = "dp" if isinstance(mode, MeshMode) else "rank"
+    by = "rank" if mode.mesh is None else "dp"
     texts = {
         "join": "rows joined",
         "list": f"list by {by}",

@@ -11,7 +11,6 @@ from typing import Literal, overload
 from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.calls.timeouts import checked
-from phalanx.declare.dispatch_modes import MeshMode
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.group.group import Group
 from phalanx.group.preemption_monitor import look_once
@@ -271,7 +270,7 @@ def engine_ranks(core: Group) -> int:
         DeclarationError: ranks of an engine are not in a row.
     """
     specs = [spec for methods in core.card.methods.values() for spec in methods.values()]
-    names = {*core.card.meshes, *(spec.mode.mesh for spec in specs if isinstance(spec.mode, MeshMode))}
+    names = {*core.card.meshes, *(spec.mode.mesh for spec in specs if spec.mode.mesh is not None)}
     meshes: dict[str, Mesh] = {}
     for name in sorted(names):
         with contextlib.suppress(DispatchError):  # no rank has it: methods with it cannot be called

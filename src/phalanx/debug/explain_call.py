@@ -10,7 +10,6 @@ from typing import Any
 from phalanx.api.selection import Selection
 from phalanx.calls.future import CallFuture
 from phalanx.calls.values import Readonly, StoredValue
-from phalanx.declare.dispatch_modes import CustomMode, DispatchMode, MeshMode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
 from phalanx.dispatch.pytree import node_of
@@ -156,12 +155,12 @@ def explain_call(
 ) -> CallExplanation:
     """Describe the call of a plan. ``args`` and ``kwargs`` are the arguments as they were given."""
     mode, mesh = spec.mode, None
-    if isinstance(mode, MeshMode) and plan.gather.collect != "first":
+    if mode.mesh is not None and plan.gather.collect != "first":
         mesh = selection.mesh(mode.mesh)
     replicated = "The method is declared replicated: debug mode compares the outputs of all ranks"
     return CallExplanation(
         call=f"{selection.name}.{spec.name}",
-        mode=repr(mode) if isinstance(mode, DispatchMode) else f"custom mode {mode.name}",
+        mode=repr(mode),
         waits=spec.blocking,
         arguments=tuple(_arguments(selection.core, spec, plan, args, kwargs)),
         ranks=tuple(_ranks(selection.core, spec, plan, mesh)),
@@ -190,7 +189,7 @@ def _ranks(core: Group, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None) -> 
     trims = zip(gather.take, gather.trim or (), strict=False)
     padded = {pieces[position]: given for position, (given, _) in trims} if pieces else {}
     columns = [argument for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Each)]
-    leader_only = isinstance(spec.mode, MeshMode) and spec.mode.leader_only
+    leader_only = spec.mode.leader_only
     for position, rank in enumerate(plan.ranks):
         rows: dict[str, Any] = {}
         is_peer = leader_only and all(column.values[position] is None for column in columns)  # of a leader
@@ -220,12 +219,12 @@ def _arguments(
     sizes = [max(map(_size, _values(planned[key])), default=0) for key in planned if key not in stored]
     for key, argument in planned.items():
         name = key if isinstance(key, str) else names[key] if key < len(names) else f"argument {key + 1}"
-        if key in given and not isinstance(spec.mode, CustomMode):
+        if key in given and spec.mode.kind != "custom":
             value = described(given[key])
         elif key == spec.pad_mask:
             value = "mask of real rows"
         else:
-            value = f"made by {getattr(getattr(spec.mode, 'dispatch_fn', None), '__name__', 'the mode')}"
+            value = f"made by {getattr(spec.mode.dispatch_fn, '__name__', 'the mode')}"
         travels = "stored, once per piece" if has_each and key not in stored else "stored once"
         travels = "in the message" if key not in stored and sum(sizes) <= limit else travels
         values = _values(argument)
@@ -254,7 +253,7 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Argument, key: int | str)
         return "the same to all" if len(plan.ranks) > 1 else "as it is"
     if key == spec.pad_mask:
         return "made by the call, one each"
-    if isinstance(spec.mode, CustomMode) or plan.pieces is None:
+    if spec.mode.kind == "custom" or plan.pieces is None:
         return "one element each"
     kind = "rows split" if plan.gather.rows is not None or plan.gather.collect == "join" else "elements dealt"
     return f"{kind} into {len(set(plan.pieces))} pieces"
@@ -329,7 +328,7 @@ def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
 
 def _output_axes(mesh: Mesh, spec: MethodSpec) -> str:
     """Return the coordinates whose outputs count, such as "tp=0, last pp"."""
-    dp = PP_AS_DP if isinstance(spec.mode, MeshMode) and spec.mode.pp_as_dp else DP
+    dp = PP_AS_DP if spec.mode.pp_as_dp else DP
     others = [axis for axis in mesh.axes if axis not in dp]
     last = f"last pp (pp={mesh.size('pp') - 1})"
     named = [f"{axis}=0" for axis in others if axis != "pp"] + ([last] if "pp" in others else [])

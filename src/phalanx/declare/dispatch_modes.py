@@ -1,6 +1,6 @@
 """Names of dispatch modes: how arguments reach ranks and results return.
 
-A mode is only a value here: ``phalanx.dispatch`` implements it, and looks it up by its type. So a declaration can be
+A mode is only a value here: ``phalanx.dispatch`` implements it, and looks it up by its kind. So a declaration can be
 checked, pickled and compared without importing anything that moves data.
 """
 
@@ -17,14 +17,19 @@ from phalanx.errors import DeclarationError
 #: brought to the caller), or what a function of (group, outputs) makes of them.
 Collect: TypeAlias = Literal["join", "list", "first", "none"] | Callable[..., Any]
 COLLECTS = ("join", "list", "first", "none")
+Kind: TypeAlias = Literal["same", "lists", "rows", "rank zero", "custom", "direct"]
 
 
 class Listed:
     """For type checkers: calls return a list with elements of the method's own type."""
 
 
-class Single:
+class Whole:
     """For type checkers: calls return a value of the method's own type."""
+
+
+class Single:
+    """For type checkers: calls return the value of a single rank."""
 
 
 K = TypeVar("K")
@@ -32,83 +37,48 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class DispatchMode(Generic[K]):
-    """A dispatch mode: its type is how arguments reach the ranks, ``collect`` how outputs are returned.
+    """A dispatch mode: how arguments reach the ranks, and how outputs are returned.
 
-    ``K``, which only type checkers look at, is :class:`Listed` or :class:`Single`. ``name`` is the name in
-    ``px.Dispatch`` by which the mode was requested; equivalent modes are equal whatever their names.
+    ``K``, which only type checkers look at, is :class:`Listed`, :class:`Whole` or :class:`Single`. Equivalent modes are
+    equal whatever their names.
+
+    Attributes:
+        kind: "same": the same to every rank; "lists": each argument is a list with an element per rank; "rows": rows
+            are split over the ranks; "rank zero": the arguments as they are, to rank 0; "custom": by a function of the
+            user; "direct": not callable through a group.
+        collect: how outputs become the value of a call.
+        name: the name in ``px.Dispatch`` by which the mode was requested.
+        mesh: name of the mesh over whose dp coordinates, in place of the ranks, lists and rows are split. Ranks along
+            the other axes get the same piece.
+        pp_as_dp: the pp axis counts as part of dp.
+        balance: key (or function of the call's arguments) whose value per row is evened out over dp.
+        group_size: number of consecutive rows that stay together.
+        leader_only: only the first rank of each dp coordinate gets the piece, and its peers get ``None``.
+        function_first: the first argument is a function, which all ranks get.
+        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` of a custom mode. It returns, for every
+            argument, a list with an element per rank. ``collect`` is then a function of (group, outputs by rank).
     """
 
+    kind: Kind
     collect: Collect
     name: str = field(compare=False)
-
-    def __repr__(self) -> str:
-        return f"Dispatch.{self.name}"
-
-
-@dataclass(frozen=True, repr=False)
-class OneToAll(DispatchMode[K]):
-    """The same to every rank."""
-
-
-@dataclass(frozen=True, repr=False)
-class AllToAll(DispatchMode[K]):
-    """Each argument is a list with an element per rank."""
-
-
-@dataclass(frozen=True, repr=False)
-class RankZero(DispatchMode[K]):
-    """The arguments as they are, to rank 0."""
-
-
-@dataclass(frozen=True, repr=False)
-class Rows(DispatchMode[K]):
-    """Rows, split over the ranks; with ``function_first`` the first argument is a function, which all get."""
-
-    function_first: bool = False
-
-
-@dataclass(frozen=True, repr=False)
-class MeshMode(DispatchMode[K]):
-    """A piece for each dp coordinate of a mesh of the group; peers along the other axes get the same piece.
-
-    With ``pp_as_dp`` the pp axis counts as part of dp. ``balance`` is the key (or function of the call's arguments)
-    whose value per row is evened out over dp; ``group_size`` keeps that many consecutive rows together;
-    ``leader_only`` sends the piece to the first rank of each dp coordinate and ``None`` to its peers.
-    """
-
-    mesh: str = "default"
+    mesh: str | None = None
     pp_as_dp: bool = False
     balance: str | Callable[..., Any] | None = None
     group_size: int = 1
     leader_only: bool = False
+    function_first: bool = False
+    dispatch_fn: Callable[..., Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"custom mode {self.name}" if self.kind == "custom" else f"Dispatch.{self.name}"
 
 
-@dataclass(frozen=True, repr=False)
-class MeshRows(MeshMode[K]):
-    """Rows, split over dp."""
-
-
-@dataclass(frozen=True, repr=False)
-class MeshLists(MeshMode[K]):
-    """Each argument is a list with an element per dp coordinate."""
-
-
-@dataclass(frozen=True, repr=False)
-class Direct(DispatchMode[K]):
-    """Not callable through a group."""
-
-
-@dataclass(frozen=True)
-class CustomMode:
-    """A user's pair of functions.
-
-    ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` returns, for every argument, a list with an element per
-    rank; ``collect(group, outputs)`` turns the outputs by rank into the value of the call.
-    """
-
-    dispatch_fn: Callable[..., Any]
-    collect: Callable[..., Any]
-    name: str = "CUSTOM"
+def custom_mode(
+    dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any], name: str = "CUSTOM"
+) -> DispatchMode[Any]:
+    """Return the mode of a user's pair of functions."""
+    return DispatchMode("custom", collect_fn, name, dispatch_fn=dispatch_fn)
 
 
 class Scheme(Protocol):
@@ -121,7 +91,7 @@ class Scheme(Protocol):
     def collect(self) -> Callable[..., Any]: ...
 
 
-Mode: TypeAlias = DispatchMode[Any] | CustomMode
+Mode: TypeAlias = DispatchMode[Any]
 
 
 class _DispatchNames(type):
@@ -131,15 +101,10 @@ class _DispatchNames(type):
         raise AttributeError(f"there is no dispatch mode {name!r}; known: {sorted(cls.names())}")
 
     def _modes(cls) -> dict[str, Mode]:
-        return {
-            name: value for name, value in vars(cls).items() if isinstance(value, DispatchMode | CustomMode)
-        }
+        return {name: value for name, value in vars(cls).items() if isinstance(value, DispatchMode)}
 
     def __iter__(cls) -> Iterator[Mode]:
         return iter(cls._modes().values())
-
-    def __contains__(cls, mode: object) -> bool:
-        return mode in cls.names() or mode in list(cls)
 
     def __getitem__(cls, name: str) -> Mode:
         return cls._modes()[name]
@@ -157,19 +122,27 @@ class Dispatch(metaclass=_DispatchNames):
     ``mesh(pp_as_dp=True)``. New names are added by :func:`phalanx.data.register_dispatch_mode`.
     """
 
-    ONE_TO_ALL: OneToAll[Listed] = OneToAll("list", "ONE_TO_ALL")
-    ALL_TO_ALL: AllToAll[Listed] = AllToAll("list", "ALL_TO_ALL")
-    ROWS: Rows[Single] = Rows("join", "ROWS")
-    RANK_ZERO: RankZero[Single] = RankZero("first", "RANK_ZERO")
-    DP_COMPUTE: AllToAll[Listed] = AllToAll("list", "DP_COMPUTE")
-    DP_COMPUTE_PROTO: Rows[Single] = Rows("join", "DP_COMPUTE_PROTO")
-    DP_COMPUTE_METRIC: Rows[Listed] = Rows("list", "DP_COMPUTE_METRIC")
-    DP_COMPUTE_PROTO_WITH_FUNC: Rows[Single] = Rows("join", "DP_COMPUTE_PROTO_WITH_FUNC", function_first=True)
-    MEGATRON_COMPUTE: MeshLists[Listed] = MeshLists("list", "MEGATRON_COMPUTE")
-    MEGATRON_COMPUTE_PROTO: MeshRows[Single] = MeshRows("join", "MEGATRON_COMPUTE_PROTO")
-    MEGATRON_PP_AS_DP: MeshLists[Listed] = MeshLists("list", "MEGATRON_PP_AS_DP", pp_as_dp=True)
-    MEGATRON_PP_AS_DP_PROTO: MeshRows[Single] = MeshRows("join", "MEGATRON_PP_AS_DP_PROTO", pp_as_dp=True)
-    DIRECT_ROLLOUT_METHOD: Direct[Any] = Direct("none", "DIRECT_ROLLOUT_METHOD")
+    ONE_TO_ALL: DispatchMode[Listed] = DispatchMode("same", "list", "ONE_TO_ALL")
+    ALL_TO_ALL: DispatchMode[Listed] = DispatchMode("lists", "list", "ALL_TO_ALL")
+    ROWS: DispatchMode[Whole] = DispatchMode("rows", "join", "ROWS")
+    RANK_ZERO: DispatchMode[Single] = DispatchMode("rank zero", "first", "RANK_ZERO")
+    DP_COMPUTE: DispatchMode[Listed] = DispatchMode("lists", "list", "DP_COMPUTE")
+    DP_COMPUTE_PROTO: DispatchMode[Whole] = DispatchMode("rows", "join", "DP_COMPUTE_PROTO")
+    DP_COMPUTE_METRIC: DispatchMode[Listed] = DispatchMode("rows", "list", "DP_COMPUTE_METRIC")
+    DP_COMPUTE_PROTO_WITH_FUNC: DispatchMode[Whole] = DispatchMode(
+        "rows", "join", "DP_COMPUTE_PROTO_WITH_FUNC", function_first=True
+    )
+    MEGATRON_COMPUTE: DispatchMode[Listed] = DispatchMode("lists", "list", "MEGATRON_COMPUTE", "default")
+    MEGATRON_COMPUTE_PROTO: DispatchMode[Whole] = DispatchMode(
+        "rows", "join", "MEGATRON_COMPUTE_PROTO", "default"
+    )
+    MEGATRON_PP_AS_DP: DispatchMode[Listed] = DispatchMode(
+        "lists", "list", "MEGATRON_PP_AS_DP", "default", pp_as_dp=True
+    )
+    MEGATRON_PP_AS_DP_PROTO: DispatchMode[Whole] = DispatchMode(
+        "rows", "join", "MEGATRON_PP_AS_DP_PROTO", "default", pp_as_dp=True
+    )
+    DIRECT_ROLLOUT_METHOD: DispatchMode[Any] = DispatchMode("direct", "none", "DIRECT_ROLLOUT_METHOD")
 
     @staticmethod
     def mesh(
@@ -179,7 +152,7 @@ class Dispatch(metaclass=_DispatchNames):
         balance: str | Callable[..., Any] | None = None,
         group_size: int = 1,
         leader_only: bool = False,
-    ) -> MeshRows[Single]:
+    ) -> DispatchMode[Whole]:
         """Split rows over the dp axis of the group's mesh ``name``; the same piece to all tp, pp and cp peers.
 
         Args:
@@ -196,9 +169,8 @@ class Dispatch(metaclass=_DispatchNames):
             raise DeclarationError(
                 f"Dispatch.mesh(group_size={group_size!r}): expected a whole number from 1"
             )
-        return MeshRows(
-            "join", f"mesh({name!r})", name, pp_as_dp, balance, group_size, leader_only=leader_only
-        )
+        title = f"mesh({name!r})"
+        return DispatchMode("rows", "join", title, name, pp_as_dp, balance, group_size, leader_only)
 
 
 class Execute(enum.Enum):
@@ -210,7 +182,7 @@ class Execute(enum.Enum):
 
 def register_dispatch_mode(
     name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
-) -> CustomMode:
+) -> DispatchMode[Any]:
     """Add a mode, available as ``px.Dispatch.<name>`` afterwards.
 
     Args:
@@ -231,7 +203,7 @@ def register_dispatch_mode(
         raise DeclarationError(f"dispatch mode name {name!r}: expected an identifier such as 'TWO_TO_ALL'")
     if hasattr(Dispatch, name):
         raise DeclarationError(f"dispatch mode {name!r} exists already; choose another name")
-    mode = CustomMode(dispatch_fn, collect_fn, name)
+    mode = custom_mode(dispatch_fn, collect_fn, name)
     setattr(Dispatch, name, mode)
     return mode
 
@@ -242,7 +214,7 @@ def as_mode(given: object) -> Mode:
     Raises:
         DeclarationError: it is neither; the message lists the known modes.
     """
-    if isinstance(given, DispatchMode | CustomMode):
+    if isinstance(given, DispatchMode):
         return given
     if isinstance(given, dict):
         missing = [key for key in ("dispatch_fn", "collect_fn") if not callable(given.get(key))]
@@ -252,10 +224,10 @@ def as_mode(given: object) -> Mode:
                 f"px.register: a custom mode is a dict of two functions, "
                 f'{{"dispatch_fn": f, "collect_fn": g}}; missing or not callable: {missing}, unknown: {unknown}'
             )
-        return CustomMode(given["dispatch_fn"], given["collect_fn"])
+        return custom_mode(given["dispatch_fn"], given["collect_fn"])
     dispatch_fn, collect_fn = getattr(given, "dispatch", None), getattr(given, "collect", None)
     if callable(dispatch_fn) and callable(collect_fn):  # a scheme object
-        return CustomMode(dispatch_fn, collect_fn, name=type(given).__name__)
+        return custom_mode(dispatch_fn, collect_fn, type(given).__name__)
     raise DeclarationError(
         f"px.register: unknown dispatch mode {given!r}; expected px.Dispatch.<{' | '.join(Dispatch.names())}>, "
         'px.Dispatch.mesh("name"), a {"dispatch_fn", "collect_fn"} pair, or an object with methods '
@@ -279,16 +251,16 @@ def collecting(mode: Mode, collect: Collect, *, one_rank: bool = False) -> Mode:
         raise DeclarationError(
             f"px.register: collect={collect!r}; expected one of {expected}, or a function of (group, outputs)"
         )
-    if isinstance(mode, CustomMode):
+    if mode.kind == "custom":
         raise DeclarationError(
             f"px.register: collect={_named(collect)} beside the custom mode {mode.name}, which has a collect function "
             f"of its own ({_named(mode.collect)}); give one of the two"
         )
-    if isinstance(mode, Direct):
+    if mode.kind == "direct":
         raise DeclarationError(
             f"px.register: collect={_named(collect)} with {mode!r}, which no call through a group gives anything"
         )
-    if (one_rank or isinstance(mode, RankZero)) and collect not in ("first", "none"):
+    if (one_rank or mode.kind == "rank zero") and collect not in ("first", "none"):
         raise DeclarationError(
             f"px.register: collect={_named(collect)} where only rank 0 runs the method: its output is the value "
             'already; leave collect= out, or give "none" where nothing is wanted'

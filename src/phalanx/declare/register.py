@@ -24,9 +24,9 @@ from phalanx.declare.dispatch_modes import (
     Execute,
     Listed,
     Mode,
-    RankZero,
     Scheme,
     Single,
+    Whole,
     as_mode,
     collecting,
 )
@@ -107,11 +107,9 @@ def register(
 @overload
 def register(dispatch_mode: DispatchMode[Listed] = ..., **options: Unpack[_Options]) -> Listing: ...
 @overload
-def register(  # pyright: ignore[reportOverlappingOverload] one mode gives one value, and tells of it
-    dispatch_mode: RankZero[Single], **options: Unpack[_Options]
-) -> GivingOne: ...
+def register(dispatch_mode: DispatchMode[Single], **options: Unpack[_Options]) -> GivingOne: ...
 @overload
-def register(dispatch_mode: DispatchMode[Single], **options: Unpack[_Options]) -> Giving: ...
+def register(dispatch_mode: DispatchMode[Whole], **options: Unpack[_Options]) -> Giving: ...
 @overload
 def register(
     dispatch_mode: Mode | Mapping[str, Callable[..., Any]] | Scheme = ...,

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phalanx.declare.dispatch_modes import DispatchMode, Mode
+from phalanx.declare.dispatch_modes import Collect, Mode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
-from phalanx.dispatch.pytree import Leaf, flatten, holds, is_future
+from phalanx.dispatch.pytree import is_future, replaced
 from phalanx.errors import DispatchError
+
+Materialize = Callable[[Any], Any]
+"""Waits for a future and returns its value."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class CallInput:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     ranks: Sequence[int]
-    materialize: Callable[[Any], Any] | None = None
+    materialize: Materialize | None = None
     handle: Target | None = None  # passed to custom functions as the group
 
     @property
@@ -41,11 +44,7 @@ class CallInput:
     @property
     def where(self) -> str:
         """How messages begin: the method and its mode."""
-        return (
-            f"{self.spec.name}() [{self.mode!r}]"
-            if isinstance(self.mode, DispatchMode)
-            else f"{self.spec.name}()"
-        )
+        return f"{self.spec.name}() [{self.mode!r}]"
 
     def arguments(self) -> Iterator[Argument]:
         """All arguments, positional ones first."""
@@ -58,39 +57,50 @@ class CallInput:
     def planned(
         self,
         given: Callable[[Argument], Same | Each],
-        gather: GatherPlan,
+        take: Sequence[int],
+        *,
+        collect: Collect | None = None,
         rows: Sequence[int] | None = None,
+        taken_rows: Sequence[int] | None = None,
+        trim: Sequence[tuple[int, int]] | None = None,
+        order: Sequence[int] | None = None,
+        mask: Same | Each | None = None,
         shared: tuple[Any, ...] = (),
         pieces: Sequence[int] | None = None,
     ) -> CallPlan:
-        """Return the plan in which ``given`` converts each argument."""
-        if not isinstance(self.ranks, range):  # a slice of the group: positions are not ranks
-            gather = replace(gather, ranks=[self.ranks[position] for position in gather.take])
+        """Return the plan in which ``given`` converts each argument.
+
+        Args:
+            take: positions of the ranks whose outputs count.
+            collect: replaces that of the mode, unless the mode drops all outputs.
+            rows, shared, pieces: as in ``CallPlan``.
+            taken_rows, trim, order: ``rows``, ``trim`` and ``order`` of ``GatherPlan``.
+            mask: of the padded rows, where the method takes it; None if no row is padded.
+        """
+        chosen = self.mode.collect if collect is None or self.mode.collect == "none" else collect
+        if chosen in ("none", "first"):
+            count = int(chosen == "first")
+            take, trim, taken_rows = take[:count], trim and trim[:count], taken_rows and taken_rows[:count]
+        order = order if chosen == "join" else None
+        # In a slice of the group, positions are not ranks.
+        ranks = None if isinstance(self.ranks, range) else [self.ranks[position] for position in take]
+        gather = GatherPlan(chosen, take, trim, order, taken_rows, ranks)
         values = {argument.key: given(argument) for argument in self.arguments()}
         args = tuple(values[index] for index in range(len(self.args)))
         kwargs = {key: values[key] for key in self.kwargs}
+        if self.spec.pad_mask is not None:
+            kwargs.setdefault(self.spec.pad_mask, mask or Same(None))
         return CallPlan(self.ranks, args, kwargs, gather, rows, shared, pieces)
 
     def settled(self) -> CallInput:
-        """Return the same call with the results in place of all futures, each of which is fetched once.
+        """Return the same call with the results in place of all futures.
 
         Raises:
             DispatchError: there is a future and no way to wait for it.
         """
-        results: dict[int, Any] = {}
-
-        def result(leaf: Leaf) -> Any:
-            if not is_future(leaf.value):
-                return leaf.value
-            if id(leaf.value) not in results:
-                results[id(leaf.value)] = self.result_of(leaf.value)
-            return results[id(leaf.value)]
 
         def settled(value: Any) -> Any:
-            if not holds(value, is_future):
-                return value
-            leaves, build = flatten(value, "value")
-            return build(map(result, leaves))
+            return replaced(value, is_future, self.result_of)
 
         kwargs = {key: settled(value) for key, value in self.kwargs.items()}
         return replace(self, args=tuple(map(settled, self.args)), kwargs=kwargs)

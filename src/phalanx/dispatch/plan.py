@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from phalanx.declare.dispatch_modes import Collect, Mode
+from phalanx.declare.dispatch_modes import Collect
 from phalanx.topology.mesh import Mesh
 
 
@@ -62,23 +62,6 @@ class GatherPlan:
     order: Sequence[int] | None = None
     rows: Sequence[int] | None = None
     ranks: Sequence[int] | None = None
-
-    @classmethod
-    def of_mode(
-        cls,
-        mode: Mode,
-        take: Sequence[int],
-        *,
-        rows: Sequence[int] | None = None,
-        trim: Sequence[tuple[int, int]] | None = None,
-        order: Sequence[int] | None = None,
-    ) -> GatherPlan:
-        """Return how a mode makes a value of the outputs at ``take``."""
-        if mode.collect == "none":
-            return cls("none", ())
-        if mode.collect == "first":
-            return cls("first", take[:1], trim and trim[:1], rows=rows and rows[:1])
-        return cls(mode.collect, take, trim, order if mode.collect == "join" else None, rows)
 
 
 @dataclass(frozen=True)

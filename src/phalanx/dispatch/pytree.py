@@ -137,17 +137,17 @@ def holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
     return False
 
 
-def unwrap(value: Any) -> Any:
-    """Return ``value`` as the worker sees it: values in ``px.replicate`` replace their wrappers.
-
-    A value without a wrapper is returned itself.
-    """
-    if isinstance(value, Replicate):
-        return value.value
-    if not holds(value, lambda leaf: isinstance(leaf, Replicate)):
+def replaced(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """Return ``value`` with ``change(leaf)`` in place of each ``wanted`` leaf; itself if it has none."""
+    if not holds(value, wanted):
         return value
-    leaves, build = flatten(value, "")
-    return build(leaf.value.value if isinstance(leaf.value, Replicate) else leaf.value for leaf in leaves)
+    leaves, build = flatten(value, "value")
+    return build(change(leaf.value) if wanted(leaf.value) else leaf.value for leaf in leaves)
+
+
+def unwrap(value: Any) -> Any:
+    """Return ``value`` as the worker sees it: values in ``px.replicate`` replace their wrappers."""
+    return replaced(value, lambda leaf: isinstance(leaf, Replicate), lambda leaf: leaf.value)
 
 
 def _children(value: Any) -> Iterable[Any] | None:
