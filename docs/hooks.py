@@ -42,7 +42,7 @@ def _inlined(path: Path, alt: str) -> str:
 
 
 def _reserved() -> str:
-    from phalanx.declare.names import RESERVED
+    from phalanx.declare.classes import RESERVED
 
     return ", ".join(f"`{name}`" for name in sorted(RESERVED))
 

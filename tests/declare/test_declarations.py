@@ -13,8 +13,7 @@ import ray
 
 import phalanx as px
 from phalanx.api.worker_group import WorkerGroup
-from phalanx.declare.classes import registered_methods
-from phalanx.declare.names import RESERVED
+from phalanx.declare.classes import RESERVED, registered_methods
 
 
 class Base(px.Worker):

@@ -295,19 +295,12 @@ def _reduce(dual: RemoteCallError) -> tuple[Callable[..., RemoteCallError], tupl
     plain = next(
         c for c in type(dual).__mro__ if "_phalanx_base" not in vars(c) and issubclass(c, RemoteCallError)
     )
-    notes = dual.__dict__.get("__notes__", ())
-    return _restore, (plain, str(dual), dual.group, dual.method, dual.failures, tuple(notes))
+    fields = {"message": str(dual), "group": dual.group, "method": dual.method, "failures": dual.failures}
+    return _restore, (plain, fields, tuple(dual.__dict__.get("__notes__", ())))
 
 
-def _restore(
-    plain: type[RemoteCallError],
-    message: str,
-    group: str,
-    method: str,
-    failures: tuple[RankReport, ...],
-    notes: tuple[str, ...],
-) -> RemoteCallError:
-    error = remote_error(plain, message, group=group, method=method, failures=failures)
+def _restore(plain: type[RemoteCallError], fields: dict[str, Any], notes: tuple[str, ...]) -> RemoteCallError:
+    error = remote_error(plain, **fields)
     if notes:
         error.__dict__["__notes__"] = list(notes)
     return error

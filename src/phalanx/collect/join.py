@@ -128,15 +128,11 @@ class _Join:
         return _owned(one_or_by_piece(values)) if ops is None else self._rows(ops, values, path)
 
     def _children(self, first: Node, nodes: list[Node], path: str) -> Value:
-        columns = [dict(zip(node.keys, node.values, strict=True)) for node in nodes] if first.named else None
-        joined: list[Any] = []
-        for index, step in enumerate(first.steps):
-            if columns is None:
-                column = [node.values[index] for node in nodes]
-            else:
-                column = [values[first.keys[index]] for values in columns]
-            joined.append(self.join(column, path + step))
-        return first.rebuild(joined)
+        children = [dict(zip(node.keys, node.values, strict=True)) for node in nodes]
+        steps = zip(first.keys, first.steps, strict=True)
+        return first.rebuild(
+            [self.join([each[key] for each in children], path + step) for key, step in steps]
+        )
 
     def _rows(self, ops: RowOps, values: list[Any], path: str) -> Value:
         counts = [ops.count(value) or 0 for value in values]
@@ -168,16 +164,14 @@ class _Join:
 
 
 def _alike(first: Node, other: Node | None) -> bool:
-    if other is None or first.kind is not other.kind:
-        return False
-    return set(first.keys) == set(other.keys) if first.named else first.keys == other.keys
+    return other is not None and first.kind is other.kind and set(first.keys) == set(other.keys)
 
 
 def _described(value: Value) -> str:
     node, name = node_of(value), type(value).__name__
     if node is not None:
-        inside = ", ".join(str(key) for key in node.keys) if node.named else f"{len(node.values)} elements"
-        return f"a {name} of {inside}"
+        elements = f"{len(node.values)} elements"
+        return f"a {name} of {elements if isinstance(value, tuple) else ', '.join(map(str, node.keys))}"
     if value is None:
         return "None"
     if is_tensor(value) or isinstance(value, np.ndarray):

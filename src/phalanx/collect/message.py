@@ -126,11 +126,9 @@ def _did(report: RankReport) -> str:
 
 
 def _was(report: RankReport) -> str:
-    state = report.state or "running"
     since = f" for {report.since:.1f} s" if report.since is not None else ""
-    return {"queued": f"was queued{since}", "unreachable": f"could not be reached{since}"}.get(
-        state, f"was {state}{since}"
-    )
+    state = "could not be reached" if report.state == "unreachable" else f"was {report.state or 'running'}"
+    return state + since
 
 
 def _places(causes: Sequence[Alike]) -> Iterator[str]:

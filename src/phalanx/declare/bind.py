@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from phalanx.declare.classes import registered_methods
-from phalanx.declare.names import RESERVED
+from phalanx.declare.classes import RESERVED, registered_methods
 from phalanx.errors import DeclarationError
 
 #: Options of ``@ray.remote(...)`` that mean the same on a group.

@@ -8,10 +8,50 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from phalanx.declare.names import RESERVED
 from phalanx.declare.register import MARK
-from phalanx.declare.spec import MethodSpec
+from phalanx.declare.spec import POSITIONAL, MethodSpec
 from phalanx.errors import DeclarationError
+
+#: Names that registered methods and roles may not take: the public attributes of WorkerGroup and its views. A test
+#: compares them with the classes.
+RESERVED = frozenset(
+    [
+        "any",
+        "attach",
+        "call",
+        "close",
+        "closed",
+        "core",
+        "epoch",
+        "execute_all",
+        "execute_all_async",
+        "execute_all_sync",
+        "execute_rank_zero",
+        "execute_rank_zero_async",
+        "execute_rank_zero_sync",
+        "explain",
+        "mesh",
+        "method",
+        "methods",
+        "name",
+        "options",
+        "number",
+        "pool",
+        "profile",
+        "rank",
+        "ranks",
+        "restart",
+        "role",
+        "roles",
+        "run",
+        "spawn",
+        "stack",
+        "state",
+        "statistics",
+        "submit",
+        "world_size",
+    ]
+)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -101,9 +141,6 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     except (ValueError, TypeError):
         return None
     parameters = list(signature.parameters.values())
-    if parameters and parameters[0].kind in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    ):
+    if parameters and parameters[0].kind in POSITIONAL:
         parameters = parameters[1:]  # self
     return signature.replace(parameters=parameters)

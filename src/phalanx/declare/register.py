@@ -229,9 +229,6 @@ def _no_method(given: Any) -> DeclarationError:
     )
 
 
-def _makes_context_manager(function: Callable[..., Any]) -> bool:
+def _makes_context_manager(function: Any) -> bool:
     """Return whether it was decorated with contextlib.contextmanager or asynccontextmanager."""
-    code = getattr(function, "__code__", None)
-    return getattr(code, "co_name", "") == "helper" and getattr(function, "__globals__", {}) is vars(
-        contextlib
-    )
+    return function.__code__.co_name == "helper" and function.__globals__ is vars(contextlib)

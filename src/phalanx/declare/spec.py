@@ -41,7 +41,7 @@ class MethodSpec:
     def positional_names(self) -> tuple[str, ...]:
         """Names of the parameters that a positional argument can reach."""
         known = self.signature.parameters if self.signature else {}
-        return tuple(name for name, parameter in known.items() if parameter.kind in _POSITIONAL)
+        return tuple(name for name, parameter in known.items() if parameter.kind in POSITIONAL)
 
     @cached_property
     def positional_counts(self) -> range:
@@ -50,10 +50,10 @@ class MethodSpec:
             return range(0)
         known = self.signature.parameters.values()
         needed = [p for p in known if p.default is p.empty and p.kind not in _VARIADIC]
-        if any(p.kind not in _POSITIONAL for p in needed):
+        if any(p.kind not in POSITIONAL for p in needed):
             return range(0)
         return range(len(needed), len(self.positional_names) + 1)
 
 
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

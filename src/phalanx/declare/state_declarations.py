@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from phalanx.declare.context import WorkerContext, context_of
 from phalanx.errors import DeclarationError
@@ -87,18 +87,6 @@ class Ways(NamedTuple):
     put: Callable[[Any], Any]
 
 
-class Stateful(Protocol):
-    """Gives its state, and takes it."""
-
-    def state_dict(self) -> Any:
-        """The state as it is now."""
-        ...
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Go on from a state that was given."""
-        ...
-
-
 def ways_of(value: Any) -> Ways | None:
     """Return how to get and set the state of an object; None for a value that is its own state."""
     for get, put in _PAIRS:
@@ -110,27 +98,13 @@ def ways_of(value: Any) -> Ways | None:
     return None
 
 
-def stateful(value: Any) -> Stateful | None:
+def stateful(value: Any) -> Any:
     """Return the object itself if it has ``state_dict()``, else an adapter with it; None if it has no state."""
     if all(callable(getattr(value, name, None)) for name in _PAIRS[0]):
         return value
-    ways = ways_of(value)
-    if ways is not None:
-        return _One(ways)
+    if ways_of(value) is not None:
+        return _Named({_ONE: value})
     return _Named(value) if isinstance(value, MutableMapping) else None  # pyright: ignore[reportUnknownArgumentType]
-
-
-class _One:
-    """A generator."""
-
-    def __init__(self, ways: Ways) -> None:
-        self._ways = ways
-
-    def state_dict(self) -> dict[str, Any]:
-        return {_ONE: self._ways.get()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._ways.put(state[_ONE])
 
 
 class _Named:
@@ -140,8 +114,8 @@ class _Named:
         self._values = values
 
     def state_dict(self) -> dict[str, Any]:
-        found = {name: (value, ways_of(value)) for name, value in self._values.items()}
-        return {name: value if ways is None else ways.get() for name, (value, ways) in found.items()}
+        found = self._values.items()
+        return {name: ways.get() if (ways := ways_of(value)) else value for name, value in found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():

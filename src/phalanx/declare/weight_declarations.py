@@ -169,15 +169,14 @@ def current_version(name: str, worker: object | None = None) -> int | None:
             "this was called where there is no worker; call it from a worker's method, or give it the worker"
         )
     declared = WeightsDeclared.of(context)
-    keys = sorted(key for key in {*declared.published, *declared.accepted} if key[1] == name)
-    if worker is not None:
-        keys = [key for key in keys if key[0] == context.role]
-    if not keys:
-        known = sorted({key[1] for key in {*declared.published, *declared.accepted}})
-        raise DeclarationError(f"weights_version({name!r}): this worker has weights {known or 'of no name'}")
-    if len(keys) > 1:
+    known = {*declared.published, *declared.accepted}
+    roles = sorted(role for role, own in known if own == name and (worker is None or role == context.role))
+    if not roles:
+        names = sorted({own for _, own in known})
+        raise DeclarationError(f"weights_version({name!r}): this worker has weights {names or 'of no name'}")
+    if len(roles) > 1:
         raise DeclarationError(
-            f"weights_version({name!r}): roles {[role for role, _ in keys]} of this process have such weights; give "
+            f"weights_version({name!r}): roles {roles} of this process have such weights; give "
             "the worker too: weights_version(name, self)"
         )
-    return declared.versions.get(keys[0])
+    return declared.versions.get((roles[0], name))

@@ -119,7 +119,8 @@ def plain_key(value: object) -> Key | None:
     if isinstance(value, slice):
         return _keys(name, (value.start, value.stop, value.step))
     if isinstance(value, set | frozenset):
-        return _set_key(name, value)
+        keys = _keys(name, value)
+        return keys and tuple(sorted(map(repr, keys)))
     if isinstance(value, type | FunctionType | BuiltinFunctionType):
         local = "<" in value.__qualname__
         return None if local else (name, value.__module__, value.__qualname__)
@@ -128,10 +129,6 @@ def plain_key(value: object) -> Key | None:
 
 def _float(value: float) -> str:
     return "nan" if math.isnan(value) else float.hex(value + 0.0)  # + 0.0: -0.0 is 0.0
-
-
-def _number(value: Any) -> Any:
-    return _float(value) if isinstance(value, float) else value
 
 
 _TELLS: dict[type, Callable[[Any], Any]] = {
@@ -154,7 +151,7 @@ def _array_key(name: str, value: np.generic | np.ndarray[Any, Any]) -> Key | Non
     if value.ndim or value.dtype.hasobject:
         return None
     plain = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
-    return name, value.dtype.str, _number(value.item()) if plain else value.tobytes()
+    return name, value.dtype.str, plain_key(value.item()) if plain else value.tobytes()
 
 
 def _tensor_key(name: str, value: Any) -> Key | None:
@@ -167,11 +164,6 @@ def _tensor_key(name: str, value: Any) -> Key | None:
 def _keys(name: str, values: Iterable[object]) -> Key | None:
     keys = [plain_key(value) for value in values]
     return None if None in keys else (name, *keys)
-
-
-def _set_key(name: str, values: Iterable[object]) -> Key | None:
-    keys = [plain_key(value) for value in values]
-    return None if None in keys else (name, *sorted(map(repr, keys)))
 
 
 _TABLE_MARKS = (

@@ -19,7 +19,6 @@ from phalanx.dispatch.split import (
     Cut,
     count_rows,
     even_sizes,
-    grouped_sizes,
     refuse_unclear_rows,
     row_ops,
     rows_of,
@@ -246,11 +245,6 @@ def _same(argument: Argument) -> Same:
     return Same(unwrap(argument.value))
 
 
-def _plan_same(call: CallInput) -> CallPlan:
-    """The same arguments to every rank."""
-    return call.planned(_same, range(len(call.ranks)))
-
-
 def _plan_rank_zero(call: CallInput) -> CallPlan:
     """Only the first rank is called, with the arguments as they are; the call's value is its output."""
     if call.mode.kind == "custom":
@@ -405,11 +399,11 @@ def _cut(call: CallInput, count: int, rows: int) -> Cut:
             f"{call.where}: {rows} rows cannot be kept in groups of group_size = {mode.group_size}; give a "
             f"multiple of {mode.group_size} rows"
         )
-    if mode.balance is not None:
-        indices = balanced_partition(_lengths(call, mode.balance, rows), count, group_size=mode.group_size)
-        return Cut([len(part) for part in indices], indices, pad)
-    sizes = even_sizes(rows, count) if mode.group_size == 1 else grouped_sizes(rows, count, mode.group_size)
-    return Cut(sizes, pad_to_multiple=pad)
+    if mode.balance is None:
+        sizes = [groups * mode.group_size for groups in even_sizes(rows // mode.group_size, count)]
+        return Cut(sizes, pad_to_multiple=pad)
+    indices = balanced_partition(_lengths(call, mode.balance, rows), count, group_size=mode.group_size)
+    return Cut([len(part) for part in indices], indices, pad)
 
 
 def _row_facts(call: CallInput, recipients: Recipients, cut: Cut) -> dict[str, Any]:
@@ -422,12 +416,11 @@ def _row_facts(call: CallInput, recipients: Recipients, cut: Cut) -> dict[str, A
     if pad is not None and any(size % pad for size in real):
         given = recipients.spread(cut.given)
         trim = [(given[position], sizes[position]) for position in recipients.take]
-    masks: Any = None
+    facts: dict[str, Any] = {"rows": sizes, "taken_rows": real, "trim": trim, "order": cut.order}
     if call.spec.pad_mask is not None:
-        masks = recipients.deal(
-            [torch.arange(given) < real for given, real in zip(cut.given, cut.sizes, strict=True)]
-        )
-    return {"rows": sizes, "taken_rows": real, "trim": trim, "order": cut.order, "mask": masks}
+        masks = [torch.arange(given) < size for given, size in zip(cut.given, cut.sizes, strict=True)]
+        facts["mask"] = recipients.deal(masks)
+    return facts
 
 
 def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> list[float]:
@@ -486,7 +479,7 @@ def _columns(value: Any) -> Sequence[Any]:
 
 
 _PLANNERS: dict[Kind, Callable[[CallInput], CallPlan]] = {
-    "same": _plan_same,
+    "same": lambda call: call.planned(_same, range(len(call.ranks))),
     "lists": _plan_lists,
     "rows": _plan_rows,
     "rank zero": _plan_rank_zero,

@@ -29,8 +29,6 @@ class Node:
     steps: tuple[str, ...]
     values: tuple[Any, ...]
     rebuild: Callable[[Sequence[Any]], Any]
-    named: bool = True
-    """Children are found by key; False for tuples, where ``keys`` is only the number of children."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +168,9 @@ def _tuple_node(value: tuple[Any, ...]) -> Node | None:
         rebuild = cls
     else:
         return None
-    steps = tuple(f".{name}" for name in fields) if fields else tuple(f"[{i}]" for i in range(len(value)))
-    return Node(cls, (len(value),), steps, tuple(value), rebuild, named=False)
+    keys = tuple(range(len(value)))
+    steps = tuple(f".{name}" for name in fields) if fields else tuple(f"[{key}]" for key in keys)
+    return Node(cls, keys, steps, tuple(value), rebuild)
 
 
 def _dataclass_node(value: Any) -> Node:

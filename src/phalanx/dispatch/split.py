@@ -20,7 +20,6 @@ from phalanx.dispatch.shardable import RowOps, ops_for
 from phalanx.errors import DispatchError, PhalanxError
 
 _SHOWN = 12
-_SHOWN_TEXT = 120
 
 
 def even_sizes(rows: int, parts: int) -> list[int]:
@@ -102,7 +101,7 @@ def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
     for leaf in leaves:
         if isinstance(leaf.value, PerShard):
             raise DispatchError(
-                f"{where}: {leaf.path} is {_shown(leaf.value)}, on which the pieces of an earlier call did not agree; "
+                f"{where}: {leaf.path} is {leaf.value!r:.120}, on which the pieces of an earlier call did not agree; "
                 f"it has no rows, and which of its {len(leaf.value)} values is meant is not known. Put one value in "
                 "its place, such as its first or its mean, or px.replicate(...) to give all of them to every rank"
             )
@@ -113,11 +112,6 @@ def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
                 "teach them with px.data.register_row_type, or wrap it in px.replicate(...) to give it "
                 "whole to every rank"
             )
-
-
-def _shown(value: PerShard[Any]) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_TEXT else f"{text[:_SHOWN_TEXT]}..."
 
 
 def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
@@ -248,20 +242,12 @@ def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
     except PhalanxError:
         raise
     except Exception as error:  # such as a layout of tensors that has no rows of its own
+        layout = f" of layout {leaf.value.layout}" if hasattr(leaf.value, "layout") else ""
         raise DispatchError(
-            f"{leaf.path}, a {_kind(leaf.value)}, cannot be split by rows: {type(error).__name__}: "
-            f"{_first_line(error)}. Give it in a form that can be cut along dim 0, or px.replicate(...) to give it "
-            "whole to every rank"
+            f"{leaf.path}, a {type(leaf.value).__name__}{layout}, cannot be split by rows: {type(error).__name__}: "
+            f"{next(iter(str(error).splitlines()), '')}. Give it in a form that can be cut along dim 0, or "
+            "px.replicate(...) to give it whole to every rank"
         ) from error
-
-
-def _kind(value: Any) -> str:
-    layout = getattr(value, "layout", None)
-    return f"{type(value).__name__}{'' if layout is None else f' of layout {layout}'}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:_SHOWN_TEXT]
 
 
 def piece_bounds(rows: int, parts: int, index: int) -> tuple[int, int]:
@@ -269,8 +255,3 @@ def piece_bounds(rows: int, parts: int, index: int) -> tuple[int, int]:
     size, larger = divmod(rows, parts)
     start = index * size + min(index, larger)
     return start, start + size + (index < larger)
-
-
-def grouped_sizes(rows: int, parts: int, group_size: int) -> list[int]:
-    """Row counts by piece where every ``group_size`` consecutive rows stay together; groups split evenly."""
-    return [groups * group_size for groups in even_sizes(rows // group_size, parts)]
