@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from phalanx.backends.ray import node_agents
 from phalanx.backends.ray.node_agents import NodeAgent
 from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.reaper import Reaper, look_at
@@ -168,22 +166,6 @@ def test_a_reaper_that_was_killed_is_replaced_and_told_again(tree: Tree) -> None
     assert agent.end([tree.target]) == [[]]
 
     assert tree.alive() == []
-
-
-def test_a_reaper_that_is_dismissed_before_it_is_there_is_not_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started: list[None] = []
-    monkeypatch.setattr(node_agents, "_start_reaper", lambda: started.append(None))
-    agent, others = NodeAgent(), set(threading.enumerate())
-
-    with agent._lock:
-        agent.prepare()
-        (starting,) = set(threading.enumerate()) - others
-        agent._dismiss()
-    starting.join()
-
-    assert started == []
 
 
 def _command(pid: int) -> str:

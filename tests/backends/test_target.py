@@ -6,14 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from phalanx.backends.ray.backend import RayBackend
 from phalanx.backends.ray.rank_processes import ProcessHandle
-from phalanx.wire.messages import SideChannel
 
 
 @pytest.mark.parametrize("threads", [0, 4])
@@ -34,14 +30,3 @@ time.sleep(100)
         os.kill(child.pid, signal.SIGKILL)
         for _ in range(1000):  # until it is a zombie, and beyond
             assert target.dies()
-
-
-def test_processes_of_equal_pids_on_two_nodes_are_told_their_own_calls() -> None:
-    asked: list[Any] = []
-    backend: Any = RayBackend.__new__(RayBackend)
-    backend._agents = SimpleNamespace(ask=lambda *request, timeout: asked.append(request) or [True, False])
-    sides = [SideChannel(1, 0, 0, 0, mark) for mark in ("7-a", "7-b")]
-    endpoints: Any = [SimpleNamespace(facts=SimpleNamespace(pid=7, side=side)) for side in sides]
-
-    assert backend.cancel(endpoints, [11, 12]) == [True, False]
-    assert asked == [(endpoints, "cancel", {"7-a": 11, "7-b": 12})]

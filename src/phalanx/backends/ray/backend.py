@@ -31,7 +31,8 @@ from phalanx.backends.backend_types import (
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
 from phalanx.backends.ray.cluster import Connection, address, job_id
-from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, OwnRanks, content_of
+from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, NodeAgents, content_of
+from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.ray_errors import (
     log_once,
     lost_of,
@@ -109,11 +110,11 @@ def stream(endpoint: Endpoint, message: Message, buffer: int | None) -> RayStrea
     return RayStream(items)
 
 
-def started(request: SpawnRequest, handles: list[Any], prepare: Callable[[], None] | None) -> list[Any]:
+def started(request: SpawnRequest, handles: list[Any]) -> list[Any]:
     """Start the processes in waves, add them to ``handles``, and return their reports.
 
     A wave begins when the wave before it has started. So the queue of the cluster's controller is short, and no process
-    waits in it for longer than it takes to start. ``prepare`` is called once the first wave has been requested.
+    waits in it for longer than it takes to start.
 
     Raises:
         GetTimeoutError: not all processes reported in time.
@@ -124,8 +125,6 @@ def started(request: SpawnRequest, handles: list[Any], prepare: Callable[[], Non
     for first in range(0, len(request.slots), WAVE):
         last = min(first + WAVE, len(request.slots))
         handles += [_create(request, index) for index in range(first, last)]
-        if first == 0 and prepare is not None:
-            prepare()
         asked = [private.call(handle, "_px_report") for handle in handles[first:]]
         reports += private.get(asked, timeout=max(0.0, deadline - time.monotonic()))
     return reports
@@ -184,7 +183,8 @@ class RayBackend:
     immediate = False
 
     def __init__(self) -> None:
-        self._agents = OwnRanks()
+        self._agents = NodeAgents()
+        self._node = private.runtime_context().get_node_id()
         log_once()
         self._connection = Connection()
         self._exporter: metrics.Exporter | None = None
@@ -223,8 +223,9 @@ class RayBackend:
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
         handles: list[Any] = []
         try:
-            prepare = None if request.detached else self._agents.local.prepare
-            reports = started(request, handles, prepare)
+            if not request.detached:
+                self._agents.local.prepare()
+            reports = started(request, handles)
         except BaseException as error:
             for handle in handles:
                 private.kill(handle)
@@ -245,8 +246,18 @@ class RayBackend:
         names = request.names or (None,) * len(handles)
         endpoints = list(map(Endpoint, request.slots, handles, reports, names))
         if not request.detached:  # detached processes outlive this process
-            self._agents.watch(endpoints)
+            self._agents.watch(list(map(self._target, endpoints)))
         return endpoints
+
+    def _target(self, endpoint: Endpoint) -> ProcessHandle:
+        """Return the process of an endpoint, for the agent of its node."""
+        facts = endpoint.facts
+        own = (facts.log,) if facts.log and facts.files else ()
+        node = "" if facts.slot.node_id == self._node else facts.slot.node_id
+        return ProcessHandle(facts.pid, facts.side, (*own, *facts.log_paths), node)
+
+    def _ask(self, endpoints: Sequence[Endpoint], verb: str, *args: Value, **options: float) -> list[Any]:
+        return self._agents.ask(list(map(self._target, endpoints)), verb, *args, **options)
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         return Ticket(private.call(endpoint.handle, "_px_setup", data, list(refs)))
@@ -310,15 +321,15 @@ class RayBackend:
             return ()
         dead = self.dead_of(endpoints)
         answering = [endpoint for position, endpoint in enumerate(endpoints) if position not in dead]
-        self._agents.ask(answering, "look")
+        self._ask(answering, "look")
         for endpoint in endpoints:
             with contextlib.suppress(rayx.RayError, ValueError):
                 private.kill(endpoint.handle)
         deadline = time.monotonic() + _KILLED_WITHIN_S
         while len(self.dead_of(endpoints)) < len(endpoints) and time.monotonic() < deadline:
             time.sleep(0.002)
-        answers = self._agents.ask(endpoints, "end")
-        self._agents.release(endpoints)
+        answers = self._ask(endpoints, "end")
+        self._agents.release(list(map(self._target, endpoints)))
         return tuple(sorted({pid for answer in answers if answer for pid in answer}))
 
     def export_metrics(self) -> float | None:
@@ -336,7 +347,7 @@ class RayBackend:
         return metrics.EVERY_S
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
-        answers = self._agents.ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
+        answers = self._ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
         nodes = [endpoint.facts.slot.node_id for endpoint in endpoints]
         silent = {node for node, answer in zip(nodes, answers, strict=True) if answer is None}
         lost = {node for node in silent if node_is_gone(node)}
@@ -346,21 +357,22 @@ class RayBackend:
         ]
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
-        sides = [endpoint.facts.side for endpoint in endpoints]
-        calls = {side.mark: call for side, call in zip(sides, ids, strict=True) if side is not None}
-        return list(map(bool, self._agents.ask(endpoints, "cancel", calls, timeout=_SIGHT_WITHIN_S)))
+        targets = [
+            self._target(endpoint)._replace(call=call) for endpoint, call in zip(endpoints, ids, strict=True)
+        ]
+        return list(map(bool, self._agents.ask(targets, "cancel", timeout=_SIGHT_WITHIN_S)))
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
-        self._agents.ask(endpoints, "sever", timeout=_SIGHT_WITHIN_S)
+        self._ask(endpoints, "sever", timeout=_SIGHT_WITHIN_S)
 
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
-        self._agents.ask(endpoints, "send_signal", signum)
+        self._ask(endpoints, "send_signal", signum)
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
-        if endpoint.facts.slot.node_id == self._agents.here:  # ten times a second for each rank that is shown
+        if endpoint.facts.slot.node_id == self._node:  # ten times a second for each rank that is shown
             with contextlib.suppress(OSError):
                 return read_file(path, offset, limit)
-        (content,) = self._agents.ask([endpoint], "read", path, offset, limit)
+        (content,) = self._ask([endpoint], "read", path, offset, limit)
         return content_of(content, path, endpoint.facts.slot.host)
 
     def publish(self, key: str, value: bytes | None) -> None:
@@ -382,7 +394,7 @@ class RayBackend:
             return of_node(found, facts.slot.node_id, facts.slot.host)
         if found.intended:
             return found
-        left = self._agents.ask([endpoint], "post_mortem", timeout=_SIGHT_WITHIN_S)[0]
+        left = self._ask([endpoint], "post_mortem", timeout=_SIGHT_WITHIN_S)[0]
         return with_post_mortem(found, left, facts.log)
 
     def _ask_ray(self, endpoint: Endpoint) -> Lost:

@@ -6,7 +6,6 @@ is in this process. On every other node it is an actor without resources. The ag
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import json
 import logging
@@ -16,26 +15,32 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from phalanx.backends.backend_types import Endpoint, ProcessStatus, read_file
+from phalanx.backends.backend_types import ProcessStatus, read_file
 from phalanx.backends.ray import private, reaper
-from phalanx.backends.ray.rank_processes import STOPPED, Gpu, ProcessHandle, Usage, gpus, stacks_of, usage_of
+from phalanx.backends.ray.rank_processes import (
+    GONE,
+    STOPPED,
+    Gpu,
+    ProcessHandle,
+    Usage,
+    gpus,
+    stacks_of,
+    usage_of,
+)
 from phalanx.backends.ray.ray_errors import PostMortem, node_memory, oom_kills, read_logs
 from phalanx.display.registry_records import RankRecord
 from phalanx.wire import call_page
 from phalanx.wire.value import Value
 
-R = TypeVar("R")
-
 _ANSWERS_WITHIN_S = 10.0
-_HERE = ""
 NOTHING_ANSWERS = ProcessStatus(reachable=False, note="nothing on its node answers")
 
 
@@ -45,19 +50,13 @@ class NodeAgent:
     def __init__(self) -> None:
         self._reaper: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
-        self._expected = False
         self._watched: dict[int, tuple[int, int, str]] = {}
         self._oom_kills = oom_kills()
 
     def prepare(self) -> None:
-        """Start the reaper in a thread before it is needed."""
-        self._expected = True
-        threading.Thread(target=self._prepare, daemon=True).start()
-
-    def _prepare(self) -> None:
+        """Start the reaper before it is needed, without waiting for it."""
         with self._lock:
-            if self._expected and self._reaper is None:  # else it was dismissed before it was there
-                self._reaper = _start_reaper()
+            self._reaper = self._reaper or _start_reaper()
 
     def dismiss(self) -> None:
         """End the reaper, unless it watches ranks."""
@@ -73,16 +72,15 @@ class NodeAgent:
 
     def watch(self, targets: Sequence[ProcessHandle]) -> None:
         """Make these ranks end with the process that created this agent, at the latest."""
-        targets = [target for target in targets if target.same() is not None]
         with self._lock:
-            self._note(targets)
-            self._ask({"watch": [self._watched[t.pid] for t in targets if t.pid in self._watched]})
+            self._ask({"watch": self._note(target for target in targets if target.same() is not None)})
 
-    def _note(self, targets: Sequence[ProcessHandle]) -> None:
-        for target in targets:
-            if target.side is not None:
-                side = target.side
-                self._watched[target.pid] = (target.pid, side.started, side.mark)
+    def _note(self, targets: Iterable[ProcessHandle]) -> list[tuple[int, int, str]]:
+        """Remember ranks, and return them as the reaper takes them."""
+        sides = {target.pid: target.side for target in targets if target.side is not None}
+        new = {pid: (pid, side.started, side.mark) for pid, side in sides.items()}
+        self._watched |= new
+        return list(new.values())
 
     def look(self, targets: Sequence[ProcessHandle]) -> None:
         """Note all descendants of the watched ranks, before these are ended."""
@@ -94,14 +92,11 @@ class NodeAgent:
         """End these ranks with all their descendants; return, for each, the pids that could not be ended."""
         pids = [target.pid for target in targets]
         with self._lock:
-            new = [target for target in targets if target.pid not in self._watched]
-            self._note(new)
-            watch = [self._watched[target.pid] for target in new if target.pid in self._watched]
+            watch = self._note(target for target in targets if target.pid not in self._watched)
             left: list[int] = self._ask({"watch": watch, "end": pids}) or []
             for pid in pids:
                 self._watched.pop(pid, None)
-            if not self._watched:
-                self._dismiss()
+        self.dismiss()
         return [left] * len(targets)
 
     def send_signal(self, targets: Sequence[ProcessHandle], signum: int) -> None:
@@ -124,7 +119,7 @@ class NodeAgent:
     def _sight(self, target: ProcessHandle) -> ProcessStatus:
         process = target.same()
         if process is None or target.dies():
-            return ProcessStatus(reachable=False, note="its process is gone", gone=target.side is not None)
+            return ProcessStatus(reachable=False, note=GONE, gone=target.side is not None)
         seen = call_page.Reading({}, {})
         with contextlib.suppress(OSError):
             seen = call_page.read(target.page())
@@ -138,33 +133,27 @@ class NodeAgent:
             told=seen.told,
         )
 
-    def cancel(self, targets: Sequence[ProcessHandle], calls: Mapping[str, int]) -> list[bool]:
-        """Cancel a call: ranks that have not begun it drop it, the others are interrupted.
+    def cancel(self, targets: Sequence[ProcessHandle]) -> list[bool]:
+        """Cancel the ``call`` of each rank: ranks that have not begun it drop it, the others are interrupted.
 
         A rank first writes that it has begun a call, and then looks for its cancellation. This function works in the
         opposite order: the rank sees the cancellation, or this function sees that the call has begun, or both.
 
-        Args:
-            targets: the processes of the ranks.
-            calls: the ids of the call, by the marks of the processes: pids repeat on other nodes.
-
         Returns:
             For each rank whether it drops the call.
         """
-        drops: list[bool] = []
-        for target in targets:
-            began = True
-            if target.side is not None and target.same() is not None:
-                with contextlib.suppress(OSError):
-                    call = calls[target.side.mark]
-                    with target.open(target.side.page, "r+b") as page:
-                        call_page.cancel(page.fileno(), call)
-                        began = call in call_page.read(target.page()).running
-            drops.append(not began)
+        drops = [self._drops(target) for target in targets]
         self._tell(
             [target for target, drop in zip(targets, drops, strict=True) if not drop], call_page.INTERRUPT
         )
         return drops
+
+    def _drops(self, target: ProcessHandle) -> bool:
+        if target.side is not None and target.same() is not None:
+            with contextlib.suppress(OSError), target.open(target.side.page, "r+b") as page:
+                call_page.cancel(page.fileno(), target.call)
+                return target.call not in call_page.read(target.page()).running
+        return False
 
     def sever(self, targets: Sequence[ProcessHandle]) -> None:
         """Cut the connections of the ranks' process groups, so that threads in a collective get an error."""
@@ -178,7 +167,7 @@ class NodeAgent:
 
     def usage(self, targets: Sequence[ProcessHandle]) -> list[Usage | None]:
         """Return the memory and processor time of each process, None if it has ended."""
-        return [usage_of(t.pid, t.side.started) if t.side is not None else None for t in targets]
+        return list(map(usage_of, targets))
 
     def gpus(self, targets: Sequence[ProcessHandle]) -> list[list[Gpu]]:
         """Return the accelerators of this node, once for each rank."""
@@ -212,97 +201,95 @@ class NodeAgent:
             if self._reaper is None:  # or the reaper was killed: a new process is told of all ranks
                 self._reaper = _start_reaper()
                 request = {**request, "watch": list(self._watched.values())}
-            child = self._reaper
-            if child.stdin is None or child.stdout is None:
-                return None
-            try:
+            child: Any = self._reaper
+            child.poll()  # the process that started the reaper has exited
+            with contextlib.suppress(BrokenPipeError, ValueError):
                 child.stdin.write(json.dumps(request).encode() + b"\n")
                 child.stdin.flush()
-                line = child.stdout.readline()
-                if line:
+                if line := child.stdout.readline():
                     return json.loads(line)
-            except (BrokenPipeError, ValueError):
-                pass
             self._dismiss()
         return None
 
     def _dismiss(self) -> None:
         """Close the pipes of the reaper: it ends the ranks that it still watches, and exits. Under the lock."""
-        child, self._reaper, self._expected = self._reaper, None, False
+        child: Any
+        child, self._reaper = self._reaper, None
         if child is not None:
+            child.wait(10.0)
             for stream in (child.stdin, child.stdout):
-                if stream is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        stream.close()
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
 
 
 def _start_reaper() -> subprocess.Popen[bytes]:
+    """Start a process that forks and exits; its child is the reaper."""
     own = reaper.look_at(os.getpid())
-    child = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-I", "-S", reaper.__file__, str(os.getpid()), str(own.started if own else 0)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    child.wait(10.0)  # this process forks and exits; its child is the reaper
-    return child
 
 
-class AgentTarget(NamedTuple):
-    """A rank's process and its node; "" is the node of the calling process."""
-
-    node: str
-    target: ProcessHandle
-
-
-class NodeAgents(abc.ABC, Generic[R]):
+class NodeAgents:
     """An agent per node of the ranks, created at its first use."""
 
     def __init__(self) -> None:
         self.local = NodeAgent()
         self._remote: dict[str, Any] = {}
         self._lock = threading.Lock()
-
-    @abc.abstractmethod
-    def place_of(self, rank: R) -> AgentTarget:
-        """Return the process of a rank and its node."""
+        self._watched: set[tuple[str, int]] = set()
 
     def ask(
-        self, ranks: Sequence[R], verb: str, *args: Value, timeout: float = _ANSWERS_WITHIN_S
+        self,
+        targets: Sequence[ProcessHandle],
+        verb: str,
+        *args: Value,
+        timeout: float = _ANSWERS_WITHIN_S,
     ) -> list[Any]:
         """Call ``verb(targets, *args)`` of all agents in parallel; return the results by rank, None without a response.
 
         With a timeout of 0, agents of other nodes are not waited for.
         """
-        places, by_node = list(map(self.place_of, ranks)), dict[str, list[int]]()
-        for index, place in enumerate(places):
-            by_node.setdefault(place.node, []).append(index)
-        targets = {node: [places[i].target for i in members] for node, members in by_node.items()}
-        calls = {
-            node: private.call(self._actor(node), verb, targets[node], *args)
-            for node in by_node
-            if node != _HERE
-        }
+        by_node: dict[str, list[int]] = {}
+        for index, target in enumerate(targets):
+            by_node.setdefault(target.node, []).append(index)
+        own = {node: [targets[index] for index in members] for node, members in by_node.items()}
+        calls = {node: private.call(self._actor(node), verb, own[node], *args) for node in by_node if node}
         found: dict[str, Sequence[Any] | None] = {}
-        if _HERE in by_node:  # while the others are at it
-            found[_HERE] = getattr(self.local, verb)(targets[_HERE], *args)
+        if "" in by_node:  # while the others are at it
+            found[""] = getattr(self.local, verb)(own[""], *args)
         limit = time.monotonic() + timeout
         for node, call in calls.items():
             with contextlib.suppress(RayError):
                 found[node] = private.get(call, timeout=max(0.0, limit - time.monotonic()))
-        answers: list[Any] = [None] * len(places)
+        answers: list[Any] = [None] * len(targets)
         for node, members in by_node.items():
             for index, answer in zip(members, found.get(node) or (), strict=False):
                 answers[index] = answer
         return answers
 
-    def keep(self, nodes: Collection[str]) -> None:
-        """End the agents of all other nodes but these."""
+    def watch(self, targets: Sequence[ProcessHandle]) -> None:
+        """Let the agents of their nodes watch these ranks. Does not wait for agents on other nodes to start."""
+        self._watched |= {(target.node, target.pid) for target in targets}
+        self.ask(targets, "watch", timeout=0.0)
+
+    def release(self, targets: Sequence[ProcessHandle]) -> None:
+        """Forget these ranks, and end the agents on other nodes that have no ranks left."""
+        self._watched -= {(target.node, target.pid) for target in targets}
         with self._lock:
-            for node in self._remote.keys() - nodes:
+            for node in self._remote.keys() - {node for node, _ in self._watched}:
                 with contextlib.suppress(RayError, ValueError):
                     private.kill(self._remote.pop(node))
+
+    def leave(self) -> None:
+        """End the ranks on this node and forget all agents, without calls on the cluster, which was left."""
+        self.local.leave()
+        self._remote.clear()
+        self._watched.clear()
 
     def _actor(self, node: str) -> Value:
         with self._lock:
@@ -314,48 +301,7 @@ class NodeAgents(abc.ABC, Generic[R]):
             return self._remote[node]
 
 
-class OwnRanks(NodeAgents[Endpoint]):
-    """The agents of all nodes on which this process has ranks. They observe the ranks and end them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._here = ""
-        self._watched: dict[str, set[int]] = {}
-
-    def watch(self, endpoints: Sequence[Endpoint]) -> None:
-        """Let the agents of their nodes watch these ranks. Does not wait for agents on other nodes to start."""
-        for node, target in map(self.place_of, endpoints):
-            self._watched.setdefault(node, set()).add(target.pid)
-        self.ask(endpoints, "watch", timeout=0.0)
-
-    def release(self, endpoints: Sequence[Endpoint]) -> None:
-        """Forget these ranks, and end the agents on other nodes that have no ranks left."""
-        for node, target in map(self.place_of, endpoints):
-            self._watched.get(node, set()).discard(target.pid)
-        self.keep({node for node, pids in self._watched.items() if pids})
-
-    def leave(self) -> None:
-        """End the ranks on this node and forget all agents, without calls on the cluster, which was left."""
-        self.local.leave()
-        self._remote.clear()
-        self._watched.clear()
-
-    @property
-    def here(self) -> str:
-        """Id of the node of this process."""
-        if not self._here and private.is_connected():
-            self._here = private.runtime_context().get_node_id()
-        return self._here
-
-    def place_of(self, rank: Endpoint) -> AgentTarget:
-        """Return the process of an endpoint and its node."""
-        facts = rank.facts
-        own = (facts.log,) if facts.log and facts.files else ()
-        node = _HERE if facts.slot.node_id == self.here else facts.slot.node_id
-        return AgentTarget(node, ProcessHandle(facts.pid, facts.side, (*own, *facts.log_paths)))
-
-
-class RankObserver(NodeAgents[RankRecord]):
+class RankObserver:
     """Observes published ranks from outside, without their driver.
 
     Ranks on this machine are observed directly. For ranks on other nodes this process joins the cluster as a driver,
@@ -363,22 +309,22 @@ class RankObserver(NodeAgents[RankRecord]):
     """
 
     def __init__(self, address: str) -> None:
-        super().__init__()
+        self._agents = NodeAgents()
         self._address = address
         self._host = socket.gethostname()
         self._connected = False
 
     def sights(self, ranks: Sequence[RankRecord], stacks: bool = False) -> list[ProcessStatus]:
         """Observe each rank, with its stack if ``stacks`` is true."""
-        return [NOTHING_ANSWERS if sight is None else sight for sight in self.ask(ranks, "sights", stacks)]
+        return [sight or NOTHING_ANSWERS for sight in self._ask(ranks, "sights", stacks)]
 
     def usage(self, ranks: Sequence[RankRecord]) -> list[Usage | None]:
         """Return the memory and processor time of each rank's process, None if it has ended."""
-        return self.ask(ranks, "usage")
+        return self._ask(ranks, "usage")
 
     def gpus(self, ranks: Sequence[RankRecord]) -> list[list[Gpu] | None]:
         """Return the accelerators of each rank's node."""
-        return self.ask(ranks, "gpus")
+        return self._ask(ranks, "gpus")
 
     def read(self, rank: RankRecord, offset: int, limit: int) -> bytes:
         """Return bytes of a rank's log; a negative offset counts from its end.
@@ -388,7 +334,7 @@ class RankObserver(NodeAgents[RankRecord]):
         """
         if rank.log is None:
             raise FileNotFoundError("it has no file of its own")
-        (content,) = self.ask([rank], "read", rank.log, offset, limit)
+        (content,) = self._ask([rank], "read", rank.log, offset, limit)
         return content_of(content, rank.log, rank.host)
 
     def close(self) -> None:
@@ -397,15 +343,10 @@ class RankObserver(NodeAgents[RankRecord]):
             ray.shutdown()
             self._connected = False
 
-    def place_of(self, rank: RankRecord) -> AgentTarget:
-        """Return the process of a rank and its node; join the cluster for ranks on other nodes."""
-        if rank.host != self._host:
-            self._connect()
-        node = _HERE if rank.host == self._host else rank.node_id
-        return AgentTarget(node, ProcessHandle(rank.pid, rank.side, (rank.log,) if rank.log else ()))
-
-    def _connect(self) -> None:
-        if not self._connected and not ray.is_initialized():
+    def _ask(self, ranks: Sequence[RankRecord], verb: str, *args: Value) -> list[Any]:
+        """Call the agents of the ranks; join the cluster for ranks on other nodes."""
+        elsewhere = any(rank.host != self._host for rank in ranks)
+        if elsewhere and not self._connected and not ray.is_initialized():
             ray.init(
                 address=self._address,
                 log_to_driver=False,
@@ -413,6 +354,9 @@ class RankObserver(NodeAgents[RankRecord]):
                 logging_level=logging.ERROR,
             )
             self._connected = True
+        nodes = ("" if rank.host == self._host else rank.node_id for rank in ranks)
+        targets = [ProcessHandle(r.pid, r.side, node=node) for r, node in zip(ranks, nodes, strict=True)]
+        return self._agents.ask(targets, verb, *args)
 
 
 def content_of(answer: bytes | OSError | None, path: str, host: str) -> bytes:

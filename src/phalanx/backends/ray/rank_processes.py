@@ -14,7 +14,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, NamedTuple
 
 from phalanx.backends.ray import reaper
@@ -22,113 +23,65 @@ from phalanx.wire import call_page
 from phalanx.wire.messages import SideChannel
 
 STOPPED = "the process is stopped, as by SIGSTOP: its stack cannot be read; SIGCONT lets it go on"
+GONE = "its process is gone"
 _SIGNAL = signal.SIGUSR2
+_NOT_CAUGHT = (
+    "its interpreter does not answer, and SIGUSR2 is not caught there (any more): its stack cannot be read"
+)
 _THREAD_WITHIN_S, _SIGNAL_WITHIN_S = 0.3, 0.25
 _LOOK_EVERY_S = 0.005
 _ALONE = "Stack (most recent call first):"  # begin of faulthandler's text for a single thread
 _RUNS_CALLS = "/phalanx/worker/worker_runtime.py"
+_MOST_AT_ONCE = 64
 
 
 def stacks_of(targets: Sequence[ProcessHandle]) -> list[tuple[str, str]]:
     """Return the stack of each rank, or "" and the reason. All ranks are asked in parallel."""
-    asked = [_Asked(target) for target in targets]
-    for one in asked:
-        one.ask_its_thread()
-    _wait(asked, _THREAD_WITHIN_S)
-    late = [one for one in asked if not one.done]
-    for one in late:
-        one.signal()
-    _wait(late, _SIGNAL_WITHIN_S)
-    return [one.told() for one in asked]
+    with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(targets) or 1)) as threads:
+        return list(threads.map(_stack_of, targets))
 
 
-def _wait(asked: Sequence[_Asked], seconds: float) -> None:
-    limit = time.monotonic() + seconds
-    while True:
-        over = [one.look() for one in asked]
-        if all(over) or time.monotonic() > limit:
-            return
-        time.sleep(_LOOK_EVERY_S)
-
-
-class _Asked:
-    """A request for the stacks of a rank."""
-
-    def __init__(self, target: ProcessHandle) -> None:
-        self._target = target
-        self._text = b""
-        self._why = ""
-        self._signalled = False
-        self.done = False
-
-    def ask_its_thread(self) -> None:
-        """Let a thread of the rank write all stacks, which needs the interpreter."""
-        process = self._target.same()
-        if process is None:
-            self._give_up("its process is gone")
-        elif process.stopped:
-            self._give_up(STOPPED)
-        else:
-            try:
-                self._empty()
-                self._target.request(call_page.STACKS)
-            except OSError as error:
-                self._give_up(f"its stack cannot be read: {error}")
-
-    def signal(self) -> None:
-        """Let the thread that runs calls write its own stack, which does not need the interpreter."""
-        if self._target.same() is None:
-            self._give_up("its process is gone")
-        elif not _catches(self._target.pid, _SIGNAL):  # else the signal would end it
-            self._give_up(
-                "its interpreter does not answer, and SIGUSR2 is not caught there (any more): its stack cannot be read"
+def _stack_of(target: ProcessHandle) -> tuple[str, str]:
+    process = target.same()
+    if process is None or process.stopped:
+        return "", STOPPED if process else GONE
+    try:
+        # A thread of the rank writes all stacks, which needs the interpreter.
+        written = _answer(target, lambda: target.request(call_page.STACKS), _THREAD_WITHIN_S)
+        if written is None:
+            if not target.signals("SigCgt") >> (_SIGNAL - 1) & 1:  # the signal would end the process
+                return "", _NOT_CAUGHT if target.same() else GONE
+            # The thread that runs calls writes its own stack, which does not need the interpreter.
+            thread = call_page.read(target.page()).thread
+            written = _answer(
+                target, lambda: _send(target.pid, thread, _SIGNAL), _SIGNAL_WITHIN_S, signaled=True
             )
-        else:
-            try:
-                self._empty()
-                _send(self._target.pid, call_page.read(self._target.page()).thread, _SIGNAL)
-                self._signalled = True
-            except OSError as error:
-                self._give_up(f"its stack cannot be read: {error}")
+    except OSError as error:
+        return "", f"its stack cannot be read: {error}" if target.same() else GONE
+    text = readable_stack((written or b"").decode(errors="replace"))
+    return text, "" if text else "it answered neither its own thread nor a signal that asked for its stack"
 
-    def look(self) -> bool:
-        """Read the response of the rank. Return whether it is complete or will not come."""
-        if not self.done:
-            try:
-                written = self._written()
-            except OSError:
-                self._give_up("its process is gone")
-                return True
-            # A response to a signal has no end mark: it is complete when nothing has been added for a moment.
-            whole = call_page.answered(written)
-            self.done = whole is not None or (self._signalled and written != b"" and written == self._text)
-            self._text = written if whole is None else whole
-        return self.done
 
-    def told(self) -> tuple[str, str]:
-        """Return the stack of the rank, or "" and the reason."""
-        text = readable_stack(self._text.decode(errors="replace"))
-        return (
-            text,
-            ""
-            if text
-            else self._why or "it answered neither its own thread nor a signal that asked for its stack",
-        )
+def _answer(
+    target: ProcessHandle, ask: Callable[[], None], seconds: float, *, signaled: bool = False
+) -> bytes | None:
+    """Return the response of a rank to ``ask``, None without a complete one.
 
-    def _give_up(self, why: str) -> None:
-        self._why, self.done = why, True
-
-    def _empty(self) -> None:
-        with self._stacks("r+b") as file:
-            file.truncate(0)
-
-    def _written(self) -> bytes:
-        with self._stacks("rb") as file:
-            return file.read()
-
-    def _stacks(self, mode: str) -> IO[bytes]:
-        side = self._target.side
-        return self._target.open(-1 if side is None else side.stacks, mode)
+    A response to a signal has no end mark: it is complete when nothing has been added for a moment.
+    """
+    fd = -1 if target.side is None else target.side.stacks
+    with target.open(fd, "r+b") as file:
+        file.truncate(0)
+        ask()
+        limit, before = time.monotonic() + seconds, b""
+        while True:
+            file.seek(0)
+            written = file.read()
+            whole = written if signaled and written == before and written else call_page.answered(written)
+            if whole is not None or time.monotonic() > limit:
+                return whole
+            before = written
+            time.sleep(_LOOK_EVERY_S)
 
 
 def readable_stack(dump: str) -> str:
@@ -165,24 +118,17 @@ def _send(pid: int, thread: int, signum: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _catches(pid: int, signum: int) -> bool:
-    """Return whether a process has a handler for the signal: SigCgt in /proc/<pid>/status, proc(5)."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
-        for line in status:
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False
-
-
-_KILLED = 1 << (signal.SIGKILL - 1)
-
-
 class ProcessHandle(NamedTuple):
-    """Identifies a rank's process for the agent of its node."""
+    """Identifies a rank's process for the agent of its node.
+
+    ``node`` is the id of the node, "" for the node of the calling process; ``call`` the id of the call to cancel.
+    """
 
     pid: int
     side: SideChannel | None
     log_paths: tuple[str, ...] = ()
+    node: str = ""
+    call: int = 0
 
     def same(self) -> reaper.Process | None:
         """Return the process, None if it has ended (also if its pid is in use again)."""
@@ -191,14 +137,18 @@ class ProcessHandle(NamedTuple):
             return None
         return process
 
+    def signals(self, mask: str) -> int:
+        """Return a mask of signals of the process, such as ``SigCgt``, from /proc/<pid>/status: proc(5)."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/status") as status:
+            return next((int(line.split()[1], 16) for line in status if line.startswith(f"{mask}:")), 0)
+        return 0
+
     def dies(self) -> bool:
         """Return whether the process was killed but has not ended yet; the end takes a while if it holds much memory.
 
-        proc(5), ``status``: SIGKILL remains among the pending signals of the process.
+        SIGKILL remains among the pending signals of the process.
         """
-        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/status", "rb") as status:
-            return any(int(line.split()[1], 16) & _KILLED for line in status if line.startswith(b"ShdPnd:"))
-        return False
+        return bool(self.signals("ShdPnd") >> (signal.SIGKILL - 1) & 1)
 
     def open(self, fd: int, mode: str) -> IO[bytes]:
         """Open the file of a file descriptor of the process again, unbuffered."""
@@ -254,14 +204,12 @@ class Gpu(NamedTuple):
     total: int
 
 
-def usage_of(pid: int, started: int) -> Usage | None:
-    """Return the usage of a process, None if the pid has ended or has another start time (clock ticks since boot)."""
-    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as stat:
-        fields = stat.read().rpartition(b")")[2].split()  # proc(5): from field 3 on
-        if int(fields[19]) == started:
-            cpu_s = (int(fields[11]) + int(fields[12])) / _TICK
-            return Usage(reaper.resident_bytes(pid), cpu_s, time.monotonic())
-    return None
+def usage_of(target: ProcessHandle) -> Usage | None:
+    """Return the usage of a process, None if it has ended."""
+    process = target.same()
+    if process is None:
+        return None
+    return Usage(reaper.resident_bytes(target.pid), process.ticks / _TICK, time.monotonic())
 
 
 def gpus() -> list[Gpu]:

@@ -36,12 +36,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Process(NamedTuple):
-    """A process, from /proc/<pid>/stat: proc(5), fields 1, 3, 4, 5 and 22 (clock ticks since boot)."""
+    """A process, from /proc/<pid>/stat: proc(5), fields 1, 3, 4, 5, 14 + 15 and 22 (times in clock ticks)."""
 
     pid: int
     state: str
     parent: int
     group: int
+    ticks: int
     started: int
 
     @property
@@ -62,7 +63,8 @@ def look_at(pid: int) -> Process | None:
     except OSError:
         return None
     state = fields[0].decode()
-    return None if state in "ZX" else Process(pid, state, int(fields[1]), int(fields[2]), int(fields[19]))
+    parent, group, user, system, started = (int(fields[index]) for index in (1, 2, 11, 12, 19))
+    return None if state in "ZX" else Process(pid, state, parent, group, user + system, started)
 
 
 def processes() -> list[Process]:
