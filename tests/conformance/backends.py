@@ -80,7 +80,7 @@ class _Ranks:
         """Two slots on one node."""
         held = transport.reserve(ReserveRequest(_POOL, (2,), _SLOT, timeout=_WITHIN_S))
         yield held
-        transport.release(held)
+        transport.release(held.keys)
 
     @pytest.fixture(scope="class")
     def endpoints(self, transport: Backend, reservation: Reservation) -> Iterator[list[Endpoint]]:
@@ -149,8 +149,8 @@ class PlacingContract(_Ranks):
     def test_what_is_held_is_told_until_it_is_released(self, transport: Backend) -> None:
         held = transport.reserve(ReserveRequest("held-for-a-test", (1,), {"CPU": 0.01}, timeout=_WITHIN_S))
         assert "held-for-a-test" in " ".join(holder.name for holder in transport.holders())
-        transport.release(held)
-        transport.release(held)
+        transport.release(held.keys)
+        transport.release(held.keys)
         assert "held-for-a-test" not in " ".join(holder.name for holder in transport.holders())
 
     def test_the_slots_of_a_block_lie_on_one_node(

@@ -43,7 +43,7 @@ class AttachedGroup(GroupView):
             self.core.backend.kill(self.core.endpoints)
             if pool:
                 for keys in self._reservations.values():
-                    self.core.backend.release_keys(keys)
+                    self.core.backend.release(keys)
             self.core.finish_close()
 
 

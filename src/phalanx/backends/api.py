@@ -73,11 +73,8 @@ class Backend(Protocol):
         """Reserve blocks anew whose node was lost; return the blocks that moved. Raises as ``reserve``."""
         return frozenset()
 
-    def release(self, reservation: Reservation) -> None:
-        """Free the slots; processes on them end. Idempotent."""
-
-    def release_keys(self, keys: Sequence[str]) -> None:
-        """Free reservations of a driver that has ended, by their ``keys``. Idempotent."""
+    def release(self, keys: Sequence[str]) -> None:
+        """Free the slots of these keys, also of a driver that has ended; processes on them end. Idempotent."""
 
     def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
         """Return the node id of each slot. No process is started for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -42,17 +42,16 @@ class ReserveRequest:
     strategy: str = "STRICT_PACK"
 
 
-class Reservation(Protocol):
-    """Slots that are held.
+@dataclass(eq=False)
+class Reservation:
+    """Slots that are held: the backend's own object of each block, and keys that identify the slots to other drivers.
 
-    ``ids`` are the backend's own objects (placement groups), in block order, and ``keys`` identify them for other
-    drivers.
+    ``request`` is None for slots that somebody else reserved, which cannot be repaired.
     """
 
-    @property
-    def ids(self) -> Sequence[Any]: ...
-    @property
-    def keys(self) -> tuple[str, ...]: ...
+    request: ReserveRequest | None
+    ids: list[Any] = field(default_factory=list[Any])
+    keys: list[str] = field(default_factory=list[str])
 
 
 class Facade(NamedTuple):

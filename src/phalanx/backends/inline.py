@@ -16,9 +16,10 @@ import signal
 import socket
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.backends.api import Backend
@@ -139,25 +140,6 @@ def _closed(items: Any) -> StreamEnd:
     return StreamEnd(0)
 
 
-@dataclass
-class InlineReservation:
-    """Slots on the only node, with the accelerator ids of each bundle."""
-
-    name: str
-    blocks: tuple[int, ...]
-    bundle: dict[str, float]
-    accelerators: dict[tuple[int, int], tuple[str, ...]] = field(
-        default_factory=dict[tuple[int, int], tuple[str, ...]]
-    )
-
-    #: No other process can have its slots.
-    keys: tuple[str, ...] = ()
-
-    @property
-    def ids(self) -> Sequence[Any]:
-        return [self] * len(self.blocks)
-
-
 class InlineServices:
     """Services of the inline backend for runtimes in this process."""
 
@@ -208,23 +190,23 @@ class InlineBackend(Backend):
     def __init__(self, resources: Mapping[str, float] | None = None) -> None:
         self._total = dict(resources or {})
         self._total.setdefault("CPU", float(os.cpu_count() or 1))
-        self._held: dict[int, InlineReservation] = {}
+        self._held: dict[str, tuple[ReserveRequest, Reservation]] = {}
+        self._numbers = itertools.count()
         self._lock = threading.RLock()  # a single rank runs at a time, on any calling thread
         self._folder: str | None = None
         self._published: dict[str, bytes] = {}
 
     def nodes(self) -> list[NodeCapacity]:
-        free = dict(self._total)
-        for held in self._held.values():
-            for resource, amount in held.bundle.items():
-                free[resource] = free.get(resource, 0.0) - amount * sum(held.blocks)
+        free = Counter(self._total)
+        for holder in self.holders():
+            free.subtract(holder.resources)
         host = socket.gethostname()
-        return [NodeCapacity(node_id=_NODE, host=host, total=dict(self._total), available=free)]
+        return [NodeCapacity(node_id=_NODE, host=host, total=dict(self._total), available=dict(free))]
 
     def holders(self) -> list[Holder]:
         return [
-            Holder(held.name, _NODE, {key: amount * sum(held.blocks) for key, amount in held.bundle.items()})
-            for held in self._held.values()
+            Holder(request.name, _NODE, {key: n * sum(request.blocks) for key, n in request.bundle.items()})
+            for request, _ in self._held.values()
         ]
 
     def reserve(self, request: ReserveRequest) -> Reservation:
@@ -235,18 +217,19 @@ class InlineBackend(Backend):
             verdict = "can never be placed" if not checked.fits_total else "does not fit beside what is held"
             table = placement_table(self.nodes(), request.blocks, counted, self.holders())
             raise PlacementError(f"{request.name}: {verdict} in this process (backend='inline')\n{table}")
-        reservation = InlineReservation(request.name, request.blocks, counted)
-        taken = {i for held in self._held.values() for ids in held.accelerators.values() for i in ids}
+        taken = {i for _, held in self._held.values() for block in held.ids for ids in block for i in ids}
         free = (str(index) for index in itertools.count() if str(index) not in taken)
-        per_slot = int(next((n for key, n in counted.items() if key not in ("CPU",) and ":" not in key), 0))
-        for block, size in enumerate(request.blocks):
-            for bundle in range(size):
-                reservation.accelerators[block, bundle] = tuple(itertools.islice(free, per_slot))
-        self._held[id(reservation)] = reservation
+        per_slot = int(next((n for key, n in counted.items() if ":" not in key), 0))
+        # The object of a block is a list of the accelerator ids of each slot.
+        blocks = [[tuple(itertools.islice(free, per_slot)) for _ in range(size)] for size in request.blocks]
+        key = f"inline-{next(self._numbers)}"
+        reservation = Reservation(request, blocks, [key])
+        self._held[key] = replace(request, bundle=counted), reservation
         return reservation
 
-    def release(self, reservation: Reservation) -> None:
-        self._held.pop(id(reservation), None)
+    def release(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._held.pop(key, None)
 
     def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
         return [_NODE] * len(slots)
@@ -254,12 +237,12 @@ class InlineBackend(Backend):
     def probe(
         self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
     ) -> list[tuple[str, ...]]:
-        return [_inline(reservations[slot.pool]).accelerators[slot.block, slot.bundle] for slot in slots]
+        return [reservations[slot.pool].ids[slot.block][slot.bundle] for slot in slots]
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
         endpoints: list[Endpoint] = []
         for index, slot in enumerate(request.slots):
-            ids = _inline(request.reservations[slot.pool]).accelerators[slot.block, slot.bundle]
+            ids = request.reservations[slot.pool].ids[slot.block][slot.bundle]
             facts = SlotFacts(
                 node_id=_NODE,
                 host=socket.gethostname(),
@@ -391,14 +374,6 @@ class InlineBackend(Backend):
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         return lost or endpoint.handle.lost or Lost("the rank was stopped", "stopped")
-
-
-def _inline(reservation: Reservation) -> InlineReservation:
-    if not isinstance(reservation, InlineReservation):
-        raise PlacementError(
-            f"{reservation!r} belongs to another backend than 'inline'; make the pool with backend='inline'"
-        )
-    return reservation
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ def publish_record(core: Group) -> None:
         card=core.card,
         slots=tuple(endpoint.slot for endpoint in core.endpoints),
         facts=tuple(endpoint.facts for endpoint in core.endpoints),
-        reservations={key: held.reservation.keys for key, held in core.pool.holdings.items()},
+        reservations={key: tuple(held.reservation.keys) for key, held in core.pool.holdings.items()},
     )
     core.backend.publish(_key(core.name), record.to_bytes())
 

@@ -130,7 +130,7 @@ def launch(
     except BaseException:
         backend.kill(endpoints)
         if extras is not None:
-            backend.release(extras)
+            backend.release(extras.keys)
         raise
     return Launched(ordered, tickets, extras, told)
 

@@ -118,7 +118,7 @@ def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
         if launched is not None:
             _stop(core, launched.endpoints)
             if launched.extras is not None:
-                core.backend.release(launched.extras)
+                core.backend.release(launched.extras.keys)
             with contextlib.suppress(GroupClosed, GroupBroken):
                 core.change(old.endpoints, old.size)
         raise
@@ -161,7 +161,7 @@ def end(core: Group, epoch: Epoch, patience: float) -> None:
         gather_before_end(core, _patience(core))
     _stop(core, epoch.endpoints)
     while core.extras:
-        core.backend.release(core.extras.pop())
+        core.backend.release(core.extras.pop().keys)
 
 
 def _patience(core: Group) -> float:

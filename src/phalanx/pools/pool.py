@@ -276,7 +276,7 @@ class ResourcePool:
         for holding in self._holdings.values():
             if holding.open:
                 holding.open = False
-                holding.backend.release(holding.reservation)
+                holding.backend.release(holding.reservation.keys)
         self._forget()
 
     def let_go(self, everything: bool = False) -> None:
@@ -330,7 +330,7 @@ class ResourcePool:
         self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
         self._holdings = {name: self._holdings[name] for name in kept}
         self._finalizers.pop(last).detach()
-        holding.backend.release(holding.reservation)
+        holding.backend.release(holding.reservation.keys)
 
     def _check_own(self, verb: str) -> None:
         self._check_open()

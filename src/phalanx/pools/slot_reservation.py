@@ -122,7 +122,9 @@ def accelerator_text(holding: SlotReservation, slot: Slot) -> str | None:
 
 def released_when_dropped(holding: SlotReservation) -> weakref.finalize[..., SlotReservation]:
     """Release slots once no pool holds them any more; return the finalizer, to detach on explicit release."""
-    finalizer = weakref.finalize(holding, session.queue.add, holding.backend.release, holding.reservation)
+    finalizer = weakref.finalize(
+        holding, session.queue.add, holding.backend.release, holding.reservation.keys
+    )
     finalizer.atexit = False  # the backend then frees everything
     return finalizer
 

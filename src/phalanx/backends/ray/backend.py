@@ -23,7 +23,6 @@ from phalanx.backends.backend_types import (
     ProcessStatus,
     RankOutcome,
     Ref,
-    Reservation,
     SpawnRequest,
     Ticket,
     read_file,
@@ -201,6 +200,7 @@ class RayBackend:
     probe = staticmethod(placement.probe)
     store = staticmethod(placement.store_space)
     reserve = staticmethod(placement.reserve)
+    repair = staticmethod(placement.repair)
     start_service = staticmethod(start_service)
     stop_service = staticmethod(stop_service)
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
@@ -213,12 +213,9 @@ class RayBackend:
     def put(self, value: Value) -> Ref:
         return private.put(value)
 
-    def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
-        return placement.repair(reservation, timeout)  # pyright: ignore[reportArgumentType]
-
-    def release(self, reservation: Reservation) -> None:
+    def release(self, keys: Sequence[str]) -> None:
         if self.connected():
-            placement.release(reservation)  # pyright: ignore[reportArgumentType]
+            placement.release(keys)
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
         handles: list[Any] = []
@@ -304,10 +301,6 @@ class RayBackend:
             return private.get_actor(name, namespace=NAMESPACE)
         except ValueError:
             return None
-
-    def release_keys(self, keys: Sequence[str]) -> None:
-        if self.connected():
-            placement.release_keys(keys)
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
         if not self.connected():

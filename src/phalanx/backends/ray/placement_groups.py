@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -18,7 +19,7 @@ from ray import PlacementGroupID
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from phalanx.backends.backend_types import DrainingNode, ReserveRequest, StoreSpace
+from phalanx.backends.backend_types import DrainingNode, Reservation, ReserveRequest, StoreSpace
 from phalanx.backends.ray import private
 from phalanx.backends.ray.ray_errors import node_is_gone
 from phalanx.errors import PlacementError
@@ -27,24 +28,6 @@ from phalanx.topology.slots import Slot
 
 NODE_LABEL = "ray.io/node-id"
 _PROBED_WITHIN_S = 60.0
-
-
-@dataclass
-class RayReservation:
-    """Placement groups, in block order."""
-
-    name: str
-    groups: list[PlacementGroup] = field(default_factory=list[PlacementGroup])
-    request: ReserveRequest | None = None
-
-    @property
-    def ids(self) -> Sequence[Any]:
-        return self.groups
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Ids of the placement groups. (Names are limited to a Ray namespace.)"""
-        return tuple(group.id.hex() for group in self.groups)
 
 
 def store_space() -> StoreSpace | None:
@@ -83,17 +66,15 @@ def holders() -> list[Holder]:
     for table in private.placement_group_table().values():
         if table["state"] != "CREATED":
             continue
-        by_node: dict[str, dict[str, float]] = {}
+        by_node: dict[str, Counter[str]] = {}
         for index, node_id in table["bundles_to_node_id"].items():
-            held = by_node.setdefault(node_id, {})
-            for resource, amount in table["bundles"][index].items():
-                held[resource] = held.get(resource, 0.0) + amount
+            by_node.setdefault(node_id, Counter()).update(table["bundles"][index])
         name = table["name"] or f"placement group {table['placement_group_id'][:8]}"
         found += [Holder(name, node_id, resources) for node_id, resources in by_node.items()]
     return found
 
 
-def reserve(request: ReserveRequest) -> RayReservation:
+def reserve(request: ReserveRequest) -> Reservation:
     """Reserve every block or none.
 
     Raises:
@@ -107,27 +88,31 @@ def reserve(request: ReserveRequest) -> RayReservation:
         and not _autoscales()
     ):
         raise PlacementError(_table(request, "can never be placed on this cluster"))
-    reservation = RayReservation(request.name, request=request)
+    reservation = Reservation(request)
     try:
-        for index, size in enumerate(request.blocks):
-            reservation.groups.append(_block(request, index, size))
-        for group in reservation.groups:
+        for index in range(len(request.blocks)):
+            _reserve_block(reservation, request, index)
+        for group in reservation.ids:
             _wait(request, group, deadline)
     except BaseException:
-        release(reservation)
+        release(reservation.keys)
         raise
     return reservation
 
 
-def _block(request: ReserveRequest, index: int, size: int) -> PlacementGroup:
+def _reserve_block(reservation: Reservation, request: ReserveRequest, index: int) -> None:
+    """Request the placement group of a block, in place of an earlier one."""
+    size = request.blocks[index]
     selector: Any = [{NODE_LABEL: request.on_nodes[index]}] * size if request.on_nodes else None
-    return private.placement_group(
+    group = private.placement_group(
         [dict(request.bundle)] * size,
         strategy=request.strategy,
         name=request.names[index] if request.names else f"{request.name}-{index}",
         lifetime="detached" if request.detached else None,
         bundle_label_selector=selector,
     )
+    reservation.ids[index : index + 1] = [group]
+    reservation.keys[index : index + 1] = [group.id.hex()]
 
 
 def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> None:
@@ -154,7 +139,7 @@ def _table(request: ReserveRequest, verdict: str) -> str:
     )
 
 
-def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
+def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
     """Reserve blocks anew whose node was lost or is drained; blocks on other nodes stay in place.
 
     Raises:
@@ -165,18 +150,18 @@ def repair(reservation: RayReservation, timeout: float) -> frozenset[int]:
         return frozenset()
     deadline = time.monotonic() + timeout
     going = {node.node_id for node in draining_nodes()}  # no process is started there any more
-    lost = [index for index, group in enumerate(reservation.groups) if _lost(group, deadline, going)]
+    lost = [index for index, group in enumerate(reservation.ids) if _lost(group, deadline, going)]
     if not lost:
         return frozenset()
     part = replace(request, blocks=tuple(request.blocks[index] for index in lost), timeout=timeout)
-    release(RayReservation(request.name, [reservation.groups[index] for index in lost]))
+    release([reservation.keys[index] for index in lost])
     left = [node for node in nodes() if node.node_id not in going]
     if not check_feasible(left, part.blocks, part.bundle).fits_total and not _autoscales():
         raise PlacementError(_table(part, "its node is gone, and no other has room for what was on it"))
     for index in lost:
-        reservation.groups[index] = _block(request, index, request.blocks[index])
+        _reserve_block(reservation, request, index)
     for index in lost:
-        _wait(part, reservation.groups[index], deadline)
+        _wait(part, reservation.ids[index], deadline)
     return frozenset(lost)
 
 
@@ -197,11 +182,11 @@ def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> boo
     return table.get("state") != "CREATED"
 
 
-def release(reservation: RayReservation) -> None:
-    """Remove the placement groups, and wait until Ray has removed them."""
-    groups, reservation.groups = reservation.groups, []
+def release(keys: Sequence[str]) -> None:
+    """Remove placement groups, also of other drivers, and wait until Ray has removed them."""
     if not private.is_connected():
         return
+    groups = [PlacementGroup(PlacementGroupID(bytes.fromhex(key))) for key in keys]
     for group in groups:
         private.remove_placement_group(group)
     deadline = time.monotonic() + 5.0
@@ -210,21 +195,12 @@ def release(reservation: RayReservation) -> None:
             time.sleep(0.002)
 
 
-def release_keys(keys: Sequence[str]) -> None:
-    """Remove placement groups by id, also of other drivers."""
-    groups = [PlacementGroup(PlacementGroupID(bytes.fromhex(key))) for key in keys]
-    release(RayReservation("", groups))
-
-
 def nodes_of(slots: Sequence[Slot], reservations: Mapping[str, Any]) -> list[str]:
     """Return the node of each slot, from Ray's table of placement groups."""
-    tables: dict[tuple[str, int], Mapping[int, str]] = {}
-    for slot in slots:
-        key = (slot.pool, slot.block)
-        if key not in tables:
-            tables[key] = private.placement_group_table(reservations[slot.pool].ids[slot.block])[
-                "bundles_to_node_id"
-            ]
+    groups = {(slot.pool, slot.block): reservations[slot.pool].ids[slot.block] for slot in slots}
+    tables = {
+        key: private.placement_group_table(group)["bundles_to_node_id"] for key, group in groups.items()
+    }
     return [tables[slot.pool, slot.block][slot.bundle] for slot in slots]
 
 

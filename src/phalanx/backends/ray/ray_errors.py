@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import socket
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,24 +51,15 @@ _PACKAGE = Path(__file__).parents[2]
 _HOST_CODE = tuple(f"{_PACKAGE / package}{os.sep}" for package in ("compat", "worker", "backends"))
 
 
-class _Reported(logging.Filter):
-    """Drops log records of errors that are also raised: an error while decoding a value becomes the call's error."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        frame = record.exc_info[2] if record.exc_info else None
-        while frame is not None:
-            if frame.tb_frame.f_code.co_filename == codec.__file__:
-                return False
-            frame = frame.tb_next
-        return True
-
-
-_reported = _Reported()
+def _is_not_raised(record: logging.LogRecord) -> bool:
+    """Return whether an error is only logged. An error while decoding a value becomes the error of the call."""
+    frames = traceback.walk_tb(record.exc_info[2] if record.exc_info else None)
+    return all(frame.f_code.co_filename != codec.__file__ for frame, _ in frames)
 
 
 def log_once() -> None:
     """Keep Ray from logging a traceback at each attempt to fetch a value that cannot be decoded. Idempotent."""
-    logging.getLogger(private.SERIALIZATION_LOGGER).addFilter(_reported)  # a filter is not added twice
+    logging.getLogger(private.SERIALIZATION_LOGGER).addFilter(_is_not_raised)  # a filter is not added twice
 
 
 def outcome_of(error: BaseException) -> RankOutcome:
@@ -262,18 +254,22 @@ def last_lines(path: str) -> list[str]:
 
 def oom_kills() -> int:
     """Return the number of out-of-memory kills that the kernel counted in this control group (v2, then v1)."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with contextlib.suppress(OSError, ValueError), open(path) as events:
-            for line in events:
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return 0
+    paths = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+    return _number_in(paths, "oom_kill ") or 0
 
 
 def node_memory() -> int:
     """Return the memory of the node, or of its control group if that is less."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError), open(path) as limit:
-            return min(total, int(limit.read()))
-    return total
+    paths = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    return min(total, _number_in(paths) or total)
+
+
+def _number_in(paths: Sequence[str], line_start: str = "") -> int | None:
+    """Return the number at the end of the first such line in the first of these files that has one."""
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            for line in file:
+                if line.startswith(line_start):
+                    return int(line.split()[-1])
+    return None

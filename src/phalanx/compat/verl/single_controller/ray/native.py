@@ -16,8 +16,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Facade, Ticket
-from phalanx.backends.ray.placement_groups import RayReservation
+from phalanx.backends.backend_types import Facade, Reservation, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
 from phalanx.calls.health_check import look_after
@@ -69,7 +68,7 @@ def pool_on(
     holding = SlotReservation(
         pool=name,
         backend=backend(),
-        reservation=RayReservation(name, list(groups)),
+        reservation=Reservation(None, list(groups), [group.id.hex() for group in groups]),
         blocks=tuple(group.bundle_count for group in groups),
         bundle={key: float(value) for key, value in groups[0].bundle_specs[0].items()},
         resource=resource,
@@ -189,7 +188,7 @@ def start(
     def release() -> None:
         unpublish()
         if extras is not None:
-            backend.release(extras)
+            backend.release(extras.keys)
 
     handles = [endpoint.handle for endpoint in launched.endpoints]
     calls = _tracked(core) if overlay.active() and not options.detached else None
@@ -235,4 +234,4 @@ def _published(core: Group, names: GroupNames) -> Callable[[], None]:
 
 def _release_extras(launched: Launched, backend: Backend) -> None:
     if launched.extras is not None:
-        backend.release(launched.extras)
+        backend.release(launched.extras.keys)
