@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Backend
 from phalanx.backends.inline import InlineBackend
 from phalanx.session.session import session
 from tests.conformance.backends import BackendContracts

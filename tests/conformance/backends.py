@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import (
+    Backend,
     Endpoint,
     Facade,
     FetchFailed,

@@ -201,7 +201,7 @@ def test_imports_for_type_checkers_and_in_functions_are_not_loaded_with_the_modu
         ("phalanx.errors", "phalanx.config"),
         ("phalanx.topology.mesh", "phalanx.pools.pool"),
         ("phalanx.backends.inline", "phalanx.backends.ray.backend"),
-        ("phalanx.worker.worker_runtime", "phalanx.backends.api"),
+        ("phalanx.worker.worker_runtime", "phalanx.backends.backend_types"),
         ("phalanx.testing.faults", "phalanx.compat.verl"),
         ("phalanx.api.worker_group", "phalanx.WorkerGroup"),
     ],

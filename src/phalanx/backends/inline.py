@@ -22,8 +22,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.backends.api import Backend
 from phalanx.backends.backend_types import (
+    Backend,
     Endpoint,
     FetchFailed,
     Lost,
@@ -72,11 +72,7 @@ class InlineRef:
     @property
     def is_last(self) -> bool:
         """True if this is the last reference of a stream."""
-        return (
-            self.failure is not None
-            or self.lost is not None
-            or isinstance(self._value, StreamEnd | RankFailure)
-        )
+        return bool(self.failure or self.lost or isinstance(self._value, StreamEnd | RankFailure))
 
 
 class Unended:
@@ -104,12 +100,10 @@ class InlineStream:
         return InlineRef()
 
     def take(self) -> InlineRef | None:
-        if self._end is not None:
+        items, self._begun = self._items, True
+        if items is None:
             end, self._end = self._end, None
             return end
-        if self._items is None:
-            return None
-        items, self._begun = self._items, True
         ref = self._step(lambda: self._context.run(next, items))
         if ref.is_last:
             self._over()
@@ -140,23 +134,22 @@ def _closed(items: Any) -> StreamEnd:
     return StreamEnd(0)
 
 
+@dataclass
 class InlineServices:
     """Services of the inline backend for runtimes in this process."""
 
+    slot: SlotFacts
+    files: str
     in_driver = True
 
-    def __init__(self, facts: SlotFacts, folder: str) -> None:
-        self._facts = facts
-        self._folder = folder
-
     def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
-        return self._facts, ()
+        return self.slot, ()
 
     def call_id(self) -> int:
         return 1
 
     def folder(self) -> str:
-        return self._folder
+        return self.files
 
     def put(self, value: Any) -> Any:
         return InlineRef(value)
@@ -384,11 +377,9 @@ def _environment(changes: Mapping[str, str]) -> Generator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in changes:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def _remove(folder: str, owner: int) -> None:

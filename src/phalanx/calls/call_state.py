@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import RankOutcome, Ref, Ticket
+from phalanx.backends.backend_types import Backend, RankOutcome, Ref, Ticket
 from phalanx.calls.counts import process
 from phalanx.calls.listeners import Heard, Listeners
 from phalanx.calls.timeouts import bounded

@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Lost, ProcessStatus, RankOutcome
+from phalanx.backends.backend_types import Backend, Lost, ProcessStatus, RankOutcome
 from phalanx.calls.call_outcome import CallObservation, CallOutcome, decide
 from phalanx.calls.call_state import CallState, Cancelling, Raised
 from phalanx.calls.streams import PendingStream

@@ -9,8 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from typing import Any, Generic, TypeVar
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import FetchFailed, NotReady, Ref, Ticket
+from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Raised, Returned, raisable
 from phalanx.calls.diagnosis import seconds_until

@@ -6,8 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import StoreSpace
+from phalanx.backends.backend_types import Backend, StoreSpace
 from phalanx.display.byte_format import size
 from phalanx.errors import DispatchError
 

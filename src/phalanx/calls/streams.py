@@ -10,8 +10,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import Any
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import FetchFailed, NotReady, RankOutcome, RankStream, Ref, Ticket
+from phalanx.backends.backend_types import (
+    Backend,
+    FetchFailed,
+    NotReady,
+    RankOutcome,
+    RankStream,
+    Ref,
+    Ticket,
+)
 from phalanx.calls.call_state import Results
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import StreamEnd

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import FetchFailed, Ref
+from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.calls.counts import process
 from phalanx.calls.store_quota import Room
 from phalanx.dispatch.split import piece_bounds

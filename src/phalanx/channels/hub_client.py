@@ -24,8 +24,7 @@ from concurrent.futures import thread as futures
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Ref
+from phalanx.backends.backend_types import Backend, Ref
 from phalanx.channels.hub import Hub, Request
 from phalanx.channels.hub_server import HubAddress, HubConnection, connect, start_hub
 from phalanx.channels.staleness_state import RequestId

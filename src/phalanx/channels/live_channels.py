@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Backend
 from phalanx.channels.channel_state import By, ChannelStatus, Loss
 from phalanx.channels.hub import count_level
 from phalanx.channels.hub_client import HubObject, hubs

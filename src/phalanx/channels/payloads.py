@@ -13,8 +13,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import FetchFailed, Ref
+from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.calls.store_quota import Room
 from phalanx.channels.hub import StoredPayload
 from phalanx.channels.hub_client import PROCESS, HubClient, reclaim, stored_items

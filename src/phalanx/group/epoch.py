@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Endpoint
+from phalanx.backends.backend_types import Backend, Endpoint
 from phalanx.declare.spec import MethodSpec
 from phalanx.topology.mesh import Mesh
 

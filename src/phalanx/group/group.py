@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Endpoint, Reservation
+from phalanx.backends.backend_types import Backend, Endpoint, Reservation
 from phalanx.calls.counts import Counts, process
 from phalanx.calls.restart_reruns import RerunLog
 from phalanx.calls.store_quota import Room

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import DrainingNode
+from phalanx.backends.backend_types import Backend, DrainingNode
 from phalanx.group.group import Group
 from phalanx.group.preemption_notices import Seat
 from phalanx.session.background import Background

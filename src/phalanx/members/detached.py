@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import cloudpickle
 
-from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Backend
 from phalanx.errors import DeclarationError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group

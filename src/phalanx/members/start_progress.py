@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Endpoint
+from phalanx.backends.backend_types import Backend, Endpoint
 from phalanx.display.progress import bar, place, terminal, waiting_nodes
 
 if TYPE_CHECKING:

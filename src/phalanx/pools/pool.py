@@ -9,8 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import ReserveRequest
+from phalanx.backends.backend_types import Backend, ReserveRequest
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.pools.slot_reservation import (

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Reservation
+from phalanx.backends.backend_types import Backend, Reservation
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.session.session import session

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Backend
 from phalanx.display.registry_records import GroupRecord
 from phalanx.session.background import Background, monitor_thread
 

@@ -10,8 +10,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Endpoint
+from phalanx.backends.backend_types import Backend, Endpoint
 from phalanx.config import Shown
 from phalanx.display.log_merging import Lines, Merged
 from phalanx.session.background import Background

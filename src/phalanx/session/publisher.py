@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from phalanx.backends.api import Backend
+from phalanx.backends.backend_types import Backend
 from phalanx.display.registry_records import GroupRecord, RunRecord, to_bytes
 from phalanx.session.background import WorkQueue
 from phalanx.session.monitor import OpenGroup

@@ -11,8 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import CLUSTER_LEFT
+from phalanx.backends.backend_types import CLUSTER_LEFT, Backend
 from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
 from phalanx.declare.context import runs_inline
 from phalanx.display.metric_buffer import meters

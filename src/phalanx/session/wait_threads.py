@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Ref
+from phalanx.backends.backend_types import Backend, Ref
 from phalanx.session.background import Background, monitor_thread
 
 R = TypeVar("R")

@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Ticket
+from phalanx.backends.backend_types import Backend, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable
 from phalanx.calls.future import CallFuture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,7 +13,6 @@ import ray
 from ray import ObjectRef
 from ray import exceptions as rayx
 from ray.experimental import get_local_object_locations
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from phalanx.backends.backend_types import (
     DrainingNode,
@@ -25,12 +25,11 @@ from phalanx.backends.backend_types import (
     Ref,
     SpawnRequest,
     Ticket,
-    read_file,
 )
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
 from phalanx.backends.ray.cluster import Connection, address, job_id
-from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, NodeAgents, content_of
+from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, NodeAgents, agent_on, content_of
 from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.ray_errors import (
     log_once,
@@ -122,8 +121,7 @@ def started(request: SpawnRequest, handles: list[Any]) -> list[Any]:
     deadline = time.monotonic() + request.timeout
     reports: list[Any] = []
     for first in range(0, len(request.slots), WAVE):
-        last = min(first + WAVE, len(request.slots))
-        handles += [_create(request, index) for index in range(first, last)]
+        handles += [_create(request, index) for index in range(len(request.slots))[first : first + WAVE]]
         asked = [private.call(handle, "_px_report") for handle in handles[first:]]
         reports += private.get(asked, timeout=max(0.0, deadline - time.monotonic()))
     return reports
@@ -148,24 +146,6 @@ def _create(request: SpawnRequest, index: int) -> Any:
         namespace=namespace if request.names else None,
         scheduling_strategy=placement.strategy(request.slots[index], request.reservations),
     )
-
-
-class ServiceActor:
-    """Calls ``start`` with the address of the node, and stays alive for the threads that it started."""
-
-    def __init__(self, start: Callable[[str], Any]) -> None:
-        self._result = start(ray.util.get_node_ip_address())
-
-    def result(self) -> Any:
-        """Return the result of ``start``."""
-        return self._result
-
-
-def start_service(start: Callable[[str], Any]) -> tuple[Any, Any]:
-    """Return the actor and the result of ``start``. Ray ends the actor with the process that calls this."""
-    where = NodeAffinitySchedulingStrategy(private.runtime_context().get_node_id(), soft=False)
-    actor = private.create_actor(ServiceActor, start, num_cpus=0, max_restarts=0, scheduling_strategy=where)
-    return actor, private.call(actor, "result").future().result(_STARTS_WITHIN_S)
 
 
 def stop_service(service: Any) -> None:
@@ -201,7 +181,6 @@ class RayBackend:
     store = staticmethod(placement.store_space)
     reserve = staticmethod(placement.reserve)
     repair = staticmethod(placement.repair)
-    start_service = staticmethod(start_service)
     stop_service = staticmethod(stop_service)
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
     stream = staticmethod(stream)
@@ -255,6 +234,10 @@ class RayBackend:
 
     def _ask(self, endpoints: Sequence[Endpoint], verb: str, *args: Value, **options: float) -> list[Any]:
         return self._agents.ask(list(map(self._target, endpoints)), verb, *args, **options)
+
+    def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
+        actor = agent_on(self._node)
+        return actor, private.call(actor, "start", start).future().result(_STARTS_WITHIN_S)
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         return Ticket(private.call(endpoint.handle, "_px_setup", data, list(refs)))
@@ -330,23 +313,16 @@ class RayBackend:
         if not self.connected():
             return None
         with contextlib.suppress(Exception):  # monitoring never ends what it looks at
-            if self._exporter is None:
-                from ray.util import (
-                    metrics as of_ray,  # takes a tenth of a second, which no start of a group waits for
-                )
-
-                self._exporter = metrics.Exporter(meters, of_ray)
+            self._exporter = self._exporter or metrics.Exporter(meters)
             self._exporter.flush()
         return metrics.EVERY_S
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
         answers = self._ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
-        nodes = [endpoint.facts.slot.node_id for endpoint in endpoints]
-        silent = {node for node, answer in zip(nodes, answers, strict=True) if answer is None}
-        lost = {node for node in silent if node_is_gone(node)}
+        is_gone = functools.cache(node_is_gone)
         return [
-            replace(NOTHING_ANSWERS, gone=node in lost) if answer is None else answer
-            for node, answer in zip(nodes, answers, strict=True)
+            answer or replace(NOTHING_ANSWERS, gone=is_gone(endpoint.facts.slot.node_id))
+            for endpoint, answer in zip(endpoints, answers, strict=True)
         ]
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
@@ -362,9 +338,6 @@ class RayBackend:
         self._ask(endpoints, "send_signal", signum)
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
-        if endpoint.facts.slot.node_id == self._node:  # ten times a second for each rank that is shown
-            with contextlib.suppress(OSError):
-                return read_file(path, offset, limit)
         (content,) = self._ask([endpoint], "read", path, offset, limit)
         return content_of(content, path, endpoint.facts.slot.host)
 

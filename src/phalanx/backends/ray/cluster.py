@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -28,8 +29,11 @@ def start(options: dict[str, Any]) -> None:
     Ray records the cluster that was started last on this machine, and would wait a minute for it even if it has died.
     A recorded cluster that does not answer is ignored.
     """
-    noted = None if options.get("address") or os.environ.get("RAY_ADDRESS") else _noted_address()
-    if noted is not None and not _answers(noted):
+    noted = None
+    if not (options.get("address") or os.environ.get("RAY_ADDRESS")):
+        with contextlib.suppress(Exception):  # private to Ray: without it, Ray finds out by itself
+            noted = private.last_address()
+    if noted is not None and not answers(noted, _ANSWERS_WITHIN_S):
         _log.warning(
             "the Ray cluster that was started last on this machine, %s, does not answer; a new one is started",
             noted,
@@ -43,19 +47,11 @@ def start(options: dict[str, Any]) -> None:
     ray.init(**{**defaults, **options})
 
 
-def _noted_address() -> str | None:
-    """Return the address of the cluster that Ray's ``init()`` would join, None if there is none or it is not known."""
-    try:
-        return private.last_address()
-    except Exception:  # private to Ray: without it, Ray finds out by itself
-        return None
-
-
-def _answers(address: str) -> bool:
-    """Return whether something listens there."""
+def answers(address: str, seconds: float) -> bool:
+    """Return whether something listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN_S):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
             return True
     except (OSError, ValueError, OverflowError):
         return False

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.backends.ray import private
+from phalanx.backends.ray.cluster import answers
 from phalanx.config import running_cluster
 from phalanx.display.registry_records import ClusterRegistry, read_notices
 from phalanx.errors import PlacementError
@@ -35,9 +35,8 @@ class ClusterReader:
         if not os.environ.get(private.AUTH_VARIABLE):
             private.use_own_token()
         try:
-            host, _, port = self.address.rpartition(":")
-            # Ray's own client keeps trying for 40 s where nobody listens.
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECTS_WITHIN_S).close()
+            if not answers(self.address, _CONNECTS_WITHIN_S):  # Ray's own client would keep trying for 40 s
+                raise ConnectionRefusedError("nothing listens there")
             self._client = private.ClusterClient(self.address, _ANSWERS_WITHIN_S)
             self._client.keys_written()
         except Exception as error:
@@ -48,14 +47,12 @@ class ClusterReader:
 
     def notices(self) -> ClusterRegistry:
         """Return the entries of living drivers and detached groups; entries of dead drivers are removed."""
-        entries = self._entries()
+        values = {key: self._client.read(key) for key in self._client.keys_written()}
+        entries = {key: value for key, value in values.items() if value is not None}
         found = read_notices(entries)
+        detached = any(group.detached for group in found.groups)
         jobs = [job for job, alive in self._client.jobs().items() if alive]
-        stale = found.stale(jobs, ())
-        if not stale:
-            return found
-        if any(group.detached for group in found.groups):
-            stale = found.stale(jobs, self._client.actor_names())
+        stale = found.stale(jobs, self._client.actor_names() if detached else ())
         for key in stale:
             self._client.remove(key)
         return read_notices({key: data for key, data in entries.items() if key not in stale})
@@ -73,10 +70,6 @@ class ClusterReader:
         with contextlib.suppress(Exception):  # private to Ray, and only shown
             metadata = json.loads(self._client.metadata() or b"{}")
         return {name: metadata.get(f"{name}_version") for name in ("ray", "python")}
-
-    def _entries(self) -> dict[str, bytes]:
-        values = {key: self._client.read(key) for key in self._client.keys_written()}
-        return {key: value for key, value in values.items() if value is not None}
 
 
 def find_cluster(address: str | None = None) -> str:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -195,6 +195,10 @@ class NodeAgent:
             for target, memory in zip(targets, held, strict=True)
         ]
 
+    def start(self, service: Callable[[str], Any]) -> Value:
+        """Call ``service`` with the address of this node; its threads live as long as this process."""
+        return service(ray.util.get_node_ip_address())
+
     def _ask(self, request: Mapping[str, Any]) -> Value:
         """Send a request to the reaper, which the first request starts. The caller holds the lock."""
         for _ in range(2):
@@ -232,6 +236,12 @@ def _start_reaper() -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def agent_on(node: str) -> Any:
+    """Start an agent on a node, as an actor that Ray ends with the calling process."""
+    where = NodeAffinitySchedulingStrategy(node, soft=False)
+    return private.create_actor(NodeAgent, num_cpus=0, max_restarts=0, scheduling_strategy=where)
 
 
 class NodeAgents:
@@ -294,10 +304,7 @@ class NodeAgents:
     def _actor(self, node: str) -> Value:
         with self._lock:
             if node not in self._remote:
-                where = NodeAffinitySchedulingStrategy(node, soft=False)
-                self._remote[node] = private.create_actor(
-                    NodeAgent, num_cpus=0, max_restarts=0, scheduling_strategy=where
-                )
+                self._remote[node] = agent_on(node)
             return self._remote[node]
 
 

@@ -255,8 +255,6 @@ def draining_nodes(ended: bool = False) -> list[DrainingNode]:
 
     With ``ended``, return also the nodes that were lost because a signal or an autoscaler ended them.
     """
-    if not private.is_connected():
-        return []
     found = [
         DrainingNode(str(node), deadline / 1000.0 if deadline else None, "Ray drains its node")
         for node, deadline in private.draining_nodes().items()

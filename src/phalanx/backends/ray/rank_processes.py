@@ -132,10 +132,7 @@ class ProcessHandle(NamedTuple):
 
     def same(self) -> reaper.Process | None:
         """Return the process, None if it has ended (also if its pid is in use again)."""
-        process = reaper.look_at(self.pid)
-        if process is None or self.side is None or process.started != self.side.started:
-            return None
-        return process
+        return None if self.side is None else reaper.running(self.pid, self.side.started)
 
     def signals(self, mask: str) -> int:
         """Return a mask of signals of the process, such as ``SigCgt``, from /proc/<pid>/status: proc(5)."""
@@ -174,10 +171,8 @@ class ProcessHandle(NamedTuple):
         if self.side is None:
             return
         fd = os.open(f"/proc/{self.pid}/fd/{self.side.control}", os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(fd, request)
-        finally:
-            os.close(fd)
+        with open(fd, "wb", buffering=0) as pipe:
+            pipe.write(request)
 
 
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import re
-import socket
+import signal
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +20,7 @@ from ray import exceptions as rayx
 
 from phalanx.backends.backend_types import Lost, RankOutcome
 from phalanx.backends.ray import private
+from phalanx.backends.ray.cluster import answers
 from phalanx.display.byte_format import size
 from phalanx.display.log_merging import is_shown
 from phalanx.wire import codec
@@ -169,18 +170,11 @@ def _memory_hint(left: PostMortem) -> str | None:
 def node_is_gone(node_id: str) -> bool:
     """Return whether a node is known to be dead, or its raylet refuses connections."""
     with contextlib.suppress(Exception):  # of a cluster that does not answer: then nothing is known
-        for node in private.nodes():
-            if node["NodeID"] != node_id:
-                continue
-            if not node["Alive"]:
-                return True
-            address = (node["NodeManagerAddress"], node["NodeManagerPort"])
-            try:
-                socket.create_connection(address, timeout=_RAYLET_WITHIN_S).close()
-            except OSError:
-                return True
-            return False
-        return True
+        node = next((node for node in private.nodes() if node["NodeID"] == node_id), None)
+        if node is None or not node["Alive"]:
+            return True
+        address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+        return not answers(address, _RAYLET_WITHIN_S)
     return False
 
 
@@ -198,13 +192,7 @@ def of_node(lost: Lost, node_id: str, host: str) -> Lost:
 _LOG_BYTES = 64 * 1024
 _OUT_LINES, _ERR_LINES, _STACK_LINES = 20, 20, 60
 _FATAL = "Fatal Python error: "
-_FATAL_SIGNALS = {
-    "Segmentation fault": "SIGSEGV",
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Floating-point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-}
+_FATAL_SIGNALS = {signal.strsignal(signum): signum.name for signum in signal.Signals}
 
 
 class PostMortem(NamedTuple):
@@ -230,13 +218,13 @@ def read_logs(paths: Sequence[str]) -> PostMortem:
     if fatal is None:
         return PostMortem((*out[-_OUT_LINES:], *err[-_ERR_LINES:]))
     # The text follows the last output on the same line, if that output had no newline.
-    before, _, signal = err[fatal].partition(_FATAL)
+    before, _, name = err[fatal].partition(_FATAL)
     rest = [line for line in err[fatal + 1 :] if not line.startswith("Extension modules:")]
     said = [*err[:fatal], before] if before else err[:fatal]
     return PostMortem(
         log_tail=(*out[-_OUT_LINES:], *said[-_ERR_LINES:]),
-        fatal_signal=_FATAL_SIGNALS.get(signal.strip()),
-        stack="\n".join([_FATAL + signal, *rest][:_STACK_LINES]),
+        fatal_signal=_FATAL_SIGNALS.get(name.strip().replace("-", " ")),
+        stack="\n".join([_FATAL + name, *rest][:_STACK_LINES]),
     )
 
 

@@ -67,6 +67,12 @@ def look_at(pid: int) -> Process | None:
     return None if state in "ZX" else Process(pid, state, parent, group, user + system, started)
 
 
+def running(pid: int, started: int) -> Process | None:
+    """Return the process of a pid, None if it has ended (also if its pid is in use again)."""
+    process = look_at(pid)
+    return process if process is not None and process.started == started else None
+
+
 def processes() -> list[Process]:
     """Return all processes of this node that this process may see."""
     found = (look_at(int(name)) for name in os.listdir("/proc") if name.isdigit())
@@ -84,6 +90,13 @@ def is_tracker(pid: int) -> bool:
     """Return whether a process is a resource tracker of Python's multiprocessing, or of a library like it."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
         return _TRACKER in command.read()
+    return False
+
+
+def has_mark(pid: int, mark: str) -> bool:
+    """Return whether the environment of a process bears the mark."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
+        return f"{MARK_VARIABLE}={mark}".encode() in environ.read().split(b"\0")
     return False
 
 
@@ -108,38 +121,24 @@ class Watched:
         self.seen: set[tuple[int, int]] = set()
         self.memory = 0
 
-    def alive(self) -> bool:
-        process = look_at(self.pid)
-        return process is not None and process.started == self.started
-
-    def look(self, everything: list[Process]) -> None:
-        """Note the descendants that are found by parent or by process group."""
+    def look(self, everything: list[Process], *, marks: bool = False) -> None:
+        """Note the descendants that are found by process group, by parent and, with ``marks``, by their environment."""
         present = {process.identity for process in everything}
         self.seen &= present
         alive = (self.pid, self.started) in present
-        parents = {pid for pid, _ in self.seen} | ({self.pid} if alive else set())
-        grown = True
-        while grown:
-            found = {p for p in everything if p.parent in parents and p.pid not in parents}
-            self.seen |= {p.identity for p in found}
-            parents |= {p.pid for p in found}
-            grown = bool(found)
         if alive:
             self.memory = resident_bytes(self.pid)
         # A group keeps the pid of its leader from being given out again for as long as it has members.
-        leader = look_at(self.pid)
-        if leader is None or leader.started == self.started:
-            own = [p for p in everything if p.group == self.pid and p.started >= self.started]
-            self.seen |= {p.identity for p in own if p.pid != self.pid}
-
-    def look_for_mark(self, everything: list[Process]) -> None:
-        """Note the processes whose environment bears the mark."""
-        mark = f"{MARK_VARIABLE}={self.mark}".encode()
+        leads = alive or look_at(self.pid) is None
         for process in everything:
-            if process.pid != self.pid and process.started >= self.started:
-                with contextlib.suppress(OSError), open(f"/proc/{process.pid}/environ", "rb") as environ:
-                    if mark in environ.read().split(b"\0"):
-                        self.seen.add(process.identity)
+            if process.pid == self.pid or process.started < self.started:
+                continue
+            if (leads and process.group == self.pid) or (marks and has_mark(process.pid, self.mark)):
+                self.seen.add(process.identity)
+        parents = {pid for pid, _ in self.seen} | ({self.pid} if alive else set())
+        while found := {p.identity for p in everything if p.parent in parents and p.pid not in parents}:
+            self.seen |= found
+            parents |= {pid for pid, _ in found}
 
 
 class Reaper:
@@ -151,9 +150,7 @@ class Reaper:
     def look(self, *, marks: bool = False) -> None:
         everything = processes()
         for one in self.watched.values():
-            one.look(everything)
-            if marks:
-                one.look_for_mark(everything)
+            one.look(everything, marks=marks)
 
     def end(self, pids: list[int], patience: float = 0.0) -> list[int]:
         """Kill these ranks with all their descendants; return the pids of processes that did not end.
@@ -168,8 +165,7 @@ class Reaper:
         while chosen:
             everything = processes()
             for one in chosen:
-                one.look(everything)
-                one.look_for_mark(everything)
+                one.look(everything, marks=True)
             trackers = time.monotonic() > limit - TRACKERS_LAST_S
             left = [pid for one in chosen for pid in self._kill(one, trackers=trackers)]
             if not left or time.monotonic() > limit:
@@ -183,17 +179,14 @@ class Reaper:
     def _wait_for_exit(self, chosen: list[Watched], patience: float) -> None:
         self.look(marks=True)  # descendants cannot be found by their parent once the rank has ended
         limit = time.monotonic() + patience
-        while any(one.alive() for one in chosen) and time.monotonic() < limit:
+        while any(running(one.pid, one.started) for one in chosen) and time.monotonic() < limit:
             time.sleep(0.002)
 
     def _kill(self, one: Watched, *, trackers: bool) -> list[int]:
-        left: list[int] = []
-        for pid, started in [(one.pid, one.started), *one.seen]:
-            process = look_at(pid)
-            if process is not None and process.started == started and pid != os.getpid():
-                left.append(pid)
-                if not trackers and is_tracker(pid):
-                    continue
+        known = [(one.pid, one.started), *one.seen]
+        left = [pid for pid, started in known if running(pid, started) and pid != os.getpid()]
+        for pid in left:
+            if trackers or not is_tracker(pid):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         return left
@@ -229,8 +222,7 @@ def serve(requests: int, answers: int, starter: int, starter_started: int) -> No
                     os.write(answers, reply.encode())
         else:
             # A child that was forked holds the other end of the pipe open: the pipe alone does not tell.
-            process = look_at(starter)
-            if process is None or process.started != starter_started:
+            if running(starter, starter_started) is None:
                 break
             reaper.look()
     reaper.look(marks=True)

@@ -28,10 +28,6 @@ from phalanx.wire.messages import Message, ProcessInfo
 from phalanx.wire.value import Value
 
 
-def _no_references(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-    return ()
-
-
 class RayServices:
     """Services of Ray for the runtime in an actor's process.
 
@@ -43,7 +39,7 @@ class RayServices:
 
     def __init__(self) -> None:
         log_once()
-        self.upstream: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] = _no_references
+        self.upstream: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] = lambda _args, _kwargs: ()
 
     def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
         context = private.runtime_context()
@@ -190,15 +186,11 @@ async def _there(refs: list[Any]) -> None:
     loop = asyncio.get_running_loop()
     done = loop.create_future()
 
-    def settle() -> None:
-        if not done.done():
-            done.set_result(None)
-
     def wait() -> None:
         with contextlib.suppress(Exception):  # the call gets the error when it fetches the values
             private.wait(refs, num_returns=len(refs), fetch_local=False)
         with contextlib.suppress(RuntimeError):  # the loop was closed: the process ends
-            loop.call_soon_threadsafe(settle)
+            loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
 
     threading.Thread(target=wait, name="phalanx-arguments", daemon=True).start()
     await done
@@ -229,12 +221,8 @@ class AsyncWorkerActor(_Actor):
 _AS_THEY_ARE = (type(None), bool, int, float, str, bytes, ray.ObjectRef, ActorHandle)
 
 
-def _itself(value: Value) -> Value:
-    return value
-
-
 #: Left for Ray to pickle, because it counts who holds them.
-_RAYS_OWN = dict.fromkeys((ray.ObjectRef, ActorHandle), _itself)
+_RAYS_OWN: dict[type, Callable[[Any], Any]] = dict.fromkeys((ray.ObjectRef, ActorHandle), lambda value: value)
 
 
 def portable(value: Value) -> Value:

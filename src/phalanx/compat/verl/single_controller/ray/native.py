@@ -15,8 +15,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from phalanx.backends.api import Backend
-from phalanx.backends.backend_types import Facade, Reservation, Ticket
+from phalanx.backends.backend_types import Backend, Facade, Reservation, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
 from phalanx.calls.health_check import look_after
