@@ -16,7 +16,7 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
     "api": 1200,
-    "backends": 2270,
+    "backends": 2250,
     "calls": 2510,
     "channels": 2250,
     "checkpoint": 2040,

@@ -191,15 +191,10 @@ class RankStream(Protocol):
     or the loss of the process. Not for several threads at once.
     """
 
-    @property
-    def coming(self) -> Ref:
-        """A reference for ``wait``, ready once :meth:`take` returns an item."""
-        ...
-
-    @property
-    def ended(self) -> Ref:
-        """A reference for ``wait``, ready once the rank has finished the call, even if items were not taken."""
-        ...
+    #: A reference for ``wait``, ready once :meth:`take` returns an item.
+    coming: Ref
+    #: A reference for ``wait``, ready once the rank has finished the call, even if items were not taken.
+    ended: Ref
 
     def take(self) -> Ref | None:
         """Return the next reference, None if there is none yet. Makes room for another item. Does not wait."""

@@ -93,11 +93,8 @@ class InlineStream:
         self._context = copy_context()  # of its own: steps of other calls come in between
         self._begun = False
         self._end: InlineRef | None = None
+        self.coming = InlineRef()
         self.ended = Unended()
-
-    @property
-    def coming(self) -> InlineRef:
-        return InlineRef()
 
     def take(self) -> InlineRef | None:
         items, self._begun = self._items, True
@@ -345,9 +342,9 @@ class InlineBackend(Backend):
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
         """End the ranks by a signal that ends a process; ignore other signals."""
         if signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV):
-            name = signal.Signals(signum).name
+            lost = Lost("the rank was ended by an injected signal", f"signal {signal.Signals(signum).name}")
             for endpoint in endpoints:
-                endpoint.handle.end(Lost("the rank was ended by an injected signal", f"signal {name}"))
+                endpoint.handle.end(lost)
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
         return read_file(path, offset, limit)

@@ -19,8 +19,8 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 # Internal method of ``group.run(...)`` and its like; shown as ``run``.
 _OWN = re.compile(r"^__phalanx_(\w+)__$")
 
+#: Reports of ranks that failed in the same way, the first failure first.
 Alike = tuple[RankReport, ...]
-"""Reports of ranks that failed in the same way, the first failure first."""
 
 _MORE_TIME = ".options(timeout=...) for one call, call_timeout= for the group, PHALANX_CALL_TIMEOUT for all"
 _MORE_FOR_A_START = "start_timeout= for the group, PHALANX_START_TIMEOUT for all"

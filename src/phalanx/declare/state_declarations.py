@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from phalanx.declare.context import WorkerContext, context_of
 from phalanx.errors import DeclarationError
 
+#: Modules and most of torch; its generators, numpy's old ones; those of ``random``.
 _PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("getstate", "setstate"))
-"""Modules and most of torch; its generators, numpy's old ones; those of ``random``."""
 _ONE = "state"
 
 

@@ -12,8 +12,8 @@ from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
 from phalanx.dispatch.pytree import is_future, replaced
 from phalanx.errors import DispatchError
 
+#: Waits for a future and returns its value.
 Materialize = Callable[[Any], Any]
-"""Waits for a future and returns its value."""
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ from phalanx.wire.lazy import is_tensor, lazy
 
 T_co = TypeVar("T_co", covariant=True)
 
+#: Comparison key of a plain value: equal for equal values, in any process.
 Key = tuple[Any, ...]
-"""Comparison key of a plain value: equal for equal values, in any process."""
 
+#: Path and digest of each leaf without rows; the digest is empty where the leaf is no plain value.
 Settings = tuple[tuple[str, bytes], ...]
-"""Path and digest of each leaf without rows; the digest is empty where the leaf is no plain value."""
 
+#: Digest of values that are refused if rows are split, even from a single piece.
 UNCLEAR = b"-"
-"""Digest of values that are refused if rows are split, even from a single piece."""
 
 torch: Any = lazy("torch")
 

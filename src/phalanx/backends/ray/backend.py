@@ -46,8 +46,8 @@ from phalanx.wire.messages import OUTPUT, Message
 from phalanx.wire.value import Value
 
 NAMESPACE = "phalanx"
+#: Number of processes that are started at once.
 WAVE = 256
-"""Number of processes that are started at once."""
 _STARTS_WITHIN_S = 60.0
 _KILLED_WITHIN_S = 5.0
 _SIGHT_WITHIN_S = 0.9
@@ -148,13 +148,6 @@ def _create(request: SpawnRequest, index: int) -> Any:
     )
 
 
-def stop_service(service: Any) -> None:
-    """Kill the actor of a service. Idempotent, also after the cluster was left."""
-    if private.is_connected():
-        with contextlib.suppress(rayx.RayError, ValueError):
-            private.kill(service)
-
-
 class RayBackend:
     """Ranks as Ray actors."""
 
@@ -181,7 +174,6 @@ class RayBackend:
     store = staticmethod(placement.store_space)
     reserve = staticmethod(placement.reserve)
     repair = staticmethod(placement.repair)
-    stop_service = staticmethod(stop_service)
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
     stream = staticmethod(stream)
     call_id = staticmethod(private.call_id)
@@ -238,6 +230,11 @@ class RayBackend:
     def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
         actor = agent_on(self._node)
         return actor, private.call(actor, "start", start).future().result(_STARTS_WITHIN_S)
+
+    def stop_service(self, service: Any) -> None:
+        if self.connected():
+            with contextlib.suppress(rayx.RayError, ValueError):
+                private.kill(service)
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         return Ticket(private.call(endpoint.handle, "_px_setup", data, list(refs)))

@@ -112,5 +112,4 @@ def _drivers_of(address: str) -> str:
 
 
 def _said(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text[:160] or type(error).__name__
+    return " ".join(str(error).split())[:160] or type(error).__name__

@@ -124,11 +124,10 @@ class NodeAgent:
         with contextlib.suppress(OSError):
             seen = call_page.read(target.page())
         now = time.monotonic()
-        stopped = process.stopped
         return ProcessStatus(
-            reachable=not stopped,
+            reachable=not process.stopped,
             running={call: now - begun for call, begun in seen.running.items()},
-            note=STOPPED if stopped else "",
+            note=STOPPED if process.stopped else "",
             methods=seen.methods,
             told=seen.told,
         )

@@ -117,7 +117,7 @@ def _reserve_block(reservation: Reservation, request: ReserveRequest, index: int
 
 def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> None:
     pause = 0.01
-    while not private.placement_group_ready(group, pause):
+    while not private.placement_group_ready(group.id, pause):
         stats: Mapping[str, Any] = private.placement_group_table(group).get("stats", {})
         if stats.get("scheduling_state") == "INFEASIBLE" and not _autoscales():
             raise PlacementError(_table(request, "can never be placed on this cluster"))

@@ -81,13 +81,8 @@ nodes = unwrapped(ray.nodes)
 placement_group = unwrapped(placement_group)
 placement_group_table = unwrapped(placement_group_table)
 remove_placement_group = unwrapped(remove_placement_group)
-_placement_group_ready = unwrapped(_call_placement_group_ready)
+placement_group_ready = unwrapped(_call_placement_group_ready)
 _create_actor = unwrapped(ActorClass._remote)
-
-
-def placement_group_ready(group: Any, seconds: float) -> bool:
-    """Return whether a placement group is reserved within ``seconds``."""
-    return _placement_group_ready(group.id, seconds)
 
 
 def create_actor(cls: type, *args: Any, **options: Any) -> ActorHandle:

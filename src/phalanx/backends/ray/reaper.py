@@ -159,7 +159,10 @@ class Reaper:
         """
         chosen = [self.watched[pid] for pid in pids if pid in self.watched]
         if patience:
-            self._wait_for_exit(chosen, patience)
+            self.look(marks=True)  # descendants cannot be found by their parent once the rank has ended
+            limit = time.monotonic() + patience
+            while any(running(one.pid, one.started) for one in chosen) and time.monotonic() < limit:
+                time.sleep(0.002)
         limit = time.monotonic() + GONE_WITHIN_S
         left: list[int] = []
         while chosen:
@@ -175,12 +178,6 @@ class Reaper:
         for one in chosen:
             del self.watched[one.pid]
         return left
-
-    def _wait_for_exit(self, chosen: list[Watched], patience: float) -> None:
-        self.look(marks=True)  # descendants cannot be found by their parent once the rank has ended
-        limit = time.monotonic() + patience
-        while any(running(one.pid, one.started) for one in chosen) and time.monotonic() < limit:
-            time.sleep(0.002)
 
     def _kill(self, one: Watched, *, trackers: bool) -> list[int]:
         known = [(one.pid, one.started), *one.seen]
@@ -234,9 +231,8 @@ def main() -> None:
     if os.fork() > 0:
         os._exit(0)  # the child survives the end of the starter and of its process group
     os.setsid()
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(one, signal.SIG_IGN)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.chdir("/")
     serve(0, 1, starter, started)
 

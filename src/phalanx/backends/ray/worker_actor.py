@@ -84,9 +84,9 @@ class RayServices:
 
 def _started_with(name: str) -> str | None:
     """Return an environment variable as of the start of this process: Ray changes thread counts for actors."""
-    with contextlib.suppress(OSError, IndexError):  # there is no such file, or no such variable
-        with open("/proc/self/environ", "rb") as file:
-            text = b"\0" + file.read()
+    # There may be no such file, or no such variable.
+    with contextlib.suppress(OSError, IndexError), open("/proc/self/environ", "rb") as file:
+        text = b"\0" + file.read()
         return text.split(f"\0{name}=".encode(), 1)[1].split(b"\0", 1)[0].decode(errors="replace") or None
     return None
 
@@ -96,8 +96,7 @@ def _log_paths(worker_id: str) -> tuple[str, ...]:
     logs = private.log_folder()
     if logs is None:
         return ()
-    pattern = os.path.join(logs, f"worker-{worker_id}-*-{os.getpid()}.*")
-    return tuple(sorted(glob.glob(pattern), reverse=True))
+    return tuple(sorted(glob.glob(f"{logs}/worker-{worker_id}-*-{os.getpid()}.*"), reverse=True))
 
 
 def _message(data: bytes = b"", refs: Sequence[Any] = ()) -> Message:
