@@ -106,6 +106,9 @@ class _DispatchNames(type):
     def __iter__(cls) -> Iterator[Mode]:
         return iter(cls._modes().values())
 
+    def __contains__(cls, mode: object) -> bool:
+        return mode in cls.names() or mode in list(cls)
+
     def __getitem__(cls, name: str) -> Mode:
         return cls._modes()[name]
 

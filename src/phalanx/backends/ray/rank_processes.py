@@ -14,8 +14,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import IO, NamedTuple
 
 from phalanx.backends.ray import reaper
@@ -25,37 +25,41 @@ from phalanx.wire.messages import SideChannel
 STOPPED = "the process is stopped, as by SIGSTOP: its stack cannot be read; SIGCONT lets it go on"
 GONE = "its process is gone"
 _SIGNAL = signal.SIGUSR2
-_NOT_CAUGHT = (
-    "its interpreter does not answer, and SIGUSR2 is not caught there (any more): its stack cannot be read"
-)
+_NOT_CAUGHT = "its interpreter does not answer, and SIGUSR2 is not caught there: its stack cannot be read"
 _THREAD_WITHIN_S, _SIGNAL_WITHIN_S = 0.3, 0.25
 _LOOK_EVERY_S = 0.005
 _ALONE = "Stack (most recent call first):"  # begin of faulthandler's text for a single thread
 _RUNS_CALLS = "/phalanx/worker/worker_runtime.py"
-_MOST_AT_ONCE = 64
 
 
 def stacks_of(targets: Sequence[ProcessHandle]) -> list[tuple[str, str]]:
     """Return the stack of each rank, or "" and the reason. All ranks are asked in parallel."""
-    with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(targets) or 1)) as threads:
-        return list(threads.map(_stack_of, targets))
+    runs, found = dict(enumerate(map(_stack_of, targets))), dict[int, tuple[str, str]]()
+    while len(found) < len(runs):
+        for index in runs.keys() - found.keys():
+            try:
+                next(runs[index])
+            except StopIteration as end:
+                found[index] = end.value
+        time.sleep(_LOOK_EVERY_S)
+    return [found[index] for index in runs]
 
 
-def _stack_of(target: ProcessHandle) -> tuple[str, str]:
+def _stack_of(target: ProcessHandle) -> Generator[None, None, tuple[str, str]]:
+    """Return the stack of a rank, or "" and the reason; yields while it waits."""
     process = target.same()
     if process is None or process.stopped:
         return "", STOPPED if process else GONE
     try:
         # A thread of the rank writes all stacks, which needs the interpreter.
-        written = _answer(target, lambda: target.request(call_page.STACKS), _THREAD_WITHIN_S)
+        ask = partial(target.request, call_page.STACKS)
+        written = yield from _answer(target, ask, _THREAD_WITHIN_S)
         if written is None:
             if not target.signals("SigCgt") >> (_SIGNAL - 1) & 1:  # the signal would end the process
                 return "", _NOT_CAUGHT if target.same() else GONE
             # The thread that runs calls writes its own stack, which does not need the interpreter.
-            thread = call_page.read(target.page()).thread
-            written = _answer(
-                target, lambda: _send(target.pid, thread, _SIGNAL), _SIGNAL_WITHIN_S, signaled=True
-            )
+            ask = partial(_send, target.pid, call_page.read(target.page()).thread, _SIGNAL)
+            written = yield from _answer(target, ask, _SIGNAL_WITHIN_S, signaled=True)
     except OSError as error:
         return "", f"its stack cannot be read: {error}" if target.same() else GONE
     text = readable_stack((written or b"").decode(errors="replace"))
@@ -64,8 +68,8 @@ def _stack_of(target: ProcessHandle) -> tuple[str, str]:
 
 def _answer(
     target: ProcessHandle, ask: Callable[[], None], seconds: float, *, signaled: bool = False
-) -> bytes | None:
-    """Return the response of a rank to ``ask``, None without a complete one.
+) -> Generator[None, None, bytes | None]:
+    """Return the response of a rank to ``ask``, None without a complete one; yields while it waits.
 
     A response to a signal has no end mark: it is complete when nothing has been added for a moment.
     """
@@ -81,7 +85,7 @@ def _answer(
             if whole is not None or time.monotonic() > limit:
                 return whole
             before = written
-            time.sleep(_LOOK_EVERY_S)
+            yield
 
 
 def readable_stack(dump: str) -> str:

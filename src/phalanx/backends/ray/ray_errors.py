@@ -141,10 +141,8 @@ def with_post_mortem(lost: Lost, left: PostMortem | None, log_path: str | None) 
     """Return ``lost`` with the remains of its process: a crash's signal, last lines, hints from memory counters."""
     if left is None:
         return replace(lost, log_path=log_path)
-    exit = lost.exit
-    if left.fatal_signal:
-        exit = f"signal {left.fatal_signal}"
-    elif exit is None and not lost.intended:
+    exit = f"signal {left.fatal_signal}" if left.fatal_signal else lost.exit
+    if exit is None and not lost.intended:
         exit = _NO_EXIT
     return replace(
         lost,
