@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from phalanx.errors import InternalError
 
 
 class Loop:
@@ -37,18 +39,6 @@ class Loop:
         finally:
             thread.shutdown(wait=False)
 
-    def iterate(self, items: AsyncGenerator[Any]) -> Generator[Any]:
-        """Yield the items of an async generator. Closing this closes the other."""
-        try:
-            while True:
-                try:
-                    item = self.run(items.__anext__())
-                except StopAsyncIteration:
-                    return
-                yield item
-        finally:
-            self.run(items.aclose())
-
 
 def _run_until_complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
     task = loop.create_task(coroutine)
@@ -62,10 +52,10 @@ def _run_until_complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[An
         raise
 
 
-async def iterate_async(items: Generator[Any]) -> AsyncGenerator[Any]:
-    """Yield the items of a generator to an event loop. Closing this closes the other."""
+def completed(coroutine: Any) -> Any:
+    """Return the result of a coroutine that does not suspend, such as a call on a rank without an event loop."""
     try:
-        for item in items:
-            yield item
-    finally:
-        items.close()
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise InternalError(f"{coroutine} was suspended on a rank without an event loop")

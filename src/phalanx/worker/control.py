@@ -63,36 +63,17 @@ class Control:
         """Return the file descriptors for the node's agent."""
         return SideChannel(_start_ticks(), self.page.fd, self._stacks, self._wake, self._mark)
 
-    def call(self, number: int, method: str = "") -> AbstractContextManager[None]:
-        """Show a call on the page, and let it be interrupted on the main thread.
-
-        Raises:
-            Interrupted: if the call was cancelled before the block, or is cancelled in it.
-        """
-        return _Call(self, number, method)
-
-    @contextlib.contextmanager
-    def listed(self, number: int, method: str = "") -> Generator[None]:
+    def listed(self, number: int, method: str) -> AbstractContextManager[None]:
         """Show a call on the page as running."""
-        slot = self.page.begin(number, method)
-        try:
-            yield
-        finally:
-            self.page.end(slot)
+        return _Listed(self.page, number, method)
 
-    @contextlib.contextmanager
-    def step(self, number: int) -> Generator[None]:
-        """Let a single item of a call be interrupted on the main thread.
+    def step(self, number: int) -> AbstractContextManager[None]:
+        """Let a call, or an item of it, be interrupted on the main thread.
 
         Raises:
             Interrupted: if the call was cancelled before the block, or is cancelled in it.
         """
-        try:
-            self.running = number  # before the check, as for a call
-            self.check(number)
-            yield
-        finally:
-            self.running = 0
+        return _Step(self, number)
 
     @contextlib.contextmanager
     def task_step(self, number: int) -> Generator[None]:
@@ -167,27 +148,40 @@ class Control:
             self._tasks[number][1].cancel()
 
 
-class _Call:
-    """A call on the main thread. No generator, which would take longer: every call passes it."""
+# Every call passes these two. As generators they would take several times longer.
 
-    __slots__ = ("_control", "_method", "_number", "_slot")
 
-    def __init__(self, control: Control, number: int, method: str) -> None:
-        self._control, self._number, self._method = control, number, method
+class _Listed:
+    __slots__ = ("_method", "_number", "_page", "_slot")
+
+    def __init__(self, page: CallPage, number: int, method: str) -> None:
+        self._page, self._number, self._method = page, number, method
 
     def __enter__(self) -> None:
-        control = self._control
-        self._slot = control.page.begin(self._number, self._method)
+        self._slot = self._page.begin(self._number, self._method)
+
+    def __exit__(self, *_: object) -> None:
+        self._page.end(self._slot)
+
+
+class _Step:
+    __slots__ = ("_control", "_number")
+
+    def __init__(self, control: Control, number: int) -> None:
+        self._control, self._number = control, number
+
+    def __enter__(self) -> None:
         try:
-            control.running = self._number  # before the check, so that no cancellation in between is missed
-            control.check(self._number)
+            self._control.running = (
+                self._number
+            )  # before the check, so that no cancellation in between is missed
+            self._control.check(self._number)
         except BaseException:
-            self.__exit__()
+            self._control.running = 0
             raise
 
     def __exit__(self, *_: object) -> None:
         self._control.running = 0
-        self._control.page.end(self._slot)
 
 
 def _start_ticks() -> int:

@@ -277,6 +277,6 @@ def _copies(runtime: WorkerRuntime) -> state_copies.StateCopies:
 
 async def _fetched(runtime: WorkerRuntime, ref: BackendRef) -> Any:
     """Fetch a copy. Calls of an asynchronous rank continue during the transfer."""
-    if runtime.in_driver or runtime.place is None or not runtime.place.asynchronous:
-        return runtime.fetch(ref, FETCH_S)
-    return await asyncio.to_thread(runtime.fetch, ref, FETCH_S)
+    if runtime.interleaves:
+        return await asyncio.to_thread(runtime.fetch, ref, FETCH_S)
+    return runtime.fetch(ref, FETCH_S)

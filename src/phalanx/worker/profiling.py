@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import DeclarationError
@@ -91,27 +90,6 @@ class Profiling:
         self._note = ""
         _running_profile = key
 
-    def run(
-        self, role: str, method: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
-    ) -> Any:
-        """Call a method, in a span of the profile if it fits.
-
-        For an ``async`` method or a generator, return an awaitable or a generator whose span ends with it.
-        """
-        name = full_name(role, "run" if method == RUN else method)
-        if self._over or not self._order.fits(role, name):
-            return function(*args, **kwargs)
-        with ExitStack() as stack:
-            stack.enter_context(self._span(name))
-            result = function(*args, **kwargs)
-            if isinstance(result, Awaitable):
-                return _awaited(result, stack.pop_all())
-            if isinstance(result, GeneratorType):
-                return _iterated(result, stack.pop_all())
-            if isinstance(result, AsyncGeneratorType):
-                return _iterated_async(result, stack.pop_all())
-            return result
-
     def finish(self) -> ProfileReport:
         """Stop, and return the report."""
         global _running_profile
@@ -122,8 +100,10 @@ class Profiling:
         return ProfileReport(tuple(self._calls), tuple(self._failed), self._trace, self._note)
 
     @contextmanager
-    def _span(self, name: str) -> Generator[None]:
-        span = self._open_span(name)
+    def span(self, role: str, method: str) -> Generator[None]:
+        """Run a method in a span of the profile, if the method fits."""
+        name = full_name(role, "run" if method == RUN else method)
+        span = None if self._over or not self._order.fits(role, name) else self._open_span(name)
         if span is None:
             yield
             return
@@ -164,23 +144,6 @@ class Profiling:
         except Exception as error:
             self._over = True
             self._note = f"the profiler failed: {type(error).__name__}: {error}"
-
-
-async def _awaited(result: Awaitable[Any], span: ExitStack) -> Any:
-    with span:
-        return await result
-
-
-def _iterated(items: Generator[Any], span: ExitStack) -> Generator[Any]:
-    with span:
-        yield from items
-
-
-async def _iterated_async(items: AsyncGenerator[Any], span: ExitStack) -> AsyncGenerator[Any]:
-    with span:
-        async with aclosing(items):
-            async for item in items:
-                yield item
 
 
 class _Torch:
