@@ -176,12 +176,12 @@ def start(
         pool=pool.name,
     )
     core = Group(card, pool.backend_api, pool.world_size, owner=True)
-    core.options = options
+    core.roles, core.options = {"": bound}, options
     session.add_group(core)
     methods = tuple(Facade(name, "", name) for name in names.methods)
     runtime = make_overlay_runtime if overlay.active() else make_runtime
     processes = Processes(class_name, methods, names.actors, names.namespace, runtime)
-    launched = launch(core, pool, {"": bound}, 0, options, name=names.group, processes=processes, amend=amend)
+    launched = launch(core, pool, 0, name=names.group, processes=processes, amend=amend)
     _settle(launched, core)
     unpublish = _published(core, names)
     extras, backend = launched.extras, pool.backend_api  # not the core, which holds the ranks
@@ -210,10 +210,10 @@ def _tracked(core: Group) -> TrackedCalls:
 
 
 def _settle(launched: Launched, core: Group) -> None:
-    call = constructors(core)
-    sent_to(call, core.enter(launched.endpoints), launched.tickets)
     try:
-        call.result(None)
+        with constructors(core) as call:
+            sent_to(call, core.enter(launched.endpoints), launched.tickets)
+            call.result(None)
     except BaseException:
         core.backend.kill(launched.endpoints)
         _release_extras(launched, core.backend)
