@@ -186,17 +186,6 @@ def _join_world(worker: Any, world: _World | None) -> None:
 FETCH_S = 300.0
 
 
-class SnapshotRequest(NamedTuple):
-    """Copy the state as snapshot ``number``; ``last`` is the previous complete snapshot, 0 if there is none.
-
-    ``again``: the rank's holder has ``last``, so that only the changes since then are sent.
-    """
-
-    number: int
-    last: int
-    again: bool
-
-
 class SnapshotReply(NamedTuple):
     """Reference to the part that the holder lacks, the bytes of the copy, and the bytes of that part."""
 
@@ -205,28 +194,20 @@ class SnapshotReply(NamedTuple):
     sent_bytes: int
 
 
-class RestoreRequest(NamedTuple):
-    """Restore snapshot ``number``; ``copy`` refers to a copy that another rank holds, None: the rank's own.
-
-    ``keep_rng``: leave the random generators as they are.
-    """
-
-    number: int
-    copy: BackendRef | None = None
-    keep_rng: bool = False
-
-
 def has_state(runtime: WorkerRuntime) -> bool:
     """Return whether any role of this rank has a state."""
     declared = declared_states(runtime.context)
     return any(rank_state.has_state(worker, declared.get(role)) for role, worker in runtime.instances.items())
 
 
-def take_snapshot(runtime: WorkerRuntime, request: SnapshotRequest) -> SnapshotReply:
-    """Copy the state of this rank's roles, and store the part that the holder lacks."""
-    copies = _copies(runtime)
-    copy = copies.take(request.number, request.last, _states(runtime))
-    sent = copies.changed(request.number, request.last, copy, again=request.again)
+def take_snapshot(runtime: WorkerRuntime, number: int, last: int, again: bool) -> SnapshotReply:
+    """Copy the state of this rank's roles as snapshot ``number``, and store the part that its holder lacks.
+
+    Args:
+        last: the previous complete snapshot; 0: none.
+        again: the holder has ``last``, so that only the changes since then are sent.
+    """
+    copy, sent = _copies(runtime).take(number, last, _states(runtime), again=again)
     return SnapshotReply(runtime.put(sent), copy.nbytes, sent.nbytes)
 
 
@@ -248,20 +229,19 @@ def copy_of_now(runtime: WorkerRuntime) -> BackendRef:
     return runtime.put(state_copies.copy_state(_states(runtime)))
 
 
-async def restore_snapshot(runtime: WorkerRuntime, request: RestoreRequest) -> int:
-    """Restore a snapshot. Return its bytes."""
+async def restore_snapshot(
+    runtime: WorkerRuntime, copy: BackendRef | None, number: int, keep_rng: bool = False
+) -> None:
+    """Restore snapshot ``number``.
+
+    Args:
+        copy: a copy that another rank holds; None: the rank's own.
+        keep_rng: leave the random generators as they are.
+    """
     copies = _copies(runtime)
-    if request.copy is not None:
-        copies.put_back(request.number, await _fetched(runtime, request.copy))
-    copy = copies.own(request.number)
-    states = _states(runtime)
-    for role, saved in copy.roles.items():
-        state_copies.restore_role(states[role], saved, role)
-    for worker in runtime.instances.values():
-        state_copies.drop_gradients(worker)
-    if not request.keep_rng:
-        copies.restore_generators(copy)  # last: loading may draw random numbers
-    return copy.nbytes
+    if copy is not None:
+        copies.put_back(number, await _fetched(runtime, copy))
+    copies.restore(number, _states(runtime), keep_rng=keep_rng, workers=runtime.instances.values())
 
 
 def _states(runtime: WorkerRuntime) -> dict[str, rank_state.RankState]:
