@@ -35,8 +35,7 @@ from phalanx.session.session import session
 from phalanx.topology.slots import Slot
 from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.messages import STORE_VARIABLE, Message, RankConfig, library_call
-from phalanx.worker.factory import make_runtime
-from phalanx.worker.handlers import Rejoin, rejoin
+from phalanx.worker.handlers import make_runtime, rejoin
 
 #: Variables by which ranks find each other, sent again to ranks that rejoin.
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
@@ -258,7 +257,7 @@ def rejoin_calls(
 ) -> list[Ticket]:
     """Run ``rejoin()`` on the ranks that stay while the others are made; return the tickets of all, by rank."""
     environment = launched.setups[0].environment
-    message = library_call(rejoin, Rejoin(epoch, {name: environment[name] for name in _MEETING}))
+    message = library_call(rejoin, epoch, {name: environment[name] for name in _MEETING})
     tickets = {setup.rank: ticket for setup, ticket in zip(launched.setups, launched.tickets, strict=True)}
     tickets |= {rank: core.backend.submit(endpoint, message) for rank, endpoint in staying.items()}
     return [tickets[rank] for rank in sorted(tickets)]

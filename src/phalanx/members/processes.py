@@ -10,16 +10,16 @@ import contextlib
 from collections.abc import Callable, Collection, Generator, Sequence
 
 from phalanx.backends.backend_types import Endpoint, NotReady, Reservation
+from phalanx.calls import health_check
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable
-from phalanx.calls.health_check import look_after
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.run_on import gather_before_end, run_on
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
+from phalanx.group import preemption_monitor
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
-from phalanx.group.preemption_monitor import watch
 from phalanx.group.roster import publish, withdraw
 from phalanx.members.detached import publish_record, withdraw_record
 from phalanx.members.launch import (
@@ -53,8 +53,8 @@ def start(core: Group) -> None:
         make_again(core, call.trace)
     _open_for_calls(core)
     if not core.backend.immediate:
-        session.monitor.add(core, look_after)
-        watch()
+        health_check.watch()
+        preemption_monitor.watch()
 
 
 def _open_for_calls(core: Group) -> None:

@@ -123,25 +123,13 @@ class WaitThreads:
             return None
         over, in_part = _sorted_out(others)
         with self._lock:
-            stuck = self._done == self._done_before
+            free = max(self._idle + self._most + _SPARE - self._threads, self._done == self._done_before)
             self._done_before = self._done
-            for wait in over:
-                if not self._hand_on(wait):
-                    if stuck:
-                        self._hand_on(wait, even_so=True)
-                    break
-            for wait in in_part:
-                self._hand_on(wait)
+            for wait in [*over, *in_part][:free]:
+                if wait in self._others:  # else a thread took it meanwhile
+                    self._others.remove(wait)
+                    self._begin(wait)
         return _LOOK_EVERY_S
-
-    def _hand_on(self, wait: _Wait, *, even_so: bool = False) -> bool:
-        """Have a wait done, if there is a thread for it; under the lock."""
-        if not (self._idle or self._threads < self._most + _SPARE or even_so):
-            return False
-        if wait in self._others:  # else a thread took it meanwhile
-            self._others.remove(wait)
-            self._begin(wait)
-        return True
 
 
 def _sorted_out(waits: Sequence[_Wait]) -> tuple[list[_Wait], list[_Wait]]:

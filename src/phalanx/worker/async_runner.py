@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from phalanx.errors import InternalError
-
 
 class Loop:
     """The event loop of all ``async`` methods of a rank, created at their first call."""
@@ -50,12 +48,3 @@ def _run_until_complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[An
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 loop.run_until_complete(task)
         raise
-
-
-def completed(coroutine: Any) -> Any:
-    """Return the result of a coroutine that does not suspend, such as a call on a rank without an event loop."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise InternalError(f"{coroutine} was suspended on a rank without an event loop")

@@ -19,8 +19,10 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
+from traceback import walk_stack
 from types import CodeType, FrameType
 
 from phalanx.wire.call_page import INTERRUPT, SEVER, STACKS, CallPage, answer, available
@@ -201,7 +203,6 @@ def control() -> Control | None:
 
 
 _FRAMES, _THREADS = 100, 100  # per thread, and threads, as in faulthandler
-Frames = list[tuple[CodeType, int | None]]
 
 
 def stacks() -> str:
@@ -217,7 +218,11 @@ def stacks() -> str:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        frames = {ident: _frames(frame) for ident, frame in sys._current_frames().items()}
+        # Code and line of each frame: the frames, and the values that they hold, are released.
+        frames = {
+            ident: [(one.f_code, line) for one, line in islice(walk_stack(frame), _FRAMES + 1)]
+            for ident, frame in sys._current_frames().items()
+        }
     finally:
         if collecting:
             gc.enable()
@@ -226,16 +231,7 @@ def stacks() -> str:
     return "\n".join(_format(ident, frames[ident]) for ident in (*others, main) if ident in frames)
 
 
-def _frames(frame: FrameType | None) -> Frames:
-    """Return code and line from this frame outwards. The frames, and the values they hold, are released."""
-    frames: Frames = []
-    while frame is not None and len(frames) <= _FRAMES:
-        frames.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return frames
-
-
-def _format(ident: int, frames: Frames) -> str:
+def _format(ident: int, frames: Sequence[tuple[CodeType, int]]) -> str:
     lines = [
         f'  File "{code.co_filename}", line {line or "?"} in {code.co_name}'
         for code, line in frames[:_FRAMES]

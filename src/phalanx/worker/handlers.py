@@ -9,7 +9,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +28,13 @@ if TYPE_CHECKING:  # a driver needs the names of these functions, and no torch o
 else:
     rank_state = lazy("phalanx.worker.rank_state")
     state_copies = lazy("phalanx.worker.state_copies")
+
+
+def make_runtime(services: Any) -> WorkerRuntime:
+    """Return the runtime of a new worker process, which is the first argument of the functions below."""
+    from phalanx.worker.worker_runtime import WorkerRuntime  # heavy
+
+    return WorkerRuntime(services)
 
 
 def meshes(runtime: WorkerRuntime) -> dict[str, dict[str, int]]:
@@ -72,7 +78,7 @@ def arm_profile(runtime: WorkerRuntime, key: str, order: ProfileOrder) -> None:
     Raises:
         DeclarationError: if calls of the rank interleave, or as for :class:`Profiling`.
     """
-    if runtime.place is not None and runtime.place.asynchronous:
+    if runtime.place.asynchronous:
         raise DeclarationError(
             "profile(): the group was made with max_concurrency, so its calls interleave on one thread and no trace "
             "would be of one call; profile a group without it, or call torch.profiler in the worker itself"
@@ -97,35 +103,24 @@ def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
 _LEFT = "left world"
 
 
-@dataclass(frozen=True)
-class Rejoin:
-    """The epoch that begins, and the variables that differ in it: where the ranks meet."""
-
-    epoch: int
-    environment: Mapping[str, str]
+#: Backend and timeout of a default process group.
+_World = tuple[str, timedelta]
 
 
-@dataclass(frozen=True)
-class _World:
-    """Arguments of the former default process group."""
-
-    backend: str
-    timeout: timedelta
-
-
-def rejoin(runtime: WorkerRuntime, request: Rejoin) -> None:
+def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> None:
     """Enter an epoch, together with the constructors of the new ranks.
 
-    Each object's ``rejoin()`` is called, in the order of their creation.
+    Each object's ``rejoin()`` is called, in the order of their creation. The variables that differ in the epoch are set
+    before: where the ranks meet.
 
     Raises:
         BaseException: if a ``rejoin()`` raises it.
     """
-    runtime.stay(request.epoch)
+    runtime.stay(epoch)
     shared = runtime.context.shared
     world: _World | None = None
     if not runtime.in_driver:  # in the driver a process group belongs to another group, of a single rank
-        os.environ.update(request.environment)
+        os.environ.update(environment)
         world = shared[_LEFT] = _leave_world() or shared.get(_LEFT)
     shared[REJOIN] = lambda worker: _join_world(worker, world)
     try:
@@ -141,7 +136,7 @@ def rejoin(runtime: WorkerRuntime, request: Rejoin) -> None:
 
 
 def _leave_world() -> _World | None:
-    """Destroy the process groups. Return the arguments of the default process group, None if it did not exist."""
+    """Destroy the process groups. Return the default process group's arguments, None if it did not exist."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available():
         return None
@@ -153,7 +148,7 @@ def _leave_world() -> _World | None:
 
     options = getattr(dist.group.WORLD, "options", None)  # torch has no public way to ask
     timeout = getattr(options, "_timeout", None)
-    world = _World(dist.get_backend(), timeout if isinstance(timeout, timedelta) else default_pg_timeout)
+    world = dist.get_backend(), timeout if isinstance(timeout, timedelta) else default_pg_timeout
     collectives.forget()
     dist.destroy_process_group()  # returns at once, even if a thread is in one of its collectives
     return world
@@ -165,21 +160,17 @@ def _join_world(worker: Any, world: _World | None) -> None:
         return
     import torch.distributed as dist  # there was a process group
 
+    backend, timeout = world
     if not dist.is_initialized():
-        dist.init_process_group(world.backend, timeout=world.timeout)
+        dist.init_process_group(backend, timeout=timeout)
     parallel = sys.modules.get("torch.nn.parallel")
     wrapper: Any = getattr(parallel, "DistributedDataParallel", None)
     for name, value in list(vars(worker).items()):
         if wrapper is not None and isinstance(value, wrapper):
             ddp: Any = value
-            again = wrapper(
-                ddp.module,
-                device_ids=ddp.device_ids or None,
-                broadcast_buffers=ddp.broadcast_buffers,
-                find_unused_parameters=ddp.find_unused_parameters,
-                gradient_as_bucket_view=ddp.gradient_as_bucket_view,
-            )
-            setattr(worker, name, again)
+            kept = ("broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view")
+            options = {option: getattr(ddp, option) for option in kept}
+            setattr(worker, name, wrapper(ddp.module, device_ids=ddp.device_ids or None, **options))
 
 
 #: Seconds that a copy may take on its way to the rank that fetches it.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import DeclarationError
 from phalanx.wire.lazy import lazy
-from phalanx.wire.messages import RUN, full_name
+from phalanx.wire.messages import RUN, full_name, is_library_call
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +103,8 @@ class Profiling:
     def span(self, role: str, method: str) -> Generator[None]:
         """Run a method in a span of the profile, if the method fits."""
         name = full_name(role, "run" if method == RUN else method)
-        span = None if self._over or not self._order.fits(role, name) else self._open_span(name)
+        fits = not (self._over or is_library_call(method)) and self._order.fits(role, name)
+        span = self._open_span(name) if fits else None
         if span is None:
             yield
             return
@@ -118,13 +119,12 @@ class Profiling:
                 span.__exit__(None, None, None)
                 if len(self._calls) >= self._order.calls:
                     self._stop()
-                else:
-                    self._tool.pause()
 
     def _open_span(self, name: str) -> AbstractContextManager[Any] | None:
         with self._noting_errors():
-            (self._tool.resume if self._running else self._tool.start)()
-            self._running = True
+            if not self._running:
+                self._tool.start()
+                self._running = True
             span = self._tool.span(name)
             span.__enter__()
             return span
@@ -165,20 +165,22 @@ class _Torch:
         self._kinds = [available[name] for name in names]
         self._cuda = known.CUDA in self._kinds
         self._profile = torch_profiler.profile(activities=self._kinds, **order.options)
+        self._collecting = True  # once it was started
 
     def start(self) -> None:
         self._profile.start()
 
-    def resume(self) -> None:
-        if not self._cuda:
-            self._profile.toggle_collection_dynamic(True, self._kinds)
+    @contextmanager
+    def span(self, name: str) -> Generator[None]:
+        self._collect(True)
+        with torch_profiler.record_function(name):
+            yield
+        self._collect(False)
 
-    def pause(self) -> None:
-        if not self._cuda:
-            self._profile.toggle_collection_dynamic(False, self._kinds)
-
-    def span(self, name: str) -> AbstractContextManager[Any]:
-        return torch_profiler.record_function(name)
+    def _collect(self, on: bool) -> None:
+        if on is not self._collecting and not self._cuda:
+            self._profile.toggle_collection_dynamic(on, self._kinds)
+        self._collecting = on
 
     def stop(self) -> bytes | None:
         if self._cuda:
@@ -192,7 +194,10 @@ class _Torch:
 
 
 class _Nsys:
-    """Nsight Systems around the process. This class starts and stops its recording; it writes its own file."""
+    """Nsight Systems around the process. This class starts and stops its recording; it writes its own file.
+
+    It records between calls too, which have NVTX ranges of their own.
+    """
 
     def __init__(self) -> None:
         if NSYS_VARIABLE not in os.environ:
@@ -206,12 +211,6 @@ class _Nsys:
 
     def start(self) -> None:
         torch.cuda.profiler.start()
-
-    def resume(self) -> None:
-        """Do nothing: it records between calls too, which have NVTX ranges of their own."""
-
-    def pause(self) -> None:
-        """Do nothing."""
 
     def span(self, name: str) -> AbstractContextManager[Any]:
         return torch.cuda.nvtx.range(name)

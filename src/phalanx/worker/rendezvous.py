@@ -132,10 +132,10 @@ def _note_connections() -> None:
 
 
 class _PostImport(importlib.abc.MetaPathFinder):
-    """Runs functions once torch's rendezvous module was imported; the import itself is left to other finders."""
+    """Runs a function once torch's rendezvous module was imported; the import itself is left to other finders."""
 
-    def __init__(self) -> None:
-        self.actions: list[Callable[[ModuleType], None]] = []
+    def __init__(self, action: Callable[[ModuleType], None]) -> None:
+        self.action = action
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -151,21 +151,16 @@ class _PostImport(importlib.abc.MetaPathFinder):
 
     def _run(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
         exec_module(module)
-        for action in self.actions:
-            action(module)
+        self.action(module)
 
 
 def _when_imported(action: Callable[[ModuleType], None]) -> None:
-    """Run ``action`` with torch's rendezvous module, now or once it is imported."""
+    """Run ``action`` with torch's rendezvous module, now or once it is imported; equal actions run once."""
     module = sys.modules.get(_MODULE)
     if module is not None:
         action(module)
-        return
-    hook = next((finder for finder in sys.meta_path if isinstance(finder, _PostImport)), None)
-    if hook is None:
-        hook = _PostImport()
-        sys.meta_path.insert(0, hook)
-    hook.actions.append(action)
+    elif all(getattr(finder, "action", None) != action for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PostImport(action))
 
 
 class Collectives:

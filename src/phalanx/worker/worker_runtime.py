@@ -18,7 +18,7 @@ from phalanx.declare.classes import registered_methods
 from phalanx.declare.context import WorkerContext, present, set_context_of_process
 from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.declare.worker import REJOINING, Worker, make
-from phalanx.errors import ArgumentLost, DispatchError, FailureKind, StaleEpoch, WeightsTorn
+from phalanx.errors import ArgumentLost, DispatchError, FailureKind, InternalError, StaleEpoch, WeightsTorn
 from phalanx.topology.slots import SlotFacts
 from phalanx.tracing import spans
 from phalanx.tracing.spans import Noted, SpanWriter, path_of
@@ -40,7 +40,7 @@ from phalanx.wire.messages import (
     is_library_call,
 )
 from phalanx.wire.unpack import received
-from phalanx.worker.async_runner import Loop, completed
+from phalanx.worker.async_runner import Loop
 from phalanx.worker.bootstrap import apply, context_of_rank, importing
 from phalanx.worker.call_values import Arguments, arguments_of, described, encoded, sent_bytes
 from phalanx.worker.control import Interrupted, control
@@ -144,7 +144,7 @@ class WorkerRuntime:
         in_driver: True if the rank shares the driver's process.
         instances: the users' objects by role.
         context: the place of the rank, shared by its objects.
-        place: the configuration of the rank; None before its setup.
+        place: the configuration of the rank; before its setup, that of no rank.
         closers: its exit hooks.
         profiling: its running profile.
         call_log: number and name of calls that ran in debug mode or in a trace, in their order.
@@ -156,7 +156,7 @@ class WorkerRuntime:
         self.in_driver = services.in_driver
         self.instances: dict[str, Any] = {}
         self.context = WorkerContext()
-        self.place: RankConfig | None = None
+        self.place = RankConfig(UNKNOWN_RANK, 1, 0, 1, "", ANY_EPOCH, {}, host=socket.gethostname())
         self.closers = Closers(own_process=not services.in_driver)
         self.profiling: Profiling | None = None
         self.call_log: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
@@ -164,7 +164,9 @@ class WorkerRuntime:
         self._loop = Loop()
         self._store_port = StorePort()
         self._control = None if services.in_driver else control()
-        self._scope = self._control or _Presence(self)
+        self._scope = scope = self._control or _Presence(self)
+        #: Context in which a call, or an item of it, can be interrupted; its task, if calls interleave.
+        self._step = scope.step
         #: True if calls interleave on the running loop of the process.
         self.interleaves = False
         # Ctrl-C reaches ranks in the driver's process; in another process a method raised it.
@@ -198,6 +200,7 @@ class WorkerRuntime:
         self._set_context(setup)
         if setup.asynchronous and not self.in_driver:
             self.interleaves, self._passes = True, (SystemExit, GeneratorExit)
+            self._step = self._scope.task_step
         try:
             self._log = apply(setup, self.in_driver)
             self._store_port.settle(serves=setup.serves)
@@ -206,7 +209,7 @@ class WorkerRuntime:
             with (
                 self.trace_files.of(setup.trace, SETUP_CALL) as note,
                 self._scope.listed(call_id, "__init__"),
-                self._scope.step(call_id),
+                self._scope.step(call_id),  # constructors are no tasks
             ):
                 with nullcontext() if self.in_driver else importing(), decoding(restore=arguments.restore):
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
@@ -240,10 +243,8 @@ class WorkerRuntime:
     def weights(self) -> WeightRegistry:
         """The published and accepted weights of this rank."""
         if self._weights is None:
-            had, published = (
-                ({}, {}) if self.place is None else (self.place.had_weights, self.place.published_weights)
-            )
-            self._weights = WeightRegistry(WeightsDeclared.of(self.context), had, published)
+            declared, place = WeightsDeclared.of(self.context), self.place
+            self._weights = WeightRegistry(declared, place.had_weights, place.published_weights)
             self._unusable = self._weights.unusable
         return self._weights
 
@@ -310,7 +311,7 @@ class WorkerRuntime:
         Raises:
             RankFailure: for every error of the call; always picklable.
         """
-        return completed(self.run_async(message))
+        return _completed(self.run_async(message))
 
     async def run_async(self, message: Message) -> Any:
         """Run a call on the running loop, as :meth:`run`: awaits of several calls interleave."""
@@ -323,7 +324,7 @@ class WorkerRuntime:
                 self._step(call_id),
             ):
                 method = self._method(call, refs, note)
-                with self._profiled(call):
+                with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
                     result = method()
                     if isinstance(result, Awaitable):
                         result = await self._value(result)
@@ -349,9 +350,9 @@ class WorkerRuntime:
         try:
             with suppress(StopAsyncIteration):
                 while True:
-                    yield completed(anext(items))
+                    yield _completed(anext(items))
         finally:
-            completed(items.aclose())
+            _completed(items.aclose())
 
     async def stream_async(self, message: Message) -> AsyncGenerator[Any]:
         """Run a call whose method yields on the running loop, as :meth:`stream`."""
@@ -365,7 +366,7 @@ class WorkerRuntime:
             ):
                 with self._step(call_id):
                     method = self._method(call, refs, note)
-                with self._profiled(call):
+                with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
                     with self._step(call_id):
                         source = _check_yields(await self._value(method()))
                     async with aclosing(self._items(source)) as items:
@@ -398,7 +399,7 @@ class WorkerRuntime:
 
     def run_direct(self, *call: Any) -> Any:
         """Run a call of a handle that is used without a group, as :meth:`run_direct_async`."""
-        return completed(self.run_direct_async(*call))
+        return _completed(self.run_direct_async(*call))
 
     async def run_direct_async(
         self,
@@ -467,10 +468,6 @@ class WorkerRuntime:
             return None
         return WeightsTorn(f"{full_name(role, method)}: {reason}")
 
-    def _step(self, call_id: int) -> AbstractContextManager[None]:
-        """Let a call, or an item of it, be interrupted: the current task if calls interleave, else the main thread."""
-        return self._scope.task_step(call_id) if self.interleaves else self._scope.step(call_id)
-
     async def _value(self, result: Any) -> Any:
         """Return the result of a user's function: that of an awaitable once it is there."""
         if self.interleaves and isinstance(result, Awaitable):
@@ -506,12 +503,6 @@ class WorkerRuntime:
             return partial(args[0], target, *args[1:], **kwargs)
         return partial(getattr(target, call.method), *args, **kwargs)
 
-    def _profiled(self, call: RankCall) -> AbstractContextManager[None]:
-        """Return a context around a method, in which the rank's profile notes the call, if any."""
-        if self.profiling is None or is_library_call(call.method):
-            return _NOTHING
-        return self.profiling.span(call.role, call.method)
-
     def failure(
         self, error: BaseException, role: str, method: str, kind: FailureKind = "raised"
     ) -> RankFailure:
@@ -527,22 +518,31 @@ class WorkerRuntime:
             cls = ArgumentLost if upstream.lost or is_cut_off(upstream) else DispatchError
             error = cls(f"an argument of this call is the result of a call that failed: {error}")
         place = self.place
-        accelerators = "" if place is None else ",".join(place.accelerator_ids)
+        accelerators = ",".join(place.accelerator_ids)
         kind = "cancelled" if isinstance(error, Interrupted) else kind
         hint = _MODULES if isinstance(error, ModuleNotFoundError) else None
         report = capture(error, kind=kind, role=role or None, method=method, hint=hint).report
         kept = None if upstream is None else upstream.exception_bytes
         report = replace(
             report,
-            rank=UNKNOWN_RANK if place is None else place.rank,
-            host=socket.gethostname() if place is None else place.host,
+            rank=place.rank,
+            host=place.host,
             pid=os.getpid(),
             accelerator=f"GPU {accelerators}" if accelerators else None,
-            node_id=None if place is None else place.node_id,
+            node_id=place.node_id,
             log_path=self._log,
             exception_bytes=report.exception_bytes if kept is None else kept,
         )
         return RankFailure(report)
+
+
+def _completed(coroutine: Any) -> Any:
+    """Return the result of a coroutine that does not suspend, such as a call on a rank without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise InternalError(f"{coroutine} was suspended on a rank without an event loop")
 
 
 def _check_yields(source: Any) -> Any:

@@ -20,7 +20,7 @@ from phalanx.backends.backend_types import Facade, Ticket
 from phalanx.backends.ray.placement_groups import RayReservation
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
-from phalanx.calls.health_check import look_after
+from phalanx.calls.health_check import watch
 from phalanx.calls.send import new_call, planning_began
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.remote import make_overlay_runtime, make_runtime
@@ -201,7 +201,7 @@ def start(
 def _tracked(core: Group) -> TrackedCalls:
     """Track the calls of a group, and monitor its ranks between calls."""
     core.started()
-    session.monitor.add(core, look_after)
+    watch()
     from_environment()
     # A trainer is killed when its work is done.
     if ray.get_runtime_context().get_actor_id() is not None:
