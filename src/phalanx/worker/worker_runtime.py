@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from threading import get_native_id
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
@@ -323,9 +322,9 @@ class WorkerRuntime:
                 self._scope.listed(call_id, full_name(call.role, call.method)),
                 self._step(call_id),
             ):
-                method = self._method(call, refs, note)
+                function, args, kwargs = self._method(call, refs, note)
                 with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
-                    result = method()
+                    result = function(*args, **kwargs)
                     if isinstance(result, Awaitable):
                         result = await self._value(result)
                     if type(result) in _GENERATORS:
@@ -365,10 +364,10 @@ class WorkerRuntime:
                 self._scope.listed(call_id, full_name(call.role, call.method)),
             ):
                 with self._step(call_id):
-                    method = self._method(call, refs, note)
+                    function, args, kwargs = self._method(call, refs, note)
                 with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
                     with self._step(call_id):
-                        source = _check_yields(await self._value(method()))
+                        source = _check_yields(await self._value(function(*args, **kwargs)))
                     async with aclosing(self._items(source)) as items:
                         while True:
                             with self._step(call_id):
@@ -486,8 +485,10 @@ class WorkerRuntime:
         finally:
             await self._value(source.close() if plain else source.aclose())
 
-    def _method(self, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Callable[[], Any]:
-        """Return the method of a call with its arguments. Its result may be awaitable, or yield."""
+    def _method(
+        self, call: RankCall, refs: Sequence[Any], note: Noted | None
+    ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+        """Return the method of a call, and its arguments. Its result may be awaitable, or yield."""
         library = is_library_call(call.method)
         if call.number and not library:
             self.call_log.append((call.number, full_name(call.role, call.method)))
@@ -497,11 +498,11 @@ class WorkerRuntime:
         if note is not None:
             note.started(received.nbytes - before)
         if library:
-            return partial(args[0], self, *args[1:], **kwargs)
+            return args[0], (self, *args[1:]), kwargs
         target = self.instances.get(call.role, self.context.roles)  # a group as a whole has its roles by name
         if call.method == RUN:
-            return partial(args[0], target, *args[1:], **kwargs)
-        return partial(getattr(target, call.method), *args, **kwargs)
+            return args[0], (target, *args[1:]), kwargs
+        return getattr(target, call.method), args, kwargs
 
     def failure(
         self, error: BaseException, role: str, method: str, kind: FailureKind = "raised"
