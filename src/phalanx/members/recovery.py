@@ -122,58 +122,49 @@ def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
         why = f"{policy} allows no more preemptions"
         _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), why)
         return
-    try:
-        move(core, ranks)
-    except _Stay as stay:
-        if str(stay) != core.stays_because:
-            _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), stay)
-        core.stays_because = str(stay)
-        if stay.again:
-            core.move_after = core.backend.now() + _AGAIN_AFTER_S
-            core.notices.urgent = True
-        return
-    core.preemptions += 1
-    core.stays_because = ""
-    _log.warning("group %r: ranks %s were moved off nodes that go", core.name, list(ranks))
+    stays_because, again = move(core, ranks)
+    if not stays_because:
+        core.preemptions += 1
+        _log.warning("group %r: ranks %s were moved off nodes that go", core.name, list(ranks))
+    elif stays_because != core.stays_because:
+        _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), stays_because)
+    core.stays_because = stays_because
+    if again:
+        core.move_after = core.backend.now() + _AGAIN_AFTER_S
+        core.notices.urgent = True
 
 
-class _Stay(Exception):
-    """Reason why ranks stay on nodes that go; ``again``: a later call may move them."""
-
-    def __init__(self, reason: str, *, again: bool = False) -> None:
-        super().__init__(reason)
-        self.again = again
-
-
-def move(core: Group, ranks: Sequence[int]) -> None:
+def move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
     """Replace ranks that live, on nodes that stay, with their states of now; see ``px.ReplacePolicy``.
 
     Calls that were sent before end first. Where it cannot be done all is as it was, and the ranks are lost with their
     nodes, unless it can be done later.
 
+    Returns:
+        Why the ranks stay, "" if they were moved; and whether to try again at a later call.
+
     Raises:
-        _Stay: it cannot be done.
         Errors of the constructors and ``rejoin()``; the group is broken then.
     """
     if len(ranks) == core.world_size:
-        raise _Stay(
-            "all of its ranks are there, so that none could keep their state; px.save before the deadline"
-        )
+        why = "all of its ranks are there, so that none could keep their state; px.save before the deadline"
+        return why, False
     if not has_room_elsewhere(core.pool):
-        raise _Stay("no other node has room for their slots", again=True)
+        return "no other node has room for their slots", True
     if _cannot_wait(core):
-        raise _Stay("calls are under way", again=True)
+        return "calls are under way", True
     stateful = has_state(core)  # after the calls before it
     try:
         if stateful:
             take(core)
     except CheckpointError as error:
-        raise _Stay(f"no snapshot could be taken: {_first_line(error)}") from error
+        return f"no snapshot could be taken: {_first_line(error)}", False
     try:
         replace_lost_ranks(core, ranks, "snapshot" if stateful else "none")
     except (GroupBroken, PlacementError) as error:
         # Where it is broken by that, it is recovered as any broken group.
-        raise _Stay(_first_line(error)) from error
+        return _first_line(error), False
+    return "", False
 
 
 def _cannot_wait(core: Group) -> bool:
