@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from phalanx.backends.backend_types import (
     Endpoint,
@@ -41,6 +42,9 @@ from phalanx.worker.handlers import make_runtime, rejoin
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
 
 
+_NONE: Mapping[int, Endpoint] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Processes:
     """Names of a group's processes for users of the backend, and the factory of their runtime.
@@ -53,19 +57,6 @@ class Processes:
     names: tuple[str, ...] | None = None
     namespace: str | None = None
     factory: RuntimeFactory = make_runtime
-
-
-@dataclass(frozen=True)
-class Present:
-    """The processes that are there when some ranks of a group are launched, by rank.
-
-    Processes that are ``kept`` are ranks already: only the other ranks are set up, and returned. With ``places``, the
-    slot of each rank, new ranks join a world with the kept ones, and a new rank serves its store. Without, new ranks
-    get the numbers after the kept ones.
-    """
-
-    kept: Mapping[int, Endpoint] = field(default_factory=dict[int, Endpoint])
-    places: Sequence[Slot] = ()
 
 
 @dataclass
@@ -84,7 +75,8 @@ def launch(
     epoch: int,
     *,
     trace: str = "",
-    present: Present | None = None,
+    kept: Mapping[int, Endpoint] = _NONE,
+    places: Sequence[Slot] = (),
     name: str = "",
     processes: Processes | None = None,
     amend: Callable[[RankConfig], RankConfig] | None = None,
@@ -96,7 +88,9 @@ def launch(
         pool: the slots.
         epoch: the epoch whose ranks they will be.
         trace: id of the trace for which ranks record events.
-        present: processes that exist already.
+        kept: processes that are ranks already, by rank: only the other ranks are set up, and returned.
+        places: slot of each rank, if new ranks join a world with the kept ranks; a new rank serves its store then.
+            Without, new ranks get the numbers after the kept ranks.
         name: name by which ranks know the group, if it differs from its own name.
         processes: their names and runtime; None: those of the group's classes.
         amend: changes each rank's config before it is sent.
@@ -105,18 +99,17 @@ def launch(
         PlacementError: the processes, or the extra resources of the group, cannot be had.
     """
     deadline = time.monotonic() + core.options.start_timeout
-    present, name, backend = present or Present(), name or core.name, pool.backend_api
-    places = present.places
+    name, backend = name or core.name, pool.backend_api
     if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
-    new = [rank for rank in range(pool.world_size) if rank not in present.kept]
+    new = [rank for rank in range(pool.world_size) if rank not in kept]
     slots = {rank: (places or pool.slots)[rank] for rank in new}
     extras = None if places else _reserve_extras(pool, list(slots.values()), name, core.options)
     endpoints: list[Endpoint] = []
     try:
         request = _request(core, pool, slots, processes or _processes(core))
         endpoints = backend.spawn(replace(request, timeout=max(0.1, deadline - time.monotonic())))
-        everyone = _in_rank_order(pool, [*present.kept.values(), *endpoints], places)
+        everyone = _in_rank_order(pool, [*kept.values(), *endpoints], places)
         setups = setups_of(core, pool, everyone, name, epoch, new[0] if places else 0)
         told = [replace(setups[rank], trace=trace, rejoining=bool(places)) for rank in new]
         told = told if amend is None else [amend(setup) for setup in told]

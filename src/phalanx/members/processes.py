@@ -24,7 +24,6 @@ from phalanx.group.roster import publish, withdraw
 from phalanx.members.detached import publish_record, withdraw_record
 from phalanx.members.launch import (
     Launched,
-    Present,
     constructors,
     launch,
     make_again,
@@ -80,8 +79,8 @@ def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
     launched: Launched | None = None
     try:
         with constructors(core, ranks) as call:
-            present = Present(dict(enumerate(old.endpoints)))
-            launched = launch(core, ground, old.number + 1, trace=call.trace, present=present)
+            kept = dict(enumerate(old.endpoints))
+            launched = launch(core, ground, old.number + 1, trace=call.trace, kept=kept)
             epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
             sent_to(call, epoch, launched.tickets)
             call.result(None)
@@ -219,9 +218,8 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
     core.pool.repair(core.options.start_timeout)
     staying = {rank: one for rank, one in enumerate(members) if rank not in gone}
     with constructors(core) as call:
-        present = Present(staying, [one.slot for one in members])
-        ground = core.pool.first(left.size)
-        launched = launch(core, ground, call.epoch.number, trace=call.trace, present=present)
+        ground, places = core.pool.first(left.size), [one.slot for one in members]
+        launched = launch(core, ground, call.epoch.number, trace=call.trace, kept=staying, places=places)
         new = dict(zip(sorted(gone), launched.endpoints, strict=True))
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
         sent_to(call, epoch, rejoin_calls(core, launched, staying, epoch.number))

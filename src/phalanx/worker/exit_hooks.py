@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.declare.context import current_context
-from phalanx.errors import InternalError
 
 #: Key of a rank's hooks in ``WorkerContext.shared``.
 CLOSERS = "closers"
@@ -62,21 +61,6 @@ def current_closers() -> Closers | None:
     """Return the exit hooks of the rank that runs this code, None outside of ranks."""
     context = current_context()
     return None if context is None else context.shared.get(CLOSERS)
-
-
-def at_close(callback: Callable[..., object], *args: Any) -> None:
-    """Run ``callback(*args)`` once at the end of the rank that runs this code, before earlier hooks.
-
-    Raises:
-        InternalError: if no rank runs this code.
-    """
-    closers = current_closers()
-    if closers is None:
-        raise InternalError(
-            "at_close() was called where there is no rank; call it from a method of a worker, or from a function "
-            "that runs on the ranks"
-        )
-    closers.add(callback, *args)
 
 
 def report(title: str, error: BaseException) -> None:
