@@ -17,7 +17,7 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 LINES = {
     "api": 1200,
     "backends": 2470,
-    "calls": 2510,
+    "calls": 2530,
     "channels": 2250,
     "checkpoint": 2040,
     "cli": 930,
@@ -29,16 +29,16 @@ LINES = {
     "display": 410,
     "engines": 1760,
     "group": 900,
-    "members": 1260,
+    "members": 1110,
     "parallel": 430,
     "pools": 450,
-    "session": 710,
+    "session": 650,
     "testing": 260,
     "topology": 980,
     "tracing": 1100,
     "weights": 3190,
     "wire": 1350,
-    "worker": 1940,
+    "worker": 1770,
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}

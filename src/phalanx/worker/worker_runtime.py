@@ -144,6 +144,7 @@ class WorkerRuntime:
         instances: the users' objects by role.
         context: the place of the rank, shared by its objects.
         place: the configuration of the rank; before its setup, that of no rank.
+        weights: its published and accepted weights, and why methods of a role may not run on them.
         closers: its exit hooks.
         profiling: its running profile.
         call_log: number and name of calls that ran in debug mode or in a trace, in their order.
@@ -173,9 +174,7 @@ class WorkerRuntime:
         self._log: str | None = None
         self._epoch = ANY_EPOCH
         self._leaves = False
-        self._weights: WeightRegistry | None = None
-        #: Reasons why methods of a role may not run: its weights are partly updated.
-        self._unusable: Mapping[str, str] = {}
+        self.weights = WeightRegistry(WeightsDeclared.of(self.context), {}, {})
 
     # The rank
 
@@ -235,17 +234,8 @@ class WorkerRuntime:
             self._control.page.runs_on(get_native_id())
         if not self.in_driver:
             set_context_of_process(context)
-        if setup.had_weights:
-            self._unusable = self.weights.unusable
-
-    @property
-    def weights(self) -> WeightRegistry:
-        """The published and accepted weights of this rank."""
-        if self._weights is None:
-            declared, place = WeightsDeclared.of(self.context), self.place
-            self._weights = WeightRegistry(declared, place.had_weights, place.published_weights)
-            self._unusable = self._weights.unusable
-        return self._weights
+        declared = WeightsDeclared.of(context)
+        self.weights = WeightRegistry(declared, setup.had_weights, setup.published_weights)
 
     @property
     def device(self) -> Any:
@@ -453,12 +443,12 @@ class WorkerRuntime:
                 current=self._epoch,
             )
             raise self.failure(stale, call.role, call.method, "stale")
-        if self._unusable and (torn := self._torn(call.role, call.method)) is not None:
+        if self.weights.unusable and (torn := self._torn(call.role, call.method)) is not None:
             raise self.failure(torn, call.role, call.method)
 
     def _torn(self, role: str, method: str) -> WeightsTorn | None:
         """Return why a method may not run on the role's current weights; None if it may, or needs none."""
-        reason = self._unusable.get(role)
+        reason = self.weights.unusable.get(role)
         if reason is None or method == RUN or is_library_call(method):
             return None
         instance = self.instances.get(role)
