@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import faulthandler
 import fcntl
+import functools
 import gc
 import os
 import secrets
@@ -192,14 +193,10 @@ def _start_ticks() -> int:
         return int(stat.read().rpartition(b")")[2].split()[19])
 
 
-_made: list[Control] = []
-
-
+@functools.cache
 def control() -> Control | None:
     """Return the side channel of this process, created at the first call; None if the platform has none."""
-    if not _made and available():
-        _made.append(Control())
-    return _made[0] if _made else None
+    return Control() if available() else None
 
 
 _FRAMES, _THREADS = 100, 100  # per thread, and threads, as in faulthandler
