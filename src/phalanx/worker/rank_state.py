@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.state_declarations import StateOf, declared_states, stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
-from phalanx.weights.boxes import LocalBox, volume, whole
-from phalanx.weights.local_layout import dtensor_boxes, local_of, named_tensors, read_megatron
+from phalanx.weights.boxes import LocalBox, complete, volume
+from phalanx.weights.local_layout import ShardSpec, dtensor_boxes, local_of, named_tensors, read_megatron
 
 Path = tuple[str | int | tuple[str, int], ...]
 """Place of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
@@ -52,15 +52,20 @@ class LocalTensor:
     def complete(cls, tensor: torch.Tensor) -> LocalTensor:
         """Return a tensor without a declared layout."""
         shape = tuple(tensor.shape)
-        return cls(tensor, shape, (LocalBox(whole(shape), (0,) * len(shape)),), declared=False)
+        return cls(tensor, shape, complete(shape), declared=False)
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> LocalTensor:
-        """Return a tensor with the layout that its type declares (``DTensor``), if any."""
+    def of(cls, name: str, tensor: torch.Tensor, spec: ShardSpec | None = None) -> LocalTensor:
+        """Return a tensor with the layout that ``spec``, or else its type (``DTensor``), declares, if any."""
         local = local_of(tensor.detach())
-        if not isinstance(tensor, DTensor):
+        if spec is not None:
+            shape, boxes = spec.shape, spec.local_boxes(name, tuple(local.shape))
+        elif isinstance(tensor, DTensor):
+            shape, boxes = tensor.shape, dtensor_boxes(name, tensor)
+        else:
             return replace(cls.complete(local), original=tensor)
-        return cls(local, tuple(tensor.shape), _filled(dtensor_boxes(name, tensor)), original=tensor)
+        filled = tuple(patch for patch in boxes if volume(patch.box))
+        return cls(local, tuple(shape), filled, original=tensor)
 
     @property
     def value(self) -> torch.Tensor:
@@ -302,15 +307,7 @@ class _Model:
                 f"px.register_state(boxes=...) names tensors that do not exist: {', '.join(unknown[:5])}; expected "
                 f"some of {', '.join(sorted(named)[:5])}, ..."
             )
-        return {name: self._tensor(name, tensor, boxes.get(name)) for name, tensor in named.items()}
-
-    @staticmethod
-    def _tensor(name: str, tensor: torch.Tensor, stated: Any) -> LocalTensor:
-        if stated is None:
-            return LocalTensor.of(name, tensor)
-        local = local_of(tensor.detach())
-        patches = _filled(stated.local_boxes(name, tuple(local.shape)))
-        return LocalTensor(local, tuple(stated.shape), patches, original=tensor)
+        return {name: LocalTensor.of(name, tensor, boxes.get(name)) for name, tensor in named.items()}
 
     def leaves(self) -> Iterator[tuple[Path, Any]]:
         for name, tensor in self.tensors().items():
@@ -492,10 +489,6 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     if local.numel() == 0:
         return ("empty", id(tensor))
     return (local.data_ptr(), tuple(local.shape), tuple(local.stride()))
-
-
-def _filled(patches: Sequence[LocalBox]) -> tuple[LocalBox, ...]:
-    return tuple(patch for patch in patches if volume(patch.box))
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
