@@ -54,13 +54,13 @@ class ProfileOrder:
         return self.methods is None or name in self.methods or name.rpartition(".")[2] in self.methods
 
 
-@dataclass(frozen=True)
+@dataclass
 class ProfileReport:
     """Result of a rank: names of the profiled calls, and the trace (gzip of Chrome's JSON), None without a trace."""
 
-    calls: tuple[str, ...]
-    failed: tuple[str, ...]
-    trace: bytes | None
+    calls: list[str] = field(default_factory=list[str])
+    failed: list[str] = field(default_factory=list[str])
+    trace: bytes | None = None
     note: str = ""
 
 
@@ -82,12 +82,9 @@ class Profiling:
         self.key = key
         self._order = order
         self._tool = _Nsys() if order.tool == "nsys" else _Torch(order)
-        self._calls: list[str] = []
-        self._failed: list[str] = []
+        self._report = ProfileReport()
         self._running = False
         self._over = False
-        self._trace: bytes | None = None
-        self._note = ""
         _running_profile = key
 
     def finish(self) -> ProfileReport:
@@ -97,7 +94,7 @@ class Profiling:
             _running_profile = ""
         with self._noting_errors():
             self._stop()
-        return ProfileReport(tuple(self._calls), tuple(self._failed), self._trace, self._note)
+        return self._report
 
     @contextmanager
     def span(self, role: str, method: str) -> Generator[None]:
@@ -108,16 +105,16 @@ class Profiling:
         if span is None:
             yield
             return
-        self._calls.append(name)
+        self._report.calls.append(name)
         try:
             yield
         except BaseException as error:
-            self._failed.append(f"{name}: {type(error).__name__}")
+            self._report.failed.append(f"{name}: {type(error).__name__}")
             raise
         finally:
             with self._noting_errors():
                 span.__exit__(None, None, None)
-                if len(self._calls) >= self._order.calls:
+                if len(self._report.calls) >= self._order.calls:
                     self._stop()
 
     def _open_span(self, name: str) -> AbstractContextManager[Any] | None:
@@ -134,7 +131,7 @@ class Profiling:
         self._over = True
         running, self._running = self._running, False
         if running:
-            self._trace = self._tool.stop()
+            self._report.trace = self._tool.stop()
 
     @contextmanager
     def _noting_errors(self) -> Generator[None]:
@@ -143,7 +140,7 @@ class Profiling:
             yield
         except Exception as error:
             self._over = True
-            self._note = f"the profiler failed: {type(error).__name__}: {error}"
+            self._report.note = f"the profiler failed: {type(error).__name__}: {error}"
 
 
 class _Torch:
