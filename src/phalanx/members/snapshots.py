@@ -65,10 +65,9 @@ def _taken(core: Group, epoch: Epoch) -> Snapshot:
         core, handlers.take_snapshot, number, last, again, title=title
     ).result(None)
     if not alone:
-        copies = enumerate(reply.copy for reply in taken)
         kept: list[dict[int, BackendRef]] = [{} for _ in taken]
-        for rank, copy in copies:
-            kept[held_by[rank]][rank] = copy
+        for rank, reply in enumerate(taken):
+            kept[held_by[rank]][rank] = reply.copy
         run_on(core, handlers.hold_copies, number, last, each=kept, title=title).result(None)
     nbytes = sum(reply.nbytes for reply in taken)
     sent = 0 if alone else sum(reply.sent_bytes for reply in taken)

@@ -520,7 +520,7 @@ class WorkerRuntime:
             host=place.host,
             pid=os.getpid(),
             accelerator=f"GPU {accelerators}" if accelerators else None,
-            node_id=place.node_id,
+            node_id=place.node_id or None,
             log_path=self._log,
             exception_bytes=report.exception_bytes if kept is None else kept,
         )
