@@ -28,7 +28,7 @@ from phalanx.backends.backend_types import (
 from phalanx.topology.slots import Slot
 from phalanx.wire.codec import encode
 from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, OUTPUT, Message, RankCall, RankConfig, StreamEnd
-from phalanx.worker.factory import make_runtime
+from phalanx.worker.handlers import make_runtime
 
 _POOL = "contracts"
 _SLOT, _SHARE = {"CPU": 0.1}, {"CPU": 0.01}  # several processes fit in a slot

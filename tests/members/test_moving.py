@@ -11,7 +11,6 @@ import pytest
 import phalanx as px
 from phalanx.backends.backend_types import DrainingNode, Endpoint, Reservation, SpawnRequest
 from phalanx.group.preemption_monitor import look_once
-from phalanx.members.recovery import going_blocks, has_room
 from phalanx.session.session import session
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedBackend
@@ -189,17 +188,3 @@ def test_a_rank_that_dies_meanwhile_is_replaced_as_preempted(four: px.ResourcePo
 
     assert group.add(3) == [[1, 3]] * 4
     assert group.core.epoch.nodes == ("a", "a", "c", "c")
-
-
-def test_blocks_that_go_are_counted_by_their_slots() -> None:
-    slots = [Slot(0, 0, "p"), Slot(0, 1, "p"), Slot(1, 0, "p")]
-
-    assert going_blocks(slots, ["a", "a", "b"], {"a"}) == {("p", 0): 2}
-    assert going_blocks(slots, ["a", "a", "b"], {"c"}) == {}
-
-
-@pytest.mark.parametrize(("free", "fits"), [([1.0, 1.0], False), ([2.0, 0.0], True), ([0.5, 1.9], False)])
-def test_a_block_fits_where_one_node_has_all_it_needs(free: list[float], fits: bool) -> None:
-    there = [NodeCapacity(str(index), "host", {"CPU": 2.0}, {"CPU": cpus}) for index, cpus in enumerate(free)]
-
-    assert has_room(there, {("p", 0): 2}, {"p": {"CPU": 1.0}}) is fits

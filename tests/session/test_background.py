@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 
 from phalanx.session.background import Background
@@ -69,19 +67,6 @@ def test_work_that_is_due_is_not_held_up_by_work_that_is_not() -> None:
     now.begin()
 
     assert within(30.0, lambda: turns == ["now", "later"])
-
-
-FINISHED = """
-from phalanx.session.background import Background
-one = Background(lambda: None, finish=lambda: print("finished"))
-one.begin()
-one.begin()
-"""
-
-
-def test_what_it_keeps_is_finished_once_when_the_process_ends() -> None:
-    done = subprocess.run([sys.executable, "-c", FINISHED], capture_output=True, text=True, timeout=30)
-    assert done.stdout == "finished\n"
 
 
 def test_a_fork_has_a_thread_of_its_own() -> None:

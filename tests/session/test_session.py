@@ -10,8 +10,7 @@ import pytest
 
 import phalanx as px
 from phalanx.backends.ray import cluster, private
-from phalanx.calls.health_check import look_after
-from phalanx.session import monitor
+from phalanx.calls import health_check
 from phalanx.session import session as session_module
 from phalanx.session.session import Session, session
 from phalanx.testing.scripted import ScriptedBackend, scripted
@@ -54,7 +53,7 @@ def test_nothing_is_asked_of_a_cluster_that_was_left(left: Any, monkeypatch: pyt
 
 def test_who_looks_after_groups_notices_that_their_cluster_was_left(left: Any) -> None:
     _, group = left
-    monitor.GroupMonitor(session.lost)._look(group.core, look_after)
+    health_check.check(group.core)
 
     assert group.state == "closed"
 

@@ -103,5 +103,5 @@ def test_a_profile_lasts_until_the_last_item(runtime: WorkerRuntime) -> None:
 
     list(items)
     report = end_profile(runtime, "one")
-    assert report.calls == ("numbers", "one")
+    assert report.calls == ["numbers", "one"]
     assert report.trace is not None

@@ -43,7 +43,7 @@ class Services:
     def put(self, value: Any) -> Any:
         return value
 
-    def fetch(self, refs: Sequence[Any]) -> list[Any]:
+    def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
         return list(refs)
 
 

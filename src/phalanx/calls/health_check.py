@@ -1,4 +1,7 @@
-"""Checks of a group by the monitor: deadlines, stalls, ranks that died idle."""
+"""Checks of open groups by the monitor: deadlines, stalls, ranks that died idle.
+
+A check takes some microseconds per group while no rank has failed: it reads cached state of the backend.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,36 @@ from phalanx.errors import WorkerDiedError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
+from phalanx.session.background import Background, monitor_thread
+from phalanx.session.session import session
 
+LOOK_EVERY_S = 0.25
 _log = logging.getLogger("phalanx")
+
+
+def watch() -> None:
+    """Begin to check groups, until no group of this process is open."""
+    _monitor.begin()
+
+
+def turn() -> float | None:
+    """Check each open group once."""
+    groups: list[Group] = [one for one in session.groups() if not one.closed and not one.backend.immediate]
+    found = bool(groups)
+    while groups:
+        check(groups.pop())  # and not held beyond its check
+    return LOOK_EVERY_S if found else None
+
+
+def check(group: Group) -> None:
+    """Check a group, and whether its cluster was left."""
+    try:
+        if group.backend.connected():
+            look_after(group)
+        else:
+            session.lost(group.backend)
+    except Exception:  # of the backend, while it shuts down: the next look, or the next call, tells more
+        _log.debug("looking after group %r failed", group.name, exc_info=True)
 
 
 def look_after(group: Group) -> None:
@@ -69,3 +100,6 @@ def _report_stall(call: Call) -> None:
         return
     call.stall_at = call.core.backend.now() + (call.stall_after or 0.0)
     _log.warning("stalled, still running: %s", ending.error)
+
+
+_monitor = Background(turn, thread=monitor_thread, first_after=LOOK_EVERY_S)

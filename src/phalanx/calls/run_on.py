@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from phalanx.backends.backend_types import NotReady
@@ -16,7 +16,7 @@ from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
 from phalanx.errors import PhalanxError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.wire.messages import LIBRARY, RankCall
+from phalanx.wire.messages import LIBRARY, Message, RankCall
 from phalanx.wire.value import Value
 
 
@@ -59,12 +59,24 @@ def run_on(
     )
     if checked:
         return send(group, plan, MethodSpec(LIBRARY, title=title), role)
-    call = Call(
-        group, epoch, plan.without_arguments(), "", title, group.new_number(), Listeners(), acts=False
-    )
-    call.arrivals, _ = submit(
-        group, epoch, called, messages(group, plan, RankCall(epoch.number, "", LIBRARY))
-    )
+    composed = messages(group, plan, RankCall(epoch.number, "", LIBRARY))
+    return submit_unchecked(group, epoch, plan.without_arguments(), "", title, composed, group.new_number())
+
+
+def submit_unchecked(
+    group: Group,
+    epoch: Epoch,
+    plan: CallPlan,
+    role: str,
+    method: str,
+    composed: Iterable[Message],
+    number: int,
+    *,
+    limit: float | None = None,
+) -> Call:
+    """Submit the messages of a call that has no effect on the state of its group; return it without waiting."""
+    call = Call(group, epoch, plan, role, method, number, Listeners(), acts=False, limit=limit)
+    call.arrivals, _ = submit(group, epoch, plan.ranks, composed)
     call.was_sent = True
     return call
 

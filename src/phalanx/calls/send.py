@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from phalanx.backends.backend_types import FetchFailed, RankOutcome, RankStream, Ticket
+from phalanx.calls import health_check
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import CallState, Results
 from phalanx.calls.compose import messages
 from phalanx.calls.divergence_check import Executed, check_order, check_replicated
-from phalanx.calls.health_check import look_after
 from phalanx.calls.in_flight import add_chosen, add_stream
 from phalanx.calls.listeners import everywhere
 from phalanx.calls.streams import PendingStream, Streaming
@@ -28,7 +28,6 @@ from phalanx.errors import CallCancelled
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.roster import was_refused
-from phalanx.session.session import session
 from phalanx.wire.messages import ANY_EPOCH, DESCRIBED, LIBRARY, OUTPUT, Message, RankCall, titled
 from phalanx.worker import handlers
 
@@ -128,7 +127,7 @@ def new_call(
     limit = core.card.call_timeout if timeout is None else timeout
     stall = core.card.stall_report_after if stall_report_after is None else stall_report_after
     if (stall is not None or limit is not None) and not core.backend.immediate:
-        session.monitor.add(core, look_after)
+        health_check.watch()
     return Call(
         core,
         epoch,

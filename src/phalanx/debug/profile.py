@@ -126,7 +126,7 @@ class Profile:
         self.notes += (f"rank {rank}: {text}",)
 
     def _save(self, rank: int, report: ProfileReport) -> None:
-        self.calls[rank] = report.calls
+        self.calls[rank] = tuple(report.calls)
         for failure in report.failed:
             self._note(rank, f"{failure} was raised")
         if report.note:

@@ -5,9 +5,11 @@ Also the calls of a start: constructors, and the calls that a restart makes agai
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from phalanx.backends.backend_types import (
     Endpoint,
@@ -21,11 +23,9 @@ from phalanx.backends.backend_types import (
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
 from phalanx.calls.compose import encode_body
-from phalanx.calls.listeners import Listeners, everywhere
-from phalanx.calls.send import submit
-from phalanx.declare.bind import BoundClass
+from phalanx.calls.listeners import everywhere
+from phalanx.calls.run_on import submit_unchecked
 from phalanx.dispatch.plan import CallPlan, GatherPlan
-from phalanx.display.log_merging import label_of
 from phalanx.errors import PlacementError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
@@ -36,13 +36,13 @@ from phalanx.session.session import session
 from phalanx.topology.slots import Slot
 from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.messages import STORE_VARIABLE, Message, RankConfig, library_call
-from phalanx.worker.factory import make_runtime
-from phalanx.worker.handlers import Rejoin, rejoin
-
-Roles = Mapping[str, BoundClass]
+from phalanx.worker.handlers import make_runtime, rejoin
 
 #: Variables by which ranks find each other, sent again to ranks that rejoin.
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
+
+
+_NONE: Mapping[int, Endpoint] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -59,19 +59,6 @@ class Processes:
     factory: RuntimeFactory = make_runtime
 
 
-@dataclass(frozen=True)
-class Present:
-    """The processes that are there when some ranks of a group are launched, by rank.
-
-    Processes that are ``kept`` are ranks already: only the other ranks are set up, and returned. With ``places``, the
-    slot of each rank, new ranks join a world with the kept ones, and a new rank serves its store. Without, new ranks
-    get the numbers after the kept ones.
-    """
-
-    kept: Mapping[int, Endpoint] = field(default_factory=dict[int, Endpoint])
-    places: Sequence[Slot] = ()
-
-
 @dataclass
 class Launched:
     """Processes that are becoming ranks, in their order: a ticket ends when its rank's constructors have returned."""
@@ -85,61 +72,59 @@ class Launched:
 def launch(
     core: Group,
     pool: ResourcePool,
-    roles: Roles,
     epoch: int,
-    options: GroupOptions,
     *,
+    trace: str = "",
+    kept: Mapping[int, Endpoint] = _NONE,
+    places: Sequence[Slot] = (),
     name: str = "",
     processes: Processes | None = None,
     amend: Callable[[RankConfig], RankConfig] | None = None,
-    trace: str = "",
-    present: Present | None = None,
 ) -> Launched:
     """Start a process per slot and send each process its rank config; does not wait for the constructors.
 
-    ``present`` are processes that exist already. ``name`` is the name by which ranks know the group, if it differs from
-    its own name. ``amend`` may change each rank's config before it is sent; ``trace`` is the id of the trace for which
-    ranks record events.
+    Args:
+        core: the group, which says what ranks are made of.
+        pool: the slots.
+        epoch: the epoch whose ranks they will be.
+        trace: id of the trace for which ranks record events.
+        kept: processes that are ranks already, by rank: only the other ranks are set up, and returned.
+        places: slot of each rank, if new ranks join a world with the kept ranks; a new rank serves its store then.
+            Without, new ranks get the numbers after the kept ranks.
+        name: name by which ranks know the group, if it differs from its own name.
+        processes: their names and runtime; None: those of the group's classes.
+        amend: changes each rank's config before it is sent.
 
     Raises:
         PlacementError: the processes, or the extra resources of the group, cannot be had.
     """
-    deadline = time.monotonic() + options.start_timeout
-    present, name = present or Present(), name or core.name
-    backend, places = pool.backend_api, present.places
+    deadline = time.monotonic() + core.options.start_timeout
+    name, backend = name or core.name, pool.backend_api
     if any(h.accelerators_per_slot > 1 and h.max_colocate_count > 1 for h in pool.holdings.values()):
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
-    new = [rank for rank in range(pool.world_size) if rank not in present.kept]
-    slots = tuple((places or pool.slots)[rank] for rank in new)
-    extras = None if places else _reserve_extras(pool, slots, name, options)
+    new = [rank for rank in range(pool.world_size) if rank not in kept]
+    slots = {rank: (places or pool.slots)[rank] for rank in new}
+    extras = None if places else _reserve_extras(pool, list(slots.values()), name, core.options)
     endpoints: list[Endpoint] = []
     try:
-        request = _request(pool, processes or _processes(pool, roles, name, options), name, options, deadline)
-        names = request.names and tuple(request.names[rank] for rank in new)
-        endpoints = backend.spawn(replace(request, slots=slots, names=names))
-        everyone = _in_rank_order(pool, [*present.kept.values(), *endpoints], places)
-        label = label_of((role, bound.cls.__name__) for role, bound in roles.items())
-        setups = setups_of(pool, everyone, name, label, epoch, options, new[0] if places else 0)
-        told = [_amended(setups[rank], trace, bool(places), amend) for rank in new]
+        request = _request(core, pool, slots, processes or _processes(core))
+        endpoints = backend.spawn(replace(request, timeout=max(0.1, deadline - time.monotonic())))
+        everyone = _in_rank_order(pool, [*kept.values(), *endpoints], places)
+        setups = setups_of(core, pool, everyone, name, epoch, new[0] if places else 0)
+        told = [replace(setups[rank], trace=trace, rejoining=bool(places)) for rank in new]
+        told = told if amend is None else [amend(setup) for setup in told]
         ordered = [everyone[rank] for rank in new]
         for endpoint, setup in zip(ordered, told, strict=True):
             endpoint.facts = endpoint.facts._replace(files=setup.files)
-        tickets = _send(core, ordered, roles, told)
-        shown = options.show_ranks if options.show_ranks is not None else session.show_ranks
-        session.display.begin(backend, ordered, label, shown)
+        tickets = _send(core, ordered, told)
+        shown = session.show_ranks if core.options.show_ranks is None else core.options.show_ranks
+        session.display.begin(backend, ordered, told[0].label, shown)
     except BaseException:
         backend.kill(endpoints)
         if extras is not None:
             backend.release(extras.keys)
         raise
     return Launched(ordered, tickets, extras, told)
-
-
-def _amended(
-    setup: RankConfig, trace: str, rejoining: bool, amend: Callable[[RankConfig], RankConfig] | None
-) -> RankConfig:
-    setup = replace(setup, trace=trace, rejoining=rejoining) if trace or rejoining else setup
-    return setup if amend is None else amend(setup)
 
 
 def _reserve_extras(
@@ -164,42 +149,40 @@ def _reserve_extras(
     return backend.reserve(request)
 
 
-def _processes(pool: ResourcePool, roles: Roles, name: str, options: GroupOptions) -> Processes:
+def _processes(core: Group) -> Processes:
     methods = [
         Facade(f"{role}__{method}" if role else method, role, method)
-        for role, bound in roles.items()
+        for role, bound in core.roles.items()
         for method in bound.methods
     ]
-    return Processes(
-        class_name="_".join(bound.cls.__name__ for bound in roles.values()),
-        methods=tuple(methods),
-        names=tuple(f"{name}:{index}" for index in range(pool.world_size)) if options.detached else None,
-    )
+    names = tuple(f"{core.name}:{index}" for index in range(core.world_size))
+    class_name = "_".join(bound.cls.__name__ for bound in core.roles.values())
+    return Processes(class_name, tuple(methods), names if core.options.detached else None)
 
 
 def _request(
-    pool: ResourcePool, processes: Processes, name: str, options: GroupOptions, deadline: float
+    core: Group, pool: ResourcePool, slots: Mapping[int, Slot], processes: Processes
 ) -> SpawnRequest:
+    """Return the request for processes on ``slots``, by rank."""
     holding = next(iter(pool.holdings.values()))
     shares = [h.share() for h in pool.holdings.values()]
     if any(share != shares[0] for share in shares):
         raise PlacementError(
-            f"group {name!r} cannot be started on {pool!r}: its parts give different shares to a process "
+            f"group {core.name!r} cannot be started on {pool!r}: its parts give different shares to a process "
             f"({shares}); merge pools with the same use_gpu, accelerators_per_slot and max_colocate_count"
         )
     return SpawnRequest(
         class_name=processes.class_name,
         methods=processes.methods,
-        slots=pool.slots,
+        slots=tuple(slots.values()),
         reservations={key: h.reservation for key, h in pool.holdings.items()},
         resources=holding.share(),
         factory=processes.factory,
-        names=processes.names,
+        names=processes.names and tuple(processes.names[rank] for rank in slots),
         namespace=processes.namespace,
-        runtime_env=options.runtime_env,
-        max_concurrency=options.max_concurrency,
-        detached=options.detached,
-        timeout=max(0.1, deadline - time.monotonic()),
+        runtime_env=core.options.runtime_env,
+        max_concurrency=core.options.max_concurrency,
+        detached=core.options.detached,
     )
 
 
@@ -212,11 +195,9 @@ def _in_rank_order(
     return [by_slot[slot] for slot in places or learnt]
 
 
-def _send(
-    core: Group, endpoints: Sequence[Endpoint], roles: Roles, setups: Sequence[RankConfig]
-) -> list[Ticket]:
-    """Classes and arguments are encoded, and stored if large, once for all ranks."""
-    made = {role: (bound.cls, bound.args, bound.kwargs) for role, bound in roles.items()}
+def _send(core: Group, endpoints: Sequence[Endpoint], setups: Sequence[RankConfig]) -> list[Ticket]:
+    """Send classes and arguments, encoded, and stored if large, once for all ranks."""
+    made = {role: (bound.cls, bound.args, bound.kwargs) for role, bound in core.roles.items()}
     body, refs = encode_body(core, made)
     return [
         core.backend.setup(endpoint, setup.pack(body), refs)
@@ -224,10 +205,11 @@ def _send(
     ]
 
 
-def constructors(core: Group, ranks: range | None = None) -> Call:
-    """Return the call of the constructors of the new epoch, or of some of its ranks.
+@contextlib.contextmanager
+def constructors(core: Group, ranks: range | None = None) -> Generator[Call]:
+    """Return a context around the call of the constructors of the new epoch, or of some of its ranks.
 
-    The caller ends the processes if the call fails.
+    If it ends with an error, the remaining results are not read. The caller ends the processes.
     """
     ranks = range(core.world_size) if ranks is None else ranks
     plan = CallPlan(ranks, (), {}, GatherPlan("list", range(len(ranks))))
@@ -244,24 +226,23 @@ def constructors(core: Group, ranks: range | None = None) -> Call:
         limit=core.options.start_timeout,
     )
     call.tell(call.heard.planned)
-    return call
+    try:
+        yield call
+    except BaseException as error:
+        if call.was_sent:
+            call.arrivals.disregard()
+        call.tell_end(error)
+        raise
 
 
-def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket], messages: Iterable[Message] = ()) -> None:
+def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket]) -> None:
     """Note that the processes of an epoch exist, and have received their rank configs."""
     call.epoch = epoch
     call.arrivals = Results(call.core.backend, tickets)
-    for message in messages:
-        call.tell(call.heard.composed, message)
+    for _ in tickets:
+        call.tell(call.heard.composed, Message(""))
         call.tell(call.heard.posted)
     call.note_sent(0)
-
-
-def given_up(call: Call, error: BaseException) -> None:
-    """Note that constructors failed or were interrupted: their remaining results will not be read."""
-    if call.was_sent:
-        call.arrivals.disregard()
-    call.tell_end(error)
 
 
 def rejoin_calls(
@@ -269,7 +250,7 @@ def rejoin_calls(
 ) -> list[Ticket]:
     """Run ``rejoin()`` on the ranks that stay while the others are made; return the tickets of all, by rank."""
     environment = launched.setups[0].environment
-    message = library_call(rejoin, Rejoin(epoch, {name: environment[name] for name in _MEETING}))
+    message = library_call(rejoin, epoch, {name: environment[name] for name in _MEETING})
     tickets = {setup.rank: ticket for setup, ticket in zip(launched.setups, launched.tickets, strict=True)}
     tickets |= {rank: core.backend.submit(endpoint, message) for rank, endpoint in staying.items()}
     return [tickets[rank] for rank in sorted(tickets)]
@@ -289,18 +270,8 @@ def make_again(core: Group, trace: str = "", joining: range | None = None) -> No
         if entry is None:
             continue
         number = core.new_number()
-        plan = CallPlan(entry.ranks, (), {}, GatherPlan("list", range(len(entry.ranks))))
-        call = Call(
-            core,
-            epoch,
-            plan,
-            entry.role,
-            entry.method,
-            number,
-            Listeners(),
-            acts=False,
-            limit=core.options.start_timeout,
-        )
         again = entry.messages(number, epoch.number, trace)
-        call.arrivals, _ = submit(core, epoch, entry.ranks, again)
+        plan = CallPlan(entry.ranks, (), {}, GatherPlan("list", range(len(entry.ranks))))
+        limit = core.options.start_timeout
+        call = submit_unchecked(core, epoch, plan, entry.role, entry.method, again, number, limit=limit)
         call.result(None)

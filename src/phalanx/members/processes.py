@@ -7,27 +7,24 @@ Every change leaves an epoch, starts and constructs processes, and enters the ne
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Generator, Sequence
 
 from phalanx.backends.backend_types import Endpoint, NotReady, Reservation
+from phalanx.calls import health_check
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable
-from phalanx.calls.health_check import look_after
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.run_on import gather_before_end, run_on
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
+from phalanx.group import preemption_monitor
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
-from phalanx.group.preemption_monitor import watch
 from phalanx.group.roster import publish, withdraw
 from phalanx.members.detached import publish_record, withdraw_record
 from phalanx.members.launch import (
     Launched,
-    Present,
     constructors,
-    given_up,
     launch,
     make_again,
     rejoin_calls,
@@ -37,7 +34,6 @@ from phalanx.members.start_progress import Starting
 from phalanx.members.weight_resync import bring_to_replaced
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
-from phalanx.wire.messages import Message, RankConfig
 from phalanx.worker import handlers
 
 _CLOSE_PATIENCE_S = 5.0
@@ -47,23 +43,17 @@ _BUSY_PATIENCE_S = 1.0
 
 def start(core: Group) -> None:
     """Start the processes of the epoch that the group has begun, and repeat the calls marked ``rerun_on_restart``."""
-    call = constructors(core)
-    try:
-        with Starting(core.backend, core.name, core.world_size) as shown:
-            launched = _launched(core, call, core.pool.first(core.world_size), call.epoch.number)
-            _note_extras(core, launched.extras)
-            epoch = core.enter(launched.endpoints)
-            sent_to(call, epoch, launched.tickets, [Message("")] * epoch.size)
-            shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
-            core.constructed = call.result(None)
-            make_again(core, call.trace)
-    except BaseException as error:
-        given_up(call, error)
-        raise
+    with Starting(core.backend, core.name, core.world_size) as shown, constructors(core) as call:
+        launched = launch(core, core.pool.first(core.world_size), call.epoch.number, trace=call.trace)
+        _note_extras(core, launched.extras)
+        sent_to(call, core.enter(launched.endpoints), launched.tickets)
+        shown.watch(launched.endpoints, [ticket.value for ticket in launched.tickets])
+        core.constructed = call.result(None)
+        make_again(core, call.trace)
     _open_for_calls(core)
     if not core.backend.immediate:
-        session.monitor.add(core, look_after)
-        watch()
+        health_check.watch()
+        preemption_monitor.watch()
 
 
 def _open_for_calls(core: Group) -> None:
@@ -72,23 +62,6 @@ def _open_for_calls(core: Group) -> None:
     publish(core)
     if core.options.detached:
         publish_record(core)
-
-
-def _launched(
-    core: Group, call: Call, ground: ResourcePool, epoch: int, present: Present | None = None
-) -> Launched:
-    """Start the ranks of ``ground`` that have no processes, for that epoch."""
-
-    def with_versions(setup: RankConfig) -> RankConfig:
-        """Return the setup with the versions of weights that the ranks had before."""
-        if not core.had_weights and not core.published_weights:
-            return setup
-        had, published = dict(core.had_weights), dict(core.published_weights)
-        return replace(setup, had_weights=had, published_weights=published)
-
-    return launch(
-        core, ground, core.roles, epoch, core.options, trace=call.trace, amend=with_versions, present=present
-    )
 
 
 def _note_extras(core: Group, extras: Reservation | None) -> None:
@@ -103,18 +76,17 @@ def joining(core: Group, ground: ResourcePool, ranks: range) -> Generator[None]:
     If the context ends with an error, they are ended, and the group is as it was.
     """
     old = core.epoch
-    call = constructors(core, ranks)
     launched: Launched | None = None
     try:
-        present = Present(dict(enumerate(old.endpoints)))
-        launched = _launched(core, call, ground, old.number + 1, present)
-        epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
-        sent_to(call, epoch, launched.tickets, [Message("")] * len(ranks))
-        call.result(None)
-        make_again(core, call.trace, ranks)
-        yield
-    except BaseException as error:
-        given_up(call, error)
+        with constructors(core, ranks) as call:
+            kept = dict(enumerate(old.endpoints))
+            launched = launch(core, ground, old.number + 1, trace=call.trace, kept=kept)
+            epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
+            sent_to(call, epoch, launched.tickets)
+            call.result(None)
+            make_again(core, call.trace, ranks)
+            yield
+    except BaseException:
         if launched is not None:
             _stop(core, launched.endpoints)
             if launched.extras is not None:
@@ -175,14 +147,7 @@ def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[i
     dead = core.backend.dead_of(epoch.endpoints)
     ranks = [rank for rank in among if rank not in dead]
     if ranks:
-        call = run_on(
-            core,
-            handlers.close,
-            ranks=ranks,
-            title="close",
-            checked=False,
-            epoch=epoch,
-        )
+        call = run_on(core, handlers.close, ranks=ranks, title="close", checked=False, epoch=epoch)
         call.arrivals.wait(range(len(ranks)), len(ranks), patience)
 
 
@@ -191,22 +156,11 @@ def restart(core: Group, size: int | None = None) -> None:
     with core.changing:
         was_ready = core.lifecycle.state is State.READY
         left = core.begin_restart(size)
-        new_number = core.epoch.number
         core.snapshot = None  # it ends with the processes that hold it
-        try:
+        with _new_ranks(core, "be restarted", lambda: _abandon(core)):
             end(core, left, _patience(core) if was_ready else 0.0)
             core.pool.repair(core.options.start_timeout)
             start(core)
-        except BaseException as error:
-            try:
-                _abandon(core)
-            finally:  # also after a second interrupt
-                if core.epoch.number == new_number:
-                    core.broken(_as_cause(core.name, "be restarted", error), core.epoch)
-            raise
-        if core.closed:
-            _abandon(core)
-            raise GroupClosed(f"group {core.name!r} was closed while it was restarted", group=core.name)
 
 
 def replace_processes(core: Group, gone: Collection[int], bring_back: Callable[[], None]) -> None:
@@ -215,27 +169,39 @@ def replace_processes(core: Group, gone: Collection[int], bring_back: Callable[[
     ``bring_back`` restores all states, once the ranks are there. Then they get weights, and then calls.
     """
     left = core.begin_restart(gone=gone)
-    new_number = core.epoch.number
-    try:
+    number = core.epoch.number
+    with _new_ranks(core, "be given new ranks", lambda: _undo_replacement(core, left, number)):
         _start_replacements(core, left, gone)
         bring_back()
         bring_to_replaced(core, gone)
+        _open_for_calls(core)
+
+
+@contextlib.contextmanager
+def _new_ranks(core: Group, change: str, undo: Callable[[], None]) -> Generator[None]:
+    """Return a context in which the epoch begun gets ranks. After an error, ``undo()`` and break the group.
+
+    Raises:
+        GroupClosed: the group was closed meanwhile; nothing of it is left.
+    """
+    number = core.epoch.number
+    try:
+        yield
     except BaseException as error:
         try:
-            _undo_replacement(core, left, new_number)
+            undo()
         finally:  # also after a second interrupt
-            if core.epoch.number == new_number:
-                core.broken(_as_cause(core.name, "be given new ranks", error), core.epoch)
+            if core.epoch.number == number:
+                core.broken(_as_cause(core.name, change, error), core.epoch)
         raise
-    _open_for_calls(core)
     if core.closed:
         _abandon(core)
-        raise GroupClosed(f"group {core.name!r} was closed while ranks of it were replaced", group=core.name)
+        raise GroupClosed(f"group {core.name!r} was closed while it was to {change}", group=core.name)
 
 
-def _undo_replacement(core: Group, left: Epoch, new_number: int) -> None:
+def _undo_replacement(core: Group, left: Epoch, number: int) -> None:
     """End the ranks that were started where a replacement failed; have the others ready for another try."""
-    here = core.epoch.number == new_number
+    here = core.epoch.number == number
     started = [one for one in core.endpoints if one not in left.endpoints]
     if here and not core.endpoints:  # ranks that stay are members again, for another try or to be ended
         core.enter(left.endpoints)
@@ -250,20 +216,15 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
     members = left.endpoints[: left.size]
     _stop(core, [left.endpoints[rank] for rank in gone] + list(left.endpoints[left.size :]))
     core.pool.repair(core.options.start_timeout)
-    staying: Mapping[int, Endpoint] = {rank: one for rank, one in enumerate(members) if rank not in gone}
-    call = constructors(core)
-    try:
-        present = Present(staying, [one.slot for one in members])
-        launched = _launched(core, call, core.pool.first(left.size), call.epoch.number, present)
+    staying = {rank: one for rank, one in enumerate(members) if rank not in gone}
+    with constructors(core) as call:
+        ground, places = core.pool.first(left.size), [one.slot for one in members]
+        launched = launch(core, ground, call.epoch.number, trace=call.trace, kept=staying, places=places)
         new = dict(zip(sorted(gone), launched.endpoints, strict=True))
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
-        tickets = rejoin_calls(core, launched, staying, epoch.number)
-        sent_to(call, epoch, tickets, [Message("")] * epoch.size)
+        sent_to(call, epoch, rejoin_calls(core, launched, staying, epoch.number))
         call.result(None)
         make_again(core, call.trace)
-    except BaseException as error:
-        given_up(call, error)
-        raise
 
 
 def _abandon(core: Group) -> None:
@@ -274,11 +235,11 @@ def _abandon(core: Group) -> None:
         core.backend.kill(core.endpoints)
 
 
-def _as_cause(group: str, what: str, error: BaseException) -> PhalanxError:
+def _as_cause(group: str, change: str, error: BaseException) -> PhalanxError:
     if isinstance(kept := raisable(error), PhalanxError):  # a copy: the group keeps no frames of its caller
         return kept
     why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return GroupBroken(f"group {group!r} could not {what}: {why}", group=group)
+    return GroupBroken(f"group {group!r} could not {change}: {why}", group=group)
 
 
 _ANSWER_S = 1.0

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 
 from phalanx.calls.health_check import seen_gone
 from phalanx.calls.in_flight import calls_of, make_room
@@ -31,13 +31,10 @@ from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.processes import replace_processes, restart, settle
 from phalanx.members.snapshots import check_held, from_peer, has_state, in_one_order, restore, take
 from phalanx.pools.pool import ResourcePool
-from phalanx.topology.placement import NodeCapacity, check_feasible
-from phalanx.topology.slots import Slot
+from phalanx.topology.placement import check_feasible
 from phalanx.worker import handlers
-from phalanx.worker.handlers import RestoreRequest
 
 _AGAIN_AFTER_S = 1.0
-_RESTORED_WITHIN_S = 300.0
 _log = logging.getLogger("phalanx")
 
 
@@ -89,7 +86,7 @@ def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
         )
         return False
     core.recoveries.append(now)
-    _begin(core, policy, f"after: {str(core.lifecycle.cause).partition(chr(10))[0]}")
+    _begin(core, policy, f"after: {_first_line(core.lifecycle.cause)}")
     return True
 
 
@@ -112,15 +109,6 @@ def _was_preempted(core: Group) -> bool:
     return core.notices.explains([nodes[rank] for rank in ranks])
 
 
-@dataclass(frozen=True)
-class Moved:
-    """Result of moving ranks off nodes that go: ``why`` they stay, and whether to try ``again`` at a later call."""
-
-    done: bool
-    why: str = ""
-    again: bool = False
-
-
 def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
     """Give ranks whose nodes go new processes elsewhere, if the policy wants that."""
     if core.backend.now() < core.move_after:
@@ -134,46 +122,49 @@ def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
         why = f"{policy} allows no more preemptions"
         _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), why)
         return
-    moved = move(core, ranks)
-    if moved.done:
+    stays_because, again = move(core, ranks)
+    if not stays_because:
         core.preemptions += 1
         _log.warning("group %r: ranks %s were moved off nodes that go", core.name, list(ranks))
-    elif moved.why != core.stays_because:
-        _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), moved.why)
-    core.stays_because = moved.why
-    if moved.again:
+    elif stays_because != core.stays_because:
+        _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), stays_because)
+    core.stays_because = stays_because
+    if again:
         core.move_after = core.backend.now() + _AGAIN_AFTER_S
         core.notices.urgent = True
 
 
-def move(core: Group, ranks: Sequence[int]) -> Moved:
+def move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
     """Replace ranks that live, on nodes that stay, with their states of now; see ``px.ReplacePolicy``.
 
     Calls that were sent before end first. Where it cannot be done all is as it was, and the ranks are lost with their
     nodes, unless it can be done later.
+
+    Returns:
+        Why the ranks stay, "" if they were moved; and whether to try again at a later call.
 
     Raises:
         Errors of the constructors and ``rejoin()``; the group is broken then.
     """
     if len(ranks) == core.world_size:
         why = "all of its ranks are there, so that none could keep their state; px.save before the deadline"
-        return Moved(False, why)
-    if not room_elsewhere(core.pool):
-        return Moved(False, "no other node has room for their slots", again=True)
+        return why, False
+    if not has_room_elsewhere(core.pool):
+        return "no other node has room for their slots", True
     if _cannot_wait(core):
-        return Moved(False, "calls are under way", again=True)
+        return "calls are under way", True
     stateful = has_state(core)  # after the calls before it
     try:
         if stateful:
             take(core)
     except CheckpointError as error:
-        return Moved(False, f"no snapshot could be taken: {str(error).partition(chr(10))[0]}")
+        return f"no snapshot could be taken: {_first_line(error)}", False
     try:
         replace_lost_ranks(core, ranks, "snapshot" if stateful else "none")
     except (GroupBroken, PlacementError) as error:
         # Where it is broken by that, it is recovered as any broken group.
-        return Moved(False, str(error).partition("\n")[0])
-    return Moved(True)
+        return _first_line(error), False
+    return "", False
 
 
 def _cannot_wait(core: Group) -> bool:
@@ -210,7 +201,7 @@ def _has_gone_back(core: Group) -> bool:
             "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
         )
     try:
-        run_on(core, handlers.restore_snapshot, RestoreRequest(found.number), title="px.restore").result(None)
+        run_on(core, handlers.restore_snapshot, None, found.number, title="px.restore").result(None)
     except WorkerDiedError:
         if core.options.on_failure is None or core.lifecycle.state is not State.BROKEN:
             raise
@@ -218,36 +209,20 @@ def _has_gone_back(core: Group) -> bool:
     return True
 
 
-Block = tuple[str, int]
-"""Of which pool it is, and its number there."""
+def has_room_elsewhere(pool: ResourcePool) -> bool:
+    """Return whether the other nodes now have capacity for the blocks of the pool on draining nodes.
 
-
-def room_elsewhere(pool: ResourcePool) -> bool:
-    """Return whether the other nodes now have capacity for the slots of the pool on draining nodes."""
+    The blocks of each pool behind it are checked alone, next to present reservations.
+    """
     backend = pool.backend_api
     going = {node.node_id for node in backend.draining_nodes()}
     reservations = {name: holding.reservation for name, holding in pool.holdings.items()}
-    lost = going_blocks(pool.slots, backend.nodes_of(pool.slots, reservations), going)
-    bundles = {name: holding.bundle for name, holding in pool.holdings.items()}
-    return has_room([node for node in backend.nodes() if node.node_id not in going], lost, bundles)
-
-
-def going_blocks(slots: Sequence[Slot], nodes: Sequence[str], going: set[str]) -> dict[Block, int]:
-    """The blocks on nodes that go, each with how many slots it has; pure."""
-    found: dict[Block, int] = {}
-    for slot, node in zip(slots, nodes, strict=True):
-        if node in going:
-            found[slot.pool, slot.block] = found.get((slot.pool, slot.block), 0) + 1
-    return found
-
-
-def has_room(
-    nodes: Sequence[NodeCapacity], lost: Mapping[Block, int], bundles: Mapping[str, Mapping[str, float]]
-) -> bool:
-    """Return whether the lost blocks of each pool alone fit on ``nodes`` next to present reservations. Pure."""
-    for pool, bundle in bundles.items():
-        sizes = [size for (name, _), size in lost.items() if name == pool]
-        if sizes and not check_feasible(nodes, sizes, bundle).fits_now:
+    nodes = zip(pool.slots, backend.nodes_of(pool.slots, reservations), strict=True)
+    lost = Counter((slot.pool, slot.block) for slot, node in nodes if node in going)
+    others = [node for node in backend.nodes() if node.node_id not in going]
+    for name, holding in pool.holdings.items():
+        sizes = [size for (of, _), size in lost.items() if of == name]
+        if sizes and not check_feasible(others, sizes, holding.bundle).fits_now:
             return False
     return True
 
@@ -277,9 +252,9 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
 
     def bring_back() -> None:
         if found is not None:
-            restore(core, found, gone, _RESTORED_WITHIN_S)
+            restore(core, found, gone)
         elif state == "peer":
-            from_peer(core, gone, _RESTORED_WITHIN_S)
+            from_peer(core, gone)
 
     replace_processes(core, gone, bring_back)
     if found is not None:
@@ -330,3 +305,7 @@ def heal(core: Group) -> None:
     except (GroupBroken, PlacementError) as error:
         _log.warning("group %r is restarted instead: %s", core.name, str(error).partition(". ")[0])
         restart(core)
+
+
+def _first_line(error: object) -> str:
+    return str(error).partition("\n")[0]

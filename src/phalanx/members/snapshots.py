@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from phalanx.backends.backend_types import NotReady
 from phalanx.calls.run_on import run_on
-from phalanx.errors import CallTimeout, GroupBroken
+from phalanx.errors import GroupBroken
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.snapshot_placement import Snapshot, holders, lost_copies
+from phalanx.wire.messages import BackendRef
 from phalanx.worker import handlers
-from phalanx.worker.handlers import RestoreRequest, SnapshotReply, SnapshotRequest
+from phalanx.worker.handlers import SnapshotReply
+
+_RESTORED_WITHIN_S = 300.0
 
 
 def take(core: Group) -> Snapshot:
@@ -56,25 +58,20 @@ def in_one_order(cores: Sequence[Group]) -> list[Group]:
 
 def _taken(core: Group, epoch: Epoch) -> Snapshot:
     began = time.monotonic()
-    last = core.snapshot
-    number, whole = (1, 0) if last is None else (last.number + 1, last.number)
-    order = SnapshotRequest(number, whole, core.snapshot_epoch == epoch.number)
-    ranks = range(epoch.size)
-    held_by = holders(epoch.nodes)
-    taken: list[SnapshotReply] = run_on(core, handlers.take_snapshot, order, title="px.snapshot").result(None)
-    if epoch.size > 1:
-        wards = {
-            holder: {rank: taken[rank].copy for rank in ranks if held_by[rank] == holder} for holder in ranks
-        }
-        kept = [wards[rank] for rank in ranks]
-        run_on(core, handlers.hold_copies, number, whole, each=kept, title="px.snapshot").result(None)
-    return Snapshot(
-        number,
-        held_by,
-        sum(one.nbytes for one in taken),
-        sum(one.sent_bytes for one in taken) if epoch.size > 1 else 0,
-        time.monotonic() - began,
-    )
+    number, last = (1, 0) if core.snapshot is None else (core.snapshot.number + 1, core.snapshot.number)
+    again, alone = core.snapshot_epoch == epoch.number, epoch.size == 1
+    held_by, title = holders(epoch.nodes), "px.snapshot"
+    taken: list[SnapshotReply] = run_on(
+        core, handlers.take_snapshot, number, last, again, title=title
+    ).result(None)
+    if not alone:
+        kept: list[dict[int, BackendRef]] = [{} for _ in taken]
+        for rank, reply in enumerate(taken):
+            kept[held_by[rank]][rank] = reply.copy
+        run_on(core, handlers.hold_copies, number, last, each=kept, title=title).result(None)
+    nbytes = sum(reply.nbytes for reply in taken)
+    sent = 0 if alone else sum(reply.sent_bytes for reply in taken)
+    return Snapshot(number, held_by, nbytes, sent, time.monotonic() - began)
 
 
 def check_held(core: Group, gone: Collection[int]) -> Snapshot:
@@ -105,63 +102,30 @@ def check_held(core: Group, gone: Collection[int]) -> Snapshot:
     return found
 
 
-def restore(core: Group, found: Snapshot, new: Collection[int], seconds: float) -> None:
+def restore(core: Group, found: Snapshot, new: Collection[int]) -> None:
     """Restore all ranks to a snapshot: ``new`` ranks from the copies of their holders."""
-    wanted = {rank: found.holders[rank] for rank in new}
-    given = {
-        rank: _answer(
-            core, "px.replace_ranks", holder, handlers.give_copy, rank, found.number, seconds=seconds
-        )
-        for rank, holder in wanted.items()
+    copies = {
+        rank: _call(core, [found.holders[rank]], handlers.give_copy, rank, found.number) for rank in new
     }
-    orders: Mapping[int, RestoreRequest] = {
-        rank: RestoreRequest(found.number, given.get(rank)) for rank in range(core.world_size)
-    }
-    each = [orders[rank] for rank in range(core.world_size)]
-    call = run_on(core, handlers.restore_snapshot, each=each, title="px.replace_ranks", checked=False)
-    for answer in call.answers(seconds).values():
-        _checked(core, answer, seconds)
+    everyone = range(core.world_size)
+    each = [copies.get(rank) for rank in everyone]
+    _call(core, everyone, handlers.restore_snapshot, found.number, each=each)
 
 
-def _answer(
-    core: Group, what: str, rank: int, function: Callable[..., Any], *args: Any, seconds: float
-) -> Any:
-    (answer,) = (
-        run_on(core, function, *args, ranks=[rank], title=what, checked=False).answers(seconds).values()
-    )
-    return _checked(core, answer, seconds)
-
-
-def _checked(core: Group, answer: Any, seconds: float) -> Any:
-    """Return the answer of a rank.
-
-    Raises:
-        CallTimeout: it gave none within so many seconds.
-        PhalanxError: it failed, or was lost.
-    """
-    if isinstance(answer, NotReady):
-        raise CallTimeout(
-            f"group {core.name!r}: {answer}, for {seconds:g} s, while states were brought back after a replacement; "
-            "restart() makes all ranks anew",
-            group=core.name,
-            method="px.replace_ranks",
-            timeout=seconds,
-        )
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
-
-
-def from_peer(core: Group, new: Collection[int], seconds: float) -> None:
+def from_peer(core: Group, new: Collection[int]) -> None:
     """Give ranks that are ``new`` the state of a rank that is not."""
     peer = next(rank for rank in range(core.world_size) if rank not in new)
-    copy = _answer(core, "px.replace_ranks", peer, handlers.copy_of_now, seconds=seconds)
+    copy = _call(core, [peer], handlers.copy_of_now)
     for rank in new:
-        _answer(
-            core,
-            "px.replace_ranks",
-            rank,
-            handlers.restore_snapshot,
-            RestoreRequest(0, copy, keep_rng=True),
-            seconds=seconds,
-        )
+        _call(core, [rank], handlers.restore_snapshot, 0, True, each=[copy])
+
+
+def _call(core: Group, ranks: Sequence[int], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Return the result of the first of some ranks of a group that gets new ranks.
+
+    Raises:
+        CallTimeout: a rank has not returned within 300 s.
+        RemoteCallError, WorkerDiedError: a rank failed, or was lost.
+    """
+    call = run_on(core, function, *args, ranks=ranks, title="px.replace_ranks", checked=False, **options)
+    return call.result(_RESTORED_WITHIN_S)[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import threading
@@ -35,12 +34,8 @@ class BackgroundThread:
         """Return whether a turn of this work is taken, or due."""
         return self._is_running() and (work is self._now or work in self._due)
 
-    def take(self, work: Background, after: float) -> bool:
-        """Schedule a turn of some work in ``after`` seconds, unless a turn is due already.
-
-        Returns:
-            True if no turn of it was due or running in this process.
-        """
+    def take(self, work: Background, after: float) -> None:
+        """Schedule a turn of some work, unless a turn is due already: in ``after`` seconds, or at once after a turn."""
         with self._changed:
             is_new = not self.has(work)
             if not self._is_running():
@@ -50,7 +45,6 @@ class BackgroundThread:
             if work not in self._due:
                 self._due[work] = time.monotonic() + (after if is_new else 0.0)
                 self._changed.notify()
-            return is_new
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
@@ -89,7 +83,6 @@ class Background:
     Args:
         turn: does the pending work; returns the seconds until its next turn, None if no work is left.
         thread: the thread that runs the turns.
-        finish: called once when the interpreter exits, if a turn was ever due.
         first_after: seconds until the first turn.
     """
 
@@ -98,12 +91,10 @@ class Background:
         turn: Callable[[], float | None],
         *,
         thread: BackgroundThread = background_thread,
-        finish: Callable[[], None] | None = None,
         first_after: float = 0.0,
     ) -> None:
         self._turn = turn
         self._thread = thread
-        self._finish = finish
         self._first_after = first_after
 
     @property
@@ -113,9 +104,7 @@ class Background:
 
     def begin(self) -> None:
         """Schedule a turn soon after this call; costs some microseconds while a turn is due."""
-        if self._thread.take(self, self._first_after) and self._finish is not None:
-            atexit.unregister(self._finish)
-            atexit.register(self._finish)
+        self._thread.take(self, self._first_after)
 
     def turn(self) -> float | None:
         """Run a turn; after an error another turn follows."""

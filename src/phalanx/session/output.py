@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 import threading
@@ -83,7 +84,7 @@ class Display:
         self._sources: list[RankOutput] = []
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._background = Background(self._turn, finish=self.finish)
+        self._background = Background(self._turn)
 
     def begin(self, backend: Backend, endpoints: Sequence[Endpoint], label: str, shown: Shown) -> None:
         """Show the output of the chosen ranks from now on; ``endpoints`` are by rank."""
@@ -98,6 +99,8 @@ class Display:
             return
         with self._lock:
             self._sources += sources
+        atexit.unregister(self.finish)
+        atexit.register(self.finish)
         self._background.begin()
 
     def finish(self, endpoints: Sequence[Endpoint] | None = None) -> None:

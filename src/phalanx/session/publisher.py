@@ -11,11 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from phalanx.backends.backend_types import Backend
 from phalanx.display.registry_records import GroupRecord, RunRecord, to_bytes
 from phalanx.session.background import WorkQueue
-from phalanx.session.monitor import OpenGroup
 
 _FINISHED_WITHIN_S = 1.0
 _STARTED = time.time()
@@ -33,6 +33,16 @@ def _version() -> str:
         return importlib.metadata.version("phalanx")
     except importlib.metadata.PackageNotFoundError:  # it is on the path of Python, and not installed
         return "unknown"
+
+
+class OpenGroup(Protocol):
+    """A group whose record is published until nothing of it is left (``fully_closed``)."""
+
+    @property
+    def fully_closed(self) -> bool: ...
+    @property
+    def backend(self) -> Backend: ...
+    def record(self) -> GroupRecord: ...
 
 
 class Publisher:

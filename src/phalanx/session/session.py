@@ -17,7 +17,6 @@ from phalanx.declare.context import runs_inline
 from phalanx.display.metric_buffer import meters
 from phalanx.errors import DeclarationError
 from phalanx.session.background import Background, WorkQueue
-from phalanx.session.monitor import GroupMonitor
 from phalanx.session.output import Display
 from phalanx.session.publisher import Publisher
 from phalanx.session.wait_threads import WaitThreads
@@ -45,7 +44,6 @@ class Session:
     Attributes:
         run_id: scopes the names of this run's placement groups and actors, so that two runs never meet.
         queue: work for the background thread.
-        monitor: looks after open groups.
         display: shows the output of ranks.
         publisher: publishes groups for the commands.
         waiters: threads that wait for calls.
@@ -55,7 +53,6 @@ class Session:
     def __init__(self) -> None:
         self.run_id = secrets.token_hex(3)
         self.queue = WorkQueue()
-        self.monitor = GroupMonitor(self.lost)
         self.display = Display()
         self.publisher = Publisher(self.queue)
         self.waiters = WaitThreads()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -120,49 +120,32 @@ class WaitThreads:
             others = list(self._others)
         if not others:
             return None
-        over, in_part = _sorted_out(others)
+        ended, now = _ended([wait.pending for wait in others if wait.pending is not None]), time.monotonic()
+        ready = [wait for wait in others if _is_ready(wait, ended, now)]
         with self._lock:
-            stuck = self._done == self._done_before
+            free = max(self._idle + self._most + _SPARE - self._threads, self._done == self._done_before)
             self._done_before = self._done
-            for wait in over:
-                if not self._hand_on(wait):
-                    if stuck:
-                        self._hand_on(wait, even_so=True)
-                    break
-            for wait in in_part:
-                self._hand_on(wait)
+            for wait in ready[:free]:
+                if wait in self._others:  # else a thread took it meanwhile
+                    self._others.remove(wait)
+                    self._begin(wait)
         return _LOOK_EVERY_S
 
-    def _hand_on(self, wait: _Wait, *, even_so: bool = False) -> bool:
-        """Have a wait done, if there is a thread for it; under the lock."""
-        if not (self._idle or self._threads < self._most + _SPARE or even_so):
-            return False
-        if wait in self._others:  # else a thread took it meanwhile
-            self._others.remove(wait)
-            self._begin(wait)
+
+def _is_ready(wait: _Wait, ended: Collection[int], now: float) -> bool:
+    """Return whether a wait is over, or partly over for so long that a reference may have failed, which ends a call."""
+    pending = wait.pending
+    if (
+        pending is None
+        or wait.future.cancelled()
+        or (pending.deadline is not None and now >= pending.deadline)
+    ):
         return True
-
-
-def _sorted_out(waits: Sequence[_Wait]) -> tuple[list[_Wait], list[_Wait]]:
-    """Return the finished waits, and waits that have been partly finished for too long (a failed ref ends a call)."""
-    ended = _ended([wait.pending for wait in waits if wait.pending is not None])
-    now = time.monotonic()
-    over: list[_Wait] = []
-    in_part: list[_Wait] = []
-    for wait in waits:
-        pending = wait.pending
-        late = pending is not None and pending.deadline is not None and now >= pending.deadline
-        if pending is None or late or wait.future.cancelled():
-            over.append(wait)
-            continue
-        count = sum(id(ref) in ended for ref in pending.refs)
-        if count == len(pending.refs):
-            over.append(wait)
-        elif count:
-            wait.in_part_since = wait.in_part_since or now
-            if now - wait.in_part_since > _ENDED_IN_PART_S:
-                in_part.append(wait)
-    return over, in_part
+    count = sum(id(ref) in ended for ref in pending.refs)
+    if count and wait.in_part_since is None:
+        wait.in_part_since = now
+    in_part = wait.in_part_since is not None and now - wait.in_part_since > _ENDED_IN_PART_S
+    return in_part or count == len(pending.refs)
 
 
 def _ended(waits: Sequence[Pending]) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,18 +37,6 @@ class Loop:
         finally:
             thread.shutdown(wait=False)
 
-    def iterate(self, items: AsyncGenerator[Any]) -> Generator[Any]:
-        """Yield the items of an async generator. Closing this closes the other."""
-        try:
-            while True:
-                try:
-                    item = self.run(items.__anext__())
-                except StopAsyncIteration:
-                    return
-                yield item
-        finally:
-            self.run(items.aclose())
-
 
 def _run_until_complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
     task = loop.create_task(coroutine)
@@ -60,12 +48,3 @@ def _run_until_complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[An
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 loop.run_until_complete(task)
         raise
-
-
-async def iterate_async(items: Generator[Any]) -> AsyncGenerator[Any]:
-    """Yield the items of a generator to an event loop. Closing this closes the other."""
-    try:
-        for item in items:
-            yield item
-    finally:
-        items.close()

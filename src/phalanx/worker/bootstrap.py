@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Generator
+from dataclasses import fields
 
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.worker import REJOINING
@@ -37,22 +38,9 @@ def apply(setup: RankConfig, in_driver: bool) -> str | None:
 
 
 def context_of_rank(setup: RankConfig, in_driver: bool) -> WorkerContext:
-    """Return the context that the users' objects of a rank share."""
-    context = WorkerContext(
-        rank=setup.rank,
-        world_size=setup.world_size,
-        local_rank=setup.local_rank,
-        local_world_size=setup.local_world_size,
-        group=setup.group,
-        epoch=setup.epoch,
-        host=setup.host,
-        node_id=setup.node_id,
-        accelerator_ids=setup.accelerator_ids,
-        device_type=setup.device_type,
-        local_device=setup.local_device,
-        meshes=setup.meshes,
-        in_driver=in_driver,
-    )
+    """Return the context that the users' objects of a rank share: fields of its configuration that have equal names."""
+    names = {one.name for one in fields(WorkerContext)} & {one.name for one in fields(RankConfig)}
+    context = WorkerContext(in_driver=in_driver, **{name: getattr(setup, name) for name in names})
     context.shared[REJOINING] = setup.rejoining
     return context
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import faulthandler
 import fcntl
+import functools
 import gc
 import os
 import secrets
@@ -19,8 +20,10 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
+from traceback import walk_stack
 from types import CodeType, FrameType
 
 from phalanx.wire.call_page import INTERRUPT, SEVER, STACKS, CallPage, answer, available
@@ -63,36 +66,17 @@ class Control:
         """Return the file descriptors for the node's agent."""
         return SideChannel(_start_ticks(), self.page.fd, self._stacks, self._wake, self._mark)
 
-    def call(self, number: int, method: str = "") -> AbstractContextManager[None]:
-        """Show a call on the page, and let it be interrupted on the main thread.
-
-        Raises:
-            Interrupted: if the call was cancelled before the block, or is cancelled in it.
-        """
-        return _Call(self, number, method)
-
-    @contextlib.contextmanager
-    def listed(self, number: int, method: str = "") -> Generator[None]:
+    def listed(self, number: int, method: str) -> AbstractContextManager[None]:
         """Show a call on the page as running."""
-        slot = self.page.begin(number, method)
-        try:
-            yield
-        finally:
-            self.page.end(slot)
+        return _Listed(self.page, number, method)
 
-    @contextlib.contextmanager
-    def step(self, number: int) -> Generator[None]:
-        """Let a single item of a call be interrupted on the main thread.
+    def step(self, number: int) -> AbstractContextManager[None]:
+        """Let a call, or an item of it, be interrupted on the main thread.
 
         Raises:
             Interrupted: if the call was cancelled before the block, or is cancelled in it.
         """
-        try:
-            self.running = number  # before the check, as for a call
-            self.check(number)
-            yield
-        finally:
-            self.running = 0
+        return _Step(self, number)
 
     @contextlib.contextmanager
     def task_step(self, number: int) -> Generator[None]:
@@ -167,27 +151,40 @@ class Control:
             self._tasks[number][1].cancel()
 
 
-class _Call:
-    """A call on the main thread. No generator, which would take longer: every call passes it."""
+# Every call passes these two. As generators they would take several times longer.
 
-    __slots__ = ("_control", "_method", "_number", "_slot")
 
-    def __init__(self, control: Control, number: int, method: str) -> None:
-        self._control, self._number, self._method = control, number, method
+class _Listed:
+    __slots__ = ("_method", "_number", "_page", "_slot")
+
+    def __init__(self, page: CallPage, number: int, method: str) -> None:
+        self._page, self._number, self._method = page, number, method
 
     def __enter__(self) -> None:
-        control = self._control
-        self._slot = control.page.begin(self._number, self._method)
+        self._slot = self._page.begin(self._number, self._method)
+
+    def __exit__(self, *_: object) -> None:
+        self._page.end(self._slot)
+
+
+class _Step:
+    __slots__ = ("_control", "_number")
+
+    def __init__(self, control: Control, number: int) -> None:
+        self._control, self._number = control, number
+
+    def __enter__(self) -> None:
         try:
-            control.running = self._number  # before the check, so that no cancellation in between is missed
-            control.check(self._number)
+            self._control.running = (
+                self._number
+            )  # before the check, so that no cancellation in between is missed
+            self._control.check(self._number)
         except BaseException:
-            self.__exit__()
+            self._control.running = 0
             raise
 
     def __exit__(self, *_: object) -> None:
         self._control.running = 0
-        self._control.page.end(self._slot)
 
 
 def _start_ticks() -> int:
@@ -196,18 +193,13 @@ def _start_ticks() -> int:
         return int(stat.read().rpartition(b")")[2].split()[19])
 
 
-_made: list[Control] = []
-
-
+@functools.cache
 def control() -> Control | None:
     """Return the side channel of this process, created at the first call; None if the platform has none."""
-    if not _made and available():
-        _made.append(Control())
-    return _made[0] if _made else None
+    return Control() if available() else None
 
 
 _FRAMES, _THREADS = 100, 100  # per thread, and threads, as in faulthandler
-Frames = list[tuple[CodeType, int | None]]
 
 
 def stacks() -> str:
@@ -223,7 +215,11 @@ def stacks() -> str:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        frames = {ident: _frames(frame) for ident, frame in sys._current_frames().items()}
+        # Code and line of each frame: the frames, and the values that they hold, are released.
+        frames = {
+            ident: [(one.f_code, line) for one, line in islice(walk_stack(frame), _FRAMES + 1)]
+            for ident, frame in sys._current_frames().items()
+        }
     finally:
         if collecting:
             gc.enable()
@@ -232,16 +228,7 @@ def stacks() -> str:
     return "\n".join(_format(ident, frames[ident]) for ident in (*others, main) if ident in frames)
 
 
-def _frames(frame: FrameType | None) -> Frames:
-    """Return code and line from this frame outwards. The frames, and the values they hold, are released."""
-    frames: Frames = []
-    while frame is not None and len(frames) <= _FRAMES:
-        frames.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return frames
-
-
-def _format(ident: int, frames: Frames) -> str:
+def _format(ident: int, frames: Sequence[tuple[CodeType, int]]) -> str:
     lines = [
         f'  File "{code.co_filename}", line {line or "?"} in {code.co_name}'
         for code, line in frames[:_FRAMES]

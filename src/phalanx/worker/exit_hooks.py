@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import atexit
 import sys
-import threading
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from phalanx.declare.context import current_context
-from phalanx.errors import InternalError
 
 #: Key of a rank's hooks in ``WorkerContext.shared``.
 CLOSERS = "closers"
@@ -26,8 +25,8 @@ class Closers:
 
     def __init__(self, *, own_process: bool) -> None:
         self._own_process = own_process
-        self._lock = threading.Lock()
-        self._waiting: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._hooks = ExitStack()
+        self._errors: list[BaseException] = []
         #: True if the group continues without this rank, which first hands over its channel items.
         self.hands_over = False
         #: The rank as text, from its setup on: "rank 2 of group 'actor'".
@@ -37,46 +36,29 @@ class Closers:
 
     def add(self, callback: Callable[..., object], *args: Any) -> None:
         """Run ``callback(*args)`` at the end of the rank."""
-        with self._lock:
-            if self._own_process and not self._waiting:
-                atexit.unregister(self.run)
-                atexit.register(self.run)
-            self._waiting.append((callback, args))
+        if self._own_process:
+            atexit.unregister(self.run)
+            atexit.register(self.run)
+        self._hooks.callback(self._attempt, callback, args)
 
     def run(self) -> list[BaseException]:
         """Run the registered hooks. Print their errors, and return them."""
-        errors: list[BaseException] = []
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    return errors
-                callback, args = self._waiting.pop()
-            try:
-                callback(*args)
-            except BaseException as error:
-                report(f"closer {getattr(callback, '__qualname__', callback)}", error)
-                errors.append(error)
+        self._hooks.close()
+        errors, self._errors = self._errors, []
+        return errors
+
+    def _attempt(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        try:
+            callback(*args)
+        except BaseException as error:
+            report(f"closer {getattr(callback, '__qualname__', callback)}", error)
+            self._errors.append(error)
 
 
 def current_closers() -> Closers | None:
     """Return the exit hooks of the rank that runs this code, None outside of ranks."""
     context = current_context()
     return None if context is None else context.shared.get(CLOSERS)
-
-
-def at_close(callback: Callable[..., object], *args: Any) -> None:
-    """Run ``callback(*args)`` once at the end of the rank that runs this code, before earlier hooks.
-
-    Raises:
-        InternalError: if no rank runs this code.
-    """
-    closers = current_closers()
-    if closers is None:
-        raise InternalError(
-            "at_close() was called where there is no rank; call it from a method of a worker, or from a function "
-            "that runs on the ranks"
-        )
-    closers.add(callback, *args)
 
 
 def report(title: str, error: BaseException) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +28,13 @@ if TYPE_CHECKING:  # a driver needs the names of these functions, and no torch o
 else:
     rank_state = lazy("phalanx.worker.rank_state")
     state_copies = lazy("phalanx.worker.state_copies")
+
+
+def make_runtime(services: Any) -> WorkerRuntime:
+    """Return the runtime of a new worker process, which is the first argument of the functions below."""
+    from phalanx.worker.worker_runtime import WorkerRuntime  # heavy
+
+    return WorkerRuntime(services)
 
 
 def meshes(runtime: WorkerRuntime) -> dict[str, dict[str, int]]:
@@ -72,7 +78,7 @@ def arm_profile(runtime: WorkerRuntime, key: str, order: ProfileOrder) -> None:
     Raises:
         DeclarationError: if calls of the rank interleave, or as for :class:`Profiling`.
     """
-    if runtime.place is not None and runtime.place.asynchronous:
+    if runtime.place.asynchronous:
         raise DeclarationError(
             "profile(): the group was made with max_concurrency, so its calls interleave on one thread and no trace "
             "would be of one call; profile a group without it, or call torch.profiler in the worker itself"
@@ -97,35 +103,24 @@ def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
 _LEFT = "left world"
 
 
-@dataclass(frozen=True)
-class Rejoin:
-    """The epoch that begins, and the variables that differ in it: where the ranks meet."""
-
-    epoch: int
-    environment: Mapping[str, str]
+#: Backend and timeout of a default process group.
+_World = tuple[str, timedelta]
 
 
-@dataclass(frozen=True)
-class _World:
-    """Arguments of the former default process group."""
-
-    backend: str
-    timeout: timedelta
-
-
-def rejoin(runtime: WorkerRuntime, request: Rejoin) -> None:
+def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> None:
     """Enter an epoch, together with the constructors of the new ranks.
 
-    Each object's ``rejoin()`` is called, in the order of their creation.
+    Each object's ``rejoin()`` is called, in the order of their creation. The variables that differ in the epoch are set
+    before: where the ranks meet.
 
     Raises:
         BaseException: if a ``rejoin()`` raises it.
     """
-    runtime.stay(request.epoch)
+    runtime.stay(epoch)
     shared = runtime.context.shared
     world: _World | None = None
     if not runtime.in_driver:  # in the driver a process group belongs to another group, of a single rank
-        os.environ.update(request.environment)
+        os.environ.update(environment)
         world = shared[_LEFT] = _leave_world() or shared.get(_LEFT)
     shared[REJOIN] = lambda worker: _join_world(worker, world)
     try:
@@ -141,7 +136,7 @@ def rejoin(runtime: WorkerRuntime, request: Rejoin) -> None:
 
 
 def _leave_world() -> _World | None:
-    """Destroy the process groups. Return the arguments of the default process group, None if it did not exist."""
+    """Destroy the process groups. Return the default process group's arguments, None if it did not exist."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available():
         return None
@@ -153,7 +148,7 @@ def _leave_world() -> _World | None:
 
     options = getattr(dist.group.WORLD, "options", None)  # torch has no public way to ask
     timeout = getattr(options, "_timeout", None)
-    world = _World(dist.get_backend(), timeout if isinstance(timeout, timedelta) else default_pg_timeout)
+    world = dist.get_backend(), timeout if isinstance(timeout, timedelta) else default_pg_timeout
     collectives.forget()
     dist.destroy_process_group()  # returns at once, even if a thread is in one of its collectives
     return world
@@ -165,36 +160,21 @@ def _join_world(worker: Any, world: _World | None) -> None:
         return
     import torch.distributed as dist  # there was a process group
 
+    backend, timeout = world
     if not dist.is_initialized():
-        dist.init_process_group(world.backend, timeout=world.timeout)
+        dist.init_process_group(backend, timeout=timeout)
     parallel = sys.modules.get("torch.nn.parallel")
     wrapper: Any = getattr(parallel, "DistributedDataParallel", None)
     for name, value in list(vars(worker).items()):
         if wrapper is not None and isinstance(value, wrapper):
             ddp: Any = value
-            again = wrapper(
-                ddp.module,
-                device_ids=ddp.device_ids or None,
-                broadcast_buffers=ddp.broadcast_buffers,
-                find_unused_parameters=ddp.find_unused_parameters,
-                gradient_as_bucket_view=ddp.gradient_as_bucket_view,
-            )
-            setattr(worker, name, again)
+            kept = ("broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view")
+            options = {option: getattr(ddp, option) for option in kept}
+            setattr(worker, name, wrapper(ddp.module, device_ids=ddp.device_ids or None, **options))
 
 
 #: Seconds that a copy may take on its way to the rank that fetches it.
 FETCH_S = 300.0
-
-
-class SnapshotRequest(NamedTuple):
-    """Copy the state as snapshot ``number``; ``last`` is the previous complete snapshot, 0 if there is none.
-
-    ``again``: the rank's holder has ``last``, so that only the changes since then are sent.
-    """
-
-    number: int
-    last: int
-    again: bool
 
 
 class SnapshotReply(NamedTuple):
@@ -205,28 +185,20 @@ class SnapshotReply(NamedTuple):
     sent_bytes: int
 
 
-class RestoreRequest(NamedTuple):
-    """Restore snapshot ``number``; ``copy`` refers to a copy that another rank holds, None: the rank's own.
-
-    ``keep_rng``: leave the random generators as they are.
-    """
-
-    number: int
-    copy: BackendRef | None = None
-    keep_rng: bool = False
-
-
 def has_state(runtime: WorkerRuntime) -> bool:
     """Return whether any role of this rank has a state."""
     declared = declared_states(runtime.context)
     return any(rank_state.has_state(worker, declared.get(role)) for role, worker in runtime.instances.items())
 
 
-def take_snapshot(runtime: WorkerRuntime, request: SnapshotRequest) -> SnapshotReply:
-    """Copy the state of this rank's roles, and store the part that the holder lacks."""
-    copies = _copies(runtime)
-    copy = copies.take(request.number, request.last, _states(runtime))
-    sent = copies.changed(request.number, request.last, copy, again=request.again)
+def take_snapshot(runtime: WorkerRuntime, number: int, last: int, again: bool) -> SnapshotReply:
+    """Copy the state of this rank's roles as snapshot ``number``, and store the part that its holder lacks.
+
+    Args:
+        last: the previous complete snapshot; 0: none.
+        again: the holder has ``last``, so that only the changes since then are sent.
+    """
+    copy, sent = _copies(runtime).take(number, last, _states(runtime), again=again)
     return SnapshotReply(runtime.put(sent), copy.nbytes, sent.nbytes)
 
 
@@ -248,20 +220,19 @@ def copy_of_now(runtime: WorkerRuntime) -> BackendRef:
     return runtime.put(state_copies.copy_state(_states(runtime)))
 
 
-async def restore_snapshot(runtime: WorkerRuntime, request: RestoreRequest) -> int:
-    """Restore a snapshot. Return its bytes."""
+async def restore_snapshot(
+    runtime: WorkerRuntime, copy: BackendRef | None, number: int, keep_rng: bool = False
+) -> None:
+    """Restore snapshot ``number``.
+
+    Args:
+        copy: a copy that another rank holds; None: the rank's own.
+        keep_rng: leave the random generators as they are.
+    """
     copies = _copies(runtime)
-    if request.copy is not None:
-        copies.put_back(request.number, await _fetched(runtime, request.copy))
-    copy = copies.own(request.number)
-    states = _states(runtime)
-    for role, saved in copy.roles.items():
-        state_copies.restore_role(states[role], saved, role)
-    for worker in runtime.instances.values():
-        state_copies.drop_gradients(worker)
-    if not request.keep_rng:
-        copies.restore_generators(copy)  # last: loading may draw random numbers
-    return copy.nbytes
+    if copy is not None:
+        copies.put_back(number, await _fetched(runtime, copy))
+    copies.restore(number, _states(runtime), keep_rng=keep_rng, workers=runtime.instances.values())
 
 
 def _states(runtime: WorkerRuntime) -> dict[str, rank_state.RankState]:
@@ -277,6 +248,6 @@ def _copies(runtime: WorkerRuntime) -> state_copies.StateCopies:
 
 async def _fetched(runtime: WorkerRuntime, ref: BackendRef) -> Any:
     """Fetch a copy. Calls of an asynchronous rank continue during the transfer."""
-    if runtime.in_driver or runtime.place is None or not runtime.place.asynchronous:
-        return runtime.fetch(ref, FETCH_S)
-    return await asyncio.to_thread(runtime.fetch, ref, FETCH_S)
+    if runtime.interleaves:
+        return await asyncio.to_thread(runtime.fetch, ref, FETCH_S)
+    return runtime.fetch(ref, FETCH_S)

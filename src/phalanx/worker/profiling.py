@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from phalanx.errors import DeclarationError
 from phalanx.wire.lazy import lazy
-from phalanx.wire.messages import RUN, full_name
+from phalanx.wire.messages import RUN, full_name, is_library_call
 
 if TYPE_CHECKING:
     import torch
@@ -55,13 +54,13 @@ class ProfileOrder:
         return self.methods is None or name in self.methods or name.rpartition(".")[2] in self.methods
 
 
-@dataclass(frozen=True)
+@dataclass
 class ProfileReport:
     """Result of a rank: names of the profiled calls, and the trace (gzip of Chrome's JSON), None without a trace."""
 
-    calls: tuple[str, ...]
-    failed: tuple[str, ...]
-    trace: bytes | None
+    calls: list[str] = field(default_factory=list[str])
+    failed: list[str] = field(default_factory=list[str])
+    trace: bytes | None = None
     note: str = ""
 
 
@@ -83,34 +82,10 @@ class Profiling:
         self.key = key
         self._order = order
         self._tool = _Nsys() if order.tool == "nsys" else _Torch(order)
-        self._calls: list[str] = []
-        self._failed: list[str] = []
+        self._report = ProfileReport()
         self._running = False
         self._over = False
-        self._trace: bytes | None = None
-        self._note = ""
         _running_profile = key
-
-    def run(
-        self, role: str, method: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
-    ) -> Any:
-        """Call a method, in a span of the profile if it fits.
-
-        For an ``async`` method or a generator, return an awaitable or a generator whose span ends with it.
-        """
-        name = full_name(role, "run" if method == RUN else method)
-        if self._over or not self._order.fits(role, name):
-            return function(*args, **kwargs)
-        with ExitStack() as stack:
-            stack.enter_context(self._span(name))
-            result = function(*args, **kwargs)
-            if isinstance(result, Awaitable):
-                return _awaited(result, stack.pop_all())
-            if isinstance(result, GeneratorType):
-                return _iterated(result, stack.pop_all())
-            if isinstance(result, AsyncGeneratorType):
-                return _iterated_async(result, stack.pop_all())
-            return result
 
     def finish(self) -> ProfileReport:
         """Stop, and return the report."""
@@ -119,32 +94,34 @@ class Profiling:
             _running_profile = ""
         with self._noting_errors():
             self._stop()
-        return ProfileReport(tuple(self._calls), tuple(self._failed), self._trace, self._note)
+        return self._report
 
     @contextmanager
-    def _span(self, name: str) -> Generator[None]:
-        span = self._open_span(name)
+    def span(self, role: str, method: str) -> Generator[None]:
+        """Run a method in a span of the profile, if the method fits."""
+        name = full_name(role, "run" if method == RUN else method)
+        fits = not (self._over or is_library_call(method)) and self._order.fits(role, name)
+        span = self._open_span(name) if fits else None
         if span is None:
             yield
             return
-        self._calls.append(name)
+        self._report.calls.append(name)
         try:
             yield
         except BaseException as error:
-            self._failed.append(f"{name}: {type(error).__name__}")
+            self._report.failed.append(f"{name}: {type(error).__name__}")
             raise
         finally:
             with self._noting_errors():
                 span.__exit__(None, None, None)
-                if len(self._calls) >= self._order.calls:
+                if len(self._report.calls) >= self._order.calls:
                     self._stop()
-                else:
-                    self._tool.pause()
 
     def _open_span(self, name: str) -> AbstractContextManager[Any] | None:
         with self._noting_errors():
-            (self._tool.resume if self._running else self._tool.start)()
-            self._running = True
+            if not self._running:
+                self._tool.start()
+                self._running = True
             span = self._tool.span(name)
             span.__enter__()
             return span
@@ -154,7 +131,7 @@ class Profiling:
         self._over = True
         running, self._running = self._running, False
         if running:
-            self._trace = self._tool.stop()
+            self._report.trace = self._tool.stop()
 
     @contextmanager
     def _noting_errors(self) -> Generator[None]:
@@ -163,24 +140,7 @@ class Profiling:
             yield
         except Exception as error:
             self._over = True
-            self._note = f"the profiler failed: {type(error).__name__}: {error}"
-
-
-async def _awaited(result: Awaitable[Any], span: ExitStack) -> Any:
-    with span:
-        return await result
-
-
-def _iterated(items: Generator[Any], span: ExitStack) -> Generator[Any]:
-    with span:
-        yield from items
-
-
-async def _iterated_async(items: AsyncGenerator[Any], span: ExitStack) -> AsyncGenerator[Any]:
-    with span:
-        async with aclosing(items):
-            async for item in items:
-                yield item
+            self._report.note = f"the profiler failed: {type(error).__name__}: {error}"
 
 
 class _Torch:
@@ -202,20 +162,22 @@ class _Torch:
         self._kinds = [available[name] for name in names]
         self._cuda = known.CUDA in self._kinds
         self._profile = torch_profiler.profile(activities=self._kinds, **order.options)
+        self._collecting = True  # once it was started
 
     def start(self) -> None:
         self._profile.start()
 
-    def resume(self) -> None:
-        if not self._cuda:
-            self._profile.toggle_collection_dynamic(True, self._kinds)
+    @contextmanager
+    def span(self, name: str) -> Generator[None]:
+        self._collect(True)
+        with torch_profiler.record_function(name):
+            yield
+        self._collect(False)
 
-    def pause(self) -> None:
-        if not self._cuda:
-            self._profile.toggle_collection_dynamic(False, self._kinds)
-
-    def span(self, name: str) -> AbstractContextManager[Any]:
-        return torch_profiler.record_function(name)
+    def _collect(self, on: bool) -> None:
+        if on is not self._collecting and not self._cuda:
+            self._profile.toggle_collection_dynamic(on, self._kinds)
+        self._collecting = on
 
     def stop(self) -> bytes | None:
         if self._cuda:
@@ -229,7 +191,10 @@ class _Torch:
 
 
 class _Nsys:
-    """Nsight Systems around the process. This class starts and stops its recording; it writes its own file."""
+    """Nsight Systems around the process. This class starts and stops its recording; it writes its own file.
+
+    It records between calls too, which have NVTX ranges of their own.
+    """
 
     def __init__(self) -> None:
         if NSYS_VARIABLE not in os.environ:
@@ -243,12 +208,6 @@ class _Nsys:
 
     def start(self) -> None:
         torch.cuda.profiler.start()
-
-    def resume(self) -> None:
-        """Do nothing: it records between calls too, which have NVTX ranges of their own."""
-
-    def pause(self) -> None:
-        """Do nothing."""
 
     def span(self, name: str) -> AbstractContextManager[Any]:
         return torch.cuda.nvtx.range(name)

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.state_declarations import StateOf, declared_states, stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
-from phalanx.weights.boxes import LocalBox, volume, whole
-from phalanx.weights.local_layout import dtensor_boxes, local_of, named_tensors, read_megatron
+from phalanx.weights.boxes import LocalBox, complete, volume
+from phalanx.weights.local_layout import ShardSpec, dtensor_boxes, local_of, named_tensors, read_megatron
 
 Path = tuple[str | int | tuple[str, int], ...]
 """Place of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
@@ -52,15 +52,20 @@ class LocalTensor:
     def complete(cls, tensor: torch.Tensor) -> LocalTensor:
         """Return a tensor without a declared layout."""
         shape = tuple(tensor.shape)
-        return cls(tensor, shape, (LocalBox(whole(shape), (0,) * len(shape)),), declared=False)
+        return cls(tensor, shape, complete(shape), declared=False)
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> LocalTensor:
-        """Return a tensor with the layout that its type declares (``DTensor``), if any."""
+    def of(cls, name: str, tensor: torch.Tensor, spec: ShardSpec | None = None) -> LocalTensor:
+        """Return a tensor with the layout that ``spec``, or else its type (``DTensor``), declares, if any."""
         local = local_of(tensor.detach())
-        if not isinstance(tensor, DTensor):
+        if spec is not None:
+            shape, boxes = spec.shape, spec.local_boxes(name, tuple(local.shape))
+        elif isinstance(tensor, DTensor):
+            shape, boxes = tensor.shape, dtensor_boxes(name, tensor)
+        else:
             return replace(cls.complete(local), original=tensor)
-        return cls(local, tuple(tensor.shape), _filled(dtensor_boxes(name, tensor)), original=tensor)
+        filled = tuple(patch for patch in boxes if volume(patch.box))
+        return cls(local, tuple(shape), filled, original=tensor)
 
     @property
     def value(self) -> torch.Tensor:
@@ -105,7 +110,7 @@ class RankState:
                 "call px.register_state(self, model=..., optimizer=...) in its constructor"
             )
         self._components = _components(worker, declared, device)
-        self._planned: list[tuple[Component, dict[str, LocalTensor | None]]] = []
+        self._planned: list[tuple[Component, Targets]] = []
 
     @property
     def names(self) -> list[str]:
@@ -154,11 +159,7 @@ class RankState:
                     f"Load those alone: parts={advice!r}"
                 )
             self._planned.append((component, component.targets(saved)))
-        targets = [item for _, planned in self._planned for item in planned.items()]
-        # A global tensor without elements has no boxes, and is not saved.
-        found = {
-            key: target for key, target in targets if key in saved or target is None or 0 not in target.shape
-        }
+        found = {key: target for _, planned in self._planned for key, (_, target) in planned.items()}
         _check_forms(saved, found)
         return found
 
@@ -166,7 +167,8 @@ class RankState:
         """Give each component its loaded leaves, once the targets are filled."""
         planned, self._planned = self._planned, []
         for component, targets in planned:
-            component.apply({key: values[key] for key, target in targets.items() if target is None})
+            leaves = targets.items()
+            component.apply({path: target.value if target else values[key] for key, (path, target) in leaves})
 
 
 def has_state(worker: Any, declared: StateOf | None) -> bool:
@@ -241,9 +243,10 @@ def _components(worker: Any, declared: StateOf | None, device: Any) -> list[Comp
 
 # A component of a state has a name, and three methods:
 # * leaves() yields each leaf with its path: a LocalTensor, or a value that is pickled;
-# * targets(saved) returns the tensors to fill and the values to read (None), by key, and changes nothing. It raises
-#   CheckpointMismatch if the saved leaves do not fit;
-# * apply(values) takes over the loaded leaves: tensors are filled, and ``values`` were read.
+# * targets(saved) returns by key the path of each leaf, and the tensor to fill or None for a value to read. It changes
+#   nothing. Tensors that were not saved are included; without elements they have no boxes, and need not be saved;
+# * apply(leaves) takes over the loaded leaves, by path.
+Targets = dict[str, tuple[Path, LocalTensor | None]]
 
 
 class _Object:
@@ -253,33 +256,29 @@ class _Object:
         self.name = name
         self._owner = owner
         self._root: Path = (name,) if name else ()
-        self._loaded: dict[str, tuple[Path, LocalTensor | None]] = {}
 
     def leaves(self) -> Iterator[tuple[Path, Any]]:
         return _flat(self._owner.state_dict(), self._root)
 
-    def targets(self, saved: Mapping[str, SavedLeaf]) -> dict[str, LocalTensor | None]:
+    def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
         # Loading parts, a worker without declared components has leaves that are not asked for.
         chosen = {leaf.path[0] for leaf in saved.values() if leaf.path}
         current = {key_of(path): (path, value) for path, value in self.leaves()}
-        found: dict[str, LocalTensor | None] = {}
+        found: Targets = {}
         for key, leaf in saved.items():
             if leaf.path[: len(self._root)] == self._root:
-                found[key] = _target(key, leaf, current.get(key, (None, None))[1])
+                path, value = current.get(key, (leaf.path, None))
+                found[key] = path, _target(key, leaf, value)
         for key, (path, value) in current.items():
-            if isinstance(value, LocalTensor) and key not in saved and (not path or path[0] in chosen):
-                found[key] = value  # reported as missing
-        paths = {key: current[key][0] if key in current else leaf.path for key, leaf in saved.items()}
-        self._loaded = {key: (paths[key], target) for key, target in found.items() if key in saved}
+            missing = isinstance(value, LocalTensor) and key not in saved and 0 not in value.shape
+            if missing and (not path or path[0] in chosen):
+                found[key] = path, value
         return found
 
-    def apply(self, values: Mapping[str, Any]) -> None:
-        loaded, self._loaded = self._loaded, {}
-        leaves = {
-            path[len(self._root) :]: values[key] if target is None else target.value
-            for key, (path, target) in loaded.items()
-        }
-        self._owner.load_state_dict(_nested(leaves))
+    def apply(self, leaves: Mapping[Path, Any]) -> None:
+        self._owner.load_state_dict(
+            _nested({path[len(self._root) :]: value for path, value in leaves.items()})
+        )
 
 
 class _Model:
@@ -308,31 +307,23 @@ class _Model:
                 f"px.register_state(boxes=...) names tensors that do not exist: {', '.join(unknown[:5])}; expected "
                 f"some of {', '.join(sorted(named)[:5])}, ..."
             )
-        return {name: self._tensor(name, tensor, boxes.get(name)) for name, tensor in named.items()}
-
-    @staticmethod
-    def _tensor(name: str, tensor: torch.Tensor, stated: Any) -> LocalTensor:
-        if stated is None:
-            return LocalTensor.of(name, tensor)
-        local = local_of(tensor.detach())
-        patches = _filled(stated.local_boxes(name, tuple(local.shape)))
-        return LocalTensor(local, tuple(stated.shape), patches, original=tensor)
+        return {name: LocalTensor.of(name, tensor, boxes.get(name)) for name, tensor in named.items()}
 
     def leaves(self) -> Iterator[tuple[Path, Any]]:
         for name, tensor in self.tensors().items():
             yield ("model", name), tensor
 
-    def targets(self, saved: Mapping[str, SavedLeaf]) -> dict[str, LocalTensor | None]:
-        tensors = {f"model.{name}": tensor for name, tensor in self.tensors().items()}
-        present = {_identity(tensor.value) for key, tensor in tensors.items() if key in saved}
+    def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
+        tensors = {f"model.{name}": (("model", name), tensor) for name, tensor in self.tensors().items()}
+        present = {_identity(tensor.value) for key, (_, tensor) in tensors.items() if key in saved}
         # A tensor that has the storage of a tensor that was saved is filled with it.
         return {
-            key: tensor
-            for key, tensor in tensors.items()
-            if key in saved or _identity(tensor.value) not in present
+            key: (path, tensor)
+            for key, (path, tensor) in tensors.items()
+            if key in saved or not (0 in tensor.shape or _identity(tensor.value) in present)
         }
 
-    def apply(self, values: Mapping[str, Any]) -> None:
+    def apply(self, leaves: Mapping[Path, Any]) -> None:
         """Do nothing: the tensors are filled."""
 
 
@@ -348,7 +339,6 @@ class _Optimizer:
     def __init__(self, optimizer: torch.optim.Optimizer, model: _Model | None) -> None:
         self._optimizer = optimizer
         self._model = model
-        self._loaded: dict[str, tuple[Path, torch.Tensor | None]] = {}
 
     def _parameters(self) -> dict[str, tuple[torch.Tensor, LocalTensor, Mapping[str, Any]]]:
         """Return each parameter by name, with its layout and its parameter group."""
@@ -379,7 +369,7 @@ class _Optimizer:
                     tensor = isinstance(value, torch.Tensor)
                     yield (*_GROUPS, number, key), LocalTensor.of(key, value) if tensor else value
 
-    def targets(self, saved: Mapping[str, SavedLeaf]) -> dict[str, LocalTensor | None]:
+    def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
         groups = {leaf.path[2] for leaf in saved.values() if leaf.path[:2] == _GROUPS}
         if len(groups) != len(self._optimizer.param_groups):
             raise CheckpointMismatch(
@@ -389,48 +379,25 @@ class _Optimizer:
         current = {key_of(path): value for path, value in self.leaves()}
         parameters = self._parameters()
         stepped: dict[str, set[bool]] = {}
-        found: dict[str, LocalTensor | None] = {}
+        found: Targets = {}
         for key, leaf in saved.items():
             if leaf.path[:2] == _GROUPS:
-                found[key] = _target(key, leaf, current.get(key))
+                found[key] = leaf.path, _target(key, leaf, current.get(key))
             elif leaf.path[:2] == _STATE and leaf.path[2] in parameters:
-                stepped.setdefault(str(leaf.path[2]), set()).add(len(leaf.path) > 3)
-                found[key] = self._state_target(key, leaf, current.get(key), *parameters[str(leaf.path[2])])
+                name = str(leaf.path[2])
+                stepped.setdefault(name, set()).add(len(leaf.path) > 3)
+                found[key] = leaf.path, _state_target(key, leaf, current.get(key), *parameters[name])
         mixed = sorted(name for name, kinds in stepped.items() if len(kinds) > 1)
         if mixed:
             raise CheckpointMismatch(
                 f"of {mixed[0]}, some ranks' optimizers had a state when they were saved, and others had made no step; "
                 "step on all ranks, or load the parts without the optimizer (parts=[...])"
             )
-        self._loaded = {
-            key: (saved[key].path, None if target is None else target.value) for key, target in found.items()
-        }
         return found
 
-    def _state_target(
-        self,
-        key: str,
-        leaf: SavedLeaf,
-        current: Any,
-        parameter: torch.Tensor,
-        layout: LocalTensor,
-        group: Mapping[str, Any],
-    ) -> LocalTensor | None:
-        if leaf.dtype is None or isinstance(current, LocalTensor):
-            return None if leaf.dtype is None else current
-        if leaf.shape and leaf.shape == layout.shape:
-            made = torch.zeros_like(parameter.detach(), dtype=leaf.dtype)
-            return LocalTensor.of(key, made).like(layout)
-        target = _blank(key, leaf)
-        if leaf.path[-1] == "step" and not (group.get("capturable") or group.get("fused")):
-            return target  # torch keeps step counts in host memory
-        return LocalTensor.complete(target.local.to(parameter.device))
-
-    def apply(self, values: Mapping[str, Any]) -> None:
-        loaded, self._loaded = self._loaded, {}
+    def apply(self, leaves: Mapping[Path, Any]) -> None:
         by_name: dict[str, dict[Path, Any]] = {}
-        for key, (path, tensor) in loaded.items():
-            value = values[key] if tensor is None else tensor
+        for path, value in leaves.items():
             if path[:2] == _GROUPS:
                 number = path[2][1] if isinstance(path[2], tuple) else int(path[2])
                 self._optimizer.param_groups[number][str(path[3])] = value
@@ -444,6 +411,26 @@ class _Optimizer:
 
 
 Component = _Object | _Model | _Optimizer
+
+
+def _state_target(
+    key: str,
+    leaf: SavedLeaf,
+    current: Any,
+    parameter: torch.Tensor,
+    layout: LocalTensor,
+    group: Mapping[str, Any],
+) -> LocalTensor | None:
+    """Return the tensor of a parameter's state to fill, created if there is none. None for a value."""
+    if leaf.dtype is None or isinstance(current, LocalTensor):
+        return None if leaf.dtype is None else current
+    if leaf.shape and leaf.shape == layout.shape:
+        made = torch.zeros_like(parameter.detach(), dtype=leaf.dtype)
+        return LocalTensor.of(key, made).like(layout)
+    target = _blank(key, leaf)
+    if leaf.path[-1] == "step" and not (group.get("capturable") or group.get("fused")):
+        return target  # torch keeps step counts in host memory
+    return LocalTensor.complete(target.local.to(parameter.device))
 
 
 def _target(key: str, leaf: SavedLeaf, current: Any) -> LocalTensor | None:
@@ -502,10 +489,6 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     if local.numel() == 0:
         return ("empty", id(tensor))
     return (local.data_ptr(), tuple(local.shape), tuple(local.stride()))
-
-
-def _filled(patches: Sequence[LocalBox]) -> tuple[LocalBox, ...]:
-    return tuple(patch for patch in patches if volume(patch.box))
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:

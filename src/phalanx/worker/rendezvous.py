@@ -70,22 +70,28 @@ def _serve(listening: socket.socket) -> None:
     )
 
 
+def _wrap(names: dict[str, Any], name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a function of torch by ``wrapper(function, ...)``. Idempotent."""
+    if getattr(names[name], "func", None) is not wrapper:
+        names[name] = functools.partial(wrapper, names[name])
+
+
 def _put_handler(module: ModuleType) -> None:
-    """Put the handler in front of torch's ``env://``. Idempotent."""
-    handlers: dict[str, Any] = module._rendezvous_handlers  # pyright: ignore[reportAttributeAccessIssue]
-    original = handlers["env"]
-    if getattr(original, "phalanx", False):
-        return
+    """Put the handler in front of torch's ``env://``."""
+    _wrap(module._rendezvous_handlers, "env", _handle)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def handler(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
-        named = os.environ.get(STORE_VARIABLE, "")
-        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        if named == "inline" or named.partition("/")[0] == address:
-            return _join(url, timeout, named)
-        return original(url, timeout=timeout, **kwargs)  # users may name a store of their own
 
-    handler.phalanx = True  # pyright: ignore[reportFunctionMemberAccess]
-    handlers["env"] = handler
+def _handle(
+    original: Callable[..., Iterator[Any]],
+    url: str,
+    timeout: timedelta = timedelta(minutes=30),
+    **kwargs: Any,
+) -> Iterator[Any]:
+    named = os.environ.get(STORE_VARIABLE, "")
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    if named == "inline" or named.partition("/")[0] == address:
+        return _join(url, timeout, named)
+    return original(url, timeout=timeout, **kwargs)  # users may name a store of their own
 
 
 def _join(url: str, timeout: timedelta, named: str) -> Iterator[Any]:
@@ -103,7 +109,7 @@ def _join(url: str, timeout: timedelta, named: str) -> Iterator[Any]:
             )
         yield dist.HashStore(), rank, world_size
     else:
-        _note_connections()
+        _wrap(dist.distributed_c10d.__dict__, "_new_process_group_helper", _note_connections)
         address, _, epoch = named.partition("/")
         host, _, port = address.rpartition(":")
         with collectives.noting():
@@ -115,27 +121,17 @@ def _join(url: str, timeout: timedelta, named: str) -> Iterator[Any]:
     raise RuntimeError("a process group cannot be formed again from the same env:// rendezvous")
 
 
-def _note_connections() -> None:
-    """Note the connections of process groups from now on. Idempotent."""
-    module = sys.modules["torch.distributed.distributed_c10d"]
-    original = module._new_process_group_helper  # pyright: ignore[reportAttributeAccessIssue]
-    if getattr(original, "phalanx", False):
-        return
-
-    @functools.wraps(original)
-    def helper(*args: Any, **kwargs: Any) -> Any:
-        with collectives.noting():
-            return original(*args, **kwargs)
-
-    helper.phalanx = True  # pyright: ignore[reportAttributeAccessIssue]
-    module._new_process_group_helper = helper  # pyright: ignore[reportAttributeAccessIssue]
+def _note_connections(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Create a process group, and note its connections."""
+    with collectives.noting():
+        return original(*args, **kwargs)
 
 
 class _PostImport(importlib.abc.MetaPathFinder):
-    """Runs functions once torch's rendezvous module was imported; the import itself is left to other finders."""
+    """Runs a function once torch's rendezvous module was imported; the import itself is left to other finders."""
 
-    def __init__(self) -> None:
-        self.actions: list[Callable[[ModuleType], None]] = []
+    def __init__(self, action: Callable[[ModuleType], None]) -> None:
+        self.action = action
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -151,21 +147,16 @@ class _PostImport(importlib.abc.MetaPathFinder):
 
     def _run(self, exec_module: Callable[[ModuleType], None], module: ModuleType) -> None:
         exec_module(module)
-        for action in self.actions:
-            action(module)
+        self.action(module)
 
 
 def _when_imported(action: Callable[[ModuleType], None]) -> None:
-    """Run ``action`` with torch's rendezvous module, now or once it is imported."""
+    """Run ``action`` with torch's rendezvous module, now or once it is imported; equal actions run once."""
     module = sys.modules.get(_MODULE)
     if module is not None:
         action(module)
-        return
-    hook = next((finder for finder in sys.meta_path if isinstance(finder, _PostImport)), None)
-    if hook is None:
-        hook = _PostImport()
-        sys.meta_path.insert(0, hook)
-    hook.actions.append(action)
+    elif all(getattr(finder, "action", None) != action for finder in sys.meta_path):
+        sys.meta_path.insert(0, _PostImport(action))
 
 
 class Collectives:

@@ -7,7 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
 from threading import get_native_id
 from types import AsyncGeneratorType, GeneratorType
@@ -17,7 +17,7 @@ from phalanx.declare.classes import registered_methods
 from phalanx.declare.context import WorkerContext, present, set_context_of_process
 from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.declare.worker import REJOINING, Worker, make
-from phalanx.errors import ArgumentLost, DispatchError, FailureKind, StaleEpoch, WeightsTorn
+from phalanx.errors import ArgumentLost, DispatchError, FailureKind, InternalError, StaleEpoch, WeightsTorn
 from phalanx.topology.slots import SlotFacts
 from phalanx.tracing import spans
 from phalanx.tracing.spans import Noted, SpanWriter, path_of
@@ -39,7 +39,7 @@ from phalanx.wire.messages import (
     is_library_call,
 )
 from phalanx.wire.unpack import received
-from phalanx.worker.async_runner import Loop, iterate_async
+from phalanx.worker.async_runner import Loop
 from phalanx.worker.bootstrap import apply, context_of_rank, importing
 from phalanx.worker.call_values import Arguments, arguments_of, described, encoded, sent_bytes
 from phalanx.worker.control import Interrupted, control
@@ -53,7 +53,7 @@ _MODULES = (
     "ranks import modules from the folder of the driver's script, from PYTHONPATH and from what is installed on their "
     "node; a change of sys.path in the driver does not reach them"
 )
-_NOT_TRACED: AbstractContextManager[None] = nullcontext()
+_NOTHING: AbstractContextManager[None] = nullcontext()
 _GENERATORS = (GeneratorType, AsyncGeneratorType)
 _OVER = object()
 
@@ -93,13 +93,13 @@ class _Presence:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
 
-    def call(self, number: int, method: str = "") -> AbstractContextManager[None]:
+    def step(self, number: int) -> AbstractContextManager[None]:
         return present(self._runtime.context)
 
-    step = task_step = call
+    task_step = step
 
-    def listed(self, number: int, method: str = "") -> AbstractContextManager[None]:
-        return nullcontext()
+    def listed(self, number: int, method: str) -> AbstractContextManager[None]:
+        return _NOTHING
 
 
 class TraceFiles:
@@ -111,7 +111,7 @@ class TraceFiles:
     def __init__(self, own_process: bool) -> None:
         #: Beginning of the paths of the rank's files.
         self.files = ""
-        self.on = False
+        self._on = False
         self._own_process = own_process
         self._open: dict[str, SpanWriter] = {}
 
@@ -121,9 +121,10 @@ class TraceFiles:
         ``waits``: the call may have to wait for arguments.
         """
         if not trace:
-            if self.on:
-                self.off()
-            return _NOT_TRACED
+            if self._on:
+                spans.process.sink = None  # the driver has ended its trace
+                self._on = False
+            return _NOTHING
         writer = self._open.get(trace)
         if writer is None:
             if len(self._open) >= _OPEN_TRACES:
@@ -131,13 +132,8 @@ class TraceFiles:
             writer = self._open[trace] = SpanWriter(path_of(self.files, trace))
         if self._own_process:
             spans.process.sink = writer
-            self.on = True
+            self._on = True
         return Noted(writer, number, waits=waits)
-
-    def off(self) -> None:
-        """Drop spans outside of calls: the driver has ended its trace."""
-        spans.process.sink = None
-        self.on = False
 
 
 class WorkerRuntime:
@@ -147,7 +143,8 @@ class WorkerRuntime:
         in_driver: True if the rank shares the driver's process.
         instances: the users' objects by role.
         context: the place of the rank, shared by its objects.
-        place: the configuration of the rank; None before its setup.
+        place: the configuration of the rank; before its setup, that of no rank.
+        weights: its published and accepted weights, and why methods of a role may not run on them.
         closers: its exit hooks.
         profiling: its running profile.
         call_log: number and name of calls that ran in debug mode or in a trace, in their order.
@@ -159,7 +156,7 @@ class WorkerRuntime:
         self.in_driver = services.in_driver
         self.instances: dict[str, Any] = {}
         self.context = WorkerContext()
-        self.place: RankConfig | None = None
+        self.place = RankConfig(UNKNOWN_RANK, 1, 0, 1, "", ANY_EPOCH, {}, host=socket.gethostname())
         self.closers = Closers(own_process=not services.in_driver)
         self.profiling: Profiling | None = None
         self.call_log: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
@@ -167,15 +164,17 @@ class WorkerRuntime:
         self._loop = Loop()
         self._store_port = StorePort()
         self._control = None if services.in_driver else control()
-        self._scope = self._control or _Presence(self)
+        self._scope = scope = self._control or _Presence(self)
+        #: Context in which a call, or an item of it, can be interrupted; its task, if calls interleave.
+        self._step = scope.step
+        #: True if calls interleave on the running loop of the process.
+        self.interleaves = False
         # Ctrl-C reaches ranks in the driver's process; in another process a method raised it.
         self._passes = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
         self._log: str | None = None
         self._epoch = ANY_EPOCH
         self._leaves = False
-        self._weights: WeightRegistry | None = None
-        #: Reasons why methods of a role may not run: its weights are partly updated.
-        self._unusable: Mapping[str, str] = {}
+        self.weights = WeightRegistry(WeightsDeclared.of(self.context), {}, {})
 
     # The rank
 
@@ -193,10 +192,13 @@ class WorkerRuntime:
         Returns:
             When the constructors began and ended, as Unix times.
         """
-        setup, body = RankConfig.unpack(data)
+        (setup, body), call_id = RankConfig.unpack(data), self._services.call_id()
         self.place = setup
         self._epoch = setup.epoch
         self._set_context(setup)
+        if setup.asynchronous and not self.in_driver:
+            self.interleaves, self._passes = True, (SystemExit, GeneratorExit)
+            self._step = self._scope.task_step
         try:
             self._log = apply(setup, self.in_driver)
             self._store_port.settle(serves=setup.serves)
@@ -204,7 +206,8 @@ class WorkerRuntime:
             self.trace_files.files = setup.files
             with (
                 self.trace_files.of(setup.trace, SETUP_CALL) as note,
-                self._scope.call(self._services.call_id(), "__init__"),
+                self._scope.listed(call_id, "__init__"),
+                self._scope.step(call_id),  # constructors are no tasks
             ):
                 with nullcontext() if self.in_driver else importing(), decoding(restore=arguments.restore):
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
@@ -231,19 +234,8 @@ class WorkerRuntime:
             self._control.page.runs_on(get_native_id())
         if not self.in_driver:
             set_context_of_process(context)
-        if setup.had_weights:
-            self._unusable = self.weights.unusable
-
-    @property
-    def weights(self) -> WeightRegistry:
-        """The published and accepted weights of this rank."""
-        if self._weights is None:
-            had, published = (
-                ({}, {}) if self.place is None else (self.place.had_weights, self.place.published_weights)
-            )
-            self._weights = WeightRegistry(WeightsDeclared.of(self.context), had, published)
-            self._unusable = self._weights.unusable
-        return self._weights
+        declared = WeightsDeclared.of(context)
+        self.weights = WeightRegistry(declared, setup.had_weights, setup.published_weights)
 
     @property
     def device(self) -> Any:
@@ -299,7 +291,8 @@ class WorkerRuntime:
         if errors:
             raise errors[0]
 
-    # Calls
+    # Calls. Each is a coroutine: on a synchronous rank it never suspends, since awaitables of users run to their end on
+    # the rank's own loop.
 
     def run(self, message: Message) -> Any:
         """Run a call to its end on this thread; an ``async def`` method on the rank's own loop.
@@ -307,39 +300,28 @@ class WorkerRuntime:
         Raises:
             RankFailure: for every error of the call; always picklable.
         """
-        call, refs, call_id = message.unpack(), message.refs, self._services.call_id()
-        self._check(call)
-        try:
-            with (
-                self.trace_files.of(call.trace, call.number, waits=bool(refs)) as note,
-                self._scope.call(call_id, full_name(call.role, call.method)),
-            ):
-                result = self._invoke(call, refs, note)
-                if isinstance(result, Awaitable):
-                    result = self._loop.run(result)
-                if type(result) in _GENERATORS:
-                    items = result if isinstance(result, GeneratorType) else self._loop.iterate(result)
-                    result = list(items) if call.keep else deque(items, maxlen=0)
-                return self._output(call, result, note)
-        except self._passes:
-            raise
-        except BaseException as error:
-            raise self.failure(error, call.role, call.method) from None
+        return _completed(self.run_async(message))
 
     async def run_async(self, message: Message) -> Any:
         """Run a call on the running loop, as :meth:`run`: awaits of several calls interleave."""
         call, refs, call_id = message.unpack(), message.refs, self._services.call_id()
         self._check(call)
         try:
-            with self._noting(call_id, call, refs) as note, self._scope.task_step(call_id):
-                result = self._invoke(call, refs, note)
-                if isinstance(result, Awaitable):
-                    result = await result
-                if type(result) in _GENERATORS:
-                    items = iterate_async(result) if isinstance(result, GeneratorType) else result
-                    result = [item async for item in items if call.keep]
-                return self._output(call, result, note)
-        except (SystemExit, GeneratorExit):
+            with (
+                self.trace_files.of(call.trace, call.number, waits=bool(refs)) as note,
+                self._scope.listed(call_id, full_name(call.role, call.method)),
+                self._step(call_id),
+            ):
+                function, args, kwargs = self._method(call, refs, note)
+                with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
+                    result = function(*args, **kwargs)
+                    if isinstance(result, Awaitable):
+                        result = await self._value(result)
+                    if type(result) in _GENERATORS:
+                        result = [item async for item in self._items(result) if call.keep]
+                pack = described if call.returns > OUTPUT else encoded
+                return _packed(result if call.keep else None, note, pack)
+        except self._passes:
             raise
         except BaseException as error:
             raise self.failure(error, call.role, call.method) from None
@@ -353,33 +335,13 @@ class WorkerRuntime:
         Raises:
             RankFailure: for every other error of the call.
         """
-        call, refs, call_id = message.unpack(), message.refs, self._services.call_id()
-        self._check(call)
-        count = nbytes = 0
+        items = self.stream_async(message)
         try:
-            with self._noting(call_id, call, refs) as note:
-                with closing(self._items(call_id, call, refs, note)) as items:
-                    while True:
-                        with self._scope.step(call_id):
-                            item = next(items, _OVER)
-                            sent = None if item is _OVER else encoded(item)
-                        if item is _OVER:
-                            break
-                        count += 1
-                        nbytes += sent_bytes(sent)
-                        yield sent
-                _note_items(note, count, nbytes)
-            end = StreamEnd(count)
-        except self._passes:
-            raise
-        except BaseException as error:
-            end = self._stream_failure(call, error)
-        yield end
-
-    def _items(self, call_id: int, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Generator[Any]:
-        with self._scope.step(call_id):
-            source = _check_yields(self.run_to_end(self._invoke(call, refs, note)))
-            return source if isinstance(source, GeneratorType) else self._loop.iterate(source)
+            with suppress(StopAsyncIteration):
+                while True:
+                    yield _completed(anext(items))
+        finally:
+            _completed(items.aclose())
 
     async def stream_async(self, message: Message) -> AsyncGenerator[Any]:
         """Run a call whose method yields on the running loop, as :meth:`stream`."""
@@ -387,32 +349,34 @@ class WorkerRuntime:
         self._check(call)
         count = nbytes = 0
         try:
-            with self._noting(call_id, call, refs) as note:
-                async with aclosing(await self._items_async(call_id, call, refs, note)) as items:
-                    while True:
-                        with self._scope.task_step(call_id):
-                            item = await anext(items, _OVER)
-                            sent = None if item is _OVER else encoded(item)
-                        if item is _OVER:
-                            break
-                        count += 1
-                        nbytes += sent_bytes(sent)
-                        yield sent
-                _note_items(note, count, nbytes)
+            with (
+                self.trace_files.of(call.trace, call.number, waits=bool(refs)) as note,
+                self._scope.listed(call_id, full_name(call.role, call.method)),
+            ):
+                with self._step(call_id):
+                    function, args, kwargs = self._method(call, refs, note)
+                with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
+                    with self._step(call_id):
+                        source = _check_yields(await self._value(function(*args, **kwargs)))
+                    async with aclosing(self._items(source)) as items:
+                        while True:
+                            with self._step(call_id):
+                                item = await anext(items, _OVER)
+                                sent = None if item is _OVER else encoded(item)
+                            if item is _OVER:
+                                break
+                            count += 1
+                            nbytes += sent_bytes(sent)
+                            yield sent
+                if note is not None:
+                    note.finished()
+                    note.result_bytes, note.items = nbytes, count
             end = StreamEnd(count)
-        except (SystemExit, GeneratorExit):
+        except self._passes:
             raise
         except BaseException as error:
             end = self._stream_failure(call, error)
         yield end
-
-    async def _items_async(
-        self, call_id: int, call: RankCall, refs: Sequence[Any], note: Noted | None
-    ) -> AsyncGenerator[Any]:
-        with self._scope.task_step(call_id):
-            source = self._invoke(call, refs, note)
-            source = _check_yields(await source if isinstance(source, Awaitable) else source)
-            return iterate_async(source) if isinstance(source, GeneratorType) else source
 
     def _stream_failure(self, call: RankCall, error: BaseException) -> RankFailure:
         """Return the failure of an interrupted stream. Raise that of another."""
@@ -422,7 +386,11 @@ class WorkerRuntime:
             return self.failure(error, call.role, call.method)
         raise self.failure(error, call.role, call.method) from None
 
-    def run_direct(
+    def run_direct(self, *call: Any) -> Any:
+        """Run a call of a handle that is used without a group, as :meth:`run_direct_async`."""
+        return _completed(self.run_direct_async(*call))
+
+    async def run_direct_async(
         self,
         role: str,
         method: str,
@@ -437,26 +405,6 @@ class WorkerRuntime:
             traced: its trace ("": none), its number there, and the bytes of its arguments.
             pack: converts its result for sending.
         """
-        with self._noting_direct(role, method, traced) as note:
-            result = self.run_to_end(self._created(role, method)(*args, **kwargs))
-            return _pack(result, note, pack)
-
-    async def run_direct_async(
-        self,
-        role: str,
-        method: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        traced: tuple[str, int, int],
-        pack: Callable[[Any], Any],
-    ) -> Any:
-        """Run such a call on the running loop, as :meth:`run_direct`."""
-        with self._noting_direct(role, method, traced) as note:
-            result = self._created(role, method)(*args, **kwargs)
-            return _pack(await result if isinstance(result, Awaitable) else result, note, pack)
-
-    @contextmanager
-    def _noting_direct(self, role: str, method: str, traced: tuple[str, int, int]) -> Generator[Noted | None]:
         trace, number, nbytes = traced
         with (
             self._scope.listed(self._services.call_id(), full_name(role, method)),
@@ -464,15 +412,13 @@ class WorkerRuntime:
         ):
             if note is not None:
                 note.started(nbytes)
-            yield note
-
-    def _created(self, role: str, method: str) -> Callable[..., Any]:
-        if role not in self.instances:
-            raise DispatchError(
-                f"{method}() was called on a worker process in which {role or 'the worker'} was not made, or was "
-                "closed; call it once the group has started and before it is closed"
-            )
-        return getattr(self.instances[role], method)
+            if role not in self.instances:
+                raise DispatchError(
+                    f"{method}() was called on a worker process in which {role or 'the worker'} was not made, or was "
+                    "closed; call it once the group has started and before it is closed"
+                )
+            result = getattr(self.instances[role], method)(*args, **kwargs)
+            return _packed(await self._value(result), note, pack)
 
     def run_to_end(self, result: Any) -> Any:
         """Return the result of a user's function: that of an awaitable once it is there."""
@@ -497,12 +443,12 @@ class WorkerRuntime:
                 current=self._epoch,
             )
             raise self.failure(stale, call.role, call.method, "stale")
-        if self._unusable and (torn := self._torn(call.role, call.method)) is not None:
+        if self.weights.unusable and (torn := self._torn(call.role, call.method)) is not None:
             raise self.failure(torn, call.role, call.method)
 
     def _torn(self, role: str, method: str) -> WeightsTorn | None:
         """Return why a method may not run on the role's current weights; None if it may, or needs none."""
-        reason = self._unusable.get(role)
+        reason = self.weights.unusable.get(role)
         if reason is None or method == RUN or is_library_call(method):
             return None
         instance = self.instances.get(role)
@@ -511,17 +457,28 @@ class WorkerRuntime:
             return None
         return WeightsTorn(f"{full_name(role, method)}: {reason}")
 
-    @contextmanager
-    def _noting(self, call_id: int, call: RankCall, refs: Sequence[Any]) -> Generator[Noted | None]:
-        """Note a call in its trace and on the call page."""
-        with (
-            self.trace_files.of(call.trace, call.number, waits=bool(refs)) as note,
-            self._scope.listed(call_id, full_name(call.role, call.method)),
-        ):
-            yield note
+    async def _value(self, result: Any) -> Any:
+        """Return the result of a user's function: that of an awaitable once it is there."""
+        if self.interleaves and isinstance(result, Awaitable):
+            return await result
+        return self.run_to_end(result)
 
-    def _invoke(self, call: RankCall, refs: Sequence[Any], note: Noted | None) -> Any:
-        """Call the method of a call with its arguments. Return its result, which may be awaitable or yield."""
+    async def _items(self, source: Any) -> AsyncGenerator[Any]:
+        """Yield the items of a generator of either kind. Closing this closes the generator."""
+        plain = isinstance(source, GeneratorType)
+        try:
+            while True:
+                item = next(source, _OVER) if plain else await self._value(anext(source, _OVER))
+                if item is _OVER:
+                    return
+                yield item
+        finally:
+            await self._value(source.close() if plain else source.aclose())
+
+    def _method(
+        self, call: RankCall, refs: Sequence[Any], note: Noted | None
+    ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
+        """Return the method of a call, and its arguments. Its result may be awaitable, or yield."""
         library = is_library_call(call.method)
         if call.number and not library:
             self.call_log.append((call.number, full_name(call.role, call.method)))
@@ -531,26 +488,11 @@ class WorkerRuntime:
         if note is not None:
             note.started(received.nbytes - before)
         if library:
-            return args[0](self, *args[1:], **kwargs)
+            return args[0], (self, *args[1:]), kwargs
         target = self.instances.get(call.role, self.context.roles)  # a group as a whole has its roles by name
         if call.method == RUN:
-            function, args = args[0], (target, *args[1:])
-        else:
-            function = getattr(target, call.method)
-        if self.profiling is None:
-            return function(*args, **kwargs)
-        return self.profiling.run(call.role, call.method, function, args, kwargs)
-
-    def _output(self, call: RankCall, result: Any, note: Noted | None) -> Any:
-        """Return an output as it is sent: plain small values as they are, others encoded, dropped outputs as None."""
-        if note is not None:
-            note.finished()
-        if not call.keep:
-            result = None
-        output = described(result) if call.returns > OUTPUT else encoded(result)
-        if note is not None:
-            note.result_bytes = sent_bytes(output)
-        return output
+            return args[0], (target, *args[1:]), kwargs
+        return getattr(target, call.method), args, kwargs
 
     def failure(
         self, error: BaseException, role: str, method: str, kind: FailureKind = "raised"
@@ -567,22 +509,31 @@ class WorkerRuntime:
             cls = ArgumentLost if upstream.lost or is_cut_off(upstream) else DispatchError
             error = cls(f"an argument of this call is the result of a call that failed: {error}")
         place = self.place
-        accelerators = "" if place is None else ",".join(place.accelerator_ids)
+        accelerators = ",".join(place.accelerator_ids)
         kind = "cancelled" if isinstance(error, Interrupted) else kind
         hint = _MODULES if isinstance(error, ModuleNotFoundError) else None
         report = capture(error, kind=kind, role=role or None, method=method, hint=hint).report
         kept = None if upstream is None else upstream.exception_bytes
         report = replace(
             report,
-            rank=UNKNOWN_RANK if place is None else place.rank,
-            host=socket.gethostname() if place is None else place.host,
+            rank=place.rank,
+            host=place.host,
             pid=os.getpid(),
             accelerator=f"GPU {accelerators}" if accelerators else None,
-            node_id=None if place is None else place.node_id,
+            node_id=place.node_id or None,
             log_path=self._log,
             exception_bytes=report.exception_bytes if kept is None else kept,
         )
         return RankFailure(report)
+
+
+def _completed(coroutine: Any) -> Any:
+    """Return the result of a coroutine that does not suspend, such as a call on a rank without an event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise InternalError(f"{coroutine} was suspended on a rank without an event loop")
 
 
 def _check_yields(source: Any) -> Any:
@@ -594,13 +545,8 @@ def _check_yields(source: Any) -> Any:
     return source
 
 
-def _note_items(note: Noted | None, count: int, nbytes: int) -> None:
-    if note is not None:
-        note.finished()
-        note.result_bytes, note.items = nbytes, count
-
-
-def _pack(result: Any, note: Noted | None, pack: Callable[[Any], Any]) -> Any:
+def _packed(result: Any, note: Noted | None, pack: Callable[[Any], Any]) -> Any:
+    """Return a result as it is sent, noted in the trace."""
     if note is None:
         return pack(result)
     note.finished()

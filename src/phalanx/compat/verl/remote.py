@@ -28,7 +28,7 @@ def make_overlay_runtime(services: Any) -> Any:
 
 def _host(services: Any) -> Any:
     from phalanx.compat.verl.single_controller.base.decorator import references_in
-    from phalanx.worker.factory import make_runtime as native
+    from phalanx.worker.handlers import make_runtime as native
 
     services.upstream = references_in
     return native(services)

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from phalanx.backends.backend_types import Backend, Facade, Reservation, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
-from phalanx.calls.health_check import look_after
+from phalanx.calls.health_check import watch
 from phalanx.calls.send import new_call, planning_began
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.remote import make_overlay_runtime, make_runtime
@@ -174,12 +174,12 @@ def start(
         pool=pool.name,
     )
     core = Group(card, pool.backend_api, pool.world_size, owner=True)
-    core.options = options
+    core.roles, core.options = {"": bound}, options
     session.add_group(core)
     methods = tuple(Facade(name, "", name) for name in names.methods)
     runtime = make_overlay_runtime if overlay.active() else make_runtime
     processes = Processes(class_name, methods, names.actors, names.namespace, runtime)
-    launched = launch(core, pool, {"": bound}, 0, options, name=names.group, processes=processes, amend=amend)
+    launched = launch(core, pool, 0, name=names.group, processes=processes, amend=amend)
     _settle(launched, core)
     unpublish = _published(core, names)
     extras, backend = launched.extras, pool.backend_api  # not the core, which holds the ranks
@@ -199,7 +199,7 @@ def start(
 def _tracked(core: Group) -> TrackedCalls:
     """Track the calls of a group, and monitor its ranks between calls."""
     core.started()
-    session.monitor.add(core, look_after)
+    watch()
     from_environment()
     # A trainer is killed when its work is done.
     if ray.get_runtime_context().get_actor_id() is not None:
@@ -208,10 +208,10 @@ def _tracked(core: Group) -> TrackedCalls:
 
 
 def _settle(launched: Launched, core: Group) -> None:
-    call = constructors(core)
-    sent_to(call, core.enter(launched.endpoints), launched.tickets)
     try:
-        call.result(None)
+        with constructors(core) as call:
+            sent_to(call, core.enter(launched.endpoints), launched.tickets)
+            call.result(None)
     except BaseException:
         core.backend.kill(launched.endpoints)
         _release_extras(launched, core.backend)
