@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -103,30 +103,23 @@ def current_tensors(declared: Published | Accepted, planned: Tensors) -> Tensors
     Raises:
         WeightsMismatch: if a tensor changed or is missing, or a target has a tensor that no version would update.
     """
-    added: list[str] = []
     if declared.megatron is not None:
-        tensors = read_layout(declared).tensors
+        tensors, added = read_layout(declared).tensors, list[str]()
     else:
         named = named_tensors(model_of(declared))
         tensors = {name: local_of(named[name]).detach() for name in planned if name in named}
-        if isinstance(declared, Accepted):
-            added = sorted(named.keys() - planned.keys())
-    odd = added + odd_tensors(tensors, planned)
+        added = sorted(named.keys() - planned.keys()) if isinstance(declared, Accepted) else []
+    odd = added + [
+        name
+        for name, wanted in planned.items()
+        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
+    ]
     if odd:
         raise WeightsMismatch(
             f"{len(odd)} tensors are not what they were when this sync was planned: {', '.join(odd[:5])}; sync again, "
             "the next sync makes a new plan"
         )
     return tensors
-
-
-def odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
-    """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
-    return [
-        name
-        for name, wanted in like.items()
-        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
-    ]
 
 
 def named_tensors(model: Any) -> dict[str, torch.Tensor]:
@@ -184,17 +177,15 @@ def read_tensors(model: Any, boxes: Mapping[str, ShardSpec] | None = None) -> Lo
 
 def make_layout(tensors: Mapping[str, torch.Tensor], held: Mapping[str, HeldTensor]) -> LocalLayout:
     """Return the layout of local tensors, with ties found by their storage."""
-    local = {name: local_of(tensor) for name, tensor in tensors.items()}
+    local = {name: local_of(tensor).detach() for name, tensor in tensors.items()}
     first: dict[tuple[Any, ...], str] = {}
     ties: dict[str, str] = {}
     for name, tensor in local.items():
         if tensor.numel() and not tensor.is_meta:
             storage = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), held[name])
-            twin = first.setdefault(storage, name)
-            if twin != name:
+            if (twin := first.setdefault(storage, name)) != name:
                 ties[name] = twin
-    own = {name: layout for name, layout in held.items() if name not in ties}
-    return LocalLayout(Manifest.of(own, ties), {name: tensor.detach() for name, tensor in local.items()})
+    return LocalLayout(Manifest.of(held, ties), local)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -215,13 +206,12 @@ def held_as(name: str, tensor: torch.Tensor, shape: tuple[int, ...], boxes: Iter
 
 
 def _hold(name: str, tensor: torch.Tensor, stated: ShardSpec | None) -> HeldTensor:
-    if stated is not None:
-        local = tuple(local_of(tensor).shape)
-        return held_as(name, tensor, stated.shape, stated.local_boxes(name, local))
     shape = tuple(tensor.shape)
-    if isinstance(tensor, DTensor):
-        return held_as(name, tensor, shape, dtensor_boxes(name, tensor))
-    return held_as(name, tensor, shape, complete(shape))
+    if stated is not None:
+        shape, boxes = stated.shape, stated.local_boxes(name, tuple(local_of(tensor).shape))
+    else:
+        boxes = dtensor_boxes(name, tensor) if isinstance(tensor, DTensor) else complete(shape)
+    return held_as(name, tensor, shape, boxes)
 
 
 class MeshCut(NamedTuple):
@@ -346,7 +336,7 @@ class MegatronRank:
                 "px.weights.MegatronRank.here(...) before Megatron's parallel state is initialized; call "
                 "initialize_model_parallel(...) first, or pass the ranks: px.weights.MegatronRank(tp=..., tp_size=...)"
             )
-        experts = len(_numbered_modules(model, _LAST_EXPERT))
+        experts = len({number for number, _ in _numbered_modules(model, _LAST_EXPERT)})
         return cls(
             tp=state.get_tensor_model_parallel_rank(),
             tp_size=state.get_tensor_model_parallel_world_size(),
@@ -369,21 +359,20 @@ class MegatronRank:
         return self.tp, self.tp_size
 
 
-def _numbered_modules(model: torch.nn.Module, pattern: re.Pattern[str]) -> dict[int, list[torch.nn.Module]]:
-    """Return the modules whose path ends as ``pattern`` says, by the number in it."""
-    modules: dict[int, list[torch.nn.Module]] = {}
+def _numbered_modules(
+    model: torch.nn.Module, pattern: re.Pattern[str]
+) -> Iterator[tuple[int, torch.nn.Module]]:
+    """Yield the modules whose path ends as ``pattern`` says, with the number in it."""
     for path, module in model.named_modules():
         if match := pattern.search(path):
-            modules.setdefault(int(match[1]), []).append(module)
-    return modules
+            yield int(match[1]), module
 
 
 def _first_layer(model: torch.nn.Module) -> int:
     """Return the global number of ``layers.0``, from Megatron's ``layer_number``, which counts from 1."""
     offsets = {
         layer - 1 - number
-        for number, modules in _numbered_modules(model, _LAST_LAYER).items()
-        for module in modules
+        for number, module in _numbered_modules(model, _LAST_LAYER)
         if isinstance(layer := getattr(module, "layer_number", None), int)
     }
     if len(offsets) > 1:

@@ -323,11 +323,10 @@ def renamer(rename: Rename | None) -> Callable[[str], str]:
             )
         if "*" in old:
             patterns.append((re.compile(re.escape(old).replace(r"\*", "(.*)")), new.split("*")))
-    exact = {old: new for old, new in rename.items() if "*" not in old}
 
     def renamed(name: str) -> str:
-        if name in exact:
-            return exact[name]
+        if name in rename:
+            return rename[name]
         for pattern, (first, *rest) in patterns:
             if match := pattern.fullmatch(name):
                 # Not strict: the new name may leave out texts that the pattern matched.

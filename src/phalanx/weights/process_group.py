@@ -66,11 +66,11 @@ class ProcessGroupEndpoint(Endpoint):
             raise WeightsTransferError("this process group was closed; sync again")
         if self._groups:
             return
-        peer, everyone = "the other ranks of the sync", self._members[None]
+        peer, names = "the other ranks of the sync", list(map(_name, self._members[None]))
         prefix, address = f"weights/{self.request.connection}", self.request.store
         host, _, port = address.rpartition(":")
         limit = timedelta(seconds=deadline.left(peer))
-        arrivals: PrefixStore | None = None
+        absent: list[str] = []
         try:
             # the sockets are noted, so that a cancelled call can close them
             with collectives.noting():
@@ -78,21 +78,21 @@ class ProcessGroupEndpoint(Endpoint):
                 store.set_timeout(limit)
                 arrivals = PrefixStore(f"{prefix}/members", store)
                 arrivals.set(_name(self._me), "here")
-                for number, (subgroup, members) in enumerate(self._members.items()):
-                    if self._me in members:
-                        own_store = PrefixStore(f"{prefix}/{number}", store)
-                        self._groups[subgroup] = self._make(own_store, members, limit)
+                try:
+                    for number, (subgroup, members) in enumerate(self._members.items()):
+                        if self._me in members:
+                            own_store = PrefixStore(f"{prefix}/{number}", store)
+                            self._groups[subgroup] = self._make(own_store, members, limit)
+                except (RuntimeError, ValueError):
+                    absent = [name for name in names if not arrivals.check([name])]
+                    raise
         except (RuntimeError, ValueError) as error:  # torch's errors of stores and connections
-            absent: list[str] = []
-            with contextlib.suppress(RuntimeError):
-                if arrivals is not None:
-                    absent = [name for name in map(_name, everyone) if not arrivals.check([name])]
             self.close()
             raise lost(
                 absent[0] if absent else peer,
-                f"no process group of {len(everyone)} ranks could be created over the store at {address} "
-                f"({error}); {', '.join(absent) or 'no rank'} did not come. Ranks of both groups must reach each "
-                "other's ports (GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
+                f"no process group of {len(names)} ranks could be created over the store at {address} ({error}); "
+                f"{', '.join(absent) or 'no rank'} did not come. Ranks of both groups must reach each other's ports "
+                "(GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
 
     def _make(self, store: Store, members: Sequence[_Member], limit: timedelta) -> ProcessGroup:
@@ -173,10 +173,11 @@ class ProcessGroupEndpoint(Endpoint):
             if len(bucket.readers) == 1:
                 single.append((bucket, memory))
                 continue
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = 0, 0
             with _losing(self._peer(bucket)):
-                work = self._groups[bucket.source, bucket.readers].broadcast([memory], options)
+                # the source is rank 0 of the group
+                work = self._groups[bucket.source, bucket.readers].broadcast(
+                    [memory], dist.BroadcastOptions()
+                )
                 self._wait(work, self._peer(bucket), deadline)
         if not single:
             return

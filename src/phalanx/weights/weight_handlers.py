@@ -11,7 +11,7 @@ from phalanx.errors import WeightsTransferError
 from phalanx.weights.plan import RankLocation
 from phalanx.weights.shared_memory import device_id
 from phalanx.weights.tensors import device_of
-from phalanx.weights.transport_interface import CUDA_IPC
+from phalanx.weights.transports import CUDA_IPC
 from phalanx.weights.versions import Key, Weights
 from phalanx.weights.weight_requests import Connected, ConnectRequest, Description, Sent, Side, SyncRequest
 from phalanx.wire.messages import STORE_VARIABLE
@@ -47,7 +47,7 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     if side == "target":
         accepted = registry.accepted(key)
         share = accepted.share
-        on_host = accepted.load is not None and accepted.memory is None  # memory of this library
+        on_host = accepted.load is not None  # memory of this library
         layout = None if accepted.model is None else read_layout(accepted)
     else:
         layout = read_layout(registry.published(key))
@@ -128,16 +128,10 @@ def sync(
 
 def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest) -> tuple[Sent, float]:
     """Send on a thread and receive on this thread: other ranks may wait for either."""
-
-    def send() -> Sent:
-        try:
-            return source.send(request)
-        except BaseException:
-            source.close()  # the target may wait for it
-            raise
-
     with ThreadPoolExecutor(1, "phalanx-weights") as thread:
-        sending = thread.submit(send)
+        sending = thread.submit(source.send, request)
+        # the target may wait for a source that failed
+        sending.add_done_callback(lambda done: source.close() if done.exception() else None)
         try:
             seconds = target.receive(request)
             return sending.result(), seconds
