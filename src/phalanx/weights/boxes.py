@@ -82,18 +82,17 @@ def without(box: Box, hole: Box) -> list[Box]:
 
 def blocks(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Divide ``sizes`` into blocks of at most ``limit`` elements, as (start, sizes)."""
+    inner = math.prod(sizes[1:])
     if math.prod(sizes) <= limit:
         yield (0,) * len(sizes), sizes
-        return
-    inner = math.prod(sizes[1:])
-    if inner > limit:
+    elif inner > limit:
         for row in range(sizes[0]):
             for start, block in blocks(sizes[1:], limit):
                 yield (row, *start), (1, *block)
-        return
-    step = limit // inner
-    for row in range(0, sizes[0], step):
-        yield (row, *(0,) * (len(sizes) - 1)), (min(step, sizes[0] - row), *sizes[1:])
+    else:
+        step = limit // inner
+        for row in range(0, sizes[0], step):
+            yield (row, *(0,) * (len(sizes) - 1)), (min(step, sizes[0] - row), *sizes[1:])
 
 
 class BoxIndex:

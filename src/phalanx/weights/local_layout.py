@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -144,9 +144,7 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
             f"weights are an nn.Module or a mapping of names to tensors, not {type(model).__name__}"
         )
     wrong = {
-        str(name): type(value).__name__
-        for name, value in model.items()
-        if not isinstance(value, torch.Tensor)
+        str(name): type(one).__name__ for name, one in model.items() if not isinstance(one, torch.Tensor)
     }
     if wrong:
         raise DeclarationError(f"weights are a mapping of names to tensors, but {wrong} are no tensors")
@@ -233,21 +231,21 @@ def dtensor_boxes(name: str, tensor: DTensor) -> tuple[LocalBox, ...]:
     Raises:
         DeclarationError: if a placement is Partial or unknown, or placements and local tensor contradict each other.
     """
-    coordinate = tensor.device_mesh.get_coordinate()
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
     if coordinate is None:
         return ()
-    axes = zip(coordinate, tensor.device_mesh.shape, tensor.placements, strict=True)
-    cuts = [_mesh_cut(name, *axis) for axis in axes if not isinstance(axis[2], Replicate)]
+    cuts: list[MeshCut] = []
+    placements = cast("Sequence[Any]", tensor.placements)
+    for index, count, placement in zip(coordinate, mesh.shape, placements, strict=True):
+        if isinstance(placement, Shard) or type(placement).__name__ == "_StridedShard":
+            cuts.append(MeshCut(placement.dim, index, count, getattr(placement, "split_factor", 1)))
+        elif not isinstance(placement, Replicate):
+            raise DeclarationError(
+                f"{name} is placed as {placement}; weights can be published if placements are Shard and Replicate: "
+                "redistribute it first"
+            )
     return placed_boxes(name, tuple(tensor.shape), cuts, tuple(tensor.to_local().shape))
-
-
-def _mesh_cut(name: str, index: int, count: int, placement: Any) -> MeshCut:
-    if isinstance(placement, Shard) or type(placement).__name__ == "_StridedShard":
-        return MeshCut(placement.dim, index, count, getattr(placement, "split_factor", 1))
-    raise DeclarationError(
-        f"{name} is placed as {placement}; weights can be published if placements are Shard and Replicate: "
-        "redistribute it first"
-    )
 
 
 def placed_boxes(

@@ -173,13 +173,12 @@ def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
 
 def connect_pair(
     source: SyncSide,
-    target: SyncSide,
-    *,
     rename: Rename | None,
     fused: Sequence[Fused],
     bucket_bytes: int,
     transport: str,
     delta: bool,
+    target: SyncSide,
 ) -> SyncPair:
     """Describe both sides, plan, and connect the ranks by the best transports that they can use.
 

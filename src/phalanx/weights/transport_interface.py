@@ -107,13 +107,6 @@ class Endpoint:
         """Bytes of the largest packed bucket."""
         return max(map(self.packing.capacity, self.buckets))
 
-    def bytes_by_source(self) -> dict[int, int]:
-        """Return the bytes of all slots, by source rank."""
-        return {
-            source: sum(slot.nbytes for bucket in stream for slot in bucket.slots)
-            for source, stream in self.streams.items()
-        }
-
     def connect(self, deadline: Deadline) -> None:
         """Connect to the peers that are reachable before the first sync.
 

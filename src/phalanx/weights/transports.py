@@ -33,8 +33,7 @@ _LEAST_BUCKET_BYTES = 4096
 _ORDER = (Locality.REMOTE, Locality.NODE, Locality.PROCESS)
 """Order in which both sides work, so that no two ranks wait for each other crosswise."""
 
-_Offer = tuple[Outgoing, bytes]
-_Offers = queue.SimpleQueue[_Offer | None]
+_Offers = queue.SimpleQueue[Outgoing | None]
 _offers: dict[tuple[str, int, int], _Offers] = {}
 """Queues between roles of this process, by connection, source rank and target rank."""
 
@@ -54,22 +53,23 @@ class CopyEndpoint(Endpoint):
         self._queues = {key: _offers.setdefault(key, queue.SimpleQueue()) for key in keys}
 
     def send(self, version: Outgoing, deadline: Deadline) -> int:
-        for (_, _, reader), offers in self._queues.items():
-            offers.put((version, version.note(reader)))
+        for offers in self._queues.values():
+            offers.put(version)
         return sum(bucket.nbytes for bucket in self.buckets)
 
     def receive(self, write: SlotView, deadline: Deadline) -> dict[int, bytes]:
         notes: dict[int, bytes] = {}
         for (_, source, _), offers in self._queues.items():
-            version, notes[source] = self._take(offers, f"source rank {source}", deadline)
+            version = self._take(offers, f"source rank {source}", deadline)
             with torch.no_grad():
                 for bucket in self.streams[source]:
                     for slot in bucket.slots:
                         write(slot).copy_(version.read(slot))
             version.check()
+            notes[source] = version.note(self.rank)
         return notes
 
-    def _take(self, offers: _Offers, peer: str, deadline: Deadline) -> _Offer:
+    def _take(self, offers: _Offers, peer: str, deadline: Deadline) -> Outgoing:
         while True:
             try:
                 offer = offers.get(timeout=deadline.left(peer))

@@ -49,12 +49,14 @@ class WeightEnd:
         self._plan = request.plan.of(**{request.side: rank})
         self.layout = layout
         self._endpoints = make_endpoints(request, rank, device_of(layout.tensors))
+        self._memory: SharedTensors | None = None
 
     def close(self) -> None:
         """Release connections and memory, and end a transfer that is waiting on any thread. May be called again."""
-        for endpoint in self._endpoints:
+        for part in (*self._endpoints, self._memory):
             with contextlib.suppress(OSError):
-                endpoint.close()
+                if part is not None:
+                    part.close()
 
 
 class WeightSource(WeightEnd):
@@ -140,10 +142,11 @@ class WeightTarget(WeightEnd):
         self, registry: WeightRegistry, request: ConnectRequest, rank: int, source: LocalLayout | None
     ) -> None:
         accepted = registry.accepted(request.key)
-        layout, self._shared = _target_layout(accepted, request.complete)
+        layout, memory = _target_layout(accepted, request.complete)
         if STORAGE in request.transports.values():
             share_storage(source, accepted, layout.manifest)
         super().__init__(registry, request, rank, layout)
+        self._memory = memory
 
     def connect(self) -> None:
         """Connect to the sources of the node.
@@ -177,9 +180,7 @@ class WeightTarget(WeightEnd):
         deadline, notes = Deadline(sync.timeout), dict[int, bytes]()
         for endpoint in self._endpoints:
             endpoint.packing.begin(known, number)
-            counts = endpoint.bytes_by_source().items()
-            sources = {f"bytes from rank {source}": nbytes for source, nbytes in counts}
-            attributes = {"weights version": number, "transport": endpoint.transport, **sources}
+            attributes = {"weights version": number, "transport": endpoint.transport}
             with px_span(f"weights {key[1]!r}", **attributes):
                 notes |= endpoint.receive(write, deadline)
         arrived = digest_boxes(self._plan, tensors, "target", verify=sync.verify, version=number)
@@ -212,12 +213,6 @@ class WeightTarget(WeightEnd):
                 "let nothing write to weights while they are synced",
                 WeightsVerificationError,
             )
-
-    def close(self) -> None:
-        super().close()
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            shared.close()
 
 
 def share_storage(source: LocalLayout | None, accepted: Accepted, manifest: Manifest) -> None:

@@ -43,18 +43,18 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     from phalanx.weights.local_layout import read_layout  # FSDP: only on ranks with weights
 
     registry = runtime.weights
-    share = on_host = False
-    if side == "target":
-        accepted = registry.accepted(key)
-        share = accepted.share
-        on_host = accepted.load is not None  # memory of this library
-        layout = None if accepted.model is None else read_layout(accepted)
-    else:
-        layout = read_layout(registry.published(key))
+    accepted = registry.accepted(key) if side == "target" else None
+    everything = accepted is not None and accepted.model is None
+    layout = None if everything else read_layout(accepted or registry.published(key))
+    on_host = accepted is not None and accepted.load is not None  # memory of this library
     device = "" if layout is None or on_host else device_id(device_of(layout.tensors))
-    manifest = None if layout is None else layout.manifest
-    store = os.environ.get(STORE_VARIABLE, "")
-    return Description(manifest, _location(runtime, device), registry.newest(key), share, store)
+    return Description(
+        manifest=None if layout is None else layout.manifest,
+        location=_location(runtime, device),
+        number=registry.newest(key),
+        share=accepted is not None and accepted.share,
+        store=os.environ.get(STORE_VARIABLE, ""),
+    )
 
 
 def _location(runtime: WorkerRuntime, device: str) -> RankLocation:
@@ -106,10 +106,8 @@ def sync(
     ``before`` are results of earlier calls, for which an asynchronous rank had to wait. After an error the rank's
     endpoints are closed.
     """
-    parts = runtime.weights.parts
-    source, target = (
-        parts.get((side, request.connection)) if side in sides else None for side in ("source", "target")
-    )
+    parts = {side: runtime.weights.parts.get((side, request.connection)) for side in sides}
+    source, target = parts.get("source"), parts.get("target")
     try:
         if source is not None and target is not None:
             return _sync_both(source, target, request)

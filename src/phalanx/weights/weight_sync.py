@@ -144,13 +144,7 @@ class WeightSync:
         self._expect_change = expect_change
         self._timeout = checked(timeout, "px.WeightSync") or _TIMEOUT_S
         self._connect = functools.partial(
-            connect_pair,
-            self._source,
-            rename=rename,
-            fused=tuple(fused),
-            bucket_bytes=bucket_bytes,
-            transport=transport,
-            delta=delta,
+            connect_pair, self._source, rename, tuple(fused), bucket_bytes, transport, delta
         )
         self._pairs: _Pairs = {}
         weakref.finalize(self, self._dropped.append, self._pairs).atexit = False
@@ -525,7 +519,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
 
     def _cause(self, error: BaseException) -> BaseException:
         """Return the error from which the others followed."""
-        errors = [error]
+        errors: list[BaseException] = []
         grace = _GRACE_AFTER_DEATH_S if isinstance(error, WorkerDiedError) else _GRACE_S
         for call in self.calls:
             try:
@@ -534,7 +528,8 @@ class SyncFuture(CallFuture[WeightsVersion]):
                 errors.append(other)
                 if not call.over:
                     call.cancel()  # it waits for ranks that will not come, perhaps for long
-        cause = min(errors, key=_precedence)
+        # of equal errors that of the source: a target that waits for it may be late because of another target
+        cause = min(*errors, error, key=_precedence)
         if isinstance(cause, PhalanxError):
             cause = raisable(cause)
             sync, source = self._sync.name, self._sync._source.title
