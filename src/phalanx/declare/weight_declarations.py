@@ -13,6 +13,7 @@ from phalanx.declare.context import WorkerContext, context_of, current_context
 from phalanx.errors import DeclarationError
 
 Load = Callable[[Iterable[tuple[str, Any]]], object]
+Memory = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Accepted:
     share: bool = False
     boxes: Mapping[str, Any] | None = None
     megatron: Any = None
+    memory: Memory | None = None
 
 
 @dataclass
@@ -97,6 +99,7 @@ def accept(
     share: bool = False,
     boxes: Mapping[str, Any] | None = None,
     megatron: Any = None,
+    memory: Memory | None = None,
 ) -> None:
     """Let syncs write weights named ``name`` into ``model``, in place, or hand them to ``load``.
 
@@ -111,10 +114,16 @@ def accept(
         share: for roles in the same process: the parameters use the storage of the source's, so that nothing is copied.
             The source then trains the same weights that the target generates with.
         boxes, megatron: as for :func:`publish_weights`.
+        memory: with ``load`` and ``model``: makes the tensors that weights are kept in between their arrival and
+            ``load``, from templates by name; for example views of memory that other processes see.
 
     Raises:
         DeclarationError: the name is no text, or the arguments contradict each other.
     """
+    if memory is not None and (load is None or model is None):
+        raise DeclarationError(
+            f"accept_weights({name!r}, memory=): needs load= and a model that says what is kept"
+        )
     if model is None and load is None:
         raise DeclarationError(f"accept_weights({name!r}): give the model to write into, or load=function")
     if share and (load is not None or model is None):
@@ -128,7 +137,7 @@ def accept(
     _check("accept_weights", name, model, boxes, megatron)
     context = context_of(worker)
     declared = WeightsDeclared.of(context)
-    declared.accepted[context.role, name] = Accepted(model, load, share, boxes, megatron)
+    declared.accepted[context.role, name] = Accepted(model, load, share, boxes, megatron, memory)
 
 
 def _check(verb: str, name: object, model: Any, boxes: Mapping[str, Any] | None, megatron: Any) -> None:

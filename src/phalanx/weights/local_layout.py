@@ -31,6 +31,9 @@ _LAST_LAYER = re.compile(r"(?<![^.])layers\.(\d+)$")
 _LAST_EXPERT = re.compile(r"(?<![^.])local_experts\.(\d+)$")
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
+_Boxes = tuple[tuple[int, ...], Sequence[LocalBox]]
+"""The global shape of a tensor, and its boxes on a rank."""
+
 
 @dataclass(frozen=True)
 class ShardSpec:
@@ -109,17 +112,22 @@ def current_tensors(declared: Published | Accepted, planned: Tensors) -> Tensors
         named = named_tensors(model_of(declared))
         tensors = {name: local_of(named[name]).detach() for name in planned if name in named}
         added = sorted(named.keys() - planned.keys()) if isinstance(declared, Accepted) else []
-    odd = added + [
-        name
-        for name, wanted in planned.items()
-        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
-    ]
+    odd = added + odd_tensors(tensors, planned)
     if odd:
         raise WeightsMismatch(
             f"{len(odd)} tensors are not what they were when this sync was planned: {', '.join(odd[:5])}; sync again, "
             "the next sync makes a new plan"
         )
     return tensors
+
+
+def odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
+    """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
+    return [
+        name
+        for name, wanted in like.items()
+        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
+    ]
 
 
 def named_tensors(model: Any) -> dict[str, torch.Tensor]:
@@ -169,16 +177,33 @@ def read_tensors(model: Any, boxes: Mapping[str, ShardSpec] | None = None) -> Lo
             f"boxes= names tensors that do not exist: {', '.join(unknown[:5])}; expected some of "
             f"{', '.join(sorted(tensors)[:5])}, ..."
         )
-    held = {name: _hold(name, tensor, stated.get(name)) for name, tensor in tensors.items()}
-    return make_layout(tensors, held)
+    boxes_of: dict[str, _Boxes] = {}
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        if spec := stated.get(name):
+            boxes_of[name] = spec.shape, spec.local_boxes(name, tuple(local_of(tensor).shape))
+        elif isinstance(tensor, DTensor):
+            boxes_of[name] = shape, dtensor_boxes(name, tensor)
+        else:
+            boxes_of[name] = shape, complete(shape)
+    return make_layout(tensors, boxes_of)
 
 
-def make_layout(tensors: Mapping[str, torch.Tensor], held: Mapping[str, HeldTensor]) -> LocalLayout:
-    """Return the layout of local tensors, with ties found by their storage."""
-    local = {name: local_of(tensor).detach() for name, tensor in tensors.items()}
+def make_layout(tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, _Boxes]) -> LocalLayout:
+    """Return the layout of local tensors, without empty boxes, with ties found by their storage.
+
+    Raises:
+        DeclarationError: if the type of a tensor cannot be sent.
+    """
+    held: dict[str, HeldTensor] = {}
     first: dict[tuple[Any, ...], str] = {}
     ties: dict[str, str] = {}
+    local = {name: local_of(tensor).detach() for name, tensor in tensors.items()}
     for name, tensor in local.items():
+        dtype, (shape, own) = name_of(tensor.dtype), boxes[name]
+        if dtype not in DTYPE_BYTES:
+            raise DeclarationError(f"{name} has type {dtype}; weights can be {', '.join(DTYPE_BYTES)}")
+        held[name] = HeldTensor(dtype, tuple(shape), tuple(one for one in own if volume(one.box)))
         if tensor.numel() and not tensor.is_meta:
             storage = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), held[name])
             if (twin := first.setdefault(storage, name)) != name:
@@ -189,27 +214,6 @@ def make_layout(tensors: Mapping[str, torch.Tensor], held: Mapping[str, HeldTens
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the rank's own part, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def held_as(name: str, tensor: torch.Tensor, shape: tuple[int, ...], boxes: Iterable[LocalBox]) -> HeldTensor:
-    """Return the layout of a tensor, without empty boxes.
-
-    Raises:
-        DeclarationError: if its type cannot be sent.
-    """
-    dtype = name_of(tensor.dtype)
-    if dtype not in DTYPE_BYTES:
-        raise DeclarationError(f"{name} has type {dtype}; weights can be {', '.join(DTYPE_BYTES)}")
-    return HeldTensor(dtype, tuple(shape), tuple(local for local in boxes if volume(local.box)))
-
-
-def _hold(name: str, tensor: torch.Tensor, stated: ShardSpec | None) -> HeldTensor:
-    shape = tuple(tensor.shape)
-    if stated is not None:
-        shape, boxes = stated.shape, stated.local_boxes(name, tuple(local_of(tensor).shape))
-    else:
-        boxes = dtensor_boxes(name, tensor) if isinstance(tensor, DTensor) else complete(shape)
-    return held_as(name, tensor, shape, boxes)
 
 
 class MeshCut(NamedTuple):
@@ -388,7 +392,7 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         DeclarationError: if tags and shapes contradict each other.
     """
     named: dict[str, torch.Tensor] = {}
-    held: dict[str, HeldTensor] = {}
+    boxes_of: dict[str, _Boxes] = {}
     for local_name, tensor in named_tensors(model).items():
         if "_extra_state" in local_name:
             continue
@@ -400,13 +404,11 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         if rank.vocabulary is not None and name.endswith(_VOCABULARY):
             shape = (rank.vocabulary, *shape[1:])
             boxes = [_limit_rows(box, rank.vocabulary) for box in boxes]
-        held[name] = held_as(name, tensor, shape, boxes)
-    return make_layout(named, held)
+        boxes_of[name] = shape, boxes
+    return make_layout(named, boxes_of)
 
 
-def _tagged_boxes(
-    name: str, tensor: torch.Tensor, index: int, count: int
-) -> tuple[tuple[int, ...], Sequence[LocalBox]]:
+def _tagged_boxes(name: str, tensor: torch.Tensor, index: int, count: int) -> _Boxes:
     """Return global shape and boxes. Stride 2, of a gated MLP, is two boxes: [gate; up] of each rank."""
     sizes = tuple(tensor.shape)
     if not getattr(tensor, "tensor_model_parallel", False) or count == 1:

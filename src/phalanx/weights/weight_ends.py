@@ -19,6 +19,7 @@ from phalanx.weights.local_layout import (
     current_tensors,
     model_of,
     named_tensors,
+    odd_tensors,
     read_layout,
 )
 from phalanx.weights.manifest import Manifest
@@ -256,10 +257,19 @@ def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout,
             for name, tensor in complete.items()
         }
     ties = dict(manifest.ties)
-    # processes of an engine may open it
-    shared = SharedTensors.create({name: tensor for name, tensor in like.items() if name not in ties})
+    wanted = {name: tensor for name, tensor in like.items() if name not in ties}
+    shared = None
+    if accepted.memory is None:
+        shared = SharedTensors.create(wanted)  # processes of an engine may open it
+        tensors = shared.tensors
+    else:
+        tensors = dict(accepted.memory(wanted))
+    if odd := sorted(odd_tensors(tensors, wanted)):
+        raise DeclarationError(
+            f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(odd[:5])}"
+        )
     names = dict.fromkeys((*like, *ties))
-    return LocalLayout(manifest, {name: shared.tensors[ties.get(name, name)] for name in names}), shared
+    return LocalLayout(manifest, {name: tensors[ties.get(name, name)] for name in names}), shared
 
 
 def load_all(load: Load, tensors: Tensors) -> None:

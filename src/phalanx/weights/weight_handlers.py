@@ -46,7 +46,8 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     accepted = registry.accepted(key) if side == "target" else None
     everything = accepted is not None and accepted.model is None
     layout = None if everything else read_layout(accepted or registry.published(key))
-    on_host = accepted is not None and accepted.load is not None  # memory of this library
+    # loaded from memory of this library
+    on_host = accepted is not None and accepted.load is not None and accepted.memory is None
     device = "" if layout is None or on_host else device_id(device_of(layout.tensors))
     return Description(
         manifest=None if layout is None else layout.manifest,

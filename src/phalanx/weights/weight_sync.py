@@ -190,7 +190,6 @@ class WeightSync:
     ) -> SyncFuture:
         """Send the calls of a sync. Only the targets of ``resynced`` take part, if it is given."""
         with self._lock:
-            self._check_open()
             with contextlib.suppress(IndexError):  # none is left
                 while True:
                     _close_pairs(self._dropped.popleft())
@@ -208,15 +207,10 @@ class WeightSync:
                         stack.enter_context(core.send_lock)
                     if all(pair.is_current for pair in pairs):
                         request = request._replace(number=self._next_number(pairs))
-                        began, sent = time.monotonic(), self._send(pairs, request)
-                        is_resync = resynced is not None
+                        began, is_resync = time.monotonic(), resynced is not None
+                        sent = self._send(pairs, request)
                         self._running = SyncFuture(
-                            self,
-                            sent,
-                            request.number,
-                            began,
-                            expect_change=expect_change,
-                            is_resync=is_resync,
+                            self, sent, request.number, began, expect_change, is_resync
                         )
                         return self._running
 
@@ -224,8 +218,11 @@ class WeightSync:
         """Return a pair for each target, all current a moment ago.
 
         Raises:
+            DeclarationError: if the sync was closed.
             GroupClosed, GroupBroken, WorkerDiedError: if a group takes no calls.
         """
+        if self._closed:
+            raise DeclarationError(f"this sync of weights {self.name!r} was closed; make another")
         try:
             for side in (self._source, *targets):
                 side.core.check()
@@ -361,10 +358,6 @@ class WeightSync:
                 self._running.exception()  # the loss of a rank has ended it, or will
             self._begin(resynced=to).result()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DeclarationError(f"this sync of weights {self.name!r} was closed; make another")
-
     @staticmethod
     def _recover(*sides: SyncSide) -> None:
         """Recover broken groups, if their policies allow.
@@ -386,7 +379,6 @@ class WeightSync:
         """
         self._recover(self._source, *self._targets)
         with self._lock:
-            self._check_open()
             tables = [pair.explain() for pair in self._connected(self._targets)]
         if len(tables) == 1:
             return tables[0]
@@ -433,7 +425,6 @@ class SyncFuture(CallFuture[WeightsVersion]):
         sent: Mapping[SyncPair, Sequence[Call]],
         number: int,
         began: float,
-        *,
         expect_change: bool,
         is_resync: bool,
     ) -> None:

@@ -1,0 +1,77 @@
+"""Weights that one rank of an engine takes, into memory of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import phalanx as px
+
+
+class Source(px.Worker):
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(4, 3)
+        self.publish_weights("policy", self.model)
+
+    @px.register
+    def had(self) -> dict[str, Any]:
+        return {name: one.detach().clone() for name, one in self.model.named_parameters()}
+
+
+class Pair(px.Worker):
+    """The first of two ranks gets the weights, in memory of its own making; the other has nothing of its own."""
+
+    def __init__(self, wrong: bool = False) -> None:
+        self.got: dict[str, Any] = {}
+        self.memory: dict[str, torch.Tensor] = {}
+        self.wrong = wrong
+        like = {
+            name: torch.empty_like(one, device="meta")
+            for name, one in torch.nn.Linear(4, 3).named_parameters()
+        }
+        first = self.rank == 0
+        self.accept_weights(
+            "policy", like if first else {}, load=self.load, memory=self.make if first else None
+        )
+
+    def make(self, like: Any) -> Any:
+        self.memory = {name: torch.empty(one.shape, dtype=one.dtype) for name, one in like.items()}
+        return {} if self.wrong else self.memory
+
+    def load(self, pairs: Any) -> None:
+        for name, tensor in pairs:
+            if tensor.data_ptr() != self.memory[name].data_ptr():
+                raise RuntimeError("it was copied")
+            self.got[name] = tensor.clone()
+
+    @px.register
+    def had(self) -> dict[str, Any]:
+        return self.got
+
+
+@pytest.fixture
+def pool() -> Any:
+    with px.ResourcePool([2], use_gpu=False, backend="inline", max_colocate_count=4) as made:
+        yield made
+
+
+def test_one_rank_of_an_engine_takes_the_weights_into_memory_of_its_own(pool: px.ResourcePool) -> None:
+    source, target = px.WorkerGroup(pool[0:1], Source), px.WorkerGroup(pool, Pair)
+    px.WeightSync(source, target, "policy")()
+
+    (sent,) = source.had()
+    first, second = target.had()
+    assert second == {}
+    assert all(torch.equal(first[name], sent[name]) for name in sent)
+    assert [str(one) for one in px.weights.status(target, "policy").values()] == ["whole(1)", "whole(1)"]
+
+
+def test_memory_of_the_wrong_kind_is_refused(pool: px.ResourcePool) -> None:
+    source, target = px.WorkerGroup(pool[0:1], Source), px.WorkerGroup(pool, Pair.bind(wrong=True))
+
+    with pytest.raises(
+        px.DeclarationError, match=r"memory=\) made no tensors of the right shape and type for bias"
+    ):
+        px.WeightSync(source, target, "policy")()
