@@ -76,9 +76,8 @@ class VllmRollout(RolloutEngine):
         self._server: EndpointServer | None = None
         self._endpoint: Endpoint | None = None
         with contextlib.ExitStack() as undo:
-            if (
-                serve
-            ):  # first, so that wrong options are reported before the half minute in which the engine starts
+            if serve:
+                # First, so that wrong options are reported before the half minute in which the engine starts.
                 self._server = EndpointServer(str(model), host, port, key, server_options or {})
                 undo.callback(self._server.close)
             self._vllm = VllmRunner(

@@ -88,6 +88,8 @@ class VllmRunner(ModelRunner):
         except BaseException:
             self.close()
             raise
+        # Only copies of weights use torch here: more threads would spin beside those of vLLM's processes.
+        torch.set_num_threads(1)
         config = self.llm.vllm_config
         self.dtype: torch.dtype = config.model_config.dtype
         self._slots: int = config.scheduler_config.max_num_seqs
