@@ -106,10 +106,10 @@ class CallFuture(Awaited[T]):
 
     def done(self) -> bool:
         """Return whether every rank has returned, raised or died; does not wait."""
-        return self.over or self.call.all_ended()
+        return self._over or self.call.all_ended()
 
     @property
-    def over(self) -> bool:
+    def _over(self) -> bool:
         """True once the result, or the error, is known."""
         return self.call.over
 
@@ -119,7 +119,7 @@ class CallFuture(Awaited[T]):
         try:
             self.result(timeout)
         except Exception as error:
-            if isinstance(error, CallTimeout) and not self.over:
+            if isinstance(error, CallTimeout) and not self._over:
                 raise
             return error
         return None
@@ -128,7 +128,7 @@ class CallFuture(Awaited[T]):
         return self._wait().__await__()
 
     async def _wait(self) -> T:
-        if self.over:
+        if self._over:
             return self.result()
         return await asyncio.wrap_future(session.waiters.submit(self.result, self.pending()))
 

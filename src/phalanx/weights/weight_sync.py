@@ -459,7 +459,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
         return self._outcome
 
     @property
-    def over(self) -> bool:
+    def _over(self) -> bool:
         return self._outcome is not None
 
     def _find_outcome(self, timeout: float | None) -> WeightsVersion | BaseException:
