@@ -26,6 +26,7 @@ WEIGHTS_ON_RANKS = (
     "process_group",
     "ring",
     "shared_memory",
+    "transports",
     "weight_ends",
     "weight_handlers",
 )

@@ -105,18 +105,21 @@ class CallFuture(Awaited[T]):
 
     def done(self) -> bool:
         """Return whether every rank has returned, raised or died; does not wait."""
-        return self.call.over or self.call.all_ended()
+        return self._over or self.call.all_ended()
+
+    @property
+    def _over(self) -> bool:
+        """True once the result, or the error, is known."""
+        return self.call.over
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call to end; return its error, or None."""
         timeout = checked(timeout, "CallFuture.exception")
         try:
             self.result(timeout)
-        except CallTimeout as error:
-            if not self.call.over:
-                raise
-            return error
         except Exception as error:
+            if isinstance(error, CallTimeout) and not self._over:
+                raise
             return error
         return None
 
@@ -124,7 +127,7 @@ class CallFuture(Awaited[T]):
         return self._wait().__await__()
 
     async def _wait(self) -> T:
-        if self.call.over:
+        if self._over:
             return self.result()
         return await asyncio.wrap_future(session.waiters.submit(self.result, self.pending()))
 

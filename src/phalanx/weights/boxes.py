@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from operator import add
 from typing import NamedTuple
+
+import numpy as np
 
 Run = tuple[int, int]
 """Indices ``start`` to ``start + length`` of a tensor dimension, as (start, length)."""
@@ -20,10 +23,14 @@ class Box(NamedTuple):
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The offsets behind the last elements."""
+        return tuple(map(add, self.offsets, self.sizes))
+
     def __str__(self) -> str:
         """Return the box as a Python index: ``[0:4, 8:16]``."""
-        cuts = zip(self.offsets, self.sizes, strict=True)
-        return "[" + ", ".join(f"{offset}:{offset + size}" for offset, size in cuts) + "]"
+        return "[" + ", ".join(map("{}:{}".format, self.offsets, self.ends)) + "]"
 
 
 class LocalBox(NamedTuple):
@@ -50,16 +57,11 @@ def volume(box: Box) -> int:
 
 def meet(box: Box, other: Box) -> Box | None:
     """Return the intersection of two boxes of a tensor; None if it is empty."""
-    offsets: list[int] = []
-    sizes: list[int] = []
-    for a, a_size, b, b_size in zip(box.offsets, box.sizes, other.offsets, other.sizes, strict=True):
-        start = a if a > b else b
-        size = min(a + a_size, b + b_size) - start
-        if size <= 0:
-            return None
-        offsets.append(start)
-        sizes.append(size)
-    return Box(tuple(offsets), tuple(sizes))
+    begins = tuple(map(max, box.offsets, other.offsets))
+    sizes = tuple(
+        min(end, last) - begin for begin, end, last in zip(begins, box.ends, other.ends, strict=True)
+    )
+    return Box(begins, sizes) if all(size > 0 for size in sizes) else None
 
 
 def without(box: Box, hole: Box) -> list[Box]:
@@ -80,30 +82,40 @@ def without(box: Box, hole: Box) -> list[Box]:
 
 def blocks(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Divide ``sizes`` into blocks of at most ``limit`` elements, as (start, sizes)."""
+    inner = math.prod(sizes[1:])
     if math.prod(sizes) <= limit:
         yield (0,) * len(sizes), sizes
-        return
-    inner = math.prod(sizes[1:])
-    if inner > limit:
+    elif inner > limit:
         for row in range(sizes[0]):
             for start, block in blocks(sizes[1:], limit):
                 yield (row, *start), (1, *block)
-        return
-    step = limit // inner
-    for row in range(0, sizes[0], step):
-        yield (row, *(0,) * (len(sizes) - 1)), (min(step, sizes[0] - row), *sizes[1:])
+    else:
+        step = limit // inner
+        for row in range(0, sizes[0], step):
+            yield (row, *(0,) * (len(sizes) - 1)), (min(step, sizes[0] - row), *sizes[1:])
 
 
-def find_overlap(boxes: Iterable[Box]) -> tuple[Box, Box] | None:
-    """Return two of the boxes of a tensor that overlap; None if all are disjoint."""
-    ordered = sorted(boxes)
-    for index, box in enumerate(ordered):
-        for other in ordered[index + 1 :]:
-            if box.offsets and other.offsets[0] >= box.offsets[0] + box.sizes[0]:
-                break
-            if meet(box, other):
-                return box, other
-    return None
+class BoxIndex:
+    """Boxes of a tensor, among which intersections are found."""
+
+    def __init__(self, boxes: Iterable[Box]) -> None:
+        self._boxes = list(boxes)
+        self._begins = np.array([box.offsets for box in self._boxes])
+        self._ends = np.array([box.ends for box in self._boxes])
+
+    def meeting(self, box: Box) -> Iterator[tuple[Box, Box]]:
+        """Yield each box that intersects ``box``, and the intersection."""
+        if self._boxes:
+            begins, ends = np.maximum(self._begins, box.offsets), np.minimum(self._ends, box.ends)
+            hits = np.flatnonzero((begins < ends).all(1))
+            parts = hits.tolist(), begins[hits].tolist(), (ends - begins)[hits].tolist()
+            for index, offsets, sizes in zip(*parts, strict=True):
+                yield self._boxes[index], Box(tuple(offsets), tuple(sizes))
+
+    def overlap(self) -> tuple[Box, Box] | None:
+        """Return two boxes that overlap in part; None if all are equal or disjoint."""
+        pairs = ((box, other) for box in self._boxes for other, _ in self.meeting(box))
+        return next((pair for pair in pairs if pair[0] != pair[1]), None)
 
 
 def chunk(runs: Sequence[Run], index: int, count: int) -> list[Run]:

@@ -2,16 +2,18 @@
 
 Source and target derive the same buckets from the same plan, so that only the number of a bucket is sent. A bucket has
 the elements themselves, or deltas: the elements that changed since a version that both sides have, bit for bit. A
-delta is positions and values, or everything, whichever is smaller. A bucket of deltas has a header (the base version
-and, for each slot, position and number of changes) and the deltas in sequence. Its length is sent with it.
+delta is positions and values, or everything, whichever is smaller. A bucket of deltas has a header of rows (base
+version and number of slots; then offset, number of changes, begin and end of the delta of each slot) and the deltas
+in sequence. Its length is sent with it.
 """
 
 from __future__ import annotations
 
 import math
-import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from operator import add
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +21,15 @@ import torch
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.boxes import blocks
 from phalanx.weights.manifest import DTYPE_BYTES
-from phalanx.weights.plan import Locality, Plan
+from phalanx.weights.name_matching import Pair
+from phalanx.weights.plan import Locality, Plan, TensorBatch, TransferBox
 from phalanx.weights.tensors import INTEGERS, Tensors, cut, dtype_named
 
 ALIGNMENT = 64
 """Bytes to whose multiples slots are aligned: a cache line, and more than any element needs."""
 _INDEX = np.int32
-_HEADER = struct.Struct("<qq")
-_PART = struct.Struct("<qqqq")
+_ROW_BYTES = 32
+"""Size of a row of a header: four integers."""
 _NO_BASE = -1
 _EVERYTHING = -1
 
@@ -54,83 +57,73 @@ class Bucket(NamedTuple):
     readers: tuple[int, ...]
     slots: tuple[Slot, ...]
 
+    def of(self, target: int) -> Bucket:
+        """Return the bucket with only the slots of a target."""
+        return self._replace(slots=tuple(slot for slot in self.slots if target in slot.targets))
 
-def buckets_from(
+
+def bucket_streams(
     plan: Plan,
-    source: int,
-    bucket_bytes: int,
-    localities: Sequence[Locality] | None = None,
+    side: Literal["source", "target"],
+    rank: int,
+    limit: int,
+    localities: Sequence[Locality],
     *,
     by_readers: bool = False,
-) -> tuple[Bucket, ...]:
-    """Return all buckets that ``source`` sends over ``localities``, of at most ``bucket_bytes`` each.
+) -> dict[int, list[Bucket]]:
+    """Return the buckets that a rank sends or reads over ``localities``, by source. A target has only its slots.
 
-    Boxes that do not fit are divided along their first dimensions.
+    Boxes of more than ``limit`` bytes are divided along their first dimensions.
 
     Args:
+        plan: the complete plan, since a bucket that a target reads has slots of other targets too.
+        limit: maximum bytes of a bucket.
         by_readers: if True, all boxes of a bucket have the same readers, so that no rank is sent bytes that it does
             not need. Otherwise all boxes share buckets, which is best if readers see the same memory.
     """
-    buckets: list[Bucket] = []
-    open_slots: dict[tuple[int, ...], list[Slot]] = {}
-    for slot in _slots(plan, source, bucket_bytes, localities):
-        key = slot.targets if by_readers else ()
-        slots = open_slots.setdefault(key, [])
-        offset = -(-_end(slots) // ALIGNMENT) * ALIGNMENT
-        if slots and offset + slot.nbytes > bucket_bytes:
-            buckets.append(_bucket(source, len(buckets), slots))
-            slots = open_slots[key] = []
-            offset = 0
-        slots.append(slot._replace(offset=offset))
-    for slots in open_slots.values():
-        buckets.append(_bucket(source, len(buckets), slots))
-    return tuple(buckets)
+    is_target = side == "target"
+    sources = {box.source for box in plan.boxes(localities) if rank in box.targets} if is_target else {rank}
+    streams: dict[int, list[Bucket]] = {source: [] for source in sorted(sources)}
+    filling: dict[tuple[int, tuple[int, ...]], list[Slot]] = defaultdict(list)
 
+    def close(source: int, slots: list[Slot]) -> None:
+        readers = sorted({target for slot in slots for target in slot.targets})
+        bucket = Bucket(source, len(streams[source]), _end(slots), tuple(readers), tuple(slots))
+        streams[source].append(bucket)
+        slots.clear()
 
-def buckets_to(
-    plan: Plan,
-    target: int,
-    bucket_bytes: int,
-    localities: Sequence[Locality] | None = None,
-    *,
-    by_readers: bool = False,
-) -> dict[int, tuple[Bucket, ...]]:
-    """Return the buckets that ``target`` reads, by source, with only its slots.
-
-    ``plan`` must be complete, not the target's part of it: buckets are packed with all boxes of a source.
-    """
-    senders = sorted({box.source for batch in plan.batches for box in batch.boxes if target in box.targets})
-    streams: dict[int, tuple[Bucket, ...]] = {}
-    for source in senders:
-        stream = tuple(
-            bucket._replace(slots=tuple(slot for slot in bucket.slots if target in slot.targets))
-            for bucket in buckets_from(plan, source, bucket_bytes, localities, by_readers=by_readers)
-            if target in bucket.readers
-        )
-        if stream:
-            streams[source] = stream
-    return streams
+    for batch, pair, box in plan.transfers(localities):
+        if box.source not in streams:
+            continue
+        slots = filling[box.source, box.targets if by_readers else ()]
+        for slot in _divide(batch, pair, box, limit):
+            if slots and _next_offset(slots) + slot.nbytes > limit:
+                close(box.source, slots)
+            slots.append(slot._replace(offset=_next_offset(slots)))
+    for (source, _), slots in filling.items():
+        close(source, slots)
+    if is_target:
+        streams = {
+            source: [one.of(rank) for one in stream if rank in one.readers]
+            for source, stream in streams.items()
+        }
+    return {source: stream for source, stream in streams.items() if stream}
 
 
 def _end(slots: Sequence[Slot]) -> int:
     return slots[-1].offset + slots[-1].nbytes if slots else 0
 
 
-def _bucket(source: int, number: int, slots: list[Slot]) -> Bucket:
-    readers = sorted({target for slot in slots for target in slot.targets})
-    return Bucket(source, number, _end(slots), tuple(readers), tuple(slots))
+def _next_offset(slots: Sequence[Slot]) -> int:
+    return -(-_end(slots) // ALIGNMENT) * ALIGNMENT
 
 
-def _slots(plan: Plan, source: int, limit: int, localities: Sequence[Locality] | None) -> Iterator[Slot]:
-    for batch, pair, box in plan.transfers(localities):
-        if box.source != source:
-            continue
-        itemsize = DTYPE_BYTES[batch.dtype]
-        for start, sizes in blocks(box.box.sizes, limit // itemsize):
-            source_at = tuple(a + s for a, s in zip(box.source_at, start, strict=True))
-            target_at = tuple(a + s for a, s in zip(box.target_at, start, strict=True))
-            names = pair.source, source_at, pair.target, target_at
-            yield Slot(0, math.prod(sizes) * itemsize, batch.dtype, sizes, *names, box.targets)
+def _divide(batch: TensorBatch, pair: Pair, box: TransferBox, limit: int) -> Iterator[Slot]:
+    itemsize = DTYPE_BYTES[batch.dtype]
+    for start, sizes in blocks(box.box.sizes, limit // itemsize):
+        source_at, target_at = (tuple(map(add, at, start)) for at in (box.source_at, box.target_at))
+        names = pair.source, source_at, pair.target, target_at
+        yield Slot(0, math.prod(sizes) * itemsize, batch.dtype, sizes, *names, box.targets)
 
 
 SlotView = Callable[[Slot], torch.Tensor]
@@ -153,11 +146,8 @@ class Packing:
     #: True if the length of a packed bucket depends on the values.
     varies = False
 
-    def begin(self, known: int | None) -> None:
-        """Begin a sync of targets that all have version ``known`` of this connection; None: they have none."""
-
-    def end(self, number: int) -> None:
-        """Note that version ``number`` was sent or has arrived."""
+    def begin(self, known: int | None, number: int) -> None:
+        """Begin the sync to version ``number``. All targets have version ``known`` of this connection, if any."""
 
     def capacity(self, bucket: Bucket) -> int:
         """Return the maximum number of bytes of a packed bucket."""
@@ -195,56 +185,49 @@ class DeltaPacking(Packing):
         self._base: dict[tuple[int, int], torch.Tensor] = {}
         self._version: int | None = None
         self._known: int | None = None
+        self._base_version = _NO_BASE
 
-    def begin(self, known: int | None) -> None:
-        if known != self._version:
-            self._base, self._version = {}, None
-        self._known = known
-
-    def end(self, number: int) -> None:
-        self._version = number
+    def begin(self, known: int | None, number: int) -> None:
+        if known is None or known != self._version:
+            self._base, self._base_version = {}, _NO_BASE
+        else:
+            self._base_version = known
+        self._known, self._version = known, number
 
     def capacity(self, bucket: Bucket) -> int:
-        elements = sum(slot.nbytes for slot in bucket.slots)
-        return _HEADER.size + _PART.size * len(bucket.slots) + elements
+        return _ROW_BYTES * (1 + len(bucket.slots)) + sum(slot.nbytes for slot in bucket.slots)
 
     def pack(self, memory: torch.Tensor, bucket: Bucket, read: SlotView) -> int:
         array: Any = memory.numpy()
-        base = _NO_BASE if self._version is None else self._version
-        header = bytearray(_HEADER.pack(base, len(bucket.slots)))
-        at = _HEADER.size + _PART.size * len(bucket.slots)
+        at = _ROW_BYTES * (1 + len(bucket.slots))
+        rows = [(self._base_version, len(bucket.slots), 0, 0)]
         for slot in bucket.slots:
             new = read(slot).detach().to(dtype_named(slot.dtype))
-            changed, payload = self._advance((bucket.number, slot.offset), new)
+            old = self._base.get((bucket.number, slot.offset))
+            changed, payload = make_delta(new, old)
+            if old is None:
+                self._base[bucket.number, slot.offset] = new.to("cpu", copy=True).contiguous()
+            else:
+                old.copy_(new)  # slot by slot: there is never a second copy
             end = at + len(payload)
             array[at:end] = np.frombuffer(payload, np.uint8)
-            header += _PART.pack(slot.offset, changed, at, end)
+            rows.append((slot.offset, changed, at, end))
             at = end
-        array[: len(header)] = np.frombuffer(header, np.uint8)
+        table = np.array(rows, np.int64).view(np.uint8).ravel()
+        array[: len(table)] = table
         return at
-
-    def _advance(self, key: tuple[int, int], new: torch.Tensor) -> tuple[int, bytes | memoryview]:
-        """Return the delta of a slot to the base, and move the base on: there is never a second copy."""
-        old = self._base.get(key)
-        delta = make_delta(new, old)
-        if old is None:
-            self._base[key] = new.to("cpu", copy=True).contiguous()
-        else:
-            old.copy_(new)
-        return delta
 
     def unpack(self, memory: torch.Tensor, slots: Sequence[Slot], write: SlotView) -> None:
         array: Any = memory.numpy()
         content = memoryview(array)
-        base, count = _HEADER.unpack_from(content)
+        base, count = np.frombuffer(content, np.int64, 2).tolist()
         if base not in (_NO_BASE, self._known):
             raise WeightsTransferError(
                 f"received a delta for version {base}, but this rank has version {self._known}; sync again, the next "
                 "sync sends everything"
             )
-        parts = {
-            part[0]: part[1:] for part in _PART.iter_unpack(content[_HEADER.size :][: count * _PART.size])
-        }
+        rows = np.frombuffer(content, np.int64, 4 * count, _ROW_BYTES).reshape(-1, 4).tolist()
+        parts = {offset: part for offset, *part in rows}
         for slot in slots:
             changed, at, end = parts[slot.offset]
             apply_delta(changed, content[at:end], write(slot))

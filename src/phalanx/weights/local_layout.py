@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -30,6 +30,9 @@ _EXPERT = re.compile(r"(?<![^.])local_experts\.(\d+)(?![^.])")
 _LAST_LAYER = re.compile(r"(?<![^.])layers\.(\d+)$")
 _LAST_EXPERT = re.compile(r"(?<![^.])local_experts\.(\d+)$")
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
+
+_Boxes = tuple[tuple[int, ...], Sequence[LocalBox]]
+"""The global shape of a tensor, and its boxes on a rank."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,12 @@ def current_tensors(declared: Published | Accepted, planned: Tensors) -> Tensors
     Raises:
         WeightsMismatch: if a tensor changed or is missing, or a target has a tensor that no version would update.
     """
-    added: list[str] = []
     if declared.megatron is not None:
-        tensors = read_layout(declared).tensors
+        tensors, added = read_layout(declared).tensors, list[str]()
     else:
         named = named_tensors(model_of(declared))
         tensors = {name: local_of(named[name]).detach() for name in planned if name in named}
-        if isinstance(declared, Accepted):
-            added = sorted(named.keys() - planned.keys())
+        added = sorted(named.keys() - planned.keys()) if isinstance(declared, Accepted) else []
     odd = added + odd_tensors(tensors, planned)
     if odd:
         raise WeightsMismatch(
@@ -151,9 +152,7 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
             f"weights are an nn.Module or a mapping of names to tensors, not {type(model).__name__}"
         )
     wrong = {
-        str(name): type(value).__name__
-        for name, value in model.items()
-        if not isinstance(value, torch.Tensor)
+        str(name): type(one).__name__ for name, one in model.items() if not isinstance(one, torch.Tensor)
     }
     if wrong:
         raise DeclarationError(f"weights are a mapping of names to tensors, but {wrong} are no tensors")
@@ -178,50 +177,43 @@ def read_tensors(model: Any, boxes: Mapping[str, ShardSpec] | None = None) -> Lo
             f"boxes= names tensors that do not exist: {', '.join(unknown[:5])}; expected some of "
             f"{', '.join(sorted(tensors)[:5])}, ..."
         )
-    held = {name: _hold(name, tensor, stated.get(name)) for name, tensor in tensors.items()}
-    return make_layout(tensors, held)
+    boxes_of: dict[str, _Boxes] = {}
+    for name, tensor in tensors.items():
+        shape = tuple(tensor.shape)
+        if spec := stated.get(name):
+            boxes_of[name] = spec.shape, spec.local_boxes(name, tuple(local_of(tensor).shape))
+        elif isinstance(tensor, DTensor):
+            boxes_of[name] = shape, dtensor_boxes(name, tensor)
+        else:
+            boxes_of[name] = shape, complete(shape)
+    return make_layout(tensors, boxes_of)
 
 
-def make_layout(tensors: Mapping[str, torch.Tensor], held: Mapping[str, HeldTensor]) -> LocalLayout:
-    """Return the layout of local tensors, with ties found by their storage."""
-    local = {name: local_of(tensor) for name, tensor in tensors.items()}
+def make_layout(tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, _Boxes]) -> LocalLayout:
+    """Return the layout of local tensors, without empty boxes, with ties found by their storage.
+
+    Raises:
+        DeclarationError: if the type of a tensor cannot be sent.
+    """
+    held: dict[str, HeldTensor] = {}
     first: dict[tuple[Any, ...], str] = {}
     ties: dict[str, str] = {}
+    local = {name: local_of(tensor).detach() for name, tensor in tensors.items()}
     for name, tensor in local.items():
+        dtype, (shape, own) = name_of(tensor.dtype), boxes[name]
+        if dtype not in DTYPE_BYTES:
+            raise DeclarationError(f"{name} has type {dtype}; weights can be {', '.join(DTYPE_BYTES)}")
+        held[name] = HeldTensor(dtype, tuple(shape), tuple(one for one in own if volume(one.box)))
         if tensor.numel() and not tensor.is_meta:
             storage = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), held[name])
-            twin = first.setdefault(storage, name)
-            if twin != name:
+            if (twin := first.setdefault(storage, name)) != name:
                 ties[name] = twin
-    own = {name: layout for name, layout in held.items() if name not in ties}
-    return LocalLayout(Manifest.of(own, ties), {name: tensor.detach() for name, tensor in local.items()})
+    return LocalLayout(Manifest.of(held, ties), local)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the rank's own part, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def held_as(name: str, tensor: torch.Tensor, shape: tuple[int, ...], boxes: Iterable[LocalBox]) -> HeldTensor:
-    """Return the layout of a tensor, without empty boxes.
-
-    Raises:
-        DeclarationError: if its type cannot be sent.
-    """
-    dtype = name_of(tensor.dtype)
-    if dtype not in DTYPE_BYTES:
-        raise DeclarationError(f"{name} has type {dtype}; weights can be {', '.join(DTYPE_BYTES)}")
-    return HeldTensor(dtype, tuple(shape), tuple(local for local in boxes if volume(local.box)))
-
-
-def _hold(name: str, tensor: torch.Tensor, stated: ShardSpec | None) -> HeldTensor:
-    if stated is not None:
-        local = tuple(local_of(tensor).shape)
-        return held_as(name, tensor, stated.shape, stated.local_boxes(name, local))
-    shape = tuple(tensor.shape)
-    if isinstance(tensor, DTensor):
-        return held_as(name, tensor, shape, dtensor_boxes(name, tensor))
-    return held_as(name, tensor, shape, complete(shape))
 
 
 class MeshCut(NamedTuple):
@@ -243,21 +235,21 @@ def dtensor_boxes(name: str, tensor: DTensor) -> tuple[LocalBox, ...]:
     Raises:
         DeclarationError: if a placement is Partial or unknown, or placements and local tensor contradict each other.
     """
-    coordinate = tensor.device_mesh.get_coordinate()
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
     if coordinate is None:
         return ()
-    axes = zip(coordinate, tensor.device_mesh.shape, tensor.placements, strict=True)
-    cuts = [_mesh_cut(name, *axis) for axis in axes if not isinstance(axis[2], Replicate)]
+    cuts: list[MeshCut] = []
+    placements = cast("Sequence[Any]", tensor.placements)
+    for index, count, placement in zip(coordinate, mesh.shape, placements, strict=True):
+        if isinstance(placement, Shard) or type(placement).__name__ == "_StridedShard":
+            cuts.append(MeshCut(placement.dim, index, count, getattr(placement, "split_factor", 1)))
+        elif not isinstance(placement, Replicate):
+            raise DeclarationError(
+                f"{name} is placed as {placement}; weights can be published if placements are Shard and Replicate: "
+                "redistribute it first"
+            )
     return placed_boxes(name, tuple(tensor.shape), cuts, tuple(tensor.to_local().shape))
-
-
-def _mesh_cut(name: str, index: int, count: int, placement: Any) -> MeshCut:
-    if isinstance(placement, Shard) or type(placement).__name__ == "_StridedShard":
-        return MeshCut(placement.dim, index, count, getattr(placement, "split_factor", 1))
-    raise DeclarationError(
-        f"{name} is placed as {placement}; weights can be published if placements are Shard and Replicate: "
-        "redistribute it first"
-    )
 
 
 def placed_boxes(
@@ -346,7 +338,7 @@ class MegatronRank:
                 "px.weights.MegatronRank.here(...) before Megatron's parallel state is initialized; call "
                 "initialize_model_parallel(...) first, or pass the ranks: px.weights.MegatronRank(tp=..., tp_size=...)"
             )
-        experts = len(_numbered_modules(model, _LAST_EXPERT))
+        experts = len({number for number, _ in _numbered_modules(model, _LAST_EXPERT)})
         return cls(
             tp=state.get_tensor_model_parallel_rank(),
             tp_size=state.get_tensor_model_parallel_world_size(),
@@ -369,21 +361,20 @@ class MegatronRank:
         return self.tp, self.tp_size
 
 
-def _numbered_modules(model: torch.nn.Module, pattern: re.Pattern[str]) -> dict[int, list[torch.nn.Module]]:
-    """Return the modules whose path ends as ``pattern`` says, by the number in it."""
-    modules: dict[int, list[torch.nn.Module]] = {}
+def _numbered_modules(
+    model: torch.nn.Module, pattern: re.Pattern[str]
+) -> Iterator[tuple[int, torch.nn.Module]]:
+    """Yield the modules whose path ends as ``pattern`` says, with the number in it."""
     for path, module in model.named_modules():
         if match := pattern.search(path):
-            modules.setdefault(int(match[1]), []).append(module)
-    return modules
+            yield int(match[1]), module
 
 
 def _first_layer(model: torch.nn.Module) -> int:
     """Return the global number of ``layers.0``, from Megatron's ``layer_number``, which counts from 1."""
     offsets = {
         layer - 1 - number
-        for number, modules in _numbered_modules(model, _LAST_LAYER).items()
-        for module in modules
+        for number, module in _numbered_modules(model, _LAST_LAYER)
         if isinstance(layer := getattr(module, "layer_number", None), int)
     }
     if len(offsets) > 1:
@@ -401,7 +392,7 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         DeclarationError: if tags and shapes contradict each other.
     """
     named: dict[str, torch.Tensor] = {}
-    held: dict[str, HeldTensor] = {}
+    boxes_of: dict[str, _Boxes] = {}
     for local_name, tensor in named_tensors(model).items():
         if "_extra_state" in local_name:
             continue
@@ -413,13 +404,11 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         if rank.vocabulary is not None and name.endswith(_VOCABULARY):
             shape = (rank.vocabulary, *shape[1:])
             boxes = [_limit_rows(box, rank.vocabulary) for box in boxes]
-        held[name] = held_as(name, tensor, shape, boxes)
-    return make_layout(named, held)
+        boxes_of[name] = shape, boxes
+    return make_layout(named, boxes_of)
 
 
-def _tagged_boxes(
-    name: str, tensor: torch.Tensor, index: int, count: int
-) -> tuple[tuple[int, ...], Sequence[LocalBox]]:
+def _tagged_boxes(name: str, tensor: torch.Tensor, index: int, count: int) -> _Boxes:
     """Return global shape and boxes. Stride 2, of a gated MLP, is two boxes: [gate; up] of each rank."""
     sizes = tuple(tensor.shape)
     if not getattr(tensor, "tensor_model_parallel", False) or count == 1:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from phalanx.display.tables import Table
 from phalanx.errors import WeightsMismatch
-from phalanx.weights.boxes import LocalBox, find_overlap, meet, volume, whole
+from phalanx.weights.boxes import BoxIndex, LocalBox, meet, volume, whole
 
 FLOATS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes per element of the types between which values may be cast."""
@@ -68,12 +68,14 @@ class Manifest:
 
     @classmethod
     def of(cls, tensors: Mapping[str, HeldTensor], ties: Mapping[str, str] | None = None) -> Manifest:
-        """Return the manifest of tensors by name; ``ties`` maps further names to names among them."""
+        """Return the manifest of tensors by name; ``ties`` maps names of a storage to the name that stands for it."""
+        ties = ties or {}
         by_layout: dict[HeldTensor, list[str]] = defaultdict(list)
         for name, tensor in tensors.items():
-            by_layout[tensor].append(name)
+            if name not in ties:
+                by_layout[tensor].append(name)
         groups = tuple((tensor, Names.of(names)) for tensor, names in by_layout.items())
-        return cls(groups, tuple(sorted((ties or {}).items())))
+        return cls(groups, tuple(sorted(ties.items())))
 
     def items(self) -> Iterator[tuple[str, HeldTensor]]:
         """Yield every name with its layout, without ties."""
@@ -164,28 +166,26 @@ def _merge_layouts(
     name: str, held: list[tuple[int, HeldTensor]], side: str, faults: list[LayoutFault]
 ) -> TensorLayout:
     first_rank, first = held[0]
+    layout = TensorLayout(
+        first.dtype, first.shape, tuple((rank, tensor.boxes) for rank, tensor in held if tensor.boxes)
+    )
     for rank, tensor in held:
         where = f"{side} rank {rank}"
         if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
-            wanted = f"{first.dtype} {list(first.shape)} as on rank {first_rank}"
-            faults.append(LayoutFault(name, wanted, f"{tensor.dtype} {list(tensor.shape)}", where))
-        fault = _box_fault(name, tensor, where)
-        if fault is not None:
-            faults.append(fault)
-    return TensorLayout(
-        first.dtype, first.shape, tuple((rank, tensor.boxes) for rank, tensor in held if tensor.boxes)
-    )
+            found = f"{tensor.dtype} {list(tensor.shape)}"
+            faults.append(LayoutFault(name, f"{layout} as on rank {first_rank}", found, where))
+        faults += [LayoutFault(name, *fault, where) for fault in _box_faults(tensor)]
+    return layout
 
 
-def _box_fault(name: str, tensor: HeldTensor, where: str) -> LayoutFault | None:
-    """Return a fault if boxes of a rank are outside of the tensor or overlap."""
-    everything = whole(tensor.shape)
-    for box, _ in tensor.boxes:
+def _box_faults(tensor: HeldTensor) -> Iterator[tuple[str, str]]:
+    """Yield the wanted and the found layout if boxes of a rank are outside of the tensor or overlap."""
+    everything, boxes = whole(tensor.shape), [box for box, _ in tensor.boxes]
+    for box in boxes:
         inside = len(box.sizes) == len(tensor.shape) and meet(box, everything) == box
         if not inside and volume(box):
-            return LayoutFault(name, f"boxes within {list(tensor.shape)}", str(box), where)
-    overlap = find_overlap([box for box, _ in tensor.boxes])
-    if overlap is None:
-        return None
-    found = f"{overlap[0]} and {overlap[1]}, an overlap"
-    return LayoutFault(name, "boxes that do not overlap", found, where)
+            yield f"boxes within {list(tensor.shape)}", str(box)
+            return
+    overlap = BoxIndex(boxes).overlap()
+    if overlap is not None:
+        yield "boxes that do not overlap", f"{overlap[0]} and {overlap[1]}, an overlap"

@@ -81,8 +81,6 @@ class Fused:
 
     def names(self, fused: str) -> tuple[str, ...]:
         """Return the names of the parts of the tensor ``fused``; none if the rule does not apply."""
-        if self.name not in fused:  # the quick answer for most names
-            return ()
         components = fused.split(".")
         if self.name not in components:
             return ()
@@ -323,11 +321,10 @@ def renamer(rename: Rename | None) -> Callable[[str], str]:
             )
         if "*" in old:
             patterns.append((re.compile(re.escape(old).replace(r"\*", "(.*)")), new.split("*")))
-    exact = {old: new for old, new in rename.items() if "*" not in old}
 
     def renamed(name: str) -> str:
-        if name in exact:
-            return exact[name]
+        if name in rename:
+            return rename[name]
         for pattern, (first, *rest) in patterns:
             if match := pattern.fullmatch(name):
                 # Not strict: the new name may leave out texts that the pattern matched.

@@ -8,7 +8,6 @@ target box (``find_overlaps``, once for all tensors of equal layout), and the re
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
-from phalanx.weights.boxes import Box, LocalBox, Run, find_overlap, meet, volume, without
+from phalanx.weights.boxes import Box, BoxIndex, LocalBox, meet, volume, without
 from phalanx.weights.manifest import DTYPE_BYTES, LayoutFault, Manifest, merge_manifests, refuse
 from phalanx.weights.name_matching import BUILT_IN, Fused, NameMapping, NameMatch, Pair, Rename, seen_through
 
@@ -136,20 +135,15 @@ class Plan:
                     links[box.source, target, box.locality] += batch.nbytes(box) * len(batch.pairs)
         return dict(sorted(links.items()))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that arrive, summed over the target ranks, without copies and ties."""
-        return sum(self.bytes_by_link().values())
-
 
 def explain_plan(
-    plan: Plan, transports: Mapping[Locality, str], *, delta_base: int = 0, title: str = "weights"
+    plan: Plan, transports: Mapping[Locality, str], *, kept: Sequence[Locality] = (), title: str = "weights"
 ) -> Table:
     """Return a table with a row for each pair of ranks, and notes.
 
     Args:
         transports: the transport of each locality.
-        delta_base: bytes of the copies that sources keep for deltas; 0 without deltas.
+        kept: localities for which sources keep a copy of what they send, for deltas.
     """
     rows: list[tuple[str, ...]] = []
     sums: dict[Locality, int] = defaultdict(int)
@@ -157,23 +151,25 @@ def explain_plan(
         rows.append((f"rank {source}", f"rank {target}", str(locality), transports[locality], size(nbytes)))
         sums[locality] += nbytes
     casts: dict[str, set[str]] = defaultdict(set)
+    copied = 0
     for batch in plan.batches:
+        # a copy serves all readers
+        copied += len(batch.pairs) * sum(batch.nbytes(box) for box in batch.boxes if box.locality in kept)
         if batch.source_dtype != batch.dtype:
             casts[f"{batch.source_dtype} to {batch.dtype}"] |= {pair.target for pair in batch.pairs}
     pairs = sorted({pair for batch in plan.batches for pair in batch.pairs})
+    tied = [
+        *(f"{twin} = {name} (copied there)" for name, twin in plan.copies),
+        *(f"{alias} = {name} (one storage there)" for alias, name in plan.ties),
+    ]
     notes = {
         "by locality": ", ".join(f"{locality} {size(sums[locality])}" for locality in sorted(sums))
         or "nothing",
         "cast at the source": ", ".join(f"{kind} ({len(names)} tensors)" for kind, names in casts.items()),
         "renamed or fused": _few([f"{pair.source} -> {pair.target}" for pair in pairs if len({*pair}) > 1]),
-        "tied, sent once": _few(
-            [f"{twin} = {name} (copied there)" for name, twin in plan.copies]
-            + [f"{alias} = {name} (one storage there)" for alias, name in plan.ties]
-        ),
+        "tied, sent once": _few(tied),
         "not taken by the target": _few(plan.surplus),
-        "deltas": f"the sources keep one more copy of what they send, {size(delta_base)}"
-        if delta_base
-        else "",
+        "deltas": f"the sources keep one more copy of what they send, {size(copied)}" if copied else "",
     }
     count = len({pair.target for pair in pairs})
     return Table(
@@ -217,9 +213,10 @@ def make_plan(
     match = NameMatch(source, target, rename, (*fused, *BUILT_IN), faults)
     overlaps: dict[NameMapping, list[_Overlap]] = {}
     for mapping, pairs in match.mappings.items():
-        overlaps[mapping], mismatch = find_overlaps(mapping)
-        if mismatch is not None:
-            faults += [mismatch._replace(name=name) for _, name in pairs]
+        try:
+            overlaps[mapping] = list(find_overlaps(mapping))
+        except _Misfit as misfit:
+            faults += [LayoutFault(name, *misfit.args) for _, name in pairs]
     refuse(faults)
 
     def weight(mapping: NameMapping) -> tuple[int, str]:
@@ -235,89 +232,62 @@ def make_plan(
         for index in range(count):
             share = tuple(pairs[index::count])
             nbytes = DTYPE_BYTES[dtypes[1]] * len(share)
-            boxes = choose_senders(overlaps[mapping], locations, load, nbytes)
-            if boxes:
-                boxes.sort(key=lambda box: (box.source, box.box.offsets, box.targets, box.target_at))
+            if boxes := choose_senders(overlaps[mapping], locations, load, nbytes):
                 batches.append(TensorBatch(*dtypes, share, tuple(boxes)))
     batches.sort(key=lambda batch: (batch.pairs[0].target, batch.pairs[0].source, batch.boxes[0].box))
     findings = tuple(match.copies), tuple(sorted(target.ties.items())), tuple(match.surplus)
     return Plan(tuple(batches), *findings, len(targets))
 
 
-class _Overlap(NamedTuple):
-    """The part ``box`` of a box that the target ``ranks`` want.
+class _Misfit(Exception):
+    """The wanted and the found layout, and the rank, of a mapping that does not fit."""
 
-    It is at ``target_at`` in their tensors, and at ``shift`` in the box that ``holders`` have.
-    """
+
+class _Overlap(NamedTuple):
+    """The part ``box`` of a box that the target ``ranks`` want, at ``target_at`` in their tensors."""
 
     ranks: list[int]
     box: Box
     holders: list[_Holder]
-    shift: tuple[int, ...]
     target_at: tuple[int, ...]
 
 
-def find_overlaps(mapping: NameMapping) -> tuple[list[_Overlap], LayoutFault | None]:
+def find_overlaps(mapping: NameMapping) -> Iterator[_Overlap]:
     """Intersect the boxes of the source layout with the boxes that the target layout needs, seen through the views.
 
-    Returns:
-        The overlaps, and a fault without a name if the source has a hole, or boxes that overlap in part.
+    Raises:
+        _Misfit: if the source has a hole, or boxes that overlap in part.
     """
     holders: dict[Box, list[_Holder]] = defaultdict(list)
     for rank, boxes in mapping.source.holders:
         for box, at in seen_through(mapping.source_view, boxes):
-            if volume(box):
-                holders[box].append((rank, at))
+            holders[box].append((rank, at))
     wanted: dict[LocalBox, list[int]] = defaultdict(list)
     for rank, boxes in mapping.target.holders:
         for local_box in seen_through(mapping.target_view, boxes):
             if volume(local_box.box):
                 wanted[local_box].append(rank)
-    doubled = find_overlap(holders)
+    index = BoxIndex(holders)
+    doubled = index.overlap()
     if doubled is not None:
         ranks = f"source ranks {holders[doubled[0]][0][0]} and {holders[doubled[1]][0][0]}"
-        found = f"{meet(*doubled)}, an overlap"
-        return [], LayoutFault("", "boxes that are equal or disjoint", found, ranks)
-    index = _BoxIndex(list(holders))
-    overlaps: list[_Overlap] = []
+        raise _Misfit("boxes that are equal or disjoint", f"{meet(*doubled)}, an overlap", ranks)
     for (box, at), ranks in wanted.items():
-        left = [box]
-        missing = volume(box)
-        for held, shared in index.meeting(box):
-            shift = tuple(map(sub, shared.offsets, held.offsets))
-            target_at = tuple(a + b - o for a, b, o in zip(at, shared.offsets, box.offsets, strict=True))
-            overlaps.append(_Overlap(ranks, shared, holders[held], shift, target_at))
-            missing -= volume(shared)
-        if missing:
-            for _, shared in index.meeting(box):
-                left = [rest for piece in left for rest in without(piece, shared)]
-            found = f"a hole: no source rank has {left[0]}"
-            return [], LayoutFault("", f"{box} at a source", found, f"target rank {ranks[0]}")
-    return overlaps, None
+        parts = list(index.meeting(box))
+        if sum(volume(part) for _, part in parts) < volume(box):
+            missing = [box]
+            for _, part in parts:
+                missing = [rest for piece in missing for rest in without(piece, part)]
+            found = f"a hole: no source rank has {missing[0]}"
+            raise _Misfit(f"{box} at a source", found, f"target rank {ranks[0]}")
+        for held, part in parts:
+            inside = [(rank, _shift(at, part, held)) for rank, at in holders[held]]
+            yield _Overlap(ranks, part, inside, _shift(at, part, box))
 
 
-class _BoxIndex:
-    """Finds the boxes that intersect a box, by their offsets along the dimension on which they differ most."""
-
-    def __init__(self, boxes: list[Box]) -> None:
-        dims = range(len(boxes[0].sizes) if boxes else 0)
-        self._dim = max(dims, key=lambda dim: len({box.offsets[dim] for box in boxes}), default=0)
-        self._boxes = sorted(boxes, key=lambda box: (self._span(box), box))
-        spans = [self._span(box) for box in self._boxes]
-        self._starts = [start for start, _ in spans]
-        self._longest = max((length for _, length in spans), default=0)
-
-    def _span(self, box: Box) -> Run:
-        return (box.offsets[self._dim], box.sizes[self._dim]) if box.sizes else (0, 1)
-
-    def meeting(self, box: Box) -> Iterator[tuple[Box, Box]]:
-        """Yield each box that intersects ``box``, and the intersection."""
-        begin, length = self._span(box)
-        first = bisect_left(self._starts, begin - self._longest + 1)
-        for held in self._boxes[first : bisect_left(self._starts, begin + length)]:
-            shared = meet(held, box)
-            if shared is not None:
-                yield held, shared
+def _shift(at: tuple[int, ...], part: Box, box: Box) -> tuple[int, ...]:
+    """Return the position of ``part`` in a local tensor that has ``box`` at ``at``."""
+    return tuple(map(sub, map(add, at, part.offsets), box.offsets))
 
 
 def _useful_shares(overlaps: Sequence[_Overlap], locations: Locations) -> int:
@@ -338,20 +308,17 @@ def choose_senders(
     """
     transfers: list[TransferBox] = []
     for overlap in overlaps:
+        _, box, holders, target_at = overlap
         readers: dict[tuple[Locality, _Holder], list[int]] = defaultdict(list)
         for ranks in _neighbors(overlap, locations):
             place = locations.targets[ranks[0]]
-            distances = {holder: _distance(locations.sources[holder[0]], place) for holder in overlap.holders}
+            distances = {holder: _distance(locations.sources[holder[0]], place) for holder in holders}
             nearest = min(distances, key=lambda holder: (distances[holder], load[holder[0]]))
-            load[nearest[0]] += volume(overlap.box) * nbytes
+            load[nearest[0]] += volume(box) * nbytes
             readers[distances[nearest], nearest] += ranks
         for (locality, (rank, at)), targets in readers.items():
-            source_at = tuple(map(add, at, overlap.shift))
-            box = TransferBox(
-                rank, tuple(sorted(targets)), locality, overlap.box, source_at, overlap.target_at
-            )
-            transfers.append(box)
-    return transfers
+            transfers.append(TransferBox(rank, tuple(sorted(targets)), locality, box, at, target_at))
+    return sorted(transfers, key=lambda box: (box.source, box.box.offsets, box.targets, box.target_at))
 
 
 def _neighbors(overlap: _Overlap, locations: Locations) -> list[list[int]]:

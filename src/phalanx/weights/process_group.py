@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -32,17 +32,6 @@ _Subgroup = tuple[int, tuple[int, ...]]
 
 def _name(member: _Member) -> str:
     return f"{member[0]} rank {member[1]}"
-
-
-@contextlib.contextmanager
-def _losing(peer: str) -> Generator[None]:
-    """Convert torch's errors to an error that names the peer. Operations on closed connections fail at their begin."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise lost(
-            peer, f"{peer} ended, or did not respond in time, while weights were sent ({error})"
-        ) from error
 
 
 class ProcessGroupEndpoint(Endpoint):
@@ -66,11 +55,11 @@ class ProcessGroupEndpoint(Endpoint):
             raise WeightsTransferError("this process group was closed; sync again")
         if self._groups:
             return
-        peer, everyone = "the other ranks of the sync", self._members[None]
+        peer, names = "the other ranks of the sync", list(map(_name, self._members[None]))
         prefix, address = f"weights/{self.request.connection}", self.request.store
         host, _, port = address.rpartition(":")
         limit = timedelta(seconds=deadline.left(peer))
-        arrivals: PrefixStore | None = None
+        absent: list[str] = []
         try:
             # the sockets are noted, so that a cancelled call can close them
             with collectives.noting():
@@ -78,21 +67,21 @@ class ProcessGroupEndpoint(Endpoint):
                 store.set_timeout(limit)
                 arrivals = PrefixStore(f"{prefix}/members", store)
                 arrivals.set(_name(self._me), "here")
-                for number, (subgroup, members) in enumerate(self._members.items()):
-                    if self._me in members:
-                        own_store = PrefixStore(f"{prefix}/{number}", store)
-                        self._groups[subgroup] = self._make(own_store, members, limit)
+                try:
+                    for number, (subgroup, members) in enumerate(self._members.items()):
+                        if self._me in members:
+                            own_store = PrefixStore(f"{prefix}/{number}", store)
+                            self._groups[subgroup] = self._make(own_store, members, limit)
+                except (RuntimeError, ValueError):
+                    absent = [name for name in names if not arrivals.check([name])]
+                    raise
         except (RuntimeError, ValueError) as error:  # torch's errors of stores and connections
-            absent: list[str] = []
-            with contextlib.suppress(RuntimeError):
-                if arrivals is not None:
-                    absent = [name for name in map(_name, everyone) if not arrivals.check([name])]
             self.close()
             raise lost(
                 absent[0] if absent else peer,
-                f"no process group of {len(everyone)} ranks could be created over the store at {address} "
-                f"({error}); {', '.join(absent) or 'no rank'} did not come. Ranks of both groups must reach each "
-                "other's ports (GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
+                f"no process group of {len(names)} ranks could be created over the store at {address} ({error}); "
+                f"{', '.join(absent) or 'no rank'} did not come. Ranks of both groups must reach each other's ports "
+                "(GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
 
     def _make(self, store: Store, members: Sequence[_Member], limit: timedelta) -> ProcessGroup:
@@ -169,27 +158,27 @@ class ProcessGroupEndpoint(Endpoint):
     ) -> None:
         """Send or receive the buckets of a round."""
         single: list[tuple[Bucket, torch.Tensor]] = []
-        for bucket, memory in zip(buckets, tensors, strict=True):
-            if len(bucket.readers) == 1:
-                single.append((bucket, memory))
-                continue
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = 0, 0
-            with _losing(self._peer(bucket)):
-                work = self._groups[bucket.source, bucket.readers].broadcast([memory], options)
-                self._wait(work, self._peer(bucket), deadline)
-        if not single:
-            return
-        with _losing(self._peer(single[0][0])):
-            works = self._begin(single)
-        for (bucket, _), work in zip(single, works, strict=False):
-            with _losing(self._peer(bucket)):
-                self._wait(work, self._peer(bucket), deadline)
+        peer = ""
+        try:  # operations on closed connections fail at their begin
+            for bucket, memory in zip(buckets, tensors, strict=True):
+                peer = self._peer(bucket)
+                if len(bucket.readers) == 1:
+                    single.append((bucket, memory))
+                    continue
+                group = self._groups[bucket.source, bucket.readers]
+                work = group.broadcast([memory], dist.BroadcastOptions())  # from rank 0, the source
+                self._wait(work, peer, deadline)
+            for bucket, work in self._begin(single):
+                peer = self._peer(bucket)
+                self._wait(work, peer, deadline)
+        except RuntimeError as error:
+            problem = f"{peer} ended, or did not respond in time, while weights were sent ({error})"
+            raise lost(peer, problem) from error
 
-    def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]]) -> list[Any]:
+    def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]]) -> Iterator[tuple[Bucket, Any]]:
         """Begin the operations of buckets with a single reader. For NCCL they are coalesced into one operation."""
         group, everyone, device = self._groups[None], self._members[None], self.device
-        coalesces = device.type == "cuda"
+        coalesces = device.type == "cuda" and len(single) > 0
         if coalesces:
             group._start_coalescing(device)
         works: list[Any] = []
@@ -198,7 +187,9 @@ class ProcessGroupEndpoint(Endpoint):
                 works.append(group.send([memory], everyone.index(("target", bucket.readers[0])), 0))
             else:
                 works.append(group.recv([memory], everyone.index(("source", bucket.source)), 0))
-        return [group._end_coalescing(device)] if coalesces else works
+        if coalesces:
+            works = [group._end_coalescing(device)]
+        return zip((bucket for bucket, _ in single), works, strict=False)
 
     def _peer(self, bucket: Bucket) -> str:
         is_source = self._me[0] == "source"

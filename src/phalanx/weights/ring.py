@@ -80,11 +80,6 @@ class PeerConnection:
             self._connection.close()
 
 
-def _is_same_user(connected: socket.socket) -> bool:
-    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(credentials)[1] == os.getuid()
-
-
 class RingAddress(NamedTuple):
     """Address of a source's ring: socket, bytes of a segment, and handle of the memory."""
 
@@ -102,8 +97,8 @@ class RingSender(Endpoint):
 
     def __post_init__(self) -> None:
         self._nbytes = nbytes = -(-self.capacity // 64) * 64
-        on_host = self.device.type == "cpu"
         total = nbytes * _SEGMENTS
+        on_host = self.device.type == "cpu"
         self._memory = HostMemory.create(total) if on_host else DeviceMemory.create(total, self.device)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("")
@@ -112,15 +107,15 @@ class RingSender(Endpoint):
         self._readers: dict[int, PeerConnection] = {}
 
     def send(self, version: Outgoing, deadline: Deadline) -> int:
-        self._accept(set(self.readers), deadline)
+        while missing := set(self.readers) - self._readers.keys():
+            self._accept(f"target rank {min(missing)}", deadline)
         unread: dict[int, set[int]] = {}
         sent = 0
         for bucket in self.buckets:
             self._wait_until_read(unread, bucket.number - _SEGMENTS, deadline)
             begin = bucket.number % _SEGMENTS * self._nbytes
-            length = self.packing.pack(
-                self._memory.tensor[begin : begin + self._nbytes], bucket, version.read
-            )
+            segment = self._memory.tensor[begin : begin + self._nbytes]
+            length = self.packing.pack(segment, bucket, version.read)
             self._memory.synchronize()
             sent += length
             unread[bucket.number] = set(bucket.readers)
@@ -131,21 +126,21 @@ class RingSender(Endpoint):
         self._wait_until_read(unread, max(unread), deadline)
         return sent
 
-    def _accept(self, wanted: set[int], deadline: Deadline) -> None:
-        """Accept the targets that are not connected yet."""
-        while missing := wanted - self._readers.keys():
-            self._listener.settimeout(deadline.left(f"target rank {min(missing)}"))
-            try:
-                connected, _ = self._listener.accept()
-            except TimeoutError:
-                continue  # the deadline raises
-            if not _is_same_user(connected):
-                connected.close()
-                continue
-            reader = PeerConnection(connected, "a target rank")
-            rank = reader.receive(deadline)
-            reader.peer = f"target rank {rank}"
-            self._readers[rank] = reader
+    def _accept(self, peer: str, deadline: Deadline) -> None:
+        """Accept a target, if one connects before the deadline of ``peer``."""
+        self._listener.settimeout(deadline.left(peer))
+        try:
+            connected, _ = self._listener.accept()
+        except TimeoutError:
+            return  # the deadline raises
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
+            connected.close()
+            return
+        reader = PeerConnection(connected, "a target rank")
+        rank = reader.receive(deadline)
+        reader.peer = f"target rank {rank}"
+        self._readers[rank] = reader
 
     def _wait_until_read(self, unread: dict[int, set[int]], last: int, deadline: Deadline) -> None:
         """Wait until all readers have read the buckets up to number ``last``."""
@@ -176,23 +171,23 @@ class RingReceiver(Endpoint):
         for source in self.streams:
             peer, address = f"source rank {source}", self.request.addresses[source]
             handle, total = address.handle, address.nbytes * _SEGMENTS
-            connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                connecting.settimeout(deadline.left(peer))
-                connecting.connect(address.socket)
-                on_host = self.device.type == "cpu"
-                self._rings[source] = (
-                    HostMemory.open(handle, total)
-                    if on_host
-                    else DeviceMemory.open(handle, total, self.device)
-                )
-            except (OSError, WeightsTransferError) as error:
-                connecting.close()
-                raise lost(
-                    peer,
-                    f"{peer} cannot be reached on this node ({error}): its process ended, or it is in another "
-                    "container",
-                ) from error
+            on_host = self.device.type == "cpu"
+            with contextlib.ExitStack() as undo:
+                connecting = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                try:
+                    connecting.settimeout(deadline.left(peer))
+                    connecting.connect(address.socket)
+                    self._rings[source] = (
+                        HostMemory.open(handle, total)
+                        if on_host
+                        else DeviceMemory.open(handle, total, self.device)
+                    )
+                except (OSError, WeightsTransferError) as error:
+                    problem = f"{peer} cannot be reached on this node ({error})"
+                    raise lost(
+                        peer, f"{problem}: its process ended, or it is in another container"
+                    ) from error
+                undo.pop_all()
             self._sources[source] = PeerConnection(connecting, peer)
             self._sources[source].send(self.rank, deadline)
 
@@ -214,9 +209,7 @@ class RingReceiver(Endpoint):
         return {source: connection.receive(deadline) for source, connection in self._sources.items()}
 
     def close(self) -> None:
-        sources, self._sources = self._sources, {}
-        for source in sources.values():
-            source.close()
-        rings, self._rings = self._rings, {}
-        for ring in rings.values():
-            ring.close()
+        ends = [*self._sources.values(), *self._rings.values()]
+        self._sources, self._rings = {}, {}
+        for end in ends:
+            end.close()

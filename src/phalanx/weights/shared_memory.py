@@ -17,6 +17,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,20 +36,15 @@ class HostMemory:
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self._fd = fd
+        if os.fstat(fd).st_size < nbytes:  # of new memory
+            os.ftruncate(fd, nbytes)
         self.handle = f"/proc/{os.getpid()}/fd/{fd}".encode()
-        self._map = mmap.mmap(fd, nbytes)
-        self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.tensor = torch.frombuffer(mmap.mmap(fd, nbytes), dtype=torch.uint8)
 
     @classmethod
     def create(cls, nbytes: int) -> HostMemory:
         """Allocate memory. Its pages cost nothing before they are written."""
-        fd = os.memfd_create("phalanx-weights", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, nbytes)
-            return cls(fd, nbytes)
-        except BaseException:
-            os.close(fd)
-            raise
+        return cls(os.memfd_create("phalanx-weights", os.MFD_CLOEXEC), nbytes)
 
     @classmethod
     def open(cls, handle: bytes, nbytes: int) -> HostMemory:
@@ -64,8 +60,6 @@ class HostMemory:
         if fd >= 0:
             os.close(fd)
         self.tensor = torch.empty(0, dtype=torch.uint8)
-        empty: Any = None
-        self._map = empty
 
     def __del__(self) -> None:
         if getattr(self, "_fd", -1) >= 0:
@@ -122,19 +116,6 @@ class _IpcHandle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_byte * _HANDLE_BYTES),)
 
 
-class _DeviceArray:
-    """Device memory as torch expects it of other libraries."""
-
-    def __init__(self, pointer: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (pointer, False),
-            "strides": None,
-            "version": 3,
-        }
-
-
 @functools.cache
 def _runtime() -> Any:
     """Return the CUDA runtime library that torch has loaded: another copy would have a context of its own."""
@@ -145,15 +126,11 @@ def _runtime() -> Any:
         raise WeightsTransferError("torch has not loaded libcudart, so CUDA IPC cannot be used")
     library = ctypes.CDLL(paths[0])
     library.cudaGetErrorString.restype = ctypes.c_char_p
-    library.cudaMalloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
-    library.cudaFree.argtypes = [ctypes.c_void_p]
-    library.cudaIpcGetMemHandle.argtypes = [ctypes.POINTER(_IpcHandle), ctypes.c_void_p]
-    library.cudaIpcOpenMemHandle.argtypes = [ctypes.POINTER(ctypes.c_void_p), _IpcHandle, ctypes.c_uint]
-    library.cudaIpcCloseMemHandle.argtypes = [ctypes.c_void_p]
     return library
 
 
 def _call(name: str, *args: Any) -> None:
+    """Call a function of the CUDA runtime. Its arguments have C types, since a number would be passed as 32 bits."""
     code = getattr(_runtime(), name)(*args)
     if code:
         _runtime().cudaGetLastError()  # clears the error, which torch would raise later
@@ -171,7 +148,15 @@ class DeviceMemory:
         self._device = device
         self._owner = owner
         self.handle = handle
-        self.tensor = torch.as_tensor(_DeviceArray(pointer, nbytes))
+        # the form in which torch takes memory of other libraries
+        array = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "strides": None,
+            "version": 3,
+        }
+        self.tensor = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array))
         if self.tensor.data_ptr() != pointer:
             self.close()
             raise WeightsTransferError("torch copied the memory of a CUDA IPC handle instead of sharing it")
@@ -182,7 +167,7 @@ class DeviceMemory:
         pointer, handle = ctypes.c_void_p(), _IpcHandle()
         token = secrets.token_bytes(_TOKEN_BYTES)
         with torch.cuda.device(device):
-            _call("cudaMalloc", ctypes.byref(pointer), max(nbytes, _TOKEN_BYTES))
+            _call("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(max(nbytes, _TOKEN_BYTES)))
             try:
                 _call("cudaIpcGetMemHandle", ctypes.byref(handle), pointer)
             except WeightsTransferError:
@@ -203,7 +188,7 @@ class DeviceMemory:
         pointer = ctypes.c_void_p()
         ipc_handle = _IpcHandle.from_buffer_copy(handle[:_HANDLE_BYTES])
         with torch.cuda.device(device):
-            _call("cudaIpcOpenMemHandle", ctypes.byref(pointer), ipc_handle, _LAZY_PEER_ACCESS)
+            _call("cudaIpcOpenMemHandle", ctypes.byref(pointer), ipc_handle, ctypes.c_uint(_LAZY_PEER_ACCESS))
         memory = cls(pointer.value or 0, nbytes, device, handle, owner=False)
         if bytes(memory.tensor[:_TOKEN_BYTES].cpu().numpy()) != handle[_HANDLE_BYTES:]:
             memory.close()
@@ -221,7 +206,7 @@ class DeviceMemory:
         if pointer:
             with torch.cuda.device(self._device):
                 torch.cuda.current_stream(self._device).synchronize()
-                _call("cudaFree" if self._owner else "cudaIpcCloseMemHandle", pointer)
+                _call("cudaFree" if self._owner else "cudaIpcCloseMemHandle", ctypes.c_void_p(pointer))
 
 
 def device_id(device: torch.device) -> str:

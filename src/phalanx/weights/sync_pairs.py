@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import secrets
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,17 +18,15 @@ from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.weights import weight_handlers
 from phalanx.weights.boxes import complete
-from phalanx.weights.manifest import HeldTensor, Manifest
+from phalanx.weights.manifest import Manifest
 from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.plan import Locality, Locations, explain_plan, make_plan
-from phalanx.weights.transport_interface import SHARED_MEMORY, STORAGE, WITH_DELTAS, transport_choices
+from phalanx.weights.transports import SHARED_MEMORY, STORAGE, WITH_DELTAS, transport_choices
 from phalanx.weights.versions import Key, Transfer
 from phalanx.weights.weight_requests import Connected, ConnectRequest, Description, Side, SyncRequest
 
 _log = logging.getLogger("phalanx")
 _REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
-_PROCESS = secrets.token_hex(6)
-_connections = itertools.count(1)
 
 
 class Ranks(Protocol):
@@ -98,30 +95,6 @@ def side_of(ranks: Ranks, side: Side, name: str) -> SyncSide:
     return SyncSide(side, core, fixed, (ranks.role, name), ranks.name)
 
 
-@contextlib.contextmanager
-def hold_order(pairs: Sequence[SyncPair]) -> Generator[None]:
-    """Send calls to the groups of ``pairs`` with no other call between them.
-
-    All threads take the groups in the same order, so that they never wait for each other crosswise.
-    """
-    cores = {side.core for pair in pairs for side in (pair.source, pair.target)}
-    with contextlib.ExitStack() as stack:
-        for core in sorted(cores, key=lambda core: (core.name, id(core))):
-            stack.enter_context(core.send_lock)
-        yield
-
-
-@dataclass(frozen=True)
-class PairOptions:
-    """The arguments of ``px.WeightSync`` that its connections depend on."""
-
-    rename: Rename | None
-    fused: Sequence[Fused]
-    bucket_bytes: int
-    transport: str
-    delta: bool
-
-
 @dataclass(eq=False)
 class SyncPair:
     """A source and a target that are connected for a plan, as long as both groups are in the same epochs.
@@ -143,15 +116,12 @@ class SyncPair:
 
     def explain(self) -> Table:
         """Return a table of the bytes that a sync moves."""
-        plan, transports = self.request.plan, self.request.transports
-        kept = sum(  # once for all readers
-            batch.nbytes(box) * len(batch.pairs)
-            for batch in plan.batches
-            for box in batch.boxes
-            if self.request.delta and transports[box.locality] in WITH_DELTAS
+        request = self.request
+        kept = tuple(
+            locality for locality, name in request.transports.items() if request.delta and name in WITH_DELTAS
         )
         title = f"weights {self.target.key[1]!r}, {self.source.title} to {self.target.title}"
-        return explain_plan(plan, transports, title=title, delta_base=kept)
+        return explain_plan(request.plan, request.transports, title=title, kept=kept)
 
     def transfers(self, sources: Sequence[int], seconds: Mapping[int, float]) -> Iterator[Transfer]:
         """Yield the bytes by pair of ranks. Shared storage is not moved.
@@ -166,34 +136,31 @@ class SyncPair:
             if transport != STORAGE:
                 yield Transfer(sources[source], self.target.title, rank, transport, nbytes, seconds[rank])
 
-    def send(self, request: SyncRequest, last: Sequence[Call]) -> tuple[Call, ...]:
+    def send(self, request: SyncRequest, last: Sequence[Call]) -> Iterator[Call]:
         """Send the calls of a sync, on the source's group first. Roles of one group have a single call.
 
         Args:
             last: the calls of the sync before, which may be running.
         """
-        source, target = self.source, self.target
-        handler, immediate = weight_handlers.sync, source.core.backend.immediate
+        source, target, handler = self.source, self.target, weight_handlers.sync
+        request = request._replace(connection=self.request.connection)
+        immediate = source.core.backend.immediate
         if source.core is target.core and not immediate:
             both = replace(source, fixed=tuple(sorted({*source.ranks, *target.ranks})))
-            return (both.run("sync", handler, request, ("source", "target"), *_earlier(both, last)),)
+            yield both.run("sync", handler, request, ("source", "target"), *_earlier(both, last))
+            return
         sent = source.run("send", handler, request, ("source",), *_earlier(source, last))
-        if immediate and sent.has_failed():
-            return (sent,)  # its ranks have run: the targets would wait for nothing
-        try:
-            received = target.run("receive", handler, request, ("target",), *_earlier(target, last))
-        except BaseException:
-            CallFuture(sent).cancel()
-            raise
-        return sent, received
+        yield sent
+        if not (immediate and sent.has_failed()):  # its ranks have run: the targets would wait for nothing
+            yield target.run("receive", handler, request, ("target",), *_earlier(target, last))
 
     def close(self) -> None:
         """Release the endpoints on the ranks that can be reached, without waiting."""
         for side, epoch in zip((self.source, self.target), self.epochs, strict=True):
-            core = side.core
-            ranks = side.ranks if core.epoch is epoch else range(core.epoch.size)
+            now = side.core.epoch
+            ranks = side.ranks if now is epoch else range(now.size)
             # ranks that are other processes now never had anything
-            same = [rank for rank in ranks if core.epoch.takes((rank,), epoch)] if not core.closed else []
+            same = [rank for rank in ranks if now.takes((rank,), epoch)]
             side.notify(same, weight_handlers.disconnect, self.request.connection)
 
 
@@ -204,7 +171,15 @@ def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
     return tuple(CallFuture(call) for call in last if call.core is side.core and not call.over)
 
 
-def connect_pair(source: SyncSide, target: SyncSide, options: PairOptions) -> SyncPair:
+def connect_pair(
+    source: SyncSide,
+    rename: Rename | None,
+    fused: Sequence[Fused],
+    bucket_bytes: int,
+    transport: str,
+    delta: bool,
+    target: SyncSide,
+) -> SyncPair:
     """Describe both sides, plan, and connect the ranks by the best transports that they can use.
 
     Raises:
@@ -214,28 +189,20 @@ def connect_pair(source: SyncSide, target: SyncSide, options: PairOptions) -> Sy
     """
     epochs = source.core.epoch, target.core.epoch
     sources, targets = _describe(source, target)
-    rename, fused = options.rename, options.fused
     everything = _complete_manifest([one.manifest for one in sources if one.manifest], rename)
-    locations = Locations(tuple(one.location for one in sources), tuple(one.location for one in targets))
     held, wanted = ([one.manifest or everything for one in side] for side in (sources, targets))
+    locations = Locations(*(tuple(one.location for one in side) for side in (sources, targets)))
     plan = make_plan(held, wanted, locations, rename=rename, fused=fused)
     newest = max(one.number for one in (*sources, *targets))
-    is_shared = _check_shared(sources, targets)
+    is_shared = any(one.share for one in targets)
     store = sources[0].store.partition("/")[0]
     refusal = ""
-    for transports in transport_choices(plan, locations, options.transport, is_shared=is_shared):
+    for transports in transport_choices(plan, locations, transport, is_shared=is_shared):
         if refusal and transports[Locality.NODE] == SHARED_MEMORY:
-            _log.warning(
-                "weights %r: no device path from %s to %s, so tensors are sent through host memory: %s",
-                target.key[1],
-                source.title,
-                target.title,
-                refusal,
-            )
-        name = f"{_PROCESS}-{next(_connections)}"
-        request = ConnectRequest(
-            name, plan, options.bucket_bytes, transports, everything, store, options.delta
-        )
+            text = "weights %r: no device path from %s to %s, so tensors are sent through host memory: %s"
+            _log.warning(text, target.key[1], source.title, target.title, refusal)
+        name = secrets.token_hex(8)
+        request = ConnectRequest(name, plan, bucket_bytes, transports, everything, store, delta)
         pair = SyncPair(request, source, target, newest, epochs)
         with contextlib.ExitStack() as undo:
             undo.callback(pair.close)
@@ -248,19 +215,17 @@ def connect_pair(source: SyncSide, target: SyncSide, options: PairOptions) -> Sy
 
 def _connect_ranks(pair: SyncPair) -> str:
     """Create the endpoints of all ranks; return the reason why a rank cannot use a transport, or ""."""
-    connected: list[Connected] = []
+    addresses: dict[int, Any] = {}
     for side in (pair.source, pair.target):
-        addresses = {rank: one.address for rank, one in enumerate(connected)}
         request = replace(pair.request, side=side.side, key=side.key, ranks=side.ranks, addresses=addresses)
-        connected = _results(side, side.run("connect", weight_handlers.connect, request))
-        refusals = [one.refusal for one in connected if one.refusal]
-        if refusals:
-            return refusals[0]
+        connected: list[Connected] = _results(side, side.run("connect", weight_handlers.connect, request))
+        if refusal := next((one.refusal for one in connected if one.refusal), ""):
+            return refusal
+        addresses = {rank: one.address for rank, one in enumerate(connected)}
     return ""
 
 
-def _describe(source: SyncSide, target: SyncSide) -> list[list[Description]]:
-    sides = source, target
+def _describe(*sides: SyncSide) -> list[list[Description]]:
     calls = [side.run("describe", weight_handlers.describe, side.side, side.key) for side in sides]
     try:
         return [_results(side, call) for side, call in zip(sides, calls, strict=True)]
@@ -275,39 +240,19 @@ def _results(side: SyncSide, call: Call) -> list[Any]:
     try:
         return call.result(None)
     except RemoteCallError as error:
-        refused = next((failure for failure in error.failures if failure.type_name == _REFUSAL), None)
-        if refused is None:
-            raise
-        raise DeclarationError(f"{side.title}, rank {refused.rank}: {refused.message}") from None
+        for failure in error.failures:
+            if failure.type_name == _REFUSAL:
+                raise DeclarationError(f"{side.title}, rank {failure.rank}: {failure.message}") from None
+        raise
 
 
 def _complete_manifest(manifests: Sequence[Manifest], rename: Rename | None) -> Manifest:
     """Return the manifest of all tensors of the source, each complete, under the target's names."""
     as_target = renamer(rename)
-    held = {name: tensor for manifest in manifests for name, tensor in manifest.items()}
     tensors = {
-        as_target(name): HeldTensor(one.dtype, one.shape, complete(one.shape)) for name, one in held.items()
+        as_target(name): replace(tensor, boxes=complete(tensor.shape))
+        for manifest in manifests
+        for name, tensor in manifest.items()
     }
     ties = {as_target(alias): as_target(name) for manifest in manifests for alias, name in manifest.ties}
     return Manifest.of(tensors, {alias: name for alias, name in ties.items() if alias not in tensors})
-
-
-def _check_shared(sources: Sequence[Description], targets: Sequence[Description]) -> bool:
-    """Return whether targets share the storage of the source.
-
-    Raises:
-        DeclarationError: if a target wants the storage of a source in another process.
-    """
-    if not any(one.share for one in targets):
-        return False
-    alone = [
-        index
-        for index, one in enumerate(targets)
-        if not one.share or index >= len(sources) or sources[index].location.process != one.location.process
-    ]
-    if alone or len(sources) != len(targets):
-        raise DeclarationError(
-            f"accept_weights(..., share=True) is for roles of one process: target ranks {alone or 'of another number'} "
-            "are no role beside the source; accept the weights without share=True, which copies"
-        )
-    return True

@@ -11,7 +11,7 @@ from phalanx.errors import WeightsTransferError
 from phalanx.weights.plan import RankLocation
 from phalanx.weights.shared_memory import device_id
 from phalanx.weights.tensors import device_of
-from phalanx.weights.transport_interface import CUDA_IPC
+from phalanx.weights.transports import CUDA_IPC
 from phalanx.weights.versions import Key, Weights
 from phalanx.weights.weight_requests import Connected, ConnectRequest, Description, Sent, Side, SyncRequest
 from phalanx.wire.messages import STORE_VARIABLE
@@ -43,18 +43,19 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     from phalanx.weights.local_layout import read_layout  # FSDP: only on ranks with weights
 
     registry = runtime.weights
-    share = on_host = False
-    if side == "target":
-        accepted = registry.accepted(key)
-        share = accepted.share
-        on_host = accepted.load is not None and accepted.memory is None  # memory of this library
-        layout = None if accepted.model is None else read_layout(accepted)
-    else:
-        layout = read_layout(registry.published(key))
+    accepted = registry.accepted(key) if side == "target" else None
+    everything = accepted is not None and accepted.model is None
+    layout = None if everything else read_layout(accepted or registry.published(key))
+    # loaded from memory of this library
+    on_host = accepted is not None and accepted.load is not None and accepted.memory is None
     device = "" if layout is None or on_host else device_id(device_of(layout.tensors))
-    manifest = None if layout is None else layout.manifest
-    store = os.environ.get(STORE_VARIABLE, "")
-    return Description(manifest, _location(runtime, device), registry.newest(key), share, store)
+    return Description(
+        manifest=None if layout is None else layout.manifest,
+        location=_location(runtime, device),
+        number=registry.newest(key),
+        share=accepted is not None and accepted.share,
+        store=os.environ.get(STORE_VARIABLE, ""),
+    )
 
 
 def _location(runtime: WorkerRuntime, device: str) -> RankLocation:
@@ -106,10 +107,8 @@ def sync(
     ``before`` are results of earlier calls, for which an asynchronous rank had to wait. After an error the rank's
     endpoints are closed.
     """
-    parts = runtime.weights.parts
-    source, target = (
-        parts.get((side, request.connection)) if side in sides else None for side in ("source", "target")
-    )
+    parts = {side: runtime.weights.parts.get((side, request.connection)) for side in sides}
+    source, target = parts.get("source"), parts.get("target")
     try:
         if source is not None and target is not None:
             return _sync_both(source, target, request)
@@ -128,16 +127,10 @@ def sync(
 
 def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest) -> tuple[Sent, float]:
     """Send on a thread and receive on this thread: other ranks may wait for either."""
-
-    def send() -> Sent:
-        try:
-            return source.send(request)
-        except BaseException:
-            source.close()  # the target may wait for it
-            raise
-
     with ThreadPoolExecutor(1, "phalanx-weights") as thread:
-        sending = thread.submit(send)
+        sending = thread.submit(source.send, request)
+        # the target may wait for a source that failed
+        sending.add_done_callback(lambda done: source.close() if done.exception() else None)
         try:
             seconds = target.receive(request)
             return sending.result(), seconds

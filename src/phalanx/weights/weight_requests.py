@@ -77,7 +77,6 @@ class SyncRequest(NamedTuple):
 
     Attributes:
         step: count of optimizer steps that the caller expects.
-        last: version that arrived over this connection last, to which changed tensors are compared.
         known: version that all targets received over this connection and still have; None: everything is sent.
     """
 
@@ -86,7 +85,6 @@ class SyncRequest(NamedTuple):
     verify: Verify
     timeout: float
     step: int | None
-    last: int | None = None
     known: int | None = None
 
 

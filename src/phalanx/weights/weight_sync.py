@@ -4,50 +4,71 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import math
 import sys
 import threading
 import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
 from phalanx.calls.call import Call
+from phalanx.calls.call_state import raisable
 from phalanx.calls.future import CallFuture
 from phalanx.calls.run_on import run_on
 from phalanx.calls.timeouts import checked
 from phalanx.channels.staleness import StalenessManager
 from phalanx.display.tables import Table
 from phalanx.errors import (
+    CallCancelled,
+    CallTimeout,
     DeclarationError,
     GroupBroken,
     GroupClosed,
     GroupError,
     PhalanxError,
     WeightsError,
+    WeightsTransferError,
+    WeightsVerificationError,
+    WorkerDiedError,
 )
 from phalanx.group.group import Group
 from phalanx.group.roster import key_of
 from phalanx.members.recovery import ensure_ready
+from phalanx.session.wait_threads import Pending
 from phalanx.weights import weight_handlers
 from phalanx.weights.digests import Verify
 from phalanx.weights.name_matching import Fused, Rename, renamer
-from phalanx.weights.sync_future import SyncFuture
 from phalanx.weights.sync_pairs import (
-    PairOptions,
     Ranks,
     SyncPair,
     SyncSide,
     connect_pair,
-    hold_order,
     side_of,
 )
-from phalanx.weights.transport_interface import TRANSPORTS
-from phalanx.weights.versions import Key, Weights, WeightsVersion
-from phalanx.weights.weight_requests import SyncRequest
+from phalanx.weights.transports import TRANSPORTS
+from phalanx.weights.versions import Key, Transfer, Weights, WeightsVersion
+from phalanx.weights.weight_requests import Sent, SyncRequest
+from phalanx.wire.value import Reduced
 
 _TIMEOUT_S = 600.0
+_GRACE_S = 5.0
+_GRACE_AFTER_DEATH_S = 0.5
+_TURN_S = 0.2
+"""Seconds to wait for a call before looking at another call: a call that failed ends the sync."""
+
+_PRECEDENCE = (
+    (CallCancelled, 0),
+    (WorkerDiedError, 1),
+    (WeightsVerificationError, 2),
+    (WeightsTransferError, 5),
+    (WeightsError, 3),
+    ((GroupError, CallTimeout), 6),
+)
+"""Kinds of errors, and how likely each is to follow from others. Other errors have 4."""
 _Pairs = dict[SyncSide, SyncPair]
 
 
@@ -122,7 +143,9 @@ class WeightSync:
         self._verify: Verify = _checked_verify(verify)
         self._expect_change = expect_change
         self._timeout = checked(timeout, "px.WeightSync") or _TIMEOUT_S
-        self._options = PairOptions(rename, tuple(fused), bucket_bytes, transport, delta)
+        self._connect = functools.partial(
+            connect_pair, self._source, rename, tuple(fused), bucket_bytes, transport, delta
+        )
         self._pairs: _Pairs = {}
         weakref.finalize(self, self._dropped.append, self._pairs).atexit = False
         self._lock = threading.RLock()
@@ -155,47 +178,51 @@ class WeightSync:
         self, *, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
     ) -> CallFuture[WeightsVersion]:
         """Begin a sync and return the future of its version. Each group continues with later calls after its part."""
-        for side in (self._source, *self._targets):
-            _recover(side)
-        return self._begin(step, expect_change, verify)
+        self._recover(self._source, *self._targets)
+        return self._begin(step, self._expect_change if expect_change is None else expect_change, verify)
 
     def _begin(
         self,
         step: int | None = None,
-        expect_change: bool | None = None,
+        expect_change: bool = False,
         verify: Verify | None = None,
         resynced: Group | None = None,
     ) -> SyncFuture:
         """Send the calls of a sync. Only the targets of ``resynced`` take part, if it is given."""
         with self._lock:
-            self._check_open()
             with contextlib.suppress(IndexError):  # none is left
                 while True:
                     _close_pairs(self._dropped.popleft())
             if self._running is not None and self._running.done():
                 self._running.exception()  # if it failed, its connections are closed
                 self._running = None
+            request = SyncRequest("", 0, _checked_verify(verify or self._verify), self._timeout, step)
             targets = [side for side in self._targets if resynced in (None, side.core)]
             while True:
                 pairs = self._connected(targets)
-                with hold_order(pairs):
+                # All threads take the groups in the same order, so that they never wait for each other crosswise.
+                cores = {side.core for pair in pairs for side in (pair.source, pair.target)}
+                with contextlib.ExitStack() as stack:
+                    for core in sorted(cores, key=lambda core: (core.name, id(core))):
+                        stack.enter_context(core.send_lock)
                     if all(pair.is_current for pair in pairs):
-                        chosen = _checked_verify(verify or self._verify)
-                        number = self._next_number(pairs)
-                        if self._staleness is not None:
-                            self._staleness._request("expect", number)
-                        request = SyncRequest("", number, chosen, self._timeout, step)
-                        expected = self._expect_change if expect_change is None else expect_change
-                        is_resync = resynced is not None
-                        on_end = functools.partial(self._note_outcome, number, pairs, expected, is_resync)
-                        return self._send(pairs, request, on_end)
+                        request = request._replace(number=self._next_number(pairs))
+                        began, is_resync = time.monotonic(), resynced is not None
+                        sent = self._send(pairs, request)
+                        self._running = SyncFuture(
+                            self, sent, request.number, began, expect_change, is_resync
+                        )
+                        return self._running
 
     def _connected(self, targets: Sequence[SyncSide]) -> list[SyncPair]:
         """Return a pair for each target, all current a moment ago.
 
         Raises:
+            DeclarationError: if the sync was closed.
             GroupClosed, GroupBroken, WorkerDiedError: if a group takes no calls.
         """
+        if self._closed:
+            raise DeclarationError(f"this sync of weights {self.name!r} was closed; make another")
         try:
             for side in (self._source, *targets):
                 side.core.check()
@@ -207,37 +234,28 @@ class WeightSync:
             if pair is not None and not pair.is_current:
                 self._pairs.pop(target).close()
             if target not in self._pairs:
-                self._pairs[target] = connect_pair(self._source, target, self._options)
+                self._pairs[target] = self._connect(target)
         return [self._pairs[target] for target in targets]
 
-    def _send(
-        self,
-        pairs: Sequence[SyncPair],
-        request: SyncRequest,
-        on_end: Callable[[WeightsVersion | BaseException], None],
-    ) -> SyncFuture:
-        began, number = time.monotonic(), request.number
+    def _send(self, pairs: Sequence[SyncPair], request: SyncRequest) -> dict[SyncPair, list[Call]]:
+        """Send the calls of all pairs."""
+        if self._staleness is not None:
+            self._staleness._request("expect", request.number)
         for pair in pairs:  # now: the caller may restart before it asks for the outcome
-            pair.target.core.had_weights.setdefault(pair.target.key, number)
-        sent: list[tuple[SyncPair, Sequence[Call]]] = []
-        calls: list[Call] = []
+            pair.target.core.had_weights.setdefault(pair.target.key, request.number)
+        sent: dict[SyncPair, list[Call]] = {pair: [] for pair in pairs}
+        earlier = self._running.calls if self._running else ()
         try:
-            for pair in pairs:
-                known = pair.known
-                if known != pair.target.core.had_weights.get(pair.target.key):
-                    known = None  # another sync came after it
-                connection = pair.request.connection
-                own = request._replace(connection=connection, last=pair.known, known=known)
-                sent.append((pair, pair.send(own, self._running.calls if self._running else ())))
-                calls += sent[-1][1]
+            for pair, calls in sent.items():
+                had = pair.target.core.had_weights.get(pair.target.key)
+                known = pair.known if pair.known == had else None  # another sync came after it
+                calls.extend(pair.send(request._replace(known=known), earlier))
         except BaseException:
-            for call in calls:
+            for call in itertools.chain(*sent.values()):
                 with contextlib.suppress(PhalanxError):  # the group was closed, and with it the call
                     call.cancel()
             raise
-        text = f"in the sync of weights {self.name!r} from {self._source.title!r} to version {number}"
-        self._running = SyncFuture(sent, number, began, text, on_end, self._lock)
-        return self._running
+        return sent
 
     def _next_number(self, pairs: Sequence[SyncPair]) -> int:
         """Return a number greater than every number that a rank or the staleness manager knows.
@@ -247,46 +265,43 @@ class WeightSync:
         published = self._source.core.published_weights
         last = published.get(self._source.key, 0)
         training = 0 if self._staleness is None else self._staleness.version  # loaded: of an earlier run
-        newest = max(last, training, *(pair.newest for pair in pairs))
-        self._newest = published[self._source.key] = newest + 1
-        self._sent_from = frozenset(key_of(one.facts) for one in self._source.core.endpoints)
+        self._newest = max(last, training, *(pair.newest for pair in pairs)) + 1
+        published[self._source.key] = self._newest
+        self._sent_from = self._processes()
         return self._newest
 
-    def _note_outcome(
-        self,
-        number: int,
-        pairs: Sequence[SyncPair],
-        expect_change: bool,
-        is_resync: bool,
-        outcome: WeightsVersion | BaseException,
-    ) -> None:
+    def _processes(self) -> frozenset[tuple[int, float]]:
+        """Return the processes of the source."""
+        return frozenset(key_of(one.facts) for one in self._source.core.endpoints)
+
+    def _note_outcome(self, future: SyncFuture, outcome: WeightsVersion | BaseException) -> None:
         """Note the end of a sync in the groups, and warn if the source does not seem to train."""
-        targets = [pair.target for pair in pairs]
+        number, pairs, future.sent = future.number, list(future.sent), {}
+        source, staleness = self._source, self._staleness
         if not isinstance(outcome, WeightsVersion):
-            for target in targets:
+            for target in (pair.target for pair in pairs):
                 target.notify(target.ranks, weight_handlers.tear, target.key, number)
             # not other pairs, connected since for a later sync
             if all(self._pairs.get(pair.target) is pair for pair in pairs):
-                for target in targets:
+                for target in (pair.target for pair in pairs):
                     target.core.note_weights(*target.key, f"failed({number})")
                 _close_pairs(self._pairs)
-                published, key = self._source.core.published_weights, self._source.key
-                if published.get(key) == number:  # no rank has this version
-                    published[key] = number - 1
+                published = source.core.published_weights
+                if published.get(source.key) == number:  # no rank has this version
+                    published[source.key] = number - 1
             return
+        if staleness is not None:
+            self._advance(staleness, outcome, is_resync=future.is_resync)
+        source.core.note_weights(*source.key, f"published({number})")
         for pair in pairs:
-            pair.known = number
-        if self._staleness is not None:
-            self._advance(self._staleness, outcome, is_resync=is_resync)
-        self._source.core.note_weights(*self._source.key, f"published({number})")
-        for target in targets:
+            pair.known, target = number, pair.target
             had = target.core.had_weights
             had[target.key] = max(number, had.get(target.key, 0))
             target.core.note_weights(*target.key, f"whole({number})")
-        if self._staleness is not None:
-            self._staleness.serve(number)
-        if not is_resync:  # which tells nothing about the trainer
-            self._warn_if_unchanged(outcome, expect_change=expect_change)
+        if staleness is not None:
+            staleness.serve(number)
+        if not future.is_resync:  # which tells nothing about the trainer
+            self._warn_if_unchanged(outcome, expect_change=future.expect_change)
 
     def _advance(self, staleness: StalenessManager, version: WeightsVersion, *, is_resync: bool) -> None:
         """Tell the staleness manager that a version was sent, from which the trainer continues.
@@ -304,9 +319,8 @@ class WeightSync:
 
     def _warn_if_unchanged(self, version: WeightsVersion, *, expect_change: bool) -> None:
         """Warn at the second sync in a row that changed nothing or, with ``expect_change``, at the first."""
-        self._unchanged_syncs = 0 if version.changed else self._unchanged_syncs + 1
-        if self._unchanged_syncs >= (1 if expect_change else 2):
-            count = self._unchanged_syncs
+        self._unchanged_syncs = count = 0 if version.changed else self._unchanged_syncs + 1
+        if count >= (1 if expect_change else 2):
             times = "the sync" if count == 1 else f"{count} syncs in a row"
             text = (
                 f"weights {self.name!r}, version {version.number}: {times} changed nothing: the source publishes the "
@@ -329,24 +343,30 @@ class WeightSync:
             return f"their source {core.name!r} is closed"
         if not self._newest:
             return f"this px.WeightSync from {core.name!r} has sent none yet"
-        if self._sent_from.isdisjoint(key_of(one.facts) for one in core.endpoints):
+        if self._sent_from.isdisjoint(self._processes()):
             return f"all ranks of their source {core.name!r} were started anew since the last sync"
         return ""
 
     def mend_source(self) -> None:
         """Recover the source, if it is broken and its policy allows."""
-        _recover(self._source)
+        self._recover(self._source)
 
     def bring(self, to: Group) -> None:
         """Sync the source's weights to all ranks of a target group of which some are new."""
         with self._lock:
             if self._running is not None:
                 self._running.exception()  # the loss of a rank has ended it, or will
-            self._begin(expect_change=False, resynced=to).result()
+            self._begin(resynced=to).result()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise DeclarationError(f"this sync of weights {self.name!r} was closed; make another")
+    @staticmethod
+    def _recover(*sides: SyncSide) -> None:
+        """Recover broken groups, if their policies allow.
+
+        Not under the lock of the sync: a thread that recovers a target resyncs its new ranks, and needs the lock.
+        """
+        for side in sides:
+            with contextlib.suppress(GroupBroken, GroupClosed):  # raised by the sync itself
+                ensure_ready(side.core)
 
     def explain(self) -> Table:
         """Return a table of the bytes that a sync moves: by locality, rank and transport; casts, renames and ties.
@@ -357,10 +377,8 @@ class WeightSync:
             DeclarationError: if the sync was closed.
             PhalanxError: see :meth:`__call__`.
         """
-        for side in (self._source, *self._targets):
-            _recover(side)
+        self._recover(self._source, *self._targets)
         with self._lock:
-            self._check_open()
             tables = [pair.explain() for pair in self._connected(self._targets)]
         if len(tables) == 1:
             return tables[0]
@@ -386,13 +404,155 @@ def _close_pairs(pairs: _Pairs) -> None:
         pairs.popitem()[1].close()
 
 
-def _recover(side: SyncSide) -> None:
-    """Recover a broken group, if its policy allows.
+class SyncFuture(CallFuture[WeightsVersion]):
+    """A running sync: ``result()`` returns its :class:`WeightsVersion`.
 
-    Not under the lock of the sync: a thread that recovers a target resyncs its new ranks, and needs the lock.
+    Args:
+        sync: the sync, which notes the outcome once.
+        sent: the calls of each pair.
+        number: the version.
+        began: start of the sync on the monotonic clock.
+        expect_change: True warns if nothing changed.
+        is_resync: True if the sync is for new ranks of a target, and tells nothing about the trainer.
     """
-    with contextlib.suppress(GroupBroken, GroupClosed):  # raised by the sync itself
-        ensure_ready(side.core)
+
+    __phalanx_future__ = False  # the value is made on the driver
+    __slots__ = ("_began", "_outcome", "_sync", "calls", "expect_change", "is_resync", "number", "sent")
+
+    def __init__(
+        self,
+        sync: WeightSync,
+        sent: Mapping[SyncPair, Sequence[Call]],
+        number: int,
+        began: float,
+        expect_change: bool,
+        is_resync: bool,
+    ) -> None:
+        self.calls = [call for calls in sent.values() for call in calls]
+        super().__init__(self.calls[-1])
+        self._sync, self._began = sync, began
+        self.sent, self.number = sent, number
+        self.expect_change, self.is_resync = expect_change, is_resync
+        self._outcome: WeightsVersion | BaseException | None = None
+
+    def result(self, timeout: float | None = None) -> WeightsVersion:
+        """Wait for the sync and return the version that arrived.
+
+        Args:
+            timeout: maximum seconds to wait. The sync continues afterwards.
+
+        Raises:
+            WorkerDiedError: if a rank of a side died. The weights of the targets are torn.
+            RemoteCallError: also an instance of ``WeightsVerificationError`` (tensors differ from the source's),
+                ``WeightsTransferError`` (a peer was late or lost), ``WeightsError`` (the source's weights were written
+                to, or are of another step), or of an exception in the user's code.
+            CallTimeout: if the sync is not over yet.
+        """
+        if self._outcome is None:
+            outcome = self._find_outcome(timeout)
+            with self._sync._lock:
+                if self._outcome is None:
+                    self._outcome = outcome
+                    self._sync._note_outcome(self, outcome)
+        if not isinstance(self._outcome, WeightsVersion):
+            raise raisable(self._outcome)
+        return self._outcome
+
+    @property
+    def _over(self) -> bool:
+        return self._outcome is not None
+
+    def _find_outcome(self, timeout: float | None) -> WeightsVersion | BaseException:
+        try:
+            self._wait_for_all(timeout)
+            return self._version()
+        except Exception as error:
+            if isinstance(error, CallTimeout) and not all(call.over for call in self.calls):
+                raise
+            return self._cause(error).with_traceback(None)
+
+    def _version(self) -> WeightsVersion:
+        changed, steps, moved, wire_bytes = 0, list[int](), list[Transfer](), 0
+        for pair, calls in self.sent.items():
+            sources: dict[int, Sent] = {}
+            seconds: dict[int, float] = {}
+            for call in calls:
+                for rank, (sent, receiving) in zip(call.plan.ranks, call.result(None), strict=True):
+                    if sent is not None:
+                        sources[rank] = sent
+                    if receiving is not None:
+                        seconds[rank] = receiving
+            moved += pair.transfers(list(sources), seconds)
+            wire_bytes += sum(sent.nbytes for sent in sources.values())
+            steps += [sent.step for sent in sources.values() if sent.step is not None]
+            # a tensor changed if some source has other values than the last time
+            marks = zip(*(sent.changed for sent in sources.values()), strict=True)
+            changed = max(changed, sum(map(any, marks)))
+        nbytes, total = sum(one.nbytes for one in moved), time.monotonic() - self._began
+        step = max(steps, default=None)
+        return WeightsVersion(self.number, total, nbytes, changed, step, tuple(moved), wire_bytes)
+
+    def _wait_for_all(self, timeout: float | None) -> None:
+        """Wait until all calls are over, or a call that was not over fails.
+
+        Raises:
+            CallTimeout: if the time is over. Otherwise the error of the call that failed.
+        """
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while left := [call for call in self.calls if not call.over]:
+            for call in left:
+                seconds = max(0.0, min(_TURN_S if len(left) > 1 else math.inf, until - time.monotonic()))
+                try:
+                    call.result(None if seconds == math.inf else seconds)
+                except CallTimeout:
+                    if call.over or time.monotonic() >= until:
+                        raise
+
+    def _cause(self, error: BaseException) -> BaseException:
+        """Return the error from which the others followed."""
+        errors: list[BaseException] = []
+        grace = _GRACE_AFTER_DEATH_S if isinstance(error, WorkerDiedError) else _GRACE_S
+        for call in self.calls:
+            try:
+                call.result(grace)
+            except Exception as other:
+                errors.append(other)
+                if not call.over:
+                    call.cancel()  # it waits for ranks that will not come, perhaps for long
+        # of equal errors that of the source: a target that waits for it may be late because of another target
+        cause = min(*errors, error, key=_precedence)
+        if isinstance(cause, PhalanxError):
+            cause = raisable(cause)
+            sync, source = self._sync.name, self._sync._source.title
+            text = f"in the sync of weights {sync!r} from {source!r} to version {self.number}"
+            cause.__dict__["__notes__"] = [*getattr(cause, "__notes__", ()), text]
+        return cause
+
+    def cancel(self) -> bool:
+        """End the sync on every rank; see ``CallFuture.cancel``. Weights that were being written are torn then."""
+        ended = [call.cancel() for call in self.calls]  # every call, also after one that ended
+        return any(ended)
+
+    def cancelled(self) -> bool:
+        """Return whether the sync was cancelled."""
+        return any(call.cancelled for call in self.calls)
+
+    def done(self) -> bool:
+        """Return whether every rank has returned, raised or died, without waiting."""
+        return all(call.over or call.all_ended() for call in self.calls)
+
+    def pending(self, deadline: float | None = None) -> Pending:
+        """Return the references that a wait for the end is for."""
+        refs = [ref for call in self.calls for ref in call.arrivals.awaited()]
+        return Pending(self.call.core.backend, refs, deadline)
+
+    def __reduce__(self) -> Reduced:
+        raise DeclarationError("the future of a sync is no argument of calls: pass its result(), the version")
+
+
+def _precedence(error: BaseException) -> int:
+    """Return a number that is lower the more likely the error caused the others."""
+    return next((place for kind, place in _PRECEDENCE if isinstance(error, kind)), 4)
 
 
 def _checked_verify(verify: Verify) -> Verify:

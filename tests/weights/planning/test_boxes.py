@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from phalanx.weights.boxes import (
     Box,
+    BoxIndex,
     chunk,
-    find_overlap,
     local_boxes,
     meet,
     strided_chunk,
@@ -51,7 +51,8 @@ def test_two_boxes_meet_in_the_cells_that_both_have(pair: tuple[Box, Box]) -> No
     shared = meet(*pair)
 
     assert (cells(shared) if shared else set()) == cells(pair[0]) & cells(pair[1])
-    assert (find_overlap(pair) is not None) == bool(shared)
+    assert list(BoxIndex(pair[:1]).meeting(pair[1])) == ([(pair[0], shared)] if shared else [])
+    assert (BoxIndex(pair).overlap() is not None) == bool(shared and pair[0] != pair[1])
 
 
 @given(boxes)

@@ -45,10 +45,9 @@ def test_a_target_of_another_version_takes_nothing() -> None:
     source, target, model = DeltaPacking(), DeltaPacking(), torch.zeros(100)
     packed = torch.empty(source.capacity(BUCKET), dtype=torch.uint8)
     for known, number in ((None, 1), (1, 2)):
-        source.begin(known)
+        source.begin(known, number)
         source.pack(packed, BUCKET, lambda _: torch.randn(100))
-        source.end(number)
-    target.begin(5)
+    target.begin(5, 6)
 
     with pytest.raises(WeightsTransferError, match="delta for version 1, but this rank has version 5"):
         target.unpack(packed, [SLOT], lambda _: model)

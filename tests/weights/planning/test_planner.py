@@ -180,7 +180,11 @@ def test_tied_names_travel_once(
 ) -> None:
     plan = plan_of(sources, targets)
 
-    assert (feeds(plan), plan.copies, plan.nbytes) == ({(fed, "embed")}, copies, 16)
+    assert (feeds(plan), plan.copies, plan.bytes_by_link()) == (
+        {(fed, "embed")},
+        copies,
+        {(0, 0, Locality.REMOTE): 16},
+    )
     assert plan.ties == targets[0].ties
 
 

@@ -17,18 +17,16 @@ from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import read_slot, write_slot
 from phalanx.weights.plan import Locality, Locations, RankLocation
 from phalanx.weights.tensors import Tensors
-from phalanx.weights.transport_interface import (
+from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing
+from phalanx.weights.transports import (
     COPY,
     CUDA_IPC,
     GLOO,
     NCCL,
     SHARED_MEMORY,
-    Deadline,
-    Endpoint,
-    Outgoing,
+    make_endpoints,
     transport_choices,
 )
-from phalanx.weights.weight_ends import make_endpoints
 from phalanx.weights.weight_requests import ConnectRequest
 from tests.weights.planning.layouts import (
     Layout,
@@ -81,12 +79,11 @@ def synced(
 
     def work(rank: int) -> None:
         for end in ends[rank]:
-            end.packing.begin(version - 1 or None)
+            end.packing.begin(version - 1 or None, version)
             if side == "source":
                 end.send(version_of(tensors[rank]), Deadline(30))
             else:
                 end.receive(lambda slot: write_slot(tensors[rank], slot), Deadline(30))
-            end.packing.end(version)
 
     return [(work, rank) for rank in range(len(ends))]
 
