@@ -8,12 +8,14 @@ import functools
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import cloudpickle
 import pytest
 import ray
 
 import phalanx as px
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.classes import RESERVED, registered_methods
+from phalanx.declare.dispatch_modes import as_mode
 
 
 class Base(px.Worker):
@@ -47,6 +49,12 @@ def test_an_override_may_register_anew() -> None:
             return batch
 
     assert registered_methods(Derived)["step"].mode == px.Dispatch.ONE_TO_ALL
+
+
+def test_a_custom_mode_reads_the_same_in_another_process() -> None:
+    functions = {"dispatch_fn": lambda group, x: ((x,), {}), "collect_fn": lambda group, outputs: outputs}
+    mode = as_mode(functions)
+    assert repr(cloudpickle.loads(cloudpickle.dumps(mode))) == repr(mode)
 
 
 def test_bare_register_means_one_to_all() -> None:
