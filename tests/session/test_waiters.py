@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.session.wait_threads import Pending, WaitThreads
+from phalanx.session.wait_threads import _SPARE, Pending, WaitThreads
 from tests.support.fault_workers import within
 
 LEFT_WAITING = """
@@ -102,6 +102,21 @@ def test_a_wait_that_has_ended_in_part_is_looked_at_since_that_part_may_have_fai
     over = threading.Event()
     over.set()
     assert occupied.submit(lambda: "failed", pending(over, threading.Event())).result(30.0) == "failed"
+
+
+def test_waits_that_have_ended_in_part_take_no_additional_threads_and_come_after_the_others() -> None:
+    waiters, before = WaitThreads(most=2), awaiting()
+    over, never = threading.Event(), threading.Event()
+    over.set()
+    futures = [waiters.submit(never.wait, pending(over, never)) for _ in range(100)]
+    assert within(
+        30.0, lambda: awaiting() - before == 2 + _SPARE
+    )  # once they have ended in part for long enough
+
+    assert waiters.submit(lambda: "here", pending(over)).result(30.0) == "here"
+    assert awaiting() - before <= 2 + _SPARE + 1
+    never.set()
+    assert all(future.result(30.0) for future in futures)
 
 
 def test_a_wait_is_over_at_its_deadline(occupied: WaitThreads) -> None:

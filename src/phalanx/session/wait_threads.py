@@ -121,31 +121,36 @@ class WaitThreads:
         if not others:
             return None
         ended, now = _ended([wait.pending for wait in others if wait.pending is not None]), time.monotonic()
-        ready = [wait for wait in others if _is_ready(wait, ended, now)]
+        over, rest = list[_Wait](), list[_Wait]()
+        for wait in others:
+            (over if _is_over(wait, ended, now) else rest).append(wait)
+        in_part = [wait for wait in rest if _is_over_in_part(wait, ended, now)]
         with self._lock:
-            free = max(self._idle + self._most + _SPARE - self._threads, self._done == self._done_before)
-            self._done_before = self._done
-            for wait in ready[:free]:
+            free = self._idle + max(0, self._most + _SPARE - self._threads)
+            is_stuck, self._done_before = self._done == self._done_before, self._done
+            # A wait that is over in part may take its thread for long: it is no reason for an additional one.
+            for wait in [*over, *in_part][:free] or over[: int(is_stuck)]:
                 if wait in self._others:  # else a thread took it meanwhile
                     self._others.remove(wait)
                     self._begin(wait)
         return _LOOK_EVERY_S
 
 
-def _is_ready(wait: _Wait, ended: Collection[int], now: float) -> bool:
-    """Return whether a wait is over, or partly over for so long that a reference may have failed, which ends a call."""
+def _is_over(wait: _Wait, ended: Collection[int], now: float) -> bool:
+    """Return whether all references of a wait have ended, its deadline has passed, or it was cancelled."""
     pending = wait.pending
-    if (
-        pending is None
-        or wait.future.cancelled()
-        or (pending.deadline is not None and now >= pending.deadline)
-    ):
+    if pending is None or wait.future.cancelled():
         return True
-    count = sum(id(ref) in ended for ref in pending.refs)
-    if count and wait.in_part_since is None:
+    is_late = pending.deadline is not None and now >= pending.deadline
+    return is_late or all(id(ref) in ended for ref in pending.refs)
+
+
+def _is_over_in_part(wait: _Wait, ended: Collection[int], now: float) -> bool:
+    """Return whether a reference ended so long ago that it may have failed, which ends a call."""
+    refs = () if wait.pending is None else wait.pending.refs
+    if wait.in_part_since is None and any(id(ref) in ended for ref in refs):
         wait.in_part_since = now
-    in_part = wait.in_part_since is not None and now - wait.in_part_since > _ENDED_IN_PART_S
-    return in_part or count == len(pending.refs)
+    return wait.in_part_since is not None and now - wait.in_part_since > _ENDED_IN_PART_S
 
 
 def _ended(waits: Sequence[Pending]) -> set[int]:

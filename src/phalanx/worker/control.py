@@ -155,6 +155,8 @@ class Control:
 
 
 class _Listed:
+    """A block in which the page shows a call as running."""
+
     __slots__ = ("_method", "_number", "_page", "_slot")
 
     def __init__(self, page: CallPage, number: int, method: str) -> None:
@@ -168,6 +170,8 @@ class _Listed:
 
 
 class _Step:
+    """A block on the main thread that a cancellation of its call interrupts."""
+
     __slots__ = ("_control", "_number")
 
     def __init__(self, control: Control, number: int) -> None:
@@ -175,9 +179,8 @@ class _Step:
 
     def __enter__(self) -> None:
         try:
-            self._control.running = (
-                self._number
-            )  # before the check, so that no cancellation in between is missed
+            # Before the check, so that no cancellation in between is missed.
+            self._control.running = self._number
             self._control.check(self._number)
         except BaseException:
             self._control.running = 0
