@@ -75,6 +75,19 @@ def test_holes_and_overlaps_of_the_parts_of_the_source_are_found(
     assert re.search(words, " ".join(row))
 
 
+def test_boxes_with_other_dimensions_than_the_global_tensor_are_refused() -> None:
+    row = px.weights.ShardSpec((4, 2), (((0,), (4,)),))
+    publishing = Publisher.bind(lambda _: {"w": torch.ones(4)}, boxes=lambda _: {"w": row})
+    accepting = Accepter.bind(lambda _: {"w": torch.zeros(4, 2)})
+    with (
+        linked(publishing, accepting, sizes=(1, 1)) as (_, _, sync),
+        pytest.raises(
+            px.errors.DeclarationError, match=r"w: the stated boxes .* global tensor of shape \[4, 2\]"
+        ),
+    ):
+        sync()
+
+
 def test_every_rank_that_a_fault_is_about_is_named() -> None:
     def uneven(rank: int) -> dict[str, torch.Tensor]:
         return {"w": torch.zeros(3 + rank // 2)}

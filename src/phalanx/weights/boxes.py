@@ -113,9 +113,9 @@ class BoxIndex:
                 yield self._boxes[index], Box(tuple(offsets), tuple(sizes))
 
     def overlap(self) -> tuple[Box, Box] | None:
-        """Return two boxes that overlap in part; None if all are equal or disjoint."""
+        """Return two boxes that overlap; None if all are disjoint."""
         pairs = ((box, other) for box in self._boxes for other, _ in self.meeting(box))
-        return next((pair for pair in pairs if pair[0] != pair[1]), None)
+        return next((pair for pair in pairs if pair[0] is not pair[1]), None)
 
 
 def chunk(runs: Sequence[Run], index: int, count: int) -> list[Run]:

@@ -65,10 +65,12 @@ class ShardSpec:
         stacked = {
             tuple(end if dim == self.dim else size for dim, size in enumerate(box.sizes)) for box, _ in boxes
         }
-        if stacked != {tuple(local)} and not (not boxes and 0 in local):
+        is_filled = stacked == {tuple(local)} or (not boxes and 0 in local)
+        if not is_filled or any(len(part) != len(self.shape) for box, _ in boxes for part in box):
             raise DeclarationError(
                 f"{name}: the stated boxes {[str(box) for box, _ in boxes]} do not make up the local tensor of shape "
-                f"{list(local)}; state boxes that fill it, stacked along dim {self.dim}"
+                f"{list(local)}; state boxes of the global tensor of shape {list(self.shape)} that fill it, stacked "
+                f"along dim {self.dim}"
             )
         return tuple(boxes)
 

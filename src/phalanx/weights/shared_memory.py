@@ -36,15 +36,15 @@ class HostMemory:
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self._fd = fd
-        if os.fstat(fd).st_size < nbytes:  # of new memory
-            os.ftruncate(fd, nbytes)
         self.handle = f"/proc/{os.getpid()}/fd/{fd}".encode()
         self.tensor = torch.frombuffer(mmap.mmap(fd, nbytes), dtype=torch.uint8)
 
     @classmethod
     def create(cls, nbytes: int) -> HostMemory:
         """Allocate memory. Its pages cost nothing before they are written."""
-        return cls(os.memfd_create("phalanx-weights", os.MFD_CLOEXEC), nbytes)
+        fd = os.memfd_create("phalanx-weights", os.MFD_CLOEXEC)
+        os.ftruncate(fd, nbytes)
+        return cls(fd, nbytes)
 
     @classmethod
     def open(cls, handle: bytes, nbytes: int) -> HostMemory:

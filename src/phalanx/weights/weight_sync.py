@@ -520,7 +520,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
                 if not call.over:
                     call.cancel()  # it waits for ranks that will not come, perhaps for long
         # of equal errors that of the source: a target that waits for it may be late because of another target
-        cause = min(*errors, error, key=_precedence)
+        cause = min([*errors, error], key=_precedence)
         if isinstance(cause, PhalanxError):
             cause = raisable(cause)
             sync, source = self._sync.name, self._sync._source.title
