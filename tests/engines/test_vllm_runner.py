@@ -20,7 +20,7 @@ from phalanx.engines.vllm.vllm_sampling import VllmSampling, prompt_log_probs
 from phalanx.engines.vllm.vllm_weights import WorkerExtension, location_of
 from phalanx.engines.vocabulary import Vocabulary
 from phalanx.errors import PhalanxError
-from phalanx.weights.shared_memory import SharedTensors
+from phalanx.weights.shared_memory import allocate_tensors
 from tests.engines.counting import CountingEngine
 
 VOCABULARY = Vocabulary(context=8, size=100)
@@ -149,9 +149,9 @@ def runner(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmRunner
 
 def load(runner: VllmRunner) -> None:
     """Load weights as a sync hands them over."""
-    shared = SharedTensors.create({"w": torch.ones(2)})
-    runner.load(shared.tensors.items())
-    shared.close()
+    memory, tensors = allocate_tensors({"w": torch.ones(2)})
+    runner.load(tensors.items())
+    memory.close()
 
 
 def tokens_of_step(runner: VllmRunner) -> list[tuple[int, int, int | None]]:
@@ -279,20 +279,21 @@ def reload(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_workers_load_the_tensors_of_a_location(reload: None) -> None:
     values = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16(), "c": torch.randn(0)}
-    shared, worker = SharedTensors.create(values), FakeWorker("a", "b")
+    memory, tensors = allocate_tensors(values)
+    worker = FakeWorker("a", "b")
     for name, value in values.items():
-        shared.tensors[name].copy_(value)
-    worker.phalanx_load(location_of(shared.tensors))
+        tensors[name].copy_(value)
+    worker.phalanx_load(location_of(tensors))
 
     assert all(torch.equal(worker.loaded[name], value) for name, value in values.items())
-    shared.close()
+    memory.close()
 
 
 def test_a_parameter_without_weights_is_an_error(reload: None) -> None:
-    shared = SharedTensors.create({"a": torch.ones(2)})
+    memory, tensors = allocate_tensors({"a": torch.ones(2)})
     with pytest.raises(px.weights.WeightsError, match="loaded nothing into 1 parameters: missing"):
-        FakeWorker("a", "missing").phalanx_load(location_of(shared.tensors))
-    shared.close()
+        FakeWorker("a", "missing").phalanx_load(location_of(tensors))
+    memory.close()
 
 
 def test_engines_without_a_server_have_no_endpoints() -> None:

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import pairwise, product
 from operator import add
 from typing import NamedTuple
 
 import numpy as np
-
-Run = tuple[int, int]
-"""Indices ``start`` to ``start + length`` of a tensor dimension, as (start, length)."""
 
 
 class Box(NamedTuple):
@@ -64,22 +61,6 @@ def meet(box: Box, other: Box) -> Box | None:
     return Box(begins, sizes) if all(size > 0 for size in sizes) else None
 
 
-def without(box: Box, hole: Box) -> list[Box]:
-    """Return ``box`` less ``hole`` as disjoint boxes: at most two per dimension."""
-    inner = meet(box, hole)
-    if inner is None:
-        return [box]
-    rest: list[Box] = []
-    offsets, sizes = list(box.offsets), list(box.sizes)
-    for dim, (start, size) in enumerate(zip(inner.offsets, inner.sizes, strict=True)):
-        for begin, end in ((offsets[dim], start), (start + size, offsets[dim] + sizes[dim])):
-            if end > begin:
-                before, after = (*offsets[:dim], begin), (*sizes[:dim], end - begin)
-                rest.append(Box((*before, *offsets[dim + 1 :]), (*after, *sizes[dim + 1 :])))
-        offsets[dim], sizes[dim] = start, size
-    return rest
-
-
 def blocks(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Divide ``sizes`` into blocks of at most ``limit`` elements, as (start, sizes)."""
     inner = math.prod(sizes[1:])
@@ -117,22 +98,31 @@ class BoxIndex:
         pairs = ((box, other) for box in self._boxes for other, _ in self.meeting(box))
         return next((pair for pair in pairs if pair[0] is not pair[1]), None)
 
+    def hole(self, box: Box) -> Box | None:
+        """Return a part of ``box`` that no box has; None if there is none."""
+        edges = [{begin, begin + size} for begin, size in zip(*box, strict=True)]
+        for _, part in self.meeting(box):
+            for cuts, begin, size in zip(edges, *part, strict=True):
+                cuts |= {begin, begin + size}
+        for cell in product(*(pairwise(sorted(cuts)) for cuts in edges)):
+            part = Box(tuple(begin for begin, _ in cell), tuple(end - begin for begin, end in cell))
+            if not any(self.meeting(part)):
+                return part
+        return None
 
-def chunk(runs: Sequence[Run], index: int, count: int) -> list[Run]:
+
+def chunk(runs: Sequence[range], index: int, count: int) -> list[range]:
     """Return chunk ``index`` of ``count`` of the indices in ``runs``, as ``torch.chunk`` divides them."""
-    step = -(-sum(length for _, length in runs) // count)
-    begin, end = index * step, (index + 1) * step
-    part: list[Run] = []
-    passed = 0
-    for start, length in runs:
-        low, high = max(begin - passed, 0), min(end - passed, length)
-        if high > low:
-            part.append((start + low, high - low))
-        passed += length
-    return part
+    step = -(-sum(map(len, runs)) // count)
+    begin = index * step
+    part: list[range] = []
+    for run in runs:
+        part.append(run[max(begin, 0) : max(begin + step, 0)])
+        begin -= len(run)
+    return [run for run in part if run]
 
 
-def strided_chunk(runs: Sequence[Run], index: int, count: int, pieces: int) -> list[Run]:
+def strided_chunk(runs: Sequence[range], index: int, count: int, pieces: int) -> list[range]:
     """Return chunk ``index`` of ``count`` of each of ``pieces`` chunks, in sequence.
 
     This is the meaning of torch's ``_StridedShard(split_factor=pieces)``: FSDP over tensor parallelism. With one piece
@@ -141,23 +131,24 @@ def strided_chunk(runs: Sequence[Run], index: int, count: int, pieces: int) -> l
     return [run for piece in range(pieces) for run in chunk(chunk(runs, piece, pieces), index, count)]
 
 
-def local_boxes(runs: Sequence[Sequence[Run]]) -> tuple[LocalBox, ...]:
+def local_boxes(runs: Sequence[Sequence[range]]) -> tuple[LocalBox, ...]:
     """Return the boxes of a local tensor whose dimension ``i`` holds the global indices ``runs[i]``, in that order."""
-    return tuple(
-        LocalBox(Box(tuple(r[0] for r in cut), tuple(r[1] for r in cut)), tuple(r[2] for r in cut))
-        for cut in product(*map(_place, runs))
-    )
+    boxes: list[LocalBox] = []
+    for cut in product(*map(_place, runs)):
+        box = Box(tuple(run.start for run, _ in cut), tuple(len(run) for run, _ in cut))
+        boxes.append(LocalBox(box, tuple(at for _, at in cut)))
+    return tuple(boxes)
 
 
-def _place(runs: Sequence[Run]) -> list[tuple[int, int, int]]:
-    """Return (start, length, position in the local dimension) of each run. Adjacent runs become a single run."""
-    placed: list[tuple[int, int, int]] = []
+def _place(runs: Sequence[range]) -> list[tuple[range, int]]:
+    """Return each run with its position in the local dimension. Adjacent runs become a single run."""
+    placed: list[tuple[range, int]] = []
     position = 0
-    for start, length in runs:
-        if placed and placed[-1][0] + placed[-1][1] == start:
-            first, before, at = placed[-1]
-            placed[-1] = first, before + length, at
+    for run in runs:
+        if placed and placed[-1][0].stop == run.start:
+            first, at = placed.pop()
+            placed.append((range(first.start, run.stop), at))
         else:
-            placed.append((start, length, position))
-        position += length
+            placed.append((run, position))
+        position += len(run)
     return placed

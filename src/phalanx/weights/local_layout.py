@@ -21,14 +21,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from phalanx.declare.weight_declarations import Accepted, Published
 from phalanx.errors import DeclarationError, WeightsMismatch
-from phalanx.weights.boxes import Box, LocalBox, Run, complete, local_boxes, strided_chunk, volume
+from phalanx.weights.boxes import Box, LocalBox, complete, local_boxes, strided_chunk, volume
 from phalanx.weights.manifest import DTYPE_BYTES, HeldTensor, Manifest
 from phalanx.weights.tensors import Tensors, name_of
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
 _EXPERT = re.compile(r"(?<![^.])local_experts\.(\d+)(?![^.])")
-_LAST_LAYER = re.compile(r"(?<![^.])layers\.(\d+)$")
-_LAST_EXPERT = re.compile(r"(?<![^.])local_experts\.(\d+)$")
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
 _Boxes = tuple[tuple[int, ...], Sequence[LocalBox]]
@@ -269,7 +267,7 @@ def placed_boxes(
         runs = [
             _apply(order([cut for cut in cuts if cut.dim == dim]), size) for dim, size in enumerate(shape)
         ]
-        sizes = [sum(length for _, length in dim) for dim in runs]
+        sizes = [sum(map(len, dim)) for dim in runs]
         if math.prod(sizes) == 0 and math.prod(local) == 0:
             return ()
         if sizes == list(local):
@@ -293,8 +291,8 @@ def _reordered(cuts: Sequence[MeshCut]) -> list[MeshCut]:
     return order
 
 
-def _apply(cuts: Iterable[MeshCut], size: int) -> list[Run]:
-    runs: list[Run] = [(0, size)] if size else []
+def _apply(cuts: Iterable[MeshCut], size: int) -> list[range]:
+    runs = [range(size)] if size else []
     for cut in cuts:
         runs = strided_chunk(runs, cut.part, cut.parts, cut.factor)
     return runs
@@ -340,7 +338,7 @@ class MegatronRank:
                 "px.weights.MegatronRank.here(...) before Megatron's parallel state is initialized; call "
                 "initialize_model_parallel(...) first, or pass the ranks: px.weights.MegatronRank(tp=..., tp_size=...)"
             )
-        experts = len({number for number, _ in _numbered_modules(model, _LAST_EXPERT)})
+        experts = len({number for number, _ in _numbered_modules(model, "local_experts")})
         return cls(
             tp=state.get_tensor_model_parallel_rank(),
             tp_size=state.get_tensor_model_parallel_world_size(),
@@ -363,20 +361,19 @@ class MegatronRank:
         return self.tp, self.tp_size
 
 
-def _numbered_modules(
-    model: torch.nn.Module, pattern: re.Pattern[str]
-) -> Iterator[tuple[int, torch.nn.Module]]:
-    """Yield the modules whose path ends as ``pattern`` says, with the number in it."""
+def _numbered_modules(model: torch.nn.Module, name: str) -> Iterator[tuple[int, torch.nn.Module]]:
+    """Yield the modules of lists named ``name``, with their numbers."""
     for path, module in model.named_modules():
-        if match := pattern.search(path):
-            yield int(match[1]), module
+        *_, parent, number = ("", *path.split("."))
+        if parent == name and number.isdigit():
+            yield int(number), module
 
 
 def _first_layer(model: torch.nn.Module) -> int:
     """Return the global number of ``layers.0``, from Megatron's ``layer_number``, which counts from 1."""
     offsets = {
         layer - 1 - number
-        for number, module in _numbered_modules(model, _LAST_LAYER)
+        for number, module in _numbered_modules(model, "layers")
         if isinstance(layer := getattr(module, "layer_number", None), int)
     }
     if len(offsets) > 1:

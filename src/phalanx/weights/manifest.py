@@ -30,19 +30,14 @@ DTYPE_BYTES: Mapping[str, int] = {
 _SHOWN_FAULTS = 30
 
 
-@dataclass(frozen=True)
-class Names:
-    """Names in a fixed order, compressed: a model of many experts has tens of thousands."""
+def pack_names(names: Iterable[str]) -> bytes:
+    """Return names, without a character 0, compressed: a model of many experts has tens of thousands."""
+    return zlib.compress("\0".join(names).encode())
 
-    packed: bytes
 
-    @classmethod
-    def of(cls, names: Iterable[str]) -> Names:
-        """Return ``names`` in their order. They have no character 0."""
-        return cls(zlib.compress("\0".join(names).encode()))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(zlib.decompress(self.packed).decode().split("\0"))
+def unpack_names(packed: bytes) -> list[str]:
+    """Return the names in their order."""
+    return zlib.decompress(packed).decode().split("\0")
 
 
 @dataclass(frozen=True)
@@ -59,11 +54,11 @@ class Manifest:
     """All tensors of a rank. Ranks that hold equal boxes of a name are replicas.
 
     Attributes:
-        groups: layouts, each with the names that have it.
+        groups: layouts, each with the packed names that have it.
         ties: (name, name that stands for both) of names that share a storage.
     """
 
-    groups: tuple[tuple[HeldTensor, Names], ...]
+    groups: tuple[tuple[HeldTensor, bytes], ...]
     ties: tuple[tuple[str, str], ...] = ()
 
     @classmethod
@@ -74,13 +69,13 @@ class Manifest:
         for name, tensor in tensors.items():
             if name not in ties:
                 by_layout[tensor].append(name)
-        groups = tuple((tensor, Names.of(names)) for tensor, names in by_layout.items())
+        groups = tuple((tensor, pack_names(names)) for tensor, names in by_layout.items())
         return cls(groups, tuple(sorted(ties.items())))
 
     def items(self) -> Iterator[tuple[str, HeldTensor]]:
         """Yield every name with its layout, without ties."""
         for tensor, names in self.groups:
-            for name in names:
+            for name in unpack_names(names):
                 yield name, tensor
 
 
@@ -141,18 +136,18 @@ class GroupManifest(NamedTuple):
 def merge_manifests(manifests: Sequence[Manifest], side: str, faults: list[LayoutFault]) -> GroupManifest:
     """Read the manifests of the ranks 0..n-1 together. Contradictions within the side go to ``faults``.
 
-    Ranks that hold the same names in a layout list equal ``Names``. The cost therefore depends on the number of
+    Ranks that hold the same names in a layout list equal packed names. The cost therefore depends on the number of
     distinct lists, not on names times ranks.
     """
-    holders: dict[Names, list[tuple[int, HeldTensor]]] = defaultdict(list)
+    holders: dict[bytes, list[tuple[int, HeldTensor]]] = defaultdict(list)
     for rank, manifest in enumerate(manifests):
         for tensor, names in manifest.groups:
             holders[names].append((rank, tensor))
-    lists_of: dict[str, tuple[Names, ...]] = {}
+    lists_of: dict[str, tuple[bytes, ...]] = {}
     for names in holders:
-        for name in names:
+        for name in unpack_names(names):
             lists_of[name] = (*lists_of.get(name, ()), names)
-    merged: dict[tuple[Names, ...], TensorLayout] = {}
+    merged: dict[tuple[bytes, ...], TensorLayout] = {}
     layouts: dict[str, TensorLayout] = {}
     for name, lists in lists_of.items():
         if lists not in merged:

@@ -87,16 +87,6 @@ class Fused:
         at = components.index(self.name)
         return tuple(".".join((*components[:at], part, *components[at + 1 :])) for part in self.parts)
 
-    def sizes(self, rows: int, sizes: Sequence[int | None]) -> tuple[int | None, ...]:
-        """Return the sizes of the parts of a tensor of ``rows``, as far as they are known.
-
-        Args:
-            sizes: sizes of the parts on the other side, which count if ``shares`` do not determine them.
-        """
-        if self.shares is None or rows % sum(self.shares):
-            return tuple(sizes)
-        return tuple(rows // sum(self.shares) * share for share in self.shares)
-
 
 @lru_cache(1024)
 def _part_views(dim: int, groups: int, rows: int, sizes: tuple[int | None, ...]) -> tuple[View, ...] | None:
@@ -272,13 +262,18 @@ class NameMatch:
     def _views(
         self, name: str, rule: Fused, layout: TensorLayout, sizes: Sequence[int | None], side: str
     ) -> tuple[View, ...]:
-        """Return the views of the parts of a fused tensor; none, and a fault, if the sizes do not fit."""
-        rows = layout.shape[rule.dim]
-        known = rule.sizes(rows, sizes)
-        views = _part_views(rule.dim, rule.groups, rows, known)
+        """Return the views of the parts of a fused tensor; none, and a fault, if the sizes do not fit.
+
+        Args:
+            sizes: sizes of the parts on the other side, which count if the rule's shares do not determine them.
+        """
+        rows, shares = layout.shape[rule.dim], rule.shares
+        if shares is not None and rows % sum(shares) == 0:
+            sizes = [rows // sum(shares) * share for share in shares]
+        views = _part_views(rule.dim, rule.groups, rows, tuple(sizes))
         if views is not None:
             return views
-        found = "parts of unknown size" if None in known else " + ".join(map(str, known))
+        found = "parts of unknown size" if None in sizes else " + ".join(map(str, sizes))
         groups = f", in {rule.groups} groups" if rule.groups > 1 else ""
         wanted = f"{rows} along dim {rule.dim} from {', '.join(rule.names(name))}{groups}"
         self._faults.append(LayoutFault(name, wanted, found, side))

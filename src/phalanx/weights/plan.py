@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
-from phalanx.weights.boxes import Box, BoxIndex, LocalBox, meet, volume, without
+from phalanx.weights.boxes import Box, BoxIndex, LocalBox, meet, volume
 from phalanx.weights.manifest import DTYPE_BYTES, LayoutFault, Manifest, merge_manifests, refuse
 from phalanx.weights.name_matching import BUILT_IN, Fused, NameMapping, NameMatch, Pair, Rename, seen_through
 
@@ -275,10 +275,7 @@ def find_overlaps(mapping: NameMapping) -> Iterator[_Overlap]:
     for (box, at), ranks in wanted.items():
         parts = list(index.meeting(box))
         if sum(volume(part) for _, part in parts) < volume(box):
-            missing = [box]
-            for _, part in parts:
-                missing = [rest for piece in missing for rest in without(piece, part)]
-            found = f"a hole: no source rank has {missing[0]}"
+            found = f"a hole: no source rank has {index.hole(box)}"
             raise _Misfit(f"{box} at a source", found, f"target rank {ranks[0]}")
         for held, part in parts:
             inside = [(rank, _shift(at, part, held)) for rank, at in holders[held]]

@@ -172,22 +172,19 @@ class RingReceiver(Endpoint):
             peer, address = f"source rank {source}", self.request.addresses[source]
             handle, total = address.handle, address.nbytes * _SEGMENTS
             on_host = self.device.type == "cpu"
-            with contextlib.ExitStack() as undo:
-                connecting = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                try:
-                    connecting.settimeout(deadline.left(peer))
-                    connecting.connect(address.socket)
-                    self._rings[source] = (
-                        HostMemory.open(handle, total)
-                        if on_host
-                        else DeviceMemory.open(handle, total, self.device)
-                    )
-                except (OSError, WeightsTransferError) as error:
-                    problem = f"{peer} cannot be reached on this node ({error})"
-                    raise lost(
-                        peer, f"{problem}: its process ended, or it is in another container"
-                    ) from error
-                undo.pop_all()
+            connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connecting.settimeout(deadline.left(peer))
+                connecting.connect(address.socket)
+                self._rings[source] = (
+                    HostMemory.open(handle, total)
+                    if on_host
+                    else DeviceMemory.open(handle, total, self.device)
+                )
+            except (OSError, WeightsTransferError) as error:
+                connecting.close()
+                problem = f"{peer} cannot be reached on this node ({error})"
+                raise lost(peer, f"{problem}: its process ended, or it is in another container") from error
             self._sources[source] = PeerConnection(connecting, peer)
             self._sources[source].send(self.rank, deadline)
 

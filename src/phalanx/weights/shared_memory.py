@@ -16,14 +16,13 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.tensors import dtype_named, name_of
 
 _HANDLE_BYTES = 64  # CUDA_IPC_HANDLE_SIZE
 _TOKEN_BYTES = 16
@@ -34,10 +33,13 @@ _ALIGNMENT = 64
 class HostMemory:
     """Anonymous host memory as a tensor of bytes; ``handle`` opens it in another process. Owns its descriptor."""
 
+    _alive: weakref.WeakValueDictionary[int, HostMemory] = weakref.WeakValueDictionary()
+
     def __init__(self, fd: int, nbytes: int) -> None:
-        self._fd = fd
+        self._close_fd = weakref.finalize(self, os.close, fd)
         self.handle = f"/proc/{os.getpid()}/fd/{fd}".encode()
         self.tensor = torch.frombuffer(mmap.mmap(fd, nbytes), dtype=torch.uint8)
+        self._alive[self.tensor.data_ptr()] = self
 
     @classmethod
     def create(cls, nbytes: int) -> HostMemory:
@@ -51,65 +53,34 @@ class HostMemory:
         """Open another process's memory."""
         return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC), nbytes)
 
+    @classmethod
+    def holding(cls, tensor: torch.Tensor) -> HostMemory | None:
+        """Return the memory of this process that has a tensor; None if there is none."""
+        return cls._alive.get(tensor.untyped_storage().data_ptr())
+
+    def view(self, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        """Return the tensor that begins at byte ``begin``."""
+        return self.tensor[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
+
     def synchronize(self) -> None:
         """Wait for copies; copies of host memory are done when they return."""
 
     def close(self) -> None:
         """Release the memory. It is unmapped once no tensor refers to it. May be called again."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._alive.pop(self.tensor.data_ptr(), None)
+        self._close_fd()
         self.tensor = torch.empty(0, dtype=torch.uint8)
 
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
 
-
-Table = list[tuple[str, int, str, list[int]]]
-"""Name, position in bytes, type and shape of tensors in a memory."""
-
-
-class SharedTensors:
-    """Tensors by name in shared memory, which other processes of the node and user can open by its descriptor."""
-
-    _alive: weakref.WeakSet[SharedTensors] = weakref.WeakSet()
-
-    def __init__(self, memory: HostMemory, table: Table) -> None:
-        self.memory = memory
-        self.table = table
-        self.tensors: dict[str, torch.Tensor] = {}
-        for name, begin, dtype_name, shape in table:
-            dtype = dtype_named(dtype_name)
-            end = begin + math.prod(shape) * dtype.itemsize
-            self.tensors[name] = memory.tensor[begin:end].view(dtype).view(shape)
-        self._alive.add(self)
-
-    @classmethod
-    def create(cls, like: Mapping[str, torch.Tensor]) -> SharedTensors:
-        """Allocate tensors of the names, types and shapes of ``like``, which may be without memory."""
-        table: Table = []
-        nbytes = 1  # memory is never empty
-        for name, tensor in like.items():
-            begin = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-            table.append((name, begin, name_of(tensor.dtype), list(tensor.shape)))
-            nbytes = begin + tensor.numel() * tensor.element_size()
-        return cls(HostMemory.create(nbytes), table)
-
-    @classmethod
-    def holding(cls, tensors: Mapping[str, torch.Tensor]) -> SharedTensors | None:
-        """Return the object of this process whose tensors these are; None if there is none."""
-        wanted = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-        for shared in list(cls._alive):
-            if {name: tensor.data_ptr() for name, tensor in shared.tensors.items()} == wanted:
-                return shared
-        return None
-
-    def close(self) -> None:
-        """Release the memory, which stays until the last tensor is freed."""
-        self._alive.discard(self)
-        self.tensors = {}
-        self.memory.close()
+def allocate_tensors(like: Mapping[str, torch.Tensor]) -> tuple[HostMemory, dict[str, torch.Tensor]]:
+    """Allocate tensors of the names, types and shapes of ``like``, which may be without memory."""
+    begins: dict[str, int] = {}
+    nbytes = 1  # memory is never empty
+    for name, tensor in like.items():
+        begins[name] = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        nbytes = begins[name] + tensor.numel() * tensor.element_size()
+    memory = HostMemory.create(nbytes)
+    return memory, {name: memory.view(begins[name], one.dtype, one.shape) for name, one in like.items()}
 
 
 class _IpcHandle(ctypes.Structure):

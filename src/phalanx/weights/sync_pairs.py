@@ -23,7 +23,7 @@ from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.plan import Locality, Locations, explain_plan, make_plan
 from phalanx.weights.transports import SHARED_MEMORY, STORAGE, WITH_DELTAS, transport_choices
 from phalanx.weights.versions import Key, Transfer
-from phalanx.weights.weight_requests import Connected, ConnectRequest, Description, Side, SyncRequest
+from phalanx.weights.weight_requests import ConnectRequest, Description, Side, SyncRequest
 
 _log = logging.getLogger("phalanx")
 _REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
@@ -196,7 +196,7 @@ def connect_pair(
     newest = max(one.number for one in (*sources, *targets))
     is_shared = any(one.share for one in targets)
     store = sources[0].store.partition("/")[0]
-    refusal = ""
+    refusal: WeightsTransferError | None = None
     for transports in transport_choices(plan, locations, transport, is_shared=is_shared):
         if refusal and transports[Locality.NODE] == SHARED_MEMORY:
             text = "weights %r: no device path from %s to %s, so tensors are sent through host memory: %s"
@@ -207,22 +207,22 @@ def connect_pair(
         with contextlib.ExitStack() as undo:
             undo.callback(pair.close)
             refusal = _connect_ranks(pair)
-            if not refusal:
+            if refusal is None:
                 undo.pop_all()
                 return pair
     raise WeightsTransferError(f"weights {target.key[1]!r} cannot be sent by CUDA IPC: {refusal}")
 
 
-def _connect_ranks(pair: SyncPair) -> str:
-    """Create the endpoints of all ranks; return the reason why a rank cannot use a transport, or ""."""
+def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
+    """Create the endpoints of all ranks; return the error of a rank that cannot use CUDA IPC."""
     addresses: dict[int, Any] = {}
     for side in (pair.source, pair.target):
         request = replace(pair.request, side=side.side, key=side.key, ranks=side.ranks, addresses=addresses)
-        connected: list[Connected] = _results(side, side.run("connect", weight_handlers.connect, request))
-        if refusal := next((one.refusal for one in connected if one.refusal), ""):
-            return refusal
-        addresses = {rank: one.address for rank, one in enumerate(connected)}
-    return ""
+        addresses = dict(enumerate(_results(side, side.run("connect", weight_handlers.connect, request))))
+        for answer in addresses.values():
+            if isinstance(answer, WeightsTransferError):
+                return answer
+    return None
 
 
 def _describe(*sides: SyncSide) -> list[list[Description]]:

@@ -23,7 +23,7 @@ from phalanx.weights.local_layout import (
     read_layout,
 )
 from phalanx.weights.manifest import Manifest
-from phalanx.weights.shared_memory import SharedTensors
+from phalanx.weights.shared_memory import HostMemory, allocate_tensors
 from phalanx.weights.tensors import Tensors, copy_ties, device_of, dtype_named
 from phalanx.weights.transport_interface import Deadline, Outgoing, lost
 from phalanx.weights.transports import STORAGE, make_endpoints
@@ -50,7 +50,7 @@ class WeightEnd:
         self._plan = request.plan.of(**{request.side: rank})
         self.layout = layout
         self._endpoints = make_endpoints(request, rank, device_of(layout.tensors))
-        self._memory: SharedTensors | None = None
+        self._memory: HostMemory | None = None
 
     def close(self) -> None:
         """Release connections and memory, and end a transfer that is waiting on any thread. May be called again."""
@@ -244,7 +244,7 @@ def share_storage(source: LocalLayout | None, accepted: Accepted, manifest: Mani
         target[name].data = source.tensors[ties.get(name, name)].detach()
 
 
-def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout, SharedTensors | None]:
+def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout, HostMemory | None]:
     """Return the tensors to write: the role's own, or, if they are loaded, tensors kept from sync to sync."""
     if accepted.load is None:
         return read_layout(accepted), None
@@ -258,18 +258,16 @@ def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout,
         }
     ties = dict(manifest.ties)
     wanted = {name: tensor for name, tensor in like.items() if name not in ties}
-    shared = None
     if accepted.memory is None:
-        shared = SharedTensors.create(wanted)  # processes of an engine may open it
-        tensors = shared.tensors
+        memory, tensors = allocate_tensors(wanted)  # processes of an engine may open it
     else:
-        tensors = dict(accepted.memory(wanted))
+        memory, tensors = None, dict(accepted.memory(wanted))
     if odd := sorted(odd_tensors(tensors, wanted)):
         raise DeclarationError(
             f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(odd[:5])}"
         )
     names = dict.fromkeys((*like, *ties))
-    return LocalLayout(manifest, {name: tensors[ties.get(name, name)] for name in names}), shared
+    return LocalLayout(manifest, {name: tensors[ties.get(name, name)] for name in names}), memory
 
 
 def load_all(load: Load, tensors: Tensors) -> None:

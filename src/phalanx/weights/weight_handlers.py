@@ -13,7 +13,7 @@ from phalanx.weights.shared_memory import device_id
 from phalanx.weights.tensors import device_of
 from phalanx.weights.transports import CUDA_IPC
 from phalanx.weights.versions import Key, Weights
-from phalanx.weights.weight_requests import Connected, ConnectRequest, Description, Sent, Side, SyncRequest
+from phalanx.weights.weight_requests import ConnectRequest, Description, Sent, Side, SyncRequest
 from phalanx.wire.messages import STORE_VARIABLE
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, not FSDP, which loads slowly
@@ -67,10 +67,10 @@ def _location(runtime: WorkerRuntime, device: str) -> RankLocation:
     return RankLocation(node, f"{node}/{os.getpid()}", device)
 
 
-def connect(runtime: WorkerRuntime, request: ConnectRequest) -> Connected:
-    """Create this rank's endpoints.
+def connect(runtime: WorkerRuntime, request: ConnectRequest) -> object:
+    """Create this rank's endpoints, and return the address of a source.
 
-    A rank that cannot use CUDA IPC refuses, and the driver chooses another transport.
+    A rank that cannot use CUDA IPC returns the error instead, and the driver chooses another transport.
     """
     from phalanx.weights.weight_ends import WeightSource, WeightTarget  # FSDP: only on ranks with weights
 
@@ -79,16 +79,16 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> Connected:
     try:
         if side == "source":
             source = registry.parts[side, connection] = WeightSource(registry, request, rank)
-            return Connected(source.address)
+            return source.address
         own_source: WeightSource | None = registry.parts.get(("source", connection))
         layout = None if own_source is None else own_source.layout
         target = registry.parts[side, connection] = WeightTarget(registry, request, rank, layout)
         target.connect()
-        return Connected()
+        return None
     except WeightsTransferError as error:
         if CUDA_IPC not in request.transports.values():
             raise
-        return Connected(refusal=str(error))
+        return error
 
 
 def disconnect(runtime: WorkerRuntime, connection: str) -> None:

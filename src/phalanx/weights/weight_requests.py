@@ -65,13 +65,6 @@ class ConnectRequest:
         return [locality for locality, name in self.transports.items() if name == transport]
 
 
-class Connected(NamedTuple):
-    """Response of a connected rank: its address, or the reason why it cannot use a transport."""
-
-    address: Any = None
-    refusal: str = ""
-
-
 class SyncRequest(NamedTuple):
     """Send, or receive, version ``number`` over ``connection``.
 

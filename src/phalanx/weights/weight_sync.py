@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import ClassVar, Literal
 
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable
-from phalanx.calls.future import CallFuture
+from phalanx.calls.future import CallFuture, gather
 from phalanx.calls.run_on import run_on
 from phalanx.calls.timeouts import checked
 from phalanx.channels.staleness import StalenessManager
@@ -57,9 +56,6 @@ from phalanx.wire.value import Reduced
 _TIMEOUT_S = 600.0
 _GRACE_S = 5.0
 _GRACE_AFTER_DEATH_S = 0.5
-_TURN_S = 0.2
-"""Seconds to wait for a call before looking at another call: a call that failed ends the sync."""
-
 _PRECEDENCE = (
     (CallCancelled, 0),
     (WorkerDiedError, 1),
@@ -464,7 +460,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
 
     def _find_outcome(self, timeout: float | None) -> WeightsVersion | BaseException:
         try:
-            self._wait_for_all(timeout)
+            gather(*(CallFuture(call) for call in self.calls if not call.over), timeout=timeout)
             return self._version()
         except Exception as error:
             if isinstance(error, CallTimeout) and not all(call.over for call in self.calls):
@@ -491,22 +487,6 @@ class SyncFuture(CallFuture[WeightsVersion]):
         nbytes, total = sum(one.nbytes for one in moved), time.monotonic() - self._began
         step = max(steps, default=None)
         return WeightsVersion(self.number, total, nbytes, changed, step, tuple(moved), wire_bytes)
-
-    def _wait_for_all(self, timeout: float | None) -> None:
-        """Wait until all calls are over, or a call that was not over fails.
-
-        Raises:
-            CallTimeout: if the time is over. Otherwise the error of the call that failed.
-        """
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        while left := [call for call in self.calls if not call.over]:
-            for call in left:
-                seconds = max(0.0, min(_TURN_S if len(left) > 1 else math.inf, until - time.monotonic()))
-                try:
-                    call.result(None if seconds == math.inf else seconds)
-                except CallTimeout:
-                    if call.over or time.monotonic() >= until:
-                        raise
 
     def _cause(self, error: BaseException) -> BaseException:
         """Return the error from which the others followed."""

@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.errors import DeclarationError, WeightsMismatch
 from phalanx.weights.boxes import Box, LocalBox, chunk, local_boxes, whole
-from phalanx.weights.manifest import HeldTensor, Manifest, Names
+from phalanx.weights.manifest import HeldTensor, Manifest, pack_names
 from phalanx.weights.name_matching import Fused
 from phalanx.weights.plan import Locality, Locations, Plan, RankLocation
 from tests.weights.planning.layouts import one_node, plan_of
@@ -27,7 +27,7 @@ def part(shape: tuple[int, ...], *boxes: tuple[int, int]) -> HeldTensor:
 
 
 def rows(shape: tuple[int, ...], rank: int, ranks: int) -> HeldTensor:
-    runs = [chunk([(0, shape[0])], rank, ranks), *([(0, size)] for size in shape[1:])]
+    runs = [chunk([range(shape[0])], rank, ranks), *([range(size)] for size in shape[1:])]
     return HeldTensor("float32", shape, local_boxes(runs))
 
 
@@ -59,6 +59,11 @@ def senders(plan: Plan) -> list[tuple[int, Locality]]:
             by_rank(full(8)),
             by_rank(part((8,), (0, 5), (4, 4))),
             ("w", "boxes that do not overlap", "[0:5] and [4:8], an overlap", "target rank 0"),
+        ),
+        (
+            by_rank(part((8,), (0, 3)), part((8,), (5, 3))),
+            by_rank(full(8)),
+            ("w", "[0:8] at a source", "a hole: no source rank has [3:5]", "target rank 0"),
         ),
         (
             by_rank(full(8)),
@@ -219,7 +224,7 @@ def test_what_several_ranks_of_a_node_need_is_written_once() -> None:
 
 
 def test_pieces_are_listed_once_for_all_names_that_travel_alike() -> None:
-    names = Names.of(f"layers.{layer}.experts.{expert}.w" for layer in range(94) for expert in range(384))
+    names = pack_names(f"layers.{layer}.experts.{expert}.w" for layer in range(94) for expert in range(384))
 
     def experts(ranks: int) -> list[Manifest]:
         return [Manifest(((rows((1536, 4096), rank, ranks), names),)) for rank in range(ranks)]

@@ -16,7 +16,8 @@ import torch
 
 from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import InternalError, WeightsError
-from phalanx.weights.shared_memory import HostMemory, SharedTensors
+from phalanx.weights.shared_memory import HostMemory
+from phalanx.weights.tensors import dtype_named, name_of
 
 EXTENSION = f"{__name__}.WorkerExtension"
 _RELOAD = "vllm.model_executor.model_loader.reload"
@@ -46,11 +47,14 @@ def location_of(tensors: Mapping[str, torch.Tensor]) -> str:
     Raises:
         InternalError: if they are not in memory that other processes of this node and user can open.
     """
-    shared = SharedTensors.holding(tensors)
-    if shared is None:
+    memory = HostMemory.holding(next(iter(tensors.values())))
+    if memory is None:
         raise InternalError("weights for vLLM are not in shared memory")
-    memory = shared.memory
-    return json.dumps([memory.handle.decode(), memory.tensor.numel(), shared.table])
+    table = [
+        (name, one.storage_offset() * one.itemsize, name_of(one.dtype), list(one.shape))
+        for name, one in tensors.items()
+    ]
+    return json.dumps([memory.handle.decode(), memory.tensor.numel(), table])
 
 
 class WorkerExtension:
@@ -66,17 +70,18 @@ class WorkerExtension:
             WeightsError: if a parameter of the model got no weights.
         """
         handle, nbytes, table = json.loads(location)
-        shared = SharedTensors(HostMemory.open(handle.encode(), nbytes), table)
+        memory = HostMemory.open(handle.encode(), nbytes)
+        tensors = {name: memory.view(at, dtype_named(dtype), shape) for name, at, dtype, shape in table}
         model = self.model_runner.get_model()
         # It warns of layers without weights in every sync; missing weights are an error below.
         logging.getLogger(f"{_RELOAD}.layerwise").setLevel(logging.ERROR)
         try:
             with find("vllm.config.set_current_vllm_config")(self.vllm_config):
                 find(f"{_RELOAD}.initialize_layerwise_reload")(model)
-                loaded = model.load_weights(iter(shared.tensors.items()))
+                loaded = model.load_weights(iter(tensors.items()))
                 find(f"{_RELOAD}.finalize_layerwise_reload")(model, self.model_runner.model_config)
         finally:
-            shared.close()
+            memory.close()
         missing = sorted({name for name, _ in model.named_parameters()} - (loaded or set()))
         if missing and loaded is not None:
             raise WeightsError(
