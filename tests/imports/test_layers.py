@@ -20,7 +20,6 @@ WEIGHT_PLANNING = (
     "tensors",
     "transport_interface",
     "versions",
-    "weight_requests",
 )
 WEIGHTS_ON_RANKS = (
     "process_group",

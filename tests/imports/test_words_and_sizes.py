@@ -36,7 +36,7 @@ LINES = {
     "testing": 260,
     "topology": 980,
     "tracing": 1100,
-    "weights": 2980,
+    "weights": 2_890,
     "wire": 1350,
     "worker": 1760,
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -264,9 +264,12 @@ def placed_boxes(
         DeclarationError: if neither leads to the local shape.
     """
     for order in (_reordered, list):
-        runs = [
-            _apply(order([cut for cut in cuts if cut.dim == dim]), size) for dim, size in enumerate(shape)
-        ]
+        runs: list[list[range]] = []
+        for dim, size in enumerate(shape):
+            left = [range(size)] if size else []
+            for cut in order([cut for cut in cuts if cut.dim == dim]):
+                left = strided_chunk(left, cut.part, cut.parts, cut.factor)
+            runs.append(left)
         sizes = [sum(map(len, dim)) for dim in runs]
         if math.prod(sizes) == 0 and math.prod(local) == 0:
             return ()
@@ -289,13 +292,6 @@ def _reordered(cuts: Sequence[MeshCut]) -> list[MeshCut]:
         else:
             order.insert(0, cut)
     return order
-
-
-def _apply(cuts: Iterable[MeshCut], size: int) -> list[range]:
-    runs = [range(size)] if size else []
-    for cut in cuts:
-        runs = strided_chunk(runs, cut.part, cut.parts, cut.factor)
-    return runs
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,6 @@ class View(NamedTuple):
     dim: int
     segments: tuple[tuple[int, int, int], ...]
 
-    @property
-    def length(self) -> int:
-        """Size of the part along ``dim``."""
-        return sum(length for _, _, length in self.segments)
-
 
 @dataclass(frozen=True)
 class Fused:
@@ -282,7 +277,9 @@ class NameMatch:
 
 def _shape_seen(layout: TensorLayout, view: View | None) -> tuple[int, ...]:
     shape = layout.shape
-    return shape if view is None else (*shape[: view.dim], view.length, *shape[view.dim + 1 :])
+    if view is None:
+        return shape
+    return (*shape[: view.dim], sum(length for *_, length in view.segments), *shape[view.dim + 1 :])
 
 
 def _ranks(layout: TensorLayout) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from operator import add, sub
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
@@ -125,6 +125,13 @@ class Plan:
         """Yield the boxes of some localities, once per batch of tensors."""
         for batch in self.batches:
             yield from (box for box in batch.boxes if box.locality in localities)
+
+    def members(self, localities: Sequence[Locality]) -> list[tuple[Literal["source", "target"], int]]:
+        """Return (side, rank) of the ranks that have something for each other over ``localities``, in a fixed order."""
+        boxes = list(self.boxes(localities))
+        sources = sorted({box.source for box in boxes})
+        targets = sorted({target for box in boxes for target in box.targets})
+        return [*(("source", rank) for rank in sources), *(("target", rank) for rank in targets)]
 
     def bytes_by_link(self) -> dict[tuple[int, int, Locality], int]:
         """Return the bytes from each source rank to each target rank, by locality."""

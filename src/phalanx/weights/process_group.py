@@ -21,8 +21,7 @@ from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import Bucket, SlotView
-from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, group_members, lost
-from phalanx.weights.weight_requests import Side
+from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, Side, lost
 from phalanx.worker.rendezvous import collectives
 
 _POLL_S = 0.0005
@@ -41,7 +40,7 @@ class ProcessGroupEndpoint(Endpoint):
         plan, localities = self.request.plan, self.request.localities(self.transport)
         self._me: _Member = self.request.side, self.rank
         #: All ranks under None, and the ranks of the buckets with several readers. All of them must come.
-        self._members: dict[_Subgroup | None, Sequence[_Member]] = {None: group_members(plan, localities)}
+        self._members: dict[_Subgroup | None, Sequence[_Member]] = {None: plan.members(localities)}
         boxes = plan.boxes(localities)
         for source, targets in sorted({(box.source, box.targets) for box in boxes if len(box.targets) > 1}):
             self._members[source, targets] = [("source", source), *(("target", rank) for rank in targets)]
@@ -84,6 +83,11 @@ class ProcessGroupEndpoint(Endpoint):
                 "(GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
 
+        # A bucket of each source, kept from sync to sync.
+        self._buffers = [
+            torch.empty(self.capacity, dtype=torch.uint8, device=self.device) for _ in self.streams
+        ]
+
     def _make(self, store: Store, members: Sequence[_Member], limit: timedelta) -> ProcessGroup:
         rank, size, device = members.index(self._me), len(members), self.device
         group = ProcessGroup(store, rank, size)
@@ -106,7 +110,7 @@ class ProcessGroupEndpoint(Endpoint):
         self._create(deadline)
         sent = 0
         for bucket in self.buckets:
-            memory = self._buffer(0)
+            memory = self._buffers[0]
             length = self.packing.pack(memory, bucket, version.read)
             if self.packing.varies:
                 self._exchange_lengths([bucket], [length], deadline)
@@ -128,7 +132,7 @@ class ProcessGroupEndpoint(Endpoint):
             lengths = [bucket.nbytes for bucket in arriving]
             if self.packing.varies:
                 lengths = self._exchange_lengths(arriving, lengths, deadline)
-            parts = [self._buffer(place)[:length] for place, length in enumerate(lengths)]
+            parts = [memory[:length] for memory, length in zip(self._buffers, lengths, strict=False)]
             self._exchange(arriving, parts, deadline)
             for bucket, memory in zip(arriving, parts, strict=True):
                 self.packing.unpack(memory, bucket.slots, write)
@@ -147,12 +151,6 @@ class ProcessGroupEndpoint(Endpoint):
         self._exchange(buckets, tensors, deadline)
         return [int(tensor) for tensor in tensors]
 
-    def _buffer(self, place: int) -> torch.Tensor:
-        """Return memory that is kept from bucket to bucket."""
-        while len(self._buffers) <= place:
-            self._buffers.append(torch.empty(self.capacity, dtype=torch.uint8, device=self.device))
-        return self._buffers[place]
-
     def _exchange(
         self, buckets: Sequence[Bucket], tensors: Sequence[torch.Tensor], deadline: Deadline
     ) -> None:
@@ -161,7 +159,7 @@ class ProcessGroupEndpoint(Endpoint):
         peer = ""
         try:  # operations on closed connections fail at their begin
             for bucket, memory in zip(buckets, tensors, strict=True):
-                peer = self._peer(bucket)
+                peer = _name(self._peer(bucket))
                 if len(bucket.readers) == 1:
                     single.append((bucket, memory))
                     continue
@@ -169,7 +167,7 @@ class ProcessGroupEndpoint(Endpoint):
                 work = group.broadcast([memory], dist.BroadcastOptions())  # from rank 0, the source
                 self._wait(work, peer, deadline)
             for bucket, work in self._begin(single):
-                peer = self._peer(bucket)
+                peer = _name(self._peer(bucket))
                 self._wait(work, peer, deadline)
         except RuntimeError as error:
             problem = f"{peer} ended, or did not respond in time, while weights were sent ({error})"
@@ -183,17 +181,14 @@ class ProcessGroupEndpoint(Endpoint):
             group._start_coalescing(device)
         works: list[Any] = []
         for bucket, memory in single:
-            if self._me[0] == "source":
-                works.append(group.send([memory], everyone.index(("target", bucket.readers[0])), 0))
-            else:
-                works.append(group.recv([memory], everyone.index(("source", bucket.source)), 0))
+            transfer = group.send if self._me[0] == "source" else group.recv
+            works.append(transfer([memory], everyone.index(self._peer(bucket)), 0))
         if coalesces:
             works = [group._end_coalescing(device)]
         return zip((bucket for bucket, _ in single), works, strict=False)
 
-    def _peer(self, bucket: Bucket) -> str:
-        is_source = self._me[0] == "source"
-        return f"target rank {bucket.readers[0]}" if is_source else f"source rank {bucket.source}"
+    def _peer(self, bucket: Bucket) -> _Member:
+        return ("target", bucket.readers[0]) if self._me[0] == "source" else ("source", bucket.source)
 
     def _wait(self, work: Any, peer: str, deadline: Deadline) -> None:
         if self.device.type != "cuda":

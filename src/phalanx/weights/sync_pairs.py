@@ -21,9 +21,9 @@ from phalanx.weights.boxes import complete
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.name_matching import Fused, Rename, renamer
 from phalanx.weights.plan import Locality, Locations, explain_plan, make_plan
+from phalanx.weights.transport_interface import ConnectRequest, Side, SyncRequest
 from phalanx.weights.transports import SHARED_MEMORY, STORAGE, WITH_DELTAS, transport_choices
 from phalanx.weights.versions import Key, Transfer
-from phalanx.weights.weight_requests import ConnectRequest, Description, Side, SyncRequest
 
 _log = logging.getLogger("phalanx")
 _REFUSAL = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
@@ -188,7 +188,9 @@ def connect_pair(
         WeightsTransferError: if the ranks cannot reach each other.
     """
     epochs = source.core.epoch, target.core.epoch
-    sources, targets = _describe(source, target)
+    sources, targets = (
+        _results(side, "describe", weight_handlers.describe, side.side, side.key) for side in (source, target)
+    )
     everything = _complete_manifest([one.manifest for one in sources if one.manifest], rename)
     held, wanted = ([one.manifest or everything for one in side] for side in (sources, targets))
     locations = Locations(*(tuple(one.location for one in side) for side in (sources, targets)))
@@ -218,27 +220,17 @@ def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
     addresses: dict[int, Any] = {}
     for side in (pair.source, pair.target):
         request = replace(pair.request, side=side.side, key=side.key, ranks=side.ranks, addresses=addresses)
-        addresses = dict(enumerate(_results(side, side.run("connect", weight_handlers.connect, request))))
+        addresses = dict(enumerate(_results(side, "connect", weight_handlers.connect, request)))
         for answer in addresses.values():
             if isinstance(answer, WeightsTransferError):
                 return answer
     return None
 
 
-def _describe(*sides: SyncSide) -> list[list[Description]]:
-    calls = [side.run("describe", weight_handlers.describe, side.side, side.key) for side in sides]
-    try:
-        return [_results(side, call) for side, call in zip(sides, calls, strict=True)]
-    except PhalanxError:
-        with contextlib.suppress(PhalanxError):  # Ray prints the error of a result that is never fetched
-            calls[1].result(1.0)
-        raise
-
-
-def _results(side: SyncSide, call: Call) -> list[Any]:
+def _results(side: SyncSide, title: str, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Return the results of the ranks. A refusal of a rank is raised as the caller's mistake."""
     try:
-        return call.result(None)
+        return side.run(title, function, *args).result(None)
     except RemoteCallError as error:
         for failure in error.failures:
             if failure.type_name == _REFUSAL:

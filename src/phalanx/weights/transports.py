@@ -13,8 +13,7 @@ from phalanx.weights.buckets import Bucket, DeltaPacking, Packing, SlotView, buc
 from phalanx.weights.plan import Locality, Locations, Plan
 from phalanx.weights.process_group import ProcessGroupEndpoint
 from phalanx.weights.ring import RingReceiver, RingSender
-from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, group_members, lost
-from phalanx.weights.weight_requests import ConnectRequest
+from phalanx.weights.transport_interface import ConnectRequest, Deadline, Endpoint, Outgoing, lost
 
 COPY = "copy"
 STORAGE = "shared storage"
@@ -98,7 +97,7 @@ def transport_choices(
 
     def devices(*localities: Locality) -> list[str]:
         """Return the devices of the ranks that work over ``localities``; none if a rank has host tensors."""
-        found = [sides[side][rank].device for side, rank in group_members(plan, localities)]
+        found = [sides[side][rank].device for side, rank in plan.members(localities)]
         return found if all(found) else []
 
     def fits_nccl(*localities: Locality) -> bool:

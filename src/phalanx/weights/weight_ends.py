@@ -25,10 +25,9 @@ from phalanx.weights.local_layout import (
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.shared_memory import HostMemory, allocate_tensors
 from phalanx.weights.tensors import Tensors, copy_ties, device_of, dtype_named
-from phalanx.weights.transport_interface import Deadline, Outgoing, lost
+from phalanx.weights.transport_interface import ConnectRequest, Deadline, Outgoing, Sent, SyncRequest, lost
 from phalanx.weights.transports import STORAGE, make_endpoints
 from phalanx.weights.versions import WeightRegistry
-from phalanx.weights.weight_requests import ConnectRequest, Sent, SyncRequest
 
 _CONNECT_S = 60.0
 _SMALL = 1 << 16

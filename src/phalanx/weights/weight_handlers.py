@@ -11,9 +11,9 @@ from phalanx.errors import WeightsTransferError
 from phalanx.weights.plan import RankLocation
 from phalanx.weights.shared_memory import device_id
 from phalanx.weights.tensors import device_of
+from phalanx.weights.transport_interface import ConnectRequest, Description, Sent, Side, SyncRequest
 from phalanx.weights.transports import CUDA_IPC
 from phalanx.weights.versions import Key, Weights
-from phalanx.weights.weight_requests import ConnectRequest, Description, Sent, Side, SyncRequest
 from phalanx.wire.messages import STORE_VARIABLE
 
 if TYPE_CHECKING:  # a driver needs the names of these functions, not FSDP, which loads slowly

@@ -48,9 +48,9 @@ from phalanx.weights.sync_pairs import (
     connect_pair,
     side_of,
 )
+from phalanx.weights.transport_interface import Sent, SyncRequest
 from phalanx.weights.transports import TRANSPORTS
 from phalanx.weights.versions import Key, Transfer, Weights, WeightsVersion
-from phalanx.weights.weight_requests import Sent, SyncRequest
 from phalanx.wire.value import Reduced
 
 _TIMEOUT_S = 600.0

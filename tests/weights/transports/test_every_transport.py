@@ -17,7 +17,7 @@ from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import read_slot, write_slot
 from phalanx.weights.plan import Locality, Locations, RankLocation
 from phalanx.weights.tensors import Tensors
-from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing
+from phalanx.weights.transport_interface import ConnectRequest, Deadline, Endpoint, Outgoing
 from phalanx.weights.transports import (
     COPY,
     CUDA_IPC,
@@ -27,7 +27,6 @@ from phalanx.weights.transports import (
     make_endpoints,
     transport_choices,
 )
-from phalanx.weights.weight_requests import ConnectRequest
 from tests.weights.planning.layouts import (
     Layout,
     apart,
