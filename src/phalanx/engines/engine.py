@@ -10,7 +10,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.dispatch_modes import Dispatch
@@ -75,13 +75,6 @@ class TokenRate:
         return sum(step[2] for step in self._steps) / seconds if seconds else 0.0
 
 
-class EngineCall(NamedTuple):
-    """A running call: the queue of its finished rows, of their tokens if it ``streams``, and of engine errors."""
-
-    events: asyncio.Queue[Row | Tokens | BaseException]
-    streams: bool
-
-
 class EngineLoop:
     """Steps of an engine, on the event loop of its rank.
 
@@ -101,7 +94,6 @@ class EngineLoop:
         self._runner, self._context, self._weights, self._clock = runner, context, weights, clock
         self._waiting: dict[int, Answer] = {}
         self._running: dict[int, Answer] = {}
-        self._calls: dict[Row, EngineCall] = {}
         self._mode: PauseMode | None = None
         self._asleep = frozenset[str]()
         self._task: asyncio.Task[None] | None = None
@@ -123,9 +115,9 @@ class EngineLoop:
 
     async def run(self, rows: Sequence[Row], *, streams: bool = False) -> AsyncGenerator[Row | Tokens]:
         """Yield each row when it is finished, and its tokens if ``streams``. Drop unfinished rows at the end."""
-        call = EngineCall(asyncio.Queue(), streams)
+        events: asyncio.Queue[Row | Tokens | BaseException] = asyncio.Queue()
         for row in rows:
-            self._calls[row] = call
+            row.report, row.streams = events.put_nowait, streams
             for answer in row.answers:
                 if answer.finish_reason is None:
                     self._waiting[answer.key] = answer
@@ -136,14 +128,13 @@ class EngineLoop:
         unfinished = len(rows)
         try:
             while unfinished:
-                event = await call.events.get()
+                event = await events.get()
                 if isinstance(event, BaseException):
                     raise event
                 unfinished -= isinstance(event, Row)
                 yield event
         finally:
-            left = [row for row in rows if self._calls.pop(row, None) is not None]
-            self._drop([answer for row in left for answer in row.answers])
+            self._drop([answer for row in rows for answer in row.answers])
 
     def abort(self, wanted: Callable[[Answer], bool]) -> int:
         """End the wanted answers as they are; return the number of their rows."""
@@ -275,9 +266,9 @@ class EngineLoop:
 
     def _stream(self, answer: Answer, start: int) -> None:
         """Queue the tokens of an answer from number ``start``, if its call streams tokens."""
-        row, call = answer.row, self._calls[answer.row]
-        if call.streams:
-            call.events.put_nowait(
+        row = answer.row
+        if row.streams:
+            row.report(
                 Tokens(
                     row=row.index,
                     id=row.id,
@@ -297,7 +288,7 @@ class EngineLoop:
             if row.is_finished:
                 self._requests += 1
                 self._aborted += any(answer.finish_reason == "abort" for answer in row.answers)
-                self._calls.pop(row).events.put_nowait(row)
+                row.report(row)
         return len(rows)
 
     def _drop(self, answers: Sequence[Answer]) -> None:
@@ -311,10 +302,10 @@ class EngineLoop:
 
     def _fail(self, error: BaseException) -> None:
         """End all calls with ``error``; the engine is empty afterwards."""
-        for events in {call.events for call in self._calls.values()}:
-            events.put_nowait(error)
-        self._calls.clear()
-        self._drop([*self._running.values(), *self._waiting.values()])
+        answers = [*self._running.values(), *self._waiting.values()]
+        for report in {answer.row.report for answer in answers}:
+            report(error)
+        self._drop(answers)
 
     def _report(self) -> None:
         """Report the statistics to `phalanx top`, traces and the cluster's metrics."""

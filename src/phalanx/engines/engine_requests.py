@@ -135,13 +135,18 @@ class Answer:
 
 @dataclass(eq=False)
 class Row:
-    """A prompt of a call, with its answers. ``index`` is its index in the rank's shard."""
+    """A prompt of a call, with its answers. ``index`` is its index in the rank's shard.
+
+    ``report`` tells the call the end of the row, its tokens if it ``streams``, and an error of the engine.
+    """
 
     index: int
     id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     answers: list[Answer] = field(default_factory=list[Answer])
+    report: Callable[[Any], None] = lambda _: None
+    streams: bool = False
 
     @property
     def error(self) -> str | None:
