@@ -27,7 +27,7 @@ LINES = {
     "declare": 1020,
     "dispatch": 1140,
     "display": 410,
-    "engines": 1770,
+    "engines": 1760,
     "group": 900,
     "members": 1100,
     "parallel": 430,

@@ -54,9 +54,9 @@ class HostMemory:
         return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC), nbytes)
 
     @classmethod
-    def holding(cls, tensor: torch.Tensor) -> HostMemory | None:
-        """Return the memory of this process that has a tensor; None if there is none."""
-        return cls._alive.get(tensor.untyped_storage().data_ptr())
+    def holding(cls, tensor: torch.Tensor) -> HostMemory:
+        """Return the memory of this process that has a tensor. Raises KeyError if there is none."""
+        return cls._alive[tensor.untyped_storage().data_ptr()]
 
     def view(self, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """Return the tensor that begins at byte ``begin``."""

@@ -74,7 +74,6 @@ class VllmRunner(ModelRunner):
         self._asleep = frozenset[str]()
         self._broken: str | None = None
         self._version, self._cache_use = 0, 0.0
-        self._prompts = itertools.count(1)
         self._shared_memory: list[list[str]] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="phalanx-vllm", daemon=True)
@@ -249,7 +248,7 @@ class VllmRunner(ModelRunner):
 
     async def _read(self, prompt: Sequence[int]) -> list[float]:
         tokens, params = self._sampling.for_prompt(prompt)
-        outputs = self.llm.generate(token_prompt(tokens), params, f"prompt-{next(self._prompts)}")
+        outputs = self.llm.generate(token_prompt(tokens), params, f"prompt-{secrets.token_hex(8)}")
         return [prompt_log_probs(prompt, output) async for output in outputs][-1]
 
     def cache_use(self) -> float:

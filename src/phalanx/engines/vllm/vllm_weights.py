@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from phalanx.engines.vllm.vllm_imports import find
-from phalanx.errors import InternalError, WeightsError
+from phalanx.errors import WeightsError
 from phalanx.weights.shared_memory import HostMemory
 from phalanx.weights.tensors import dtype_named, name_of
 
@@ -45,11 +45,9 @@ def location_of(tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the location of tensors that a sync received, for :meth:`WorkerExtension.phalanx_load`.
 
     Raises:
-        InternalError: if they are not in memory that other processes of this node and user can open.
+        KeyError: if they are not in memory that other processes of this node and user can open.
     """
     memory = HostMemory.holding(next(iter(tensors.values())))
-    if memory is None:
-        raise InternalError("weights for vLLM are not in shared memory")
     table = [
         (name, one.storage_offset() * one.itemsize, name_of(one.dtype), list(one.shape))
         for name, one in tensors.items()
