@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from phalanx.calls.call import Call
-from phalanx.calls.future import CallFuture
+from phalanx.calls.future import CallFuture, gather
 from phalanx.calls.run_on import run_on
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PhalanxError, RemoteCallError, WeightsTransferError
@@ -188,8 +188,8 @@ def connect_pair(
         WeightsTransferError: if the ranks cannot reach each other.
     """
     epochs = source.core.epoch, target.core.epoch
-    sources, targets = (
-        _results(side, "describe", weight_handlers.describe, side.side, side.key) for side in (source, target)
+    sources, targets = _results(
+        *(side.run("describe", weight_handlers.describe, side.side, side.key) for side in (source, target))
     )
     everything = _complete_manifest([one.manifest for one in sources if one.manifest], rename)
     held, wanted = ([one.manifest or everything for one in side] for side in (sources, targets))
@@ -220,21 +220,22 @@ def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
     addresses: dict[int, Any] = {}
     for side in (pair.source, pair.target):
         request = replace(pair.request, side=side.side, key=side.key, ranks=side.ranks, addresses=addresses)
-        addresses = dict(enumerate(_results(side, "connect", weight_handlers.connect, request)))
-        for answer in addresses.values():
+        (answers,) = _results(side.run("connect", weight_handlers.connect, request))
+        addresses = dict(enumerate(answers))
+        for answer in answers:
             if isinstance(answer, WeightsTransferError):
                 return answer
     return None
 
 
-def _results(side: SyncSide, title: str, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Return the results of the ranks. A refusal of a rank is raised as the caller's mistake."""
+def _results(*calls: Call) -> list[list[Any]]:
+    """Return the results of calls, by rank. A refusal of a rank is raised as the caller's mistake."""
     try:
-        return side.run(title, function, *args).result(None)
+        return gather(*map(CallFuture, calls))
     except RemoteCallError as error:
         for failure in error.failures:
             if failure.type_name == _REFUSAL:
-                raise DeclarationError(f"{side.title}, rank {failure.rank}: {failure.message}") from None
+                raise DeclarationError(f"{error.group}, rank {failure.rank}: {failure.message}") from None
         raise
 
 
