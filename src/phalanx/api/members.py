@@ -13,8 +13,7 @@ from phalanx.api.worker_group import WorkerGroup
 from phalanx.calls.timeouts import checked
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.group.group import Group
-from phalanx.group.preemption_monitor import look_once
-from phalanx.group.preemption_notices import PreemptionNotice
+from phalanx.group.preemption_notices import PreemptionNotice, look_once
 from phalanx.group.resize_plan import Change, block_of, fitted, plan_change
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.meshes import mesh_of

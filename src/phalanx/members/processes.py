@@ -16,7 +16,7 @@ from phalanx.calls.call_state import raisable
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.run_on import gather_before_end, run_on
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
-from phalanx.group import preemption_monitor
+from phalanx.group import preemption_notices
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
@@ -53,7 +53,7 @@ def start(core: Group) -> None:
     _open_for_calls(core)
     if not core.backend.immediate:
         health_check.watch()
-        preemption_monitor.watch()
+        preemption_notices.watch()
 
 
 def _open_for_calls(core: Group) -> None:

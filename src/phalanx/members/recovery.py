@@ -26,7 +26,7 @@ from phalanx.group import roster
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.group.options import ReplacePolicy, RestartPolicy
-from phalanx.group.preemption_monitor import look_once
+from phalanx.group.preemption_notices import look_once
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.processes import replace_processes, restart, settle
 from phalanx.members.snapshots import check_held, from_peer, has_state, in_one_order, restore, take
