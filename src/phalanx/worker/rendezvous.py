@@ -19,7 +19,6 @@ import importlib.util
 import os
 import socket
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import timedelta
@@ -76,9 +75,9 @@ def _wrap(names: dict[str, Any], name: str, wrapper: Callable[..., Any]) -> None
         names[name] = functools.partial(wrapper, names[name])
 
 
-def _put_handler(module: ModuleType) -> None:
+def _put_handler(module: Any) -> None:
     """Put the handler in front of torch's ``env://``."""
-    _wrap(module._rendezvous_handlers, "env", _handle)  # pyright: ignore[reportAttributeAccessIssue]
+    _wrap(module._rendezvous_handlers, "env", _handle)
 
 
 def _handle(
@@ -164,26 +163,19 @@ class Collectives:
 
     def __init__(self) -> None:
         self._noted = set[str]()
-        self._before: frozenset[str] | None = None
-        self._blocks = 0
-        self._lock = threading.Lock()
+        self._before: list[frozenset[str]] = []  # of each block that runs: the sockets from before it
         self._kept_ports = set[int]()
 
     @contextlib.contextmanager
     def noting(self) -> Generator[None]:
         """Note all sockets that are opened during the block as sockets of a process group."""
-        with self._lock:
-            self._blocks += 1
-            if self._before is None:
-                self._before = frozenset(_sockets().values())
+        before = frozenset(_sockets().values())
+        self._before.append(before)
         try:
             yield
         finally:
-            with self._lock:
-                self._blocks -= 1
-                if not self._blocks:  # the last of several threads, or the outermost block
-                    self._noted |= set(_sockets().values()) - self._before
-                    self._before = None
+            self._noted.update(set(_sockets().values()) - before)
+            self._before.remove(before)  # or an equal one of another thread
 
     def forget(self) -> None:
         """Forget the sockets of groups that were destroyed."""
@@ -200,9 +192,8 @@ class Collectives:
         gloo ends the process if a listener is shut down. Connections of Ray and of the rendezvous store stay open too:
         a rank that stays in its group needs them.
         """
-        before = self._before
         for fd, name in _sockets().items():
-            if name not in self._noted and (before is None or name in before):
+            if name not in self._noted and all(name in before for before in list(self._before)):
                 continue
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                 internet = connection.family in (socket.AF_INET, socket.AF_INET6)
