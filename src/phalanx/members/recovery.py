@@ -75,28 +75,25 @@ def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
             )
             return False
         core.preemptions += 1
-        _begin(core, policy, "since its ranks lost their nodes as was announced")
-        return True
-    now = core.backend.now()
-    core.recoveries = policy.recent(core.recoveries, now)
-    if not policy.allows(core.recoveries, now):
-        what = "restart" if isinstance(policy, RestartPolicy) else "replacement"
-        core.lifecycle.remark = (
-            f"{policy} does not allow another {what} now: {len(core.recoveries)} were made."
-        )
-        return False
-    core.recoveries.append(now)
-    _begin(core, policy, f"after: {_first_line(core.lifecycle.cause)}")
-    return True
-
-
-def _begin(core: Group, policy: RestartPolicy | ReplacePolicy, why: str) -> None:
+        why = "since its ranks lost their nodes as was announced"
+    else:
+        now = core.backend.now()
+        core.recoveries = policy.recent(core.recoveries, now)
+        if not policy.allows(core.recoveries, now):
+            what = "restart" if isinstance(policy, RestartPolicy) else "replacement"
+            core.lifecycle.remark = (
+                f"{policy} does not allow another {what} now: {len(core.recoveries)} were made."
+            )
+            return False
+        core.recoveries.append(now)
+        why = f"after: {_first_line(core.lifecycle.cause)}"
     if isinstance(policy, ReplacePolicy):
         _log.warning("group %r gets new processes for the ranks that it lost, %s", core.name, why)
         heal(core)
     else:
         _log.warning("group %r is restarted %s", core.name, why)
         restart(core)
+    return True
 
 
 def _was_preempted(core: Group) -> bool:
