@@ -35,28 +35,22 @@ _worlds: Counter[str] = Counter()
 _served: dict[int, Any] = {}
 
 
-class StorePort:
-    """The port of a process that may have to serve torch's store: bound before any process has a rank."""
+def listen(address: str) -> socket.socket:
+    """Listen on a free port of this host, on which the process may have to serve torch's store."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
+    server.listen(4096)
+    return server
 
-    def __init__(self) -> None:
-        self._listening: socket.socket | None = None
 
-    def take(self, address: str) -> int:
-        """Listen on a free port of this host. Return its number."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listening = server = socket.socket(family, socket.SOCK_STREAM)
-        server.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
-        server.listen(4096)
-        return server.getsockname()[1]
-
-    def settle(self, *, serves: bool) -> None:
-        """Serve the store there, or give the port back. Make this process join the store of its group."""
-        _when_imported(_put_handler)
-        listening, self._listening = self._listening, None
-        if listening is not None and serves:
-            _when_imported(lambda _: _serve(listening))
-        elif listening is not None:
-            listening.close()
+def join_store(listening: socket.socket | None, *, serves: bool) -> None:
+    """Make this process join the store of its group. It serves the store at ``listening``, or gives that port back."""
+    _when_imported(_put_handler)
+    if listening is not None and serves:
+        _when_imported(lambda _: _serve(listening))
+    elif listening is not None:
+        listening.close()
 
 
 def _serve(listening: socket.socket) -> None:

@@ -47,7 +47,7 @@ from phalanx.worker.call_values import Arguments, arguments_of, described, encod
 from phalanx.worker.control import Interrupted, control
 from phalanx.worker.exit_hooks import CLOSERS, Closers, report
 from phalanx.worker.profiling import Profiling
-from phalanx.worker.rendezvous import StorePort
+from phalanx.worker.rendezvous import join_store, listen
 
 _REMEMBERED = 256
 _OPEN_TRACES = 8
@@ -180,7 +180,7 @@ class WorkerRuntime:
         self.call_log: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self.trace_files = TraceFiles(own_process=not services.in_driver)
         self._loop = Loop()
-        self._store_port = StorePort()
+        self._listening: socket.socket | None = None
         self._control = None if services.in_driver else control()
         side = self._control
         #: Context in which a call is shown as running.
@@ -202,7 +202,8 @@ class WorkerRuntime:
     def report(self) -> ProcessInfo:
         """Describe this process before it has a rank. Binds the socket on which rank 0 will serve the store."""
         slot, log_paths = self._services.facts()
-        port = 0 if self.in_driver else self._store_port.take(slot.node_ip)
+        self._listening = None if self.in_driver else listen(slot.node_ip)
+        port = 0 if self._listening is None else self._listening.getsockname()[1]
         side = None if self._control is None else self._control.describe()
         folder = self._services.folder()
         return ProcessInfo(slot, os.getpid(), time.time(), port, log_paths, side, folder)
@@ -223,7 +224,8 @@ class WorkerRuntime:
             self._step = self._control.task_step if self._control else step
         try:
             self._log = apply(setup, self.in_driver)
-            self._store_port.settle(serves=setup.serves)
+            join_store(self._listening, serves=setup.serves)
+            self._listening = None
             arguments = Arguments(refs, self._services.fetch)
             self.trace_files.files = setup.files
             with (
@@ -371,12 +373,7 @@ class WorkerRuntime:
                     function, args, kwargs = self._method(call, refs, note)
                 with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
                     with self._step(call_id):
-                        source = await self._value(function(*args, **kwargs))
-                        if type(source) not in _GENERATORS:
-                            raise DispatchError(
-                                f"its items were asked for, but it returned a {type(source).__name__}: call it "
-                                "without .stream(), or let the method yield"
-                            )
+                        source = _check_yields(await self._value(function(*args, **kwargs)))
                     async with aclosing(self._items(source)) as items:
                         while True:
                             with self._step(call_id):
@@ -475,9 +472,10 @@ class WorkerRuntime:
         """Yield the items of a generator of either kind. Closing this closes the generator."""
         plain = isinstance(source, GeneratorType)
         try:
-            while (
-                item := next(source, _OVER) if plain else await self._value(anext(source, _OVER))
-            ) is not _OVER:
+            while True:
+                item = next(source, _OVER) if plain else await self._value(anext(source, _OVER))
+                if item is _OVER:
+                    return
                 yield item
         finally:
             await self._value(source.close() if plain else source.aclose())
@@ -514,9 +512,8 @@ class WorkerRuntime:
             from phalanx.collect.failures import is_cut_off  # loaded only if a call failed
 
             upstream = error.report
-            kept = (
-                {"exception_bytes": upstream.exception_bytes} if upstream.exception_bytes is not None else {}
-            )
+            if upstream.exception_bytes is not None:
+                kept = {"exception_bytes": upstream.exception_bytes}
             cls = ArgumentLost if upstream.lost or is_cut_off(upstream) else DispatchError
             error = cls(f"an argument of this call is the result of a call that failed: {error}")
         place, accelerators = self.place, ",".join(self.place.accelerator_ids)
@@ -544,6 +541,15 @@ def _completed(coroutine: Any) -> Any:
     except StopIteration as end:
         return end.value
     raise InternalError(f"{coroutine} was suspended on a rank without an event loop")
+
+
+def _check_yields(source: Any) -> Any:
+    if type(source) not in _GENERATORS:
+        raise DispatchError(
+            f"its items were asked for, but it returned a {type(source).__name__}: call it without .stream(), or "
+            "let the method yield"
+        )
+    return source
 
 
 def _packed(result: Any, note: Noted | None, pack: Callable[[Any], Any]) -> Any:
