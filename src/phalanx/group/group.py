@@ -120,8 +120,9 @@ class Group:
         #: Whether living ranks are worth keeping: those of a failed call are interrupted before they are stopped. Set
         #: by a policy that replaces ranks, by the first snapshot, and in views.
         self.spare = False
-        # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
-        self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
+        #: Returns a number for a call. Not from 1: several processes may call one group, and its ranks tell the calls
+        #: apart by number.
+        self.new_number = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER).__next__
 
         # Members.
         #: Held while members change.
@@ -199,10 +200,6 @@ class Group:
         """Store the classes and options of the ranks, and the pool that they run on."""
         self.pool, self.tenant, self.has_pool = pool, tenant, True
         self.roles, self.options = roles, options
-
-    def new_number(self) -> int:
-        """Return a number for a call."""
-        return next(self._numbers)
 
     def check(self) -> Epoch:
         """Return the epoch to which a call can be sent now.
