@@ -15,12 +15,11 @@ from typing import Any
 from phalanx.backends.backend_types import FetchFailed, RankOutcome, RankStream, Ticket
 from phalanx.calls import health_check
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import CallState, Results
+from phalanx.calls.call_state import PendingStream, Results, Streaming
 from phalanx.calls.compose import messages
 from phalanx.calls.divergence_check import Executed, check_order, check_replicated
-from phalanx.calls.in_flight import add_chosen, add_stream
+from phalanx.calls.in_flight import add_chosen
 from phalanx.calls.listeners import everywhere
-from phalanx.calls.streams import PendingStream, Streaming
 from phalanx.collect.message import rank_list
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
@@ -84,8 +83,7 @@ def send(
         stall_report_after=stall_report_after,
         began=began,
     )
-    if call.heard.planned:
-        call.tell(call.heard.planned)
+    call.tell(call.heard.planned)
     sent_plan = plan
     if core.debug:
         call.verify = None if streaming else _verifier(core, spec)
@@ -100,8 +98,6 @@ def send(
     call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
     if chosen:
         add_chosen(core, call)
-    if streaming is not None and streaming.buffer is not None:
-        add_stream(core, call)
     core.recent.append(weakref.ref(call))
     return call
 
@@ -166,19 +162,15 @@ def submit(
     """
     backend, endpoints, nbytes = core.backend, epoch.endpoints, 0
     parts = [] if parts is None else parts
-    if streaming is None:
-        for rank, message in zip(ranks, composed, strict=True):
-            parts.append(backend.submit(endpoints[rank], message, returns))
-            nbytes += len(message.data)
-        tickets = [part for part in parts if isinstance(part, Ticket)]
-        return Results(backend, tickets), nbytes
     for position, (rank, message) in enumerate(zip(ranks, composed, strict=True)):
-        if position in streaming.positions:
+        if streaming is not None and position in streaming.positions:
             parts.append(backend.stream(endpoints[rank], message, streaming.buffer))
         else:
-            parts.append(backend.submit(endpoints[rank], message))
+            parts.append(backend.submit(endpoints[rank], message, returns))
         nbytes += len(message.data)
-    return PendingStream(backend, parts, streaming), nbytes
+    if streaming is not None:
+        return PendingStream(backend, parts, streaming), nbytes
+    return Results(backend, [part for part in parts if isinstance(part, Ticket)]), nbytes
 
 
 def _submit(
@@ -266,10 +258,10 @@ def _noted(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
     call.core.reruns.add(call, sent)
 
 
-def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[Any]], None]:
+def _verifier(core: Group, spec: MethodSpec) -> Callable[[Call, Sequence[Any]], None]:
     """Return the check of debug mode that runs before outputs are joined: it compares the ranks."""
 
-    def verify(call: CallState, outputs: Sequence[Any]) -> None:
+    def verify(call: Call, outputs: Sequence[Any]) -> None:
         if spec.replicated:
             check_replicated(core.name, call.method, call.plan.ranks, outputs)
         if spec.name != LIBRARY and len(call.plan.ranks) >= max(2, core.world_size):

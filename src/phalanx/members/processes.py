@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Generator, Sequence
 
 from phalanx.backends.backend_types import Endpoint, NotReady, Reservation
 from phalanx.calls import health_check
-from phalanx.calls.call import Call
-from phalanx.calls.call_state import raisable
+from phalanx.calls.call import Call, raisable
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.run_on import gather_before_end, run_on
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
@@ -148,7 +147,7 @@ def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[i
     ranks = [rank for rank in among if rank not in dead]
     if ranks:
         call = run_on(core, handlers.close, ranks=ranks, title="close", checked=False, epoch=epoch)
-        call.arrivals.wait(range(len(ranks)), len(ranks), patience)
+        call.arrivals.pending(patience)
 
 
 def restart(core: Group, size: int | None = None) -> None:
@@ -273,5 +272,4 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
 
 def _late(asked: Call, ranks: Sequence[int], seconds: float) -> list[int]:
     """Return the ranks that have not responded after ``seconds``."""
-    positions = range(len(ranks))
-    return [ranks[position] for position in asked.arrivals.wait(positions, len(positions), seconds)[1]]
+    return [ranks[position] for position in asked.arrivals.pending(seconds)]
