@@ -193,15 +193,6 @@ class CallFuture(Awaited[T]):
         self.refuse_stream()
         return self.result()
 
-    def row_parts(self, backend: Backend) -> list[Ticket] | None:
-        """Tickets of the parts of a result of rows, in row order; None where it has to come through the driver."""
-        tickets = self.parts(backend)
-        gather = self.call.plan.gather
-        if tickets is None or gather.collect != "join":
-            return None
-        parts = [tickets[position] for position in gather.take]
-        return parts if all(part.info is not None for part in parts) else None
-
     def __reduce__(self) -> Reduced:
         raise DeclarationError(
             "a CallFuture belongs to its driver; pass it as an argument of a group's method (its bytes then go from "

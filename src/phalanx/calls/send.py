@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from phalanx.backends.backend_types import FetchFailed, RankOutcome, RankStream, Ticket
@@ -86,7 +87,7 @@ def send(
     call.tell(call.heard.planned)
     sent_plan = plan
     if core.debug:
-        call.verify = None if streaming else _verifier(core, spec)
+        call.verify = None if streaming else partial(_verify, spec)
         sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
     header = _header(core, call, spec, DESCRIBED if describe else OUTPUT)
     composed: Iterable[Message] = messages(core, sent_plan, header, call)
@@ -258,19 +259,16 @@ def _noted(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
     call.core.reruns.add(call, sent)
 
 
-def _verifier(core: Group, spec: MethodSpec) -> Callable[[Call, Sequence[Any]], None]:
-    """Return the check of debug mode that runs before outputs are joined: it compares the ranks."""
-
-    def verify(call: Call, outputs: Sequence[Any]) -> None:
-        if spec.replicated:
-            check_replicated(core.name, call.method, call.plan.ranks, outputs)
-        if spec.name != LIBRARY and len(call.plan.ranks) >= max(2, core.world_size):
-            ranks = range(core.world_size)
-            asked = CallPlan(ranks, (Same(handlers.call_log),), {}, GatherPlan("list", ranks))
-            logs = send(core, asked, MethodSpec(LIBRARY), "").result(None)
-            check_order(core.name, call.method, [[Executed(*one) for one in log] for log in logs])
-
-    return verify
+def _verify(spec: MethodSpec, call: Call, outputs: Sequence[Any]) -> None:
+    """Compare the ranks of a call before their outputs are joined, in debug mode."""
+    core = call.core
+    if spec.replicated:
+        check_replicated(core.name, call.method, call.plan.ranks, outputs)
+    if spec.name != LIBRARY and len(call.plan.ranks) >= max(2, core.world_size):
+        ranks = range(core.world_size)
+        asked = CallPlan(ranks, (Same(handlers.call_log),), {}, GatherPlan("list", ranks))
+        logs = send(core, asked, MethodSpec(LIBRARY), "").result(None)
+        check_order(core.name, call.method, [[Executed(*one) for one in log] for log in logs])
 
 
 def _all_kept(plan: CallPlan) -> CallPlan:
@@ -280,8 +278,6 @@ def _all_kept(plan: CallPlan) -> CallPlan:
 
 class ResentResults(Results):
     """Results of a call of a single rank. If the rank refused the call, it is sent again once its output is needed."""
-
-    __slots__ = ("_at", "_core", "_message", "_number", "_repeats", "_returns")
 
     def __init__(
         self,
@@ -318,30 +314,21 @@ class ResentResults(Results):
         return found
 
     def _send_again(self) -> bool:
-        """Send the call again if its rank refused it. Return whether it was sent."""
+        """Send the call to the newest roster if its rank refused it. Return whether it was sent."""
+        core, (rank, endpoint) = self._core, self._at
         found = super().outcome(0)
-        if found.ok or self._repeats >= _MOST_REPEATS:
+        if found.ok or self._repeats >= _MOST_REPEATS or not was_refused(core, found, rank, endpoint):
             return False
-        if not was_refused(self._core, found, *self._at) or not self._can_run():
+        epoch = core.epoch
+        if core.card.independent:  # any rank may run it
+            number, takes = ANY_EPOCH, epoch.size > 0
+        else:
+            number, takes = epoch.number, epoch.number > self._number and rank < epoch.size
+        if not takes:
             return False
         self._repeats += 1
-        self._send()
-        return True
-
-    def _can_run(self) -> bool:
-        """Return whether a rank may run the call: any independent rank, or the same rank in a later epoch."""
-        epoch = self._core.epoch
-        if self._core.card.independent:
-            return epoch.size > 0
-        return epoch.number > self._number and self._at[0] < epoch.size
-
-    def _send(self) -> None:
-        core, epoch = self._core, self._core.epoch
-        number = ANY_EPOCH if core.card.independent else epoch.number
         message = self._message.unpack()._replace(epoch=number).pack(self._message.refs)
-        rank = self._at[0] % epoch.size
-        endpoint = epoch.endpoints[rank]
-        ticket = core.backend.submit(endpoint, message, self._returns)
-        self._number = epoch.number
-        self._at = rank, endpoint
-        super().__init__(core.backend, [ticket])
+        rank %= epoch.size
+        self._number, self._at = epoch.number, (rank, epoch.endpoints[rank])
+        super().__init__(core.backend, [core.backend.submit(self._at[1], message, self._returns)])
+        return True
