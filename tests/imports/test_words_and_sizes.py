@@ -31,7 +31,7 @@ LINES = {
     "group": 900,
     "members": 1100,
     "parallel": 430,
-    "pools": 450,
+    "pools": 410,
     "session": 650,
     "testing": 260,
     "topology": 980,
