@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from phalanx.backends.backend_types import FetchFailed, NotReady
 from phalanx.calls.call_outcome import CallOutcome, decide
-from phalanx.calls.call_state import PendingStream, Results, seconds_until
+from phalanx.calls.call_state import PendingStream, Results, WaitOver, raisable, seconds_until
 from phalanx.calls.counts import process
 from phalanx.calls.diagnosis import (
     CANCELLED_WITHIN_S,
@@ -35,25 +34,6 @@ from phalanx.wire.value import Value
 
 T = TypeVar("T")
 _REFUSED = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
-
-
-def raisable(error: BaseException) -> BaseException:
-    """A copy to raise of an error that is kept: the frames that it then passes through are not kept with it."""
-    try:
-        fresh = copy.copy(error)
-    except Exception:  # not every exception of users can be copied
-        return error
-    fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
-    fresh.__suppress_context__ = error.__suppress_context__
-    return fresh if type(fresh) is type(error) else error
-
-
-class WaitOver(Exception):
-    """A wait for a call is over, while the call continues."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
 
 
 class Call:

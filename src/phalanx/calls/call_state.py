@@ -1,7 +1,8 @@
-"""The pending results of a call: outputs of its ranks, items of the ranks that stream, and how each rank ended."""
+"""The pending results of a call: outputs of its ranks, items of the ranks that stream, how each rank ended; its errors."""
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from collections import deque
@@ -26,6 +27,25 @@ from phalanx.wire.value import Value
 def seconds_until(limit: float | None, backend: Backend) -> float | None:
     """Seconds from now to a moment on the backend's clock."""
     return None if limit is None else max(0.0, limit - backend.now())
+
+
+def raisable(error: BaseException) -> BaseException:
+    """A copy to raise of an error that is kept: the frames that it then passes through are not kept with it."""
+    try:
+        fresh = copy.copy(error)
+    except Exception:  # not every exception of users can be copied
+        return error
+    fresh.__cause__, fresh.__context__ = error.__cause__, error.__context__
+    fresh.__suppress_context__ = error.__suppress_context__
+    return fresh if type(fresh) is type(error) else error
+
+
+class WaitOver(Exception):
+    """A wait for a call is over, while the call continues."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
 
 
 class Results:

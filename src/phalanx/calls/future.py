@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref, Ticket
-from phalanx.calls.call import Call, raisable
-from phalanx.calls.call_state import seconds_until
+from phalanx.calls.call import Call
+from phalanx.calls.call_state import raisable, seconds_until
 from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream
 from phalanx.calls.timeouts import checked
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref
-from phalanx.calls.call import Call, WaitOver, raisable
-from phalanx.calls.call_state import PendingStream, seconds_until
+from phalanx.calls.call import Call
+from phalanx.calls.call_state import PendingStream, WaitOver, raisable, seconds_until
 from phalanx.errors import DispatchError, PhalanxError
 from phalanx.session.session import session
 from phalanx.wire.codec import decoding

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Generator, Sequence
 
 from phalanx.backends.backend_types import Endpoint, NotReady, Reservation
 from phalanx.calls import health_check
-from phalanx.calls.call import Call, raisable
+from phalanx.calls.call import Call
+from phalanx.calls.call_state import raisable
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.run_on import gather_before_end, run_on
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError

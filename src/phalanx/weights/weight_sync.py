@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
-from phalanx.calls.call import Call, raisable
+from phalanx.calls.call import Call
+from phalanx.calls.call_state import raisable
 from phalanx.calls.future import CallFuture
 from phalanx.calls.run_on import run_on
 from phalanx.calls.timeouts import checked
