@@ -309,6 +309,10 @@ class Call:
                 found[rank] = error(f"rank {rank}: {report.message}")
         return found
 
+    def all_ended(self) -> bool:
+        """Return whether no rank is still at it; does not wait."""
+        return self.arrivals.all_ended()
+
     def has_failed(self) -> bool:
         """Return whether a rank is known to have failed; does not wait."""
         pending = self.arrivals.pending()

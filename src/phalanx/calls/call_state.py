@@ -1,4 +1,4 @@
-"""The pending results of a call: outputs of its ranks, items of the ranks that stream, how each rank ended; its errors."""
+"""The pending results of a call: outputs and items of its ranks, how each rank ended, and the errors of the call."""
 
 from __future__ import annotations
 

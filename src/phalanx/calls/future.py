@@ -105,7 +105,7 @@ class CallFuture(Awaited[T]):
 
     def done(self) -> bool:
         """Return whether every rank has returned, raised or died; does not wait."""
-        return self.call.over or self.call.arrivals.all_ended()
+        return self.call.over or self.call.all_ended()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call to end; return its error, or None."""

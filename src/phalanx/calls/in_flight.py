@@ -28,7 +28,7 @@ def calls_of(group: Group) -> list[Call]:
 
 def is_busy(group: Group) -> bool:
     """Return whether a call of this process is still at work."""
-    return any(not call.arrivals.all_ended() for call in calls_of(group))
+    return any(not call.all_ended() for call in calls_of(group))
 
 
 def add_chosen(group: Group, call: Call) -> None:
@@ -90,7 +90,7 @@ def _busy(group: Group) -> Counter[int]:
         call: Call | None = reference()
         if call is None or call.over or call.number in chosen or not epoch.takes(call.plan.ranks, call.epoch):
             continue
-        if not call.arrivals.all_ended():
+        if not call.all_ended():
             busy.update(call.plan.ranks)
         else:  # it needs no capacity, whether or not its value was read
             with contextlib.suppress(ValueError):

@@ -169,7 +169,7 @@ def move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
 
 def _cannot_wait(core: Group) -> bool:
     """Return whether calls are under way that may need the driver to go on, or that a rank begins in any order."""
-    calls = [call for call in calls_of(core) if not call.arrivals.all_ended()]
+    calls = [call for call in calls_of(core) if not call.all_ended()]
     return bool(calls) and (core.card.asynchronous or any(call.streams is not None for call in calls))
 
 

@@ -124,9 +124,7 @@ class TrackedCalls:
         call.arrivals = Results(core.backend, [Ticket(ref) for ref in refs])
         call.note_sent(0)
         core.recent.append(weakref.ref(call))
-        while self._with_deadline and (
-            self._with_deadline[0].over or self._with_deadline[0].arrivals.all_ended()
-        ):
+        while self._with_deadline and (self._with_deadline[0].over or self._with_deadline[0].all_ended()):
             self._with_deadline.popleft()
         if call.deadline is not None:  # which is looked after, whether or not anybody waits for the call
             self._with_deadline.append(call)
