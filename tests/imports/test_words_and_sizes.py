@@ -34,7 +34,7 @@ LINES = {
     "pools": 410,
     "session": 650,
     "testing": 260,
-    "topology": 980,
+    "topology": 900,
     "tracing": 1100,
     "weights": 2980,
     "wire": 1350,

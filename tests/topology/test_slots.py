@@ -33,7 +33,7 @@ def test_merging_a_slot_twice_names_it():
     view = pool(4)
 
     with pytest.raises(DeclarationError, match="slot 2 of block 0 of pool 'p' is in the view twice"):
-        view[0:3] + view[2:4]
+        _ = view[0:3] + view[2:4]
 
 
 def test_split_by_list_makes_parts_of_these_sizes():

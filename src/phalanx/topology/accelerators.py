@@ -38,33 +38,13 @@ ACCELERATORS: tuple[Accelerator, ...] = (
         ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
         "cuda",
         "nccl",
-        lower=("ROCR_VISIBLE_DEVICES",),
+        ("ROCR_VISIBLE_DEVICES",),
     ),
-    Accelerator(
-        "xpu",
-        "GPU",
-        ("ZE_AFFINITY_MASK",),
-        "xpu",
-        "xccl",
-        lower=("ONEAPI_DEVICE_SELECTOR",),
-    ),
+    Accelerator("xpu", "GPU", ("ZE_AFFINITY_MASK",), "xpu", "xccl", ("ONEAPI_DEVICE_SELECTOR",)),
     Accelerator("npu", "NPU", ("ASCEND_RT_VISIBLE_DEVICES",), "npu", "hccl"),
     Accelerator("tpu", "TPU", ("TPU_VISIBLE_CHIPS",), "xla", "xla"),
-    Accelerator(
-        "hpu",
-        "HPU",
-        ("HABANA_VISIBLE_MODULES",),
-        "hpu",
-        "hccl",
-        lower=("HABANA_VISIBLE_DEVICES",),
-    ),
-    Accelerator(
-        "neuron",
-        "neuron_cores",
-        ("NEURON_RT_VISIBLE_CORES",),
-        "xla",
-        "xla",
-    ),
+    Accelerator("hpu", "HPU", ("HABANA_VISIBLE_MODULES",), "hpu", "hccl", ("HABANA_VISIBLE_DEVICES",)),
+    Accelerator("neuron", "neuron_cores", ("NEURON_RT_VISIBLE_CORES",), "xla", "xla"),
 )
 
 

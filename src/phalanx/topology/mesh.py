@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from phalanx.errors import DeclarationError, DispatchError
 
@@ -20,6 +20,7 @@ _REST = -1
 _SHOWN = 8
 
 Coordinates = tuple[int, ...]
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -62,11 +63,8 @@ class Mesh:
         names = _agreed_names(reported)
         table = tuple(tuple(_coordinate(r, n, at[n]) for n in names) for r, at in enumerate(reported))
         extent = [max(column) + 1 for column in zip(*table, strict=True)]
-        axes = (
-            dict(zip(names, extent, strict=True))
-            if sizes is None
-            else _agreed_sizes(names, sizes, len(reported))
-        )
+        largest = dict(zip(names, extent, strict=True))
+        axes = largest if sizes is None else _agreed_sizes(names, sizes, len(reported))
         _check_tiling(axes, table)
         mesh = cls.__new__(cls)
         row_major = all(at == want for at, want in zip(table, _row_major(axes.values()), strict=True))
@@ -296,9 +294,7 @@ def _agreed_names(reported: Sequence[Mapping[str, int]]) -> tuple[str, ...]:
     names = tuple(reported[0])
     for name in names:
         _axis_size(name, 1)
-    by_names: dict[tuple[str, ...], list[int]] = {}
-    for rank, at in enumerate(reported):
-        by_names.setdefault(names if set(at) == set(names) else tuple(at), []).append(rank)
+    by_names = _ranks_by(names if set(at) == set(names) else tuple(at) for at in reported)
     if len(by_names) > 1:
         _refuse([f"{_ranks(ranks)} report axes ({', '.join(found)})" for found, ranks in by_names.items()])
     return names
@@ -313,13 +309,9 @@ def _agreed_sizes(
         )
     conflicts: list[str] = []
     for name in names:
-        by_size: dict[Any, list[int]] = {}
-        for rank, held in enumerate(sizes):
-            by_size.setdefault(held.get(name), []).append(rank)
+        by_size = _ranks_by(held.get(name) for held in sizes)
         if len(by_size) > 1:
-            conflicts += [
-                f"{_ranks(ranks)} hold {name} to have size {size}" for size, ranks in by_size.items()
-            ]
+            conflicts += [f"{_ranks(r)} hold {name} to have size {size}" for size, r in by_size.items()]
     if conflicts:
         _refuse(conflicts)
     return {name: _axis_size(name, sizes[0].get(name)) for name in names}
@@ -327,9 +319,7 @@ def _agreed_sizes(
 
 def _check_tiling(axes: Mapping[str, int], table: Sequence[Coordinates]) -> None:
     """Check that every coordinate of ``axes`` belongs to exactly one rank of ``table``."""
-    holders: dict[Coordinates, list[int]] = {}
-    for rank, at in enumerate(table):
-        holders.setdefault(at, []).append(rank)
+    holders = _ranks_by(table)
     conflicts = [f"{_ranks(r)} all report {_named(axes, at)}" for at, r in holders.items() if len(r) > 1]
     inside = [all(c < size for c, size in zip(at, axes.values(), strict=True)) for at in table]
     conflicts += [
@@ -365,6 +355,14 @@ def _refuse(conflicts: Sequence[str], over: str = "") -> NoReturn:
         + ". Each rank must report the same axes, and each place must be held by exactly one rank: report "
         "them from the same parallel state on every rank"
     )
+
+
+def _ranks_by(values: Iterable[V]) -> dict[V, list[int]]:
+    """Return the ranks that report each value."""
+    ranks: dict[V, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(rank)
+    return ranks
 
 
 def _row_major(shape: Iterable[int]) -> Iterable[Coordinates]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from phalanx.errors import DeclarationError
 from phalanx.topology.accelerators import resource_names
@@ -37,41 +39,30 @@ class Holder:
     resources: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Feasibility:
+class Feasibility(NamedTuple):
     """Result of a placement check.
 
     ``fits_total``: the blocks fit on the nodes without other reservations; False means never. ``fits_now``: they fit
-    next to the present reservations. Both are exact unless ``decided`` is False: then the search was cut off, and
-    undecided cases count as fitting. ``nodes`` is a packing that works now: the node id of each block, or None.
+    next to the present reservations. Both are exact unless the search is cut off: undecided cases count as fitting.
     """
 
     fits_total: bool
     fits_now: bool
-    decided: bool = True
-    nodes: tuple[str, ...] | None = None
 
 
 def check_feasible(
-    nodes: Sequence[NodeCapacity],
-    blocks: Sequence[int],
-    resources: Mapping[str, float],
+    nodes: Sequence[NodeCapacity], blocks: Sequence[int], resources: Mapping[str, float]
 ) -> Feasibility:
     """Return whether ``blocks[i]`` slots of ``resources`` each fit, each block on a single node.
 
     Blocks may share a node.
     """
-    ever = pack(blocks, [capacity(node, node.total, resources) for node in nodes])
-    now = pack(blocks, [capacity(node, node.available, resources) for node in nodes])
-    chosen = None if now.nodes is None else tuple(nodes[i].node_id for i in now.nodes)
-    return Feasibility(ever.possible, now.possible, ever.decided and now.decided, chosen)
+    total = fits(blocks, [capacity(node.total, resources) for node in nodes])
+    now = fits(blocks, [capacity(node.available, resources) for node in nodes])
+    return Feasibility(total, now)
 
 
-def capacity(
-    node: NodeCapacity,
-    amounts: Mapping[str, float],
-    resources: Mapping[str, float],
-) -> int:
+def capacity(amounts: Mapping[str, float], resources: Mapping[str, float]) -> int:
     """How many slots of ``resources`` fit in ``amounts`` of a node."""
     wanted = {name: _units(amount) for name, amount in resources.items() if _units(amount) > 0}
     counts = [_units(amounts.get(name, 0.0)) // amount for name, amount in wanted.items()]
@@ -184,7 +175,7 @@ class _Request:
             f"{amount_text(name, node.total.get(name, 0))}/{amount_text(name, node.available.get(name, 0))}"
             for name in self._columns()
         ]
-        fitting = [capacity(node, amounts, self.resources) for amounts in (node.total, node.available)]
+        fitting = [capacity(amounts, self.resources) for amounts in (node.total, node.available)]
         held = [
             f"{holder.name} ({amounts_text(holder.resources)})"
             for holder in self.holders
@@ -215,7 +206,7 @@ class _Request:
         return f"no node has the resource {name!r}: start one with it (`ray start --help`), or leave it out"
 
     def _never(self) -> list[str]:
-        capacities = [capacity(node, node.total, self.resources) for node in self.nodes]
+        capacities = [capacity(node.total, self.resources) for node in self.nodes]
         largest, total = max(capacities), sum(capacities)
         if largest == 0:
             return [f"no node holds even one slot: {self._short()}"]
@@ -247,7 +238,7 @@ class _Request:
         holding = sorted(
             {h.name for h in self.holders if any(name in h.resources for name in self.resources)}
         )
-        free = max(capacity(node, node.available, self.resources) for node in self.nodes)
+        free = max(capacity(node.available, self.resources) for node in self.nodes)
         who = (
             f" held by {', '.join(holding)}"
             if holding
@@ -287,109 +278,45 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-# States visited before the search gives up; ordinary clusters need fewer than ten per block.
+# States visited before the search gives up; ordinary clusters need one for each block.
 _SEARCH_LIMIT = 20_000
 
 
-@dataclass(frozen=True)
-class Packing:
-    """``nodes[i]`` is the index of the node that gets block ``i``; None where there is no such packing.
+def fits(blocks: Sequence[int], capacities: Sequence[int]) -> bool:
+    """Return whether each block fits on a single node; ``capacities`` are in slots. Blocks may share a node.
 
-    ``decided`` is False where the search was cut off, so that a packing may exist after all.
+    The largest block first, each onto the fullest node that holds it; if that fails, all choices are searched. Also
+    True if the search was cut off: then the blocks are not ruled out.
     """
+    sizes = sorted(blocks, reverse=True)
 
-    nodes: tuple[int, ...] | None
-    decided: bool = True
+    def place_next(placed: int, nodes: _Nodes) -> Iterator[tuple[int, _Nodes]]:
+        if sum(free * count for free, count in nodes) < sum(sizes[placed:]):
+            return
+        for free, _ in nodes:
+            if free >= sizes[placed]:
+                left = Counter(dict(nodes))
+                left.update({free: -1, free - sizes[placed]: 1})
+                yield placed + 1, _useful(left, sizes[-1])
 
-    @property
-    def possible(self) -> bool:
-        """True if a packing exists, or at least could not be ruled out."""
-        return self.nodes is not None or not self.decided
-
-
-def pack(blocks: Sequence[int], capacities: Sequence[int]) -> Packing:
-    """Put each block on a single node; ``capacities`` are in slots. Blocks may share a node.
-
-    Largest blocks first into the fullest node that holds them; if that fails, all choices are searched.
-    """
-    if not blocks:
-        return Packing(())
-    if not capacities or sum(blocks) > sum(capacities) or max(blocks) > max(capacities):
-        return Packing(None)
-    order = sorted(range(len(blocks)), key=lambda i: (-blocks[i], i))
-    sizes = [blocks[i] for i in order]
-    chosen = _best_fit(sizes, list(capacities))
-    decided = True
-    if chosen is None:
-        search = _Search(sizes, list(capacities))
-        chosen = search.run()
-        decided = not search.cut_off
-    if chosen is None:
-        return Packing(None, decided)
-    node_of = dict(zip(order, chosen, strict=True))
-    return Packing(tuple(node_of[i] for i in range(len(blocks))))
+    states = [iter([(0, _useful(Counter(capacities), min(sizes, default=0)))])]
+    seen: set[tuple[int, _Nodes]] = set()
+    while states:
+        state = next(states[-1], None)
+        if state is None:
+            states.pop()
+        elif state not in seen:
+            seen.add(state)
+            if state[0] == len(sizes) or len(seen) > _SEARCH_LIMIT:
+                return True
+            states.append(place_next(*state))
+    return False
 
 
-def _best_fit(sizes: Sequence[int], free: list[int]) -> list[int] | None:
-    chosen: list[int] = []
-    for size in sizes:
-        fitting = [node for node, slots in enumerate(free) if slots >= size]
-        if not fitting:
-            return None
-        node = min(fitting, key=lambda n: (free[n], n))
-        free[node] -= size
-        chosen.append(node)
-    return chosen
+_Nodes = tuple[tuple[int, int], ...]
+"""Free slots and number of nodes that have so many, the fullest nodes first."""
 
 
-class _Search:
-    """Depth-first over nodes for each block; equal nodes are tried once, dead states are remembered."""
-
-    def __init__(self, sizes: Sequence[int], free: list[int]) -> None:
-        self.sizes = sizes
-        self.free = free
-        self.dead: set[tuple[int, ...]] = set()
-        self.cut_off = False
-
-    def run(self) -> list[int] | None:
-        """The node of each block, or None. A stack of choices, as blocks may outnumber Python's frames."""
-        chosen: list[int] = []
-        choices = [self._choices(0)]
-        visited = 0
-        while choices:
-            visited += 1
-            if visited > _SEARCH_LIMIT:
-                self.cut_off = True
-                return None
-            node = choices[-1].pop() if choices[-1] else None
-            if node is None:
-                choices.pop()
-                self._step_back(chosen)
-                continue
-            self.free[node] -= self.sizes[len(chosen)]
-            chosen.append(node)
-            if len(chosen) == len(self.sizes):
-                return chosen
-            choices.append(self._choices(len(chosen)))
-        return None
-
-    def _step_back(self, chosen: list[int]) -> None:
-        self.dead.add(self._state(len(chosen)))
-        if chosen:
-            node = chosen.pop()
-            self.free[node] += self.sizes[len(chosen)]
-
-    def _choices(self, block: int) -> list[int]:
-        """Return nodes for ``block``, the fullest last (tried first); a node of each free size."""
-        if self._state(block) in self.dead or not self._room_is_left(block):
-            return []
-        by_free = {slots: node for node, slots in enumerate(self.free) if slots >= self.sizes[block]}
-        return [by_free[slots] for slots in sorted(by_free, reverse=True)]
-
-    def _room_is_left(self, block: int) -> bool:
-        """Nodes smaller than the smallest block left are of no use to any."""
-        smallest = self.sizes[-1]
-        return sum(slots for slots in self.free if slots >= smallest) >= sum(self.sizes[block:])
-
-    def _state(self, block: int) -> tuple[int, ...]:
-        return block, *sorted(self.free)
+def _useful(nodes: Counter[int], smallest: int) -> _Nodes:
+    """Return the nodes that hold at least the smallest block."""
+    return tuple(sorted((free, count) for free, count in nodes.items() if count and free >= smallest))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 from phalanx.errors import DeclarationError, PlacementError
 
@@ -128,11 +128,7 @@ class SlotView:
         """
         return SlotView(self.slots + other.slots)
 
-    @overload
-    def __getitem__(self, key: int) -> SlotView: ...
-    @overload
-    def __getitem__(self, key: slice) -> SlotView: ...
-    def __getitem__(self, key: Any) -> SlotView:
+    def __getitem__(self, key: int | slice) -> SlotView:
         """Return the view of a single slot, or of a slice; negative indices and steps as in a list.
 
         Raises:
