@@ -104,10 +104,6 @@ class Group:
         self.recent: deque[weakref.ref[Any]] = deque()
         #: By number, the calls whose rank was chosen for having the fewest: (epoch, ranks, results).
         self.chosen: dict[int, tuple[Epoch, Sequence[int], Any]] = {}
-        #: Weak references to calls whose ranks wait for a reader.
-        self.streams: list[weakref.ref[Any]] = []
-        #: Held while ``chosen`` or ``streams`` change; reentrant, since the collector may end a call meanwhile.
-        self.calls_lock = threading.RLock()
         self.max_in_flight = settings().max_in_flight
         self.reruns = RerunLog()
         self.counts = Counts(process)

@@ -148,7 +148,7 @@ def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[i
     ranks = [rank for rank in among if rank not in dead]
     if ranks:
         call = run_on(core, handlers.close, ranks=ranks, title="close", checked=False, epoch=epoch)
-        call.arrivals.wait(range(len(ranks)), len(ranks), patience)
+        call.arrivals.pending(patience)
 
 
 def restart(core: Group, size: int | None = None) -> None:
@@ -273,5 +273,4 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
 
 def _late(asked: Call, ranks: Sequence[int], seconds: float) -> list[int]:
     """Return the ranks that have not responded after ``seconds``."""
-    positions = range(len(ranks))
-    return [ranks[position] for position in asked.arrivals.wait(positions, len(positions), seconds)[1]]
+    return [ranks[position] for position in asked.arrivals.pending(seconds)]
