@@ -110,8 +110,8 @@ class FakeArrivals:
             return RankOutcome(failure=capture(one, rank=position))
         return RankOutcome(one)
 
-    def fetched_with_others(self) -> None:
-        return None
+    def pending(self, timeout: float | None = 0.0) -> list[int]:
+        return self.wait(range(len(self)), len(self), timeout)[1]
 
     def call_ids(self) -> list[int]:
         return [7] * len(self.outcomes)

@@ -44,13 +44,6 @@ def test_ranks_that_their_owner_ended_close_the_group_here() -> None:
     assert (ending.closes, ending.breaks) == (True, False)
 
 
-def test_a_group_that_is_closed_already_is_not_closed_again() -> None:
-    ending = decide(seen("failed", closed=True))
-
-    assert isinstance(ending.error, GroupClosed)
-    assert not ending.closes
-
-
 @pytest.mark.parametrize("why", ["impatient", "expired"])
 def test_ranks_that_all_ended_while_somebody_looked_give_their_values(why: str) -> None:
     assert decide(seen(why)) == CallOutcome(over=False)
@@ -93,15 +86,14 @@ def test_a_cancel_that_cut_ranks_off_their_peers_breaks_the_group() -> None:
     ),
     late=st.integers(0, 5),
     by_owner=st.booleans(),
-    closed=st.booleans(),
 )
 def test_whoever_is_stopped_was_late_and_the_group_is_then_broken_or_closed(
-    why: str, kinds: list[str], late: int, by_owner: bool, closed: bool
+    why: str, kinds: list[str], late: int, by_owner: bool
 ) -> None:
     reports = [report(rank, kind) for rank, kind in enumerate(kinds)]
     pending = list(range(min(late, len(kinds))))
 
-    ending = decide(seen(why, *reports, pending=pending, by_owner=by_owner, closed=closed))
+    ending = decide(seen(why, *reports, pending=pending, by_owner=by_owner))
 
     assert set(ending.stop) <= set(pending)
     assert not ending.stop or ending.breaks or ending.closes

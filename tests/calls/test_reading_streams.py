@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from phalanx.backends.backend_types import FetchFailed, RankOutcome
-from phalanx.calls.streams import PendingStream, Reader, Streaming
+from phalanx.calls.call_state import PendingStream, Streaming
+from phalanx.calls.item_stream import Reader
 from phalanx.wire.failure import capture
 from phalanx.wire.messages import StreamEnd
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.calls.streams import RowFault, StreamedRows
+from phalanx.calls.item_stream import RowFault, StreamedRows
 
 
 def two_pieces() -> StreamedRows:

@@ -62,11 +62,6 @@ def snapshot(lifecycle: Lifecycle) -> tuple[object, ...]:
     return lifecycle.state, lifecycle.epoch, lifecycle.cause, lifecycle.story
 
 
-@pytest.mark.parametrize("state", State)
-def test_every_state_is_reached(state: State) -> None:
-    assert living(*TO_STATE[state]).state is state
-
-
 @pytest.mark.parametrize(("state", "kind"), list(itertools.product(State, KINDS)))
 def test_a_transition_is_in_the_table_or_refused_without_any_change(state: State, kind: Event) -> None:
     lifecycle = living(*TO_STATE[state])
@@ -120,14 +115,6 @@ def test_a_late_failure_of_an_old_epoch_does_nothing() -> None:
 def test_an_event_of_an_epoch_that_never_began_is_refused() -> None:
     with pytest.raises(InternalError, match="epoch 3"):
         living().handle(Event.STARTED, 3)
-
-
-def test_a_group_closed_during_its_start_stays_closed() -> None:
-    assert living((Event.CLOSE,), (Event.STARTED, 0), (Event.CLOSED,)).state is State.CLOSED
-
-
-def test_a_ready_group_takes_calls() -> None:
-    living((Event.STARTED, 0)).check_callable()
 
 
 @pytest.mark.parametrize("state", [State.CLOSING, State.CLOSED])

@@ -8,12 +8,12 @@ import pytest
 
 import phalanx as px
 from phalanx.backends.backend_types import DrainingNode
-from phalanx.group.preemption_monitor import turn
-from phalanx.group.preemption_notices import NoticeQueue, PreemptionNotice, Seat
+from phalanx.group.preemption_notices import NoticeQueue, PreemptionNotice, turn
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedBackend, scripted
+from phalanx.topology.slots import SlotFacts
 
-SEATS = [Seat("a", "host-a"), Seat("a", "host-a"), Seat("b", "host-b")]
+SLOTS = [SlotFacts(node, f"host-{node}", "", (), None) for node in "aab"]
 
 
 def going(node: str, deadline: float | None = 100.0) -> list[DrainingNode]:
@@ -23,7 +23,7 @@ def going(node: str, deadline: float | None = 100.0) -> list[DrainingNode]:
 def test_a_notice_names_ranks_node_deadline_and_reason() -> None:
     board = NoticeQueue("actor")
 
-    board.see(going("a"), SEATS)
+    board.see(going("a"), SLOTS)
 
     assert board.take() == [PreemptionNotice("actor", (0, 1), "a", "host-a", 100.0, "preempted")]
 
@@ -31,19 +31,19 @@ def test_a_notice_names_ranks_node_deadline_and_reason() -> None:
 def test_a_notice_is_given_once_to_whoever_asks_and_once_to_the_function() -> None:
     board = NoticeQueue("actor")
     for _ in range(3):
-        board.see(going("a"), SEATS)
+        board.see(going("a"), SLOTS)
 
     assert [len(board.take()), len(board.take())] == [1, 0]
-    assert [len(board.take_uncalled()), len(board.take_uncalled())] == [1, 0]
+    assert [len(board.take("on_notice")), len(board.take("on_notice"))] == [1, 0]
 
 
 def test_another_deadline_and_another_rank_on_the_node_are_told_anew() -> None:
     board = NoticeQueue("actor")
-    board.see(going("a"), SEATS)
+    board.see(going("a"), SLOTS)
     board.take()
 
-    board.see(going("a", 50.0), SEATS)
-    board.see(going("a", 50.0), [*SEATS, Seat("a", "host-a")])
+    board.see(going("a", 50.0), SLOTS)
+    board.see(going("a", 50.0), [*SLOTS, SLOTS[0]])
 
     assert [(one.deadline, one.ranks) for one in board.take()] == [(50.0, (0, 1)), (50.0, (0, 1, 3))]
 
@@ -51,15 +51,15 @@ def test_another_deadline_and_another_rank_on_the_node_are_told_anew() -> None:
 def test_a_node_without_ranks_of_the_group_is_not_told() -> None:
     board = NoticeQueue("actor")
 
-    board.see(going("c"), SEATS)
+    board.see(going("c"), SLOTS)
 
     assert board.take() == []
 
 
 def test_it_says_which_ranks_are_to_be_moved_also_once_their_node_is_gone() -> None:
     board = NoticeQueue("actor")
-    board.see(going("a"), SEATS)
-    board.see([], SEATS)
+    board.see(going("a"), SLOTS)
+    board.see([], SLOTS)
 
     assert board.ranks_to_move(["b", "a", "a"]) == (1, 2)
     assert board.explains(["a", "a"])

@@ -7,19 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.group.resize_plan import block_of, fitted, plan_change
+from phalanx.group.resize_plan import block_of, fitted
 
 SMALL = st.integers(1, 6)
-
-
-@given(SMALL, SMALL, SMALL)
-def test_whole_blocks_join_behind_the_others_or_leave_from_the_end(
-    block: int, present: int, wanted: int
-) -> None:
-    change = plan_change("g", present * block, wanted, 100, block)
-
-    assert list(change.joining) == list(range(present * block, wanted * block))
-    assert list(change.leaving) == list(reversed(range(wanted * block, present * block)))
 
 
 @given(SMALL, SMALL, SMALL)

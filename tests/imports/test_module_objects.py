@@ -16,7 +16,7 @@ KNOWN = {
     "session.session.session": "the session",
     "session.background.background_thread": "a thread that the session's parts share",
     "session.background.monitor_thread": "a thread that the session's parts share",
-    "group.preemption_monitor._looks": "a turn of the background thread, without fields of its own",
+    "group.preemption_notices._looks": "a turn of the background thread, without fields of its own",
     "calls.health_check._monitor": "a turn of the monitor thread, without fields of its own",
     "calls.counts.process": "counters, which every call increments",
     "calls.listeners.everywhere": "read by every call",

@@ -17,7 +17,7 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 LINES = {
     "api": 1190,
     "backends": 2250,
-    "calls": 2540,
+    "calls": 2250,
     "channels": 2250,
     "checkpoint": 2040,
     "cli": 930,
@@ -28,17 +28,17 @@ LINES = {
     "dispatch": 1140,
     "display": 410,
     "engines": 1760,
-    "group": 900,
+    "group": 800,
     "members": 1100,
     "parallel": 430,
-    "pools": 450,
+    "pools": 410,
     "session": 650,
     "testing": 260,
     "topology": 900,
     "tracing": 1100,
     "weights": 2_890,
     "wire": 1350,
-    "worker": 1760,
+    "worker": 1680,
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}

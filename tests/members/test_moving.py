@@ -10,7 +10,7 @@ import pytest
 
 import phalanx as px
 from phalanx.backends.backend_types import DrainingNode, Endpoint, Reservation, SpawnRequest
-from phalanx.group.preemption_monitor import look_once
+from phalanx.group.preemption_notices import look_once
 from phalanx.session.session import session
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedBackend

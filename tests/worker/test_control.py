@@ -67,7 +67,7 @@ def runtime(control: Control, monkeypatch: pytest.MonkeyPatch) -> WorkerRuntime:
     made = WorkerRuntime(Services())
     setup = RankConfig(0, 1, 0, 1, "g", 3, {})
     made.setup(setup.pack(pickle.dumps(encode({"": (Worker, (), {})}))), ())
-    monkeypatch.setattr(made, "_scope", control)
+    monkeypatch.setattr(made, "_listed", control.listed)
     monkeypatch.setattr(made, "_step", control.step)
     return made
 

@@ -35,7 +35,7 @@ def held(holder: StateCopies, number: int) -> list[int]:
 def test_a_holder_has_each_whole_snapshot_also_after_some_that_did_not_reach_it(
     steps: list[tuple[list[int], bool]],
 ) -> None:
-    rank, holder = StateCopies("cpu"), StateCopies("cpu")
+    rank, holder = StateCopies(), StateCopies()
     last = 0
     for values, reaches in steps:
         _, sent = rank.take(last + 1, last, leaves(values), again=last > 0)
@@ -46,7 +46,7 @@ def test_a_holder_has_each_whole_snapshot_also_after_some_that_did_not_reach_it(
 
 
 def test_a_tensor_that_changed_in_a_snapshot_that_failed_is_sent_with_the_next_one() -> None:
-    rank = StateCopies("cpu")
+    rank = StateCopies()
     rank.take(1, 0, leaves([1]), again=False)
     rank.take(2, 1, leaves([2]), again=True)  # does not arrive
     _, sent = rank.take(2, 1, leaves([2]), again=True)

@@ -95,12 +95,12 @@ def test_what_a_rank_refused_is_a_stale_epoch_at_the_driver(runtime: WorkerRunti
 
 
 def test_questions_of_the_library_are_answered_by_a_rank_that_leaves(runtime: WorkerRuntime) -> None:
-    runtime.leave()
+    handlers.leave(runtime)
     assert runtime.run(library_call(handlers.meet)) is None
 
 
 def test_a_rank_that_stays_takes_the_calls_of_its_new_epoch(runtime: WorkerRuntime) -> None:
-    runtime.stay(4)
+    runtime.epoch = 4
     assert runtime.run(message("ping", 4)) == 0
     with pytest.raises(RankFailure):
         runtime.run(message("ping", 3))

@@ -13,9 +13,8 @@ from phalanx.api.worker_group import WorkerGroup
 from phalanx.calls.timeouts import checked
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.group.group import Group
-from phalanx.group.preemption_monitor import look_once
-from phalanx.group.preemption_notices import PreemptionNotice
-from phalanx.group.resize_plan import Change, block_of, fitted, plan_change
+from phalanx.group.preemption_notices import PreemptionNotice, look_once
+from phalanx.group.resize_plan import block_of, checked_size, fitted
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.meshes import mesh_of
 from phalanx.members.recovery import go_back, lost_ranks, replace_lost_ranks
@@ -228,12 +227,12 @@ def resize(
             f"px.resize({group.name}, {n!r}): a detached group has the size it was made with"
         )
     block = engine_ranks(core) if core.card.independent else 1
-    change = plan_change(group.name, core.world_size, n, group.pool.world_size, block)
+    size = checked_size(group.name, n, group.pool.world_size, block)
     seconds = checked(timeout, "px.resize")
     if not core.card.independent:
-        _start_again(group, n, change, via)
+        _start_again(group, n, via)
     elif via is None:
-        change_members(core, change, seconds)
+        change_members(core, size, seconds)
     else:
         raise DeclarationError(
             f"px.resize({group.name}, {n}, via={str(via)!r}): its ranks are independent and keep what they have; "
@@ -241,7 +240,7 @@ def resize(
         )
 
 
-def _start_again(group: WorkerGroup, n: int, change: Change, via: str | Path | None) -> None:
+def _start_again(group: WorkerGroup, n: int, via: str | Path | None) -> None:
     """Have ranks that work together be of another number, by way of a folder."""
     core = group.core
     if via is None:
@@ -252,7 +251,7 @@ def _start_again(group: WorkerGroup, n: int, change: Change, via: str | Path | N
         )
     for mesh in core.card.meshes.values():
         fitted(mesh, n)  # refused before anything is saved, where it cannot be of that size
-    if change.joining or change.leaving:
+    if n != core.world_size:
         folder = (
             f"{os.fspath(via).rstrip('/')}/resized-{core.epoch.number}"  # no step of the user's is replaced
         )

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cas
 
 from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
+from phalanx.calls.call_state import PendingStream, Streaming
 from phalanx.calls.future import CallFuture, Stream
-from phalanx.calls.item_stream import ItemStream
+from phalanx.calls.item_stream import ItemStream, StreamedRows
 from phalanx.calls.send import planning_began, send
-from phalanx.calls.streams import PendingStream, StreamedRows, Streaming
 from phalanx.debug.explain_call import CallExplanation, explain_call, finished_result
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.declare.spec import MethodSpec

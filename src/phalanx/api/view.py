@@ -364,7 +364,7 @@ def unpack(portable: PortableGroup | LocalGroup) -> Group:
         return portable.find()
     if portable.run == session.run_id and (own := session.own_group(portable.card.number)) is not None:
         return own  # so that ranks see the calls of all its views here in one order
-    endpoints = [member.endpoint() for member in portable.roster.members]
+    endpoints = [replace(member) for member in portable.roster.members]  # the view notes which of them left
     backend = session.get_backend(portable.backend)
     core = Group(portable.card, backend, len(endpoints), owner=False, number=portable.roster.number)
     session.add_group(core)

@@ -359,9 +359,8 @@ class Backend(Protocol):
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
         """Cut the connections of the ranks' process groups, so that ranks in a collective get an error."""
 
-    def now(self) -> float:
-        """Return the seconds on the clock by which this backend waits."""
-        return time.monotonic()
+    #: Returns the seconds on the clock by which this backend waits.
+    now: Callable[[], float] = staticmethod(time.monotonic)
 
     # Values behind references: stored values, and results of calls
 

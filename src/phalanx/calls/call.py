@@ -1,52 +1,164 @@
-"""An in-flight call: it waits for its ranks, streams, cancels and ends, in a single loop."""
+"""A call: it waits for its ranks, streams, cancels and ends, in a single loop."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from phalanx.backends.backend_types import FetchFailed, NotReady
 from phalanx.calls.call_outcome import CallOutcome, decide
-from phalanx.calls.call_state import (
-    UNDER_WAY,
-    CallState,
-    Cancelling,
-    Raised,
-    Returned,
-    Status,
-    WaitOver,
-    raisable,
-)
+from phalanx.calls.call_state import PendingStream, Results, WaitOver, raisable, seconds_until
+from phalanx.calls.counts import process
 from phalanx.calls.diagnosis import (
     CANCELLED_WITHIN_S,
     Diagnosis,
-    earliest,
     not_yet,
     outcome_of_failure,
     outcome_when_late,
-    seconds_until,
 )
-from phalanx.calls.streams import PendingStream
+from phalanx.calls.listeners import Listeners
+from phalanx.calls.timeouts import bounded
 from phalanx.collect.join import gather
+from phalanx.dispatch.plan import CallPlan, Target
+from phalanx.display.metric_buffer import meters
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, PhalanxError, StaleEpoch
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group
 from phalanx.group.roster import note_change
 from phalanx.wire.codec import Policy, decoding
+from phalanx.wire.messages import full_name
+from phalanx.wire.unpack import Meter
 from phalanx.wire.value import Value
 
 T = TypeVar("T")
 _REFUSED = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
 
 
-class Call(CallState):
-    """A call that is waited for, read as a stream, cancelled, and ended once."""
+class Call:
+    """A call from its plan to its end: its ranks, epoch, deadline and pending results.
 
-    __slots__ = ()
+    Made before anything is sent; ``arrivals`` is set after sending. ``number`` is its place among the calls of this
+    process on the group, in traces and in debug mode. ``limit`` is its deadline in seconds, from ``started``, on the
+    backend's clock. A custom collect function gets ``collector`` as the group. ``verify`` checks the outputs before
+    they are joined (debug mode). ``acts`` is False if the caller handles the end itself (a start, a call of the
+    library): the group is then neither broken nor closed by it, and no rank is stopped.
+
+    Once it is ``over``, ``value`` is the joined result, or ``error`` is set. While a thread cancels it, ``cancelling``
+    is an event that is set when it is known how that went.
+    """
+
+    arrivals: Results
+
+    def __init__(
+        self,
+        core: Group,
+        epoch: Epoch,
+        plan: CallPlan,
+        role: str,
+        method: str,
+        number: int,
+        listeners: Listeners,
+        *,
+        acts: bool = True,
+        is_init: bool = False,
+        limit: float | None = None,
+        stall_after: float | None = None,
+        collector: Target | None = None,
+        began: int = 0,
+    ) -> None:
+        self.core = core
+        self.epoch = epoch
+        self.plan = plan
+        self.role = role
+        self.method = method
+        self.number = number
+        self.acts = acts
+        self.is_init = is_init
+        self.verify: Callable[[Call, Sequence[Any]], None] | None = None
+        self.listeners = listeners
+        self.heard = listeners.heard
+        self.collector = collector
+        self.began = began
+        self.started = core.backend.now()
+        self.limit = limit = None if limit is None else bounded(limit)
+        self.deadline = None if limit is None else self.started + limit
+        self.stall_after = stall_after = None if stall_after is None else bounded(stall_after)
+        self.stall_at = None if stall_after is None else self.started + stall_after
+        self.trace = ""
+        self.told = False
+        self.was_sent = False
+        self.over = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.cancelling: threading.Event | None = None
+        self._lock = threading.Lock()  # of how it ends
+        self._waiting = threading.Lock()  # held by the thread that fetches the value
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self.core.name
 
     @property
     def streams(self) -> PendingStream | None:
         """Its items, where it streams."""
         return self.arrivals if isinstance(self.arrivals, PendingStream) else None
+
+    @property
+    def meter(self) -> Meter | None:
+        """Counter of the bytes that arrive; None if the call is not a user's."""
+        return self.core.counts.arrived if self.acts else None
+
+    @property
+    def decodes(self) -> Policy:
+        """The memory in which its outputs are decoded: rows are copied when they are joined."""
+        return Policy.VIEW if self.plan.gather.collect == "join" else Policy.PRIVATE
+
+    @property
+    def cancelled(self) -> bool:
+        """True if it was cancelled."""
+        return isinstance(self.error, CallCancelled)
+
+    # Its listeners and counts
+
+    def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
+        """Notify the listeners of a step; a listener that raises is removed, and the call continues."""
+        for hook in hooks:
+            try:
+                hook(self, *what)
+            except Exception as error:
+                self.listeners.drop(hook, error)
+
+    def note_sent(self, nbytes: int) -> None:
+        """Note that all messages of the call were sent, of ``nbytes`` in all."""
+        self.was_sent = True
+        if self.acts:
+            for counts in (self.core.counts, process):
+                counts.calls += 1
+                counts.sent_bytes += nbytes
+        self.tell(self.heard.sent, nbytes)
+
+    def tell_end(self, error: BaseException | None) -> None:
+        """Tell its listeners, once, that it is over."""
+        if self.told:
+            return
+        self.told = True
+        core = self.core
+        core.chosen.pop(self.number, None)
+        if core.reruns.entries:
+            core.reruns.ended(self, error)
+        if self.acts and error is not None and self.was_sent:
+            for counts in (core.counts, process):
+                counts.failed += 1
+        if self.acts and meters.on and not core.backend.immediate:
+            seconds = core.backend.now() - self.started
+            meters.ended(core.name, full_name(self.role, self.method), seconds, error is not None)
+        if self.heard.ended:
+            self.tell(self.heard.ended, error)
+
+    # Its outputs
 
     def result(self, timeout: float | None) -> Value:
         """Wait, then return its value or raise its error; both are kept.
@@ -56,87 +168,52 @@ class Call(CallState):
         """
         if not self.over:
             self._conclude(timeout)
-        status = self.status
-        if isinstance(status, Raised):
-            raise raisable(status.error)
-        return status.value if isinstance(status, Returned) else None
+        if self.error is not None:
+            raise raisable(self.error)
+        return self.value
 
-    def conclude_now(self) -> bool:
-        """Bring a call to its end of which that is known, unless somebody waits for it; whether it is over."""
-        try:
+    def conclude_now(self) -> None:
+        """Bring a call to its end of which that is known, unless a thread waits for it."""
+        with contextlib.suppress(CallTimeout):
             self._conclude(0.0, wait_for_others=False)
-        except CallTimeout:
-            return False
-        return self.over
 
     def _conclude(self, timeout: float | None, *, wait_for_others: bool = True) -> None:
-        limit = None if timeout is None else self.core.backend.now() + timeout
-        patience = -1 if timeout is None else timeout
-        if not self._waiting.acquire(wait_for_others, patience if wait_for_others else -1):
+        limit = self.until(timeout)
+        patience = -1 if timeout is None or not wait_for_others else timeout
+        if not self._waiting.acquire(wait_for_others, patience):
             if wait_for_others:
                 raise not_yet(self, timeout)
             return
         try:
             if not self.over:
-                self._end(self._value_or_error(limit))
-        finally:
-            self._waiting.release()
-
-    def _value_or_error(self, limit: float | None) -> Returned | Raised:
-        """Raises CallTimeout where only this wait is over."""
-        try:
-            return Returned(next(self.follow(self._joined, limit)))
+                self.tell(self.heard.asked)
+                self._end(self.attempt(self._joined, limit))
         except WaitOver as over:
             raise over.error from None
         except Exception as error:
             # Kept without the frames that it passed through, which would hold the call, and the caller's arguments.
-            return Raised(error.with_traceback(None))
+            self.end_with(error.with_traceback(None))
+        finally:
+            self._waiting.release()
 
-    def answers(self, timeout: float | None) -> dict[int, Any]:
-        """Wait at most ``timeout`` seconds, and return the output of each rank; an error of a rank is returned.
+    def until(self, timeout: float | None) -> float | None:
+        """Return the moment on the backend's clock when ``timeout`` seconds are over."""
+        return None if timeout is None else self.core.backend.now() + timeout
 
-        A rank without an output has an error in its place: ``NotReady`` if it has not ended, ``DeclarationError`` if it
-        refused the request, else a ``PhalanxError`` with its reason.
+    def attempt(self, work: Callable[[float | None], T], limit: float | None) -> T:
+        """Return ``work(until)``; where that fails, find out how the call ends and act on it.
+
+        Raises:
+            WaitOver: ``limit`` is over, and the call is not.
         """
-        positions = range(len(self.plan.ranks))
-        _, late_positions = self.arrivals.wait(positions, len(positions), timeout)
-        diagnosis = Diagnosis(self)
-        found: dict[int, Any] = {}
-        for position, rank in enumerate(self.plan.ranks):
-            if position in late_positions:
-                found[rank] = NotReady(f"rank {rank} has not answered: it is at a call")
-            elif (report := diagnosis.report(position)) is None:
-                found[rank] = self.arrivals.output(position)
-            else:
-                error = DeclarationError if report.type_name == _REFUSED else PhalanxError
-                found[rank] = error(f"rank {rank}: {report.message}")
-        return found
-
-    def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
-        """``(rank, output)`` as they come. Raises as :meth:`result` does."""
-        limit = None if timeout is None else self.core.backend.now() + timeout
-        given: set[int] = set()
-        failure: BaseException | None = None
-        try:
-            yield from self.follow(lambda until: self._one_by_one(until, given), limit)
-        except WaitOver as over:
-            raise over.error from None
-        except Exception as error:
-            failure = error.with_traceback(None)
-        self.tell_end(failure)
-        if failure is not None:
-            raise raisable(failure)  # the group may keep the error, but not the reader's frames
-
-    def follow(self, attempt: Callable[[float | None], Iterator[T]], limit: float | None) -> Iterator[T]:
-        """Yield from ``attempt(until)``; where that fails, find out how the call ends and act on it."""
-        self.tell_asked()
         self._check()
-        until = limit if self.deadline is None else earliest(limit, self.deadline)
+        until = self.deadline
+        if until is None or (limit is not None and limit < until):
+            until = limit
         while True:
             is_late = False
             try:
-                yield from attempt(until)
-                return
+                return work(until)
             except NotReady:
                 is_late = True
             except FetchFailed:
@@ -150,36 +227,28 @@ class Call(CallState):
 
     def _check(self) -> None:
         """Check that the call has not failed and belongs to the present ranks."""
-        status = self.status
-        if isinstance(status, Raised):
-            raise raisable(status.error)
+        if self.error is not None:
+            raise raisable(self.error)
         if self.core.epoch is not self.epoch:
             self.core.check_current(self.epoch, self.plan.ranks, self.method)
 
-    def _joined(self, until: float | None) -> Iterator[Any]:
+    def _joined(self, until: float | None) -> Value:
         """The value, decoded straight into its place where rows are joined."""
         with decoding(self.decodes, meter=self.meter):
-            outputs = self.arrivals.fetch(None if until is None else seconds_until(until, self.core.backend))
-        yield self._join(outputs)
-
-    @property
-    def decodes(self) -> Policy:
-        """The memory in which its outputs are decoded: rows are copied when they are joined."""
-        return Policy.VIEW if self.plan.gather.collect == "join" else Policy.PRIVATE
+            outputs = self.arrivals.fetch(seconds_until(until, self.core.backend))
+        return self._join(outputs)
 
     def _join(self, outputs: Sequence[Any]) -> Value:
-        heard, met = self.heard, self.meter
+        met = self.meter
         if met is not None:
             for output in outputs:
                 if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
                     met.add(len(output))
-        if heard.arrived:
-            self.tell(heard.arrived, None)
+        self.tell(self.heard.arrived, None)
         if self.verify is not None:
             self.verify(self, outputs)
         value = gather(self.plan.gather, outputs, self.collector)
-        if heard.joined:
-            self.tell(heard.joined)
+        self.tell(self.heard.joined)
         return value
 
     def conclude_with(self, outputs: Sequence[Any]) -> None:
@@ -189,30 +258,73 @@ class Call(CallState):
                 return
             try:
                 self._check()
-                self._end(Returned(self._join(outputs)))
+                self._end(self._join(outputs))
             except Exception as error:
-                self._end(Raised(error.with_traceback(None)))
+                self.end_with(error.with_traceback(None))
+
+    def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
+        """``(rank, output)`` as they come. Raises as :meth:`result` does."""
+        limit = self.until(timeout)
+        pending = list(range(len(self.plan.ranks)))
+        failure: BaseException | None = None
+        self.tell(self.heard.asked)
+        try:
+            while pending:
+                yield self.attempt(lambda until: self._next_output(pending, until), limit)
+        except WaitOver as over:
+            raise over.error from None
+        except Exception as error:
+            failure = error.with_traceback(None)
+        self.tell_end(failure)
+        if failure is not None:
+            raise raisable(failure)  # the group may keep the error, but not the reader's frames
+
+    def _next_output(self, pending: list[int], until: float | None) -> tuple[int, Any]:
+        done, _ = self.arrivals.wait(pending, 1, seconds_until(until, self.core.backend))
+        if not done:
+            raise NotReady
+        with decoding(meter=self.meter):
+            output = self.arrivals.output(done[0])
+        pending.remove(done[0])
+        rank = self.plan.ranks[done[0]]
+        self.tell(self.heard.arrived, rank)
+        return rank, output
+
+    def answers(self, timeout: float | None) -> dict[int, Any]:
+        """Wait at most ``timeout`` seconds, and return the output of each rank; an error of a rank is returned.
+
+        A rank without an output has an error in its place: ``NotReady`` if it has not ended, ``DeclarationError`` if it
+        refused the request, else a ``PhalanxError`` with its reason.
+        """
+        late = self.arrivals.pending(timeout)
+        diagnosis = Diagnosis(self)
+        found: dict[int, Any] = {}
+        for position, rank in enumerate(self.plan.ranks):
+            if position in late:
+                found[rank] = NotReady(f"rank {rank} has not answered: it is at a call")
+            elif (report := diagnosis.report(position)) is None:
+                found[rank] = self.arrivals.output(position)
+            else:
+                error = DeclarationError if report.type_name == _REFUSED else PhalanxError
+                found[rank] = error(f"rank {rank}: {report.message}")
+        return found
+
+    def all_ended(self) -> bool:
+        """Return whether no rank is still at it; does not wait."""
+        return self.arrivals.all_ended()
 
     def has_failed(self) -> bool:
         """Return whether a rank is known to have failed; does not wait."""
-        everyone = range(len(self.plan.ranks))
-        ended = self.arrivals.wait(everyone, len(everyone), 0)[0]
-        return not all(self.arrivals.outcome(position).ok for position in ended)
+        pending = self.arrivals.pending()
+        return not all(self.arrivals.outcome(p).ok for p in range(len(self.plan.ranks)) if p not in pending)
 
-    def _one_by_one(self, until: float | None, given: set[int]) -> Iterator[tuple[int, Any]]:
-        pending = [position for position in range(len(self.plan.ranks)) if position not in given]
-        while pending:
-            done, pending = self.arrivals.wait(pending, 1, seconds_until(until, self.core.backend))
-            if not done:
-                raise NotReady
-            for position in done:
-                with decoding(meter=self.meter):
-                    output = self.arrivals.output(position)
-                given.add(position)
-                rank = self.plan.ranks[position]
-                if self.heard.arrived:
-                    self.tell(self.heard.arrived, rank)
-                yield rank, output
+    def touches(self, ranks: Sequence[int]) -> bool:
+        """Return whether the call failed on a rank of ``ranks`` because the rank died. Returned ranks do not count."""
+        touched = [position for position, rank in enumerate(self.plan.ranks) if rank in ranks]
+        pending = self.arrivals.pending()
+        return any(p in pending or not self.arrivals.outcome(p).ok for p in touched)
+
+    # Its end
 
     def act(self, ending: CallOutcome) -> None:
         """Apply an outcome: stop ranks, break the group, or note that its owner has closed it."""
@@ -232,62 +344,36 @@ class Call(CallState):
 
     def cancel(self) -> bool:
         """End it; see ``CallFuture.cancel``. False if it was over before."""
-        mine = Cancelling(threading.Event())
-        if not self._move(mine, UNDER_WAY):
-            status = self.status
-            if isinstance(status, Cancelling):  # another thread cancels it
-                status.over.wait(CANCELLED_WITHIN_S)
+        mine = threading.Event()
+        with self._lock:
+            other = self.cancelling
+            begins = not self.over and other is None
+            if begins:
+                self.cancelling = mine
+        if not begins:
+            if other is not None:  # another thread cancels it
+                other.wait(CANCELLED_WITHIN_S)
             return self.cancelled
         try:
-            return self._cancel()
+            self.core.check_current(self.epoch, self.plan.ranks, self.method)
+            seen = Diagnosis(self).observe_cancel()
+            ending = CallOutcome(over=False) if seen is None else decide(seen)
+            self.act(ending)
+            return ending.error is not None and self.end_with(ending.error) and self.cancelled
         finally:
-            self._move(UNDER_WAY, mine)  # where it is not over
-            mine.over.set()
+            self.cancelling = None
+            mine.set()
 
-    def _cancel(self) -> bool:
-        self.core.check_current(self.epoch, self.plan.ranks, self.method)
-        seen = Diagnosis(self).observe_cancel()
-        ending = CallOutcome(over=False) if seen is None else decide(seen)
-        self.act(ending)
-        return ending.error is not None and self._end(Raised(ending.error)) and self.cancelled
+    def end_with(self, error: BaseException | None) -> bool:
+        """End the call with an error, or with the last of its items. Return False if it was over before."""
+        return self._end(None, error)
 
-    @property
-    def cancelled(self) -> bool:
-        """True if it was cancelled."""
-        status = self.status
-        return isinstance(status, Raised) and isinstance(status.error, CallCancelled)
-
-    def all_ended(self) -> bool:
-        """Return whether no rank is still at it; does not wait."""
-        return self.arrivals.all_ended()
-
-    def touches(self, ranks: Sequence[int]) -> bool:
-        """Return whether the call failed on a rank of ``ranks`` because the rank died. Returned ranks do not count."""
-        for position, rank in enumerate(self.plan.ranks):
-            if rank in ranks:
-                ended = self.arrivals.wait([position], 1, 0)[0]
-                if not ended or not self.arrivals.outcome(position).ok:
-                    return True
-        return False
-
-    def _move(self, to: Status, since: Status) -> bool:
-        with self._lock:
-            if self.status is not since:
-                return False
-            self.status = to
-            return True
-
-    def end_with(self, error: BaseException | None) -> None:
-        """End the call with the error that the reader of its items saw, if any."""
-        self._end(Returned(None) if error is None else Raised(error))
-
-    def _end(self, status: Returned | Raised) -> bool:
-        """Note how it ended; False if that stands already."""
+    def _end(self, value: Value, error: BaseException | None = None) -> bool:
         with self._lock:
             if self.over:
                 return False
-            self.status = status
-        if isinstance(status, Raised):
+            self.value, self.error, self.over = value, error, True
+        if error is not None:
             self.arrivals.disregard()
-        self.tell_end(status.error if isinstance(status, Raised) else None)
+        self.tell_end(error)
         return True

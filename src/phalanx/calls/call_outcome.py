@@ -30,7 +30,6 @@ class CallObservation:
     severed: bool = False
     by_owner: bool = False
     owner_gone: bool = False
-    closed: bool = False
     init: bool = False
 
 
@@ -64,9 +63,6 @@ def decide(seen: CallObservation) -> CallOutcome:
 
 
 def _failed(seen: CallObservation) -> CallOutcome:
-    if seen.closed:
-        closed = f"group {seen.group!r} was closed before {seen.method} ended"
-        return CallOutcome(GroupClosed(closed, group=seen.group))
     if seen.by_owner:
         closed = f"group {seen.group!r} was closed, or restarted, by its owner before {seen.method} ended"
         return CallOutcome(GroupClosed(closed, group=seen.group), stop=seen.pending, closes=True)

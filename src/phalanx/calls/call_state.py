@@ -1,57 +1,32 @@
-"""The state of a call, and its pending results.
-
-It has exactly one of four statuses, which cannot contradict each other.
-"""
+"""The pending results of a call: outputs and items of its ranks, how each rank ended, and the errors of the call."""
 
 from __future__ import annotations
 
 import copy
+import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from phalanx.backends.backend_types import Backend, RankOutcome, Ref, Ticket
-from phalanx.calls.counts import process
-from phalanx.calls.listeners import Heard, Listeners
-from phalanx.calls.timeouts import bounded
-from phalanx.dispatch.plan import CallPlan, Target
-from phalanx.display.metric_buffer import meters
-from phalanx.group.epoch import Epoch
-from phalanx.group.group import Group
-from phalanx.wire.messages import full_name
-from phalanx.wire.unpack import Meter
+from phalanx.backends.backend_types import (
+    Backend,
+    FetchFailed,
+    NotReady,
+    RankOutcome,
+    RankStream,
+    Ref,
+    Ticket,
+)
+from phalanx.wire.failure import RankFailure
 from phalanx.wire.value import Value
 
 
-@dataclass(frozen=True)
-class UnderWay:
-    """The end of the call is not known yet."""
-
-
-@dataclass(frozen=True)
-class Cancelling:
-    """Somebody is ending it; ``over`` is set when it stands how that went."""
-
-    over: threading.Event
-
-
-@dataclass(frozen=True)
-class Returned:
-    """All ranks of the call returned; ``value`` is the joined result."""
-
-    value: Any
-
-
-@dataclass(frozen=True)
-class Raised:
-    """The call ended with this error."""
-
-    error: BaseException
-
-
-Status = UnderWay | Cancelling | Returned | Raised
-UNDER_WAY = UnderWay()
+def seconds_until(limit: float | None, backend: Backend) -> float | None:
+    """Seconds from now to a moment on the backend's clock."""
+    return None if limit is None else max(0.0, limit - backend.now())
 
 
 def raisable(error: BaseException) -> BaseException:
@@ -76,8 +51,6 @@ class WaitOver(Exception):
 class Results:
     """The references to the outputs of ranks that were called individually."""
 
-    __slots__ = ("_backend", "_tickets", "_values")
-
     def __init__(self, backend: Backend, tickets: Sequence[Ticket]) -> None:
         self._backend = backend
         self._tickets = tickets
@@ -94,10 +67,6 @@ class Results:
             NotReady: time is up.
         """
         return self._backend.fetch(self._values, timeout)
-
-    def fetched_with_others(self) -> Sequence[Ref] | None:
-        """Return the references that can be fetched in a batch with other calls; None if they cannot."""
-        return self._values
 
     def awaited(self) -> Sequence[Ref]:
         """Return the references to wait for: all end once every rank has ended, or a rank has failed."""
@@ -122,6 +91,10 @@ class Results:
         ended, rest = self._backend.wait([self._values[p] for p in positions], count, timeout)
         return [positions[index] for index in ended], [positions[index] for index in rest]
 
+    def pending(self, timeout: float | None = 0.0) -> list[int]:
+        """Return the positions that have not ended when all have, or time is up."""
+        return self.wait(range(len(self)), len(self), timeout)[1]
+
     def outcome(self, position: int) -> RankOutcome:
         """Return how an ended rank's part ended."""
         return self._backend.outcome(self._values[position])
@@ -142,143 +115,183 @@ class Results:
         """Note that the call was cancelled, so that the outputs of its ranks are not read; does not wait."""
 
 
-class CallState:
-    """A call from its plan to its end: its ranks, epoch, deadline and pending results.
+@dataclass(frozen=True)
+class Streaming:
+    """Options of the streams of a call.
 
-    Made before anything is sent; ``arrivals`` is set after sending. ``number`` is its place among the calls of this
-    process on the group, in traces and in debug mode. ``limit`` is its deadline in seconds, from ``started``, on the
-    backend's clock. A custom collect function gets ``collector`` as the group. ``verify`` checks the outputs before
-    they are joined (debug mode). ``acts`` is False if the caller handles the end itself (a start, a call of the
-    library): the group is then neither broken nor closed by it, and no rank is stopped.
+    ``buffer`` is the most unread items that a rank makes; None: any number. If ``kept``, items stay after they were
+    read, for further readers. ``positions`` are the ranks whose items are streamed.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_lock",
-        "_waiting",
-        "acts",
-        "arrivals",
-        "began",
-        "collector",
-        "core",
-        "deadline",
-        "epoch",
-        "heard",
-        "is_init",
-        "limit",
-        "listeners",
-        "method",
-        "number",
-        "plan",
-        "role",
-        "stall_after",
-        "stall_at",
-        "started",
-        "status",
-        "told",
-        "trace",
-        "verify",
-        "was_sent",
-    )
+    positions: frozenset[int]
+    buffer: int | None = None
+    kept: bool = False
 
-    arrivals: Results
 
-    def __init__(
-        self,
-        core: Group,
-        epoch: Epoch,
-        plan: CallPlan,
-        role: str,
-        method: str,
-        number: int,
-        listeners: Listeners,
-        *,
-        acts: bool = True,
-        is_init: bool = False,
-        verify: Callable[[CallState, Sequence[Any]], None] | None = None,
-        limit: float | None = None,
-        stall_after: float | None = None,
-        collector: Target | None = None,
-        began: int = 0,
-    ) -> None:
-        self.core = core
-        self.epoch = epoch
-        self.plan = plan
-        self.role = role
-        self.method = method
-        self.number = number
-        self.acts = acts
-        self.is_init = is_init
-        self.verify = verify
-        self.listeners = listeners
-        self.heard: Heard = listeners.heard
-        self.collector = collector
-        self.began = began
-        self.started = core.backend.now()
-        self.limit = limit = None if limit is None else bounded(limit)
-        self.deadline = None if limit is None else self.started + limit
-        self.stall_after = stall_after = None if stall_after is None else bounded(stall_after)
-        self.stall_at = None if stall_after is None else self.started + stall_after
-        self.trace = ""
-        self.told = False
-        self.was_sent = False
-        self.status: Status = UNDER_WAY
-        self._lock = threading.Lock()  # of the status
-        self._waiting = threading.Lock()  # held by the thread that fetches the value
+@dataclass
+class _Part:
+    """The stream of a rank: its references from index ``first`` on; ``end`` is the last that was dropped."""
+
+    stream: RankStream
+    refs: deque[Ref] = field(default_factory=deque[Ref])
+    first: int = 0
+    end: Ref | None = None
+    fault: RankFailure | None = None
+
+    def pull(self, count: float = math.inf) -> bool:
+        """Take the references that are there, until there are ``count``; return whether there are as many."""
+        while len(self.refs) < count and (ref := self.stream.take()) is not None:
+            self.refs.append(ref)
+        return len(self.refs) >= count
 
     @property
-    def group(self) -> str:
-        """Name of the group."""
-        return self.core.name
+    def last(self) -> Ref | None:
+        return self.refs[-1] if self.refs else self.end
 
-    @property
-    def meter(self) -> Meter | None:
-        """Counter of the bytes that arrive; None if the call is not a user's."""
-        return self.core.counts.arrived if self.acts else None
 
-    @property
-    def over(self) -> bool:
-        """True if the call has ended with a value or an error."""
-        return type(self.status) in (Returned, Raised)
+class PendingStream(Results):
+    """The items of the ranks that stream, and the tickets of the other ranks."""
 
-    def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
-        """Notify the listeners of a step; a listener that raises is removed, and the call continues."""
-        for hook in hooks:
-            try:
-                hook(self, *what)
-            except Exception as error:
-                self.listeners.drop(hook, error)
+    def __init__(self, backend: Backend, parts: Sequence[Ticket | RankStream], streaming: Streaming) -> None:
+        super().__init__(
+            backend, [part if isinstance(part, Ticket) else Ticket(part.ended) for part in parts]
+        )
+        self._parts = {p: _Part(part) for p, part in enumerate(parts) if not isinstance(part, Ticket)}
+        self._lock = threading.RLock()  # a rank's stream must be used by one thread at a time
+        self.streaming = streaming
+        #: True if the reader has left the stream.
+        self.left = False
+        #: True if a rank has failed, as its reader found.
+        self.is_faulty = False
 
-    def tell_asked(self) -> None:
-        """Notify the listeners that a caller waits for the call."""
-        if self.heard.asked:
-            self.tell(self.heard.asked)
+    def leave(self) -> None:
+        """Note that the call was cancelled: from now on, waiting for its ranks drops their remaining items."""
+        with self._lock:
+            self.left = True
+            for part in self._parts.values():
+                part.stream.leave()
+                self._drop(part)
 
-    def note_sent(self, nbytes: int) -> None:
-        """Note that all messages of the call were sent, of ``nbytes`` in all."""
-        self.was_sent = True
-        if self.acts:
-            for counts in (self.core.counts, process):
-                counts.calls += 1
-                counts.sent_bytes += nbytes
-        self.tell(self.heard.sent, nbytes)
+    def _drop(self, part: _Part) -> None:
+        """Take and drop the available items, so that the rank can end."""
+        part.pull()
+        if part.refs and not self.streaming.kept:
+            part.end = part.last
+            part.refs.clear()
 
-    def tell_end(self, error: BaseException | None) -> None:
-        """Tell its listeners, once, that it is over."""
-        if self.told:
-            return
-        self.told = True
-        core = self.core
-        if core.chosen:
-            with core.calls_lock:
-                core.chosen.pop(self.number, None)
-        if core.reruns.entries:
-            core.reruns.ended(self, error)
-        if self.acts and error is not None and self.was_sent:
-            for counts in (core.counts, process):
-                counts.failed += 1
-        if self.acts and meters.on and not core.backend.immediate:
-            seconds = core.backend.now() - self.started
-            meters.ended(core.name, full_name(self.role, self.method), seconds, error is not None)
-        if self.heard.ended:
-            self.tell(self.heard.ended, error)
+    def wait(
+        self, positions: Sequence[int], count: int, timeout: float | None
+    ) -> tuple[list[int], list[int]]:
+        """Return the positions that have ended, and the rest. Items made for a reader need not have been read."""
+        backend = self._backend
+        limit = None if timeout is None else backend.now() + timeout
+        ended: list[int] = []
+        rest = list(positions)
+        while True:
+            done, rest = super().wait(rest, len(rest), 0) if rest else ([], [])
+            ended += done
+            seconds = seconds_until(limit, backend)
+            if len(ended) >= count or not rest or seconds == 0.0 or backend.immediate:
+                return sorted(ended), rest
+            refs = [self._values[position] for position in rest]
+            if self.left:
+                streams = [self._parts[position] for position in rest if position in self._parts]
+                with self._lock:
+                    for part in streams:
+                        self._drop(part)
+                refs += [part.stream.coming for part in streams]
+            backend.wait(refs, 1, seconds)
+
+    def outcome(self, position: int) -> RankOutcome:
+        part = self._parts.get(position)
+        if part is None:
+            return super().outcome(position)
+        if part.fault is not None:
+            return RankOutcome(failure=part.fault)
+        with self._lock:
+            part.pull()
+            last = part.last
+        outcome = super().outcome(position) if last is None else self._backend.outcome(last)
+        return RankOutcome(failure=outcome.value) if isinstance(outcome.value, RankFailure) else outcome
+
+    def fetch(self, timeout: float | None) -> list[Any]:
+        """Return the items of each rank as a list, once all ranks have ended; None for items that are not kept."""
+        limit = None if timeout is None else self._backend.now() + timeout
+        waiting: Sequence[int] = range(len(self))
+        while waiting:
+            ended, waiting = self.wait(waiting, 1, seconds_until(limit, self._backend))
+            if not all(self.outcome(position).ok for position in ended):
+                raise FetchFailed
+            if waiting and not ended:
+                raise NotReady
+        return [self.output(position) for position in range(len(self))]
+
+    def output(self, position: int) -> Value:
+        """The items of an ended rank."""
+        part = self._parts.get(position)
+        if part is None or not self.streaming.kept:
+            return None
+        with self._lock:
+            part.pull()
+            refs = list(part.refs)
+        return self._backend.fetch(refs)[:-1]
+
+    def disregard(self) -> None:
+        last = [part.last for part in self._parts.values()]
+        values = [value for position, value in enumerate(self._values) if position not in self._parts]
+        self._backend.disregard([*values, *(ref for ref in last if ref is not None)])
+
+    def run_to_end(self) -> None:
+        """Take all items now, if ranks continue only when their items are taken."""
+        with self._lock:
+            for part in self._parts.values():
+                part.pull()
+
+    def fail(self, position: int, fault: RankFailure) -> None:
+        """Mark this rank's part as failed: its items are of no use."""
+        self._parts[position].fault = fault
+        self.is_faulty = True
+
+    def at(self, position: int, index: int) -> Ref | None:
+        """Return the reference of an item of a rank, if it arrived. Drops earlier items that are not kept."""
+        part = self._parts[position]
+        with self._lock:
+            while not self.streaming.kept and part.refs and part.first < index:
+                part.refs.popleft()
+                part.first += 1
+            place = index - part.first
+            return part.refs[place] if part.pull(place + 1) else None
+
+    def following(self, position: int, index: int, count: int) -> list[Ref]:
+        """Return up to ``count`` references that have arrived after the item at ``index`` of a rank."""
+        part = self._parts[position]
+        with self._lock:
+            first = index + 1 - part.first
+            part.pull(first + count)
+            return list(islice(part.refs, first, first + count))
+
+    def here(self, places: dict[int, int], silent: list[int], count: int, timeout: float | None) -> list[int]:
+        """Return up to ``count`` positions whose item, at the index in ``places``, may have arrived.
+
+        ``silent`` are ranks whose items are not streamed; the ranks that have ended are removed from it.
+
+        Raises:
+            FetchFailed: a silent rank has failed.
+            NotReady: time is up.
+        """
+        parts = self._parts
+        with self._lock:
+            now = [p for p, index in places.items() if index - parts[p].first < len(parts[p].refs)]
+        if now:
+            return now
+        waiting = [*places, *silent]
+        coming = [parts[position].stream.coming for position in places]
+        coming += [self._values[position] for position in silent]
+        done, _ = self._backend.wait(coming, min(count, len(coming)), timeout)
+        if not done:
+            raise NotReady
+        for position in [waiting[index] for index in done if index >= len(places)]:
+            if not self.outcome(position).ok:
+                raise FetchFailed
+            silent.remove(position)
+        return [waiting[index] for index in done if index < len(places)]

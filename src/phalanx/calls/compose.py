@@ -12,25 +12,16 @@ from phalanx.calls.call import Call
 from phalanx.calls.counts import process
 from phalanx.calls.future import CallFuture
 from phalanx.calls.in_flight import wait_for_any
-from phalanx.calls.values import Readonly, StoredPart, StoredParts, StoredValue, piece_between
+from phalanx.calls.values import Readonly, StoredParts, StoredValue, piece_between
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
 from phalanx.group.group import Group
 from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
-from phalanx.wire.messages import (
-    Assembled,
-    Message,
-    RankCall,
-    Reference,
-    ResultOf,
-    Stored,
-)
+from phalanx.wire.messages import Assembled, Message, RankCall, Reference, ResultOf, Stored
 from phalanx.wire.value import Value
 
-Hoist = Mapping[type, Callable[[Any], Any]]
-
-_Key = tuple[int, ...]
-_Body = tuple[Encoded, tuple[Ref, ...]]
+Placed = tuple[bytes | None, tuple[Ref, ...]]
+"""The body of a message if it is small, and the references of the message; of a large body, the last is its own."""
 
 
 def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
@@ -40,96 +31,102 @@ def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
     for counts in (core.counts, process):
         counts.stored_bytes += nbytes
     core.room.took(nbytes)
-    if call is not None and call.heard.stored:
+    if call is not None:
         call.tell(call.heard.stored, nbytes)
     return ref
 
 
-class References:
-    """The references of a message, and the placeholders that name them inside the encoded arguments."""
+class Arguments:
+    """The encoded arguments of ranks, and the references that the placeholders in them name.
 
-    def __init__(self, core: Group, call: Call | None, begin: tuple[Ref, ...] = ()) -> None:
+    Large arrays are views of the caller's memory until :meth:`place`. ``shared`` has the placeholders of values that
+    were stored before under ``refs``, by their ``id``.
+    """
+
+    def __init__(
+        self,
+        core: Group,
+        call: Call | None,
+        value: Value,
+        shared: Mapping[int, Stored] | None = None,
+        refs: Sequence[Ref] = (),
+    ) -> None:
         self._core = core
         self._call = call
         self._backend = core.backend
-        self.refs: list[Ref] = list(begin)
-
-    def hoist(self) -> Hoist:
-        """Return the replacements of the encoder, by type."""
-        table: dict[type, Callable[[Any], Any]] = {
+        self._refs = list(refs)
+        hoist: dict[type, Callable[[Any], Any]] = {
             CallFuture: self._future,
             FuturePiece: self._piece,
             StoredValue: self._stored,
-            Readonly: self._readonly,
+            Readonly: lambda marked: self._put(marked.value, Policy.READONLY),
         }
-        table |= dict.fromkeys(StoredParts.kinds, self._stored_parts)
-        return table | dict.fromkeys(self._backend.ref_types(), self._reference)
+        hoist |= dict.fromkeys(StoredParts.kinds, self._parts)
+        hoist |= dict.fromkeys(self._backend.ref_types(), lambda ref: Reference(self._add(ref)))
+        self._encoded = encode(value, hoist=hoist, shared=shared)
+        self.nbytes = self._encoded.nbytes
+
+    def place(self) -> Placed:
+        """Return what goes into a message; large arguments are stored."""
+        if self.nbytes > self._core.inline_bytes:
+            return None, (*self._refs, store(self._core, self._encoded, self._call))
+        return self._encoded.to_bytes(), tuple(self._refs)
 
     def _add(self, ref: Ref) -> int:
-        self.refs.append(ref)
-        return len(self.refs) - 1
+        self._refs.append(ref)
+        return len(self._refs) - 1
 
     def _put(self, value: Value, policy: Policy | None = None) -> Stored:
         return Stored(self._add(store(self._core, encode(value, policy=policy), self._call)))
 
     def _passes(self, future: CallFuture[Any]) -> None:
         """Tell listeners that the result of another call is among the arguments."""
-        if self._call is not None and self._call.heard.passed:
+        if self._call is not None:
             self._call.tell(self._call.heard.passed, future.call)
-
-    def _reference(self, ref: Ref) -> Reference:
-        return Reference(self._add(ref))
 
     def _stored(self, stored: StoredValue[Any]) -> Stored:
         if stored.backend != self._backend.name:
             return self._put(stored.get())
         return Stored(self._add(stored.ref))
 
-    def _readonly(self, marked: Readonly[Any]) -> Stored:
-        return self._put(marked.value, Policy.READONLY)
-
-    def _stored_parts(self, value: StoredParts) -> Assembled | Stored:
+    def _parts(self, value: StoredParts, piece: FuturePiece | None = None) -> Assembled | Stored:
+        """A value in parts, or a piece of it."""
         if value.backend != self._backend.name:
-            return self._put(value.result())
-        return self._assembled(value.parts, value.joined)
-
-    def _assembled(
-        self, parts: Sequence[StoredPart], joined: bool, pad_to_multiple: int | None = None
-    ) -> Assembled:
+            whole = value.result()
+            return self._put(whole if piece is None else piece_of(whole, *_share(piece)))
+        parts = value.parts
+        if piece is not None:
+            parts = piece_between(value, piece.index, piece.count, piece.expected_rows)
         sources = (
             part.source if isinstance(part.source, bytes) else self._add(part.source) for part in parts
         )
         cuts = ((part.start, part.stop, part.whole) for part in parts)
-        return Assembled(tuple(zip(sources, cuts, strict=True)), joined, pad_to_multiple)
-
-    def _piece_of_parts(self, value: StoredParts, piece: FuturePiece) -> Assembled | Stored:
-        if value.backend != self._backend.name:
-            return self._put(piece_of(value.result(), *_of(piece)))
-        parts = piece_between(value, piece.index, piece.count, piece.expected_rows)
-        return self._assembled(parts, value.joined, piece.pad_to_multiple)
+        padding = None if piece is None else piece.pad_to_multiple
+        return Assembled(tuple(zip(sources, cuts, strict=True)), value.joined, padding)
 
     def _future(self, future: CallFuture) -> Stored | ResultOf:
         self._passes(future)
         parts = future.parts(self._backend)
         if parts is None:
             return self._put(future.result())
-        return ResultOf(tuple(self._add(part.value) for part in parts), future.call.plan.gather)
+        return ResultOf(self._add_values(parts), future.call.plan.gather)
 
     def _piece(self, piece: FuturePiece) -> ResultOf | Stored | Assembled:
         if isinstance(piece.future, StoredParts):
-            return self._piece_of_parts(piece.future, piece)
+            return self._parts(piece.future, piece)
         future: CallFuture = piece.future
         self._passes(future)
         gather, parts = future.call.plan.gather, future.parts(self._backend)
-        if gather.collect == "list" and parts is not None:
+        if parts is not None and gather.collect == "list":
             return self._elements(parts, gather, piece)
-        if gather.collect == "first" and parts is not None:
-            return ResultOf((self._add(parts[gather.take[0]].value),), replace(gather, take=(0,)), _of(piece))
-        parts = future.row_parts(self._backend)
-        if parts is None:
-            return self._put(piece_of(future.result(), *_of(piece)))
-        values = tuple(self._add(part.value) for part in parts)
-        return ResultOf(values, gather, _of(piece), tuple(self._add(part.info) for part in parts))
+        if parts is not None and gather.collect == "first":
+            part = [parts[gather.take[0]]]
+            return ResultOf(self._add_values(part), replace(gather, take=(0,)), _share(piece))
+        taken = [] if parts is None or gather.collect != "join" else [parts[place] for place in gather.take]
+        infos = [part.info for part in taken if part.info is not None]
+        if not taken or len(infos) < len(taken):
+            return self._put(piece_of(future.result(), *_share(piece)))
+        return ResultOf(self._add_values(taken), gather, _share(piece), tuple(map(self._add, infos)))
 
     def _elements(self, parts: Sequence[Ticket], gather: GatherPlan, piece: FuturePiece) -> ResultOf:
         """The piece's share of a list by rank, whose rows are the outputs."""
@@ -139,11 +136,13 @@ class References:
         chosen = [start + i % (stop - start) for i in range(padded_size(stop - start, piece.pad_to_multiple))]
         taken = [parts[gather.take[place]] for place in chosen]
         trim = None if gather.trim is None else [gather.trim[place] for place in chosen]
-        values = tuple(self._add(part.value) for part in taken)
-        return ResultOf(values, GatherPlan("list", range(len(taken)), trim))
+        return ResultOf(self._add_values(taken), GatherPlan("list", range(len(taken)), trim))
+
+    def _add_values(self, parts: Sequence[Ticket]) -> tuple[int, ...]:
+        return tuple(self._add(part.value) for part in parts)
 
 
-def _of(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:
+def _share(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:
     return piece.index, piece.count, piece.pad_to_multiple, piece.expected_rows
 
 
@@ -156,13 +155,10 @@ def messages(core: Group, plan: CallPlan, header: RankCall, call: Call | None = 
     Raises:
         DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
     """
-    if not any(isinstance(argument, Each) for argument in (*plan.args, *plan.kwargs.values())):
-        yield from _messages_alike(core, plan, header, call)
+    columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
+    if columns:
+        yield from _messages_each(core, plan, columns, header, call)
         return
-    yield from _messages_each(core, plan, header, call)
-
-
-def _messages_alike(core: Group, plan: CallPlan, header: RankCall, call: Call | None) -> Iterator[Message]:
     refs: tuple[Ref, ...] = ()
     if plan.ranks and (plan.args or plan.kwargs):
         body, refs = encode_body(core, next(plan.arguments()), call)
@@ -170,31 +166,28 @@ def _messages_alike(core: Group, plan: CallPlan, header: RankCall, call: Call | 
     if len(plan.gather.take) == len(plan.ranks):
         yield from itertools.repeat(header.pack(refs), len(plan.ranks))
         return
-    packed: dict[bool, Message] = {}  # by whether the rank's output is kept
-    for position in range(len(plan.ranks)):
-        keep = plan.keeps(position)
-        if keep not in packed:
-            packed[keep] = header._replace(keep=keep).pack(refs)
-        yield packed[keep]
+    packed = {keep: header._replace(keep=keep).pack(refs) for keep in (True, False)}
+    yield from (packed[plan.keeps(position)] for position in range(len(plan.ranks)))
 
 
-def _messages_each(core: Group, plan: CallPlan, header: RankCall, call: Call | None) -> Iterator[Message]:
-    columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
+def _messages_each(
+    core: Group, plan: CallPlan, columns: list[Each], header: RankCall, call: Call | None
+) -> Iterator[Message]:
     # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
-    keys: list[_Key] = list(zip(*(map(id, column.values) for column in columns), strict=True))
+    keys: list[tuple[int, ...]] = list(zip(*(map(id, column.values) for column in columns), strict=True))
     leaves = _shared_leaves(plan, core.inline_bytes)
     _admit(core, columns, keys, leaves)
     shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
-    begin = tuple(store(core, encode(leaf), call) for leaf in leaves)
-    encoded: dict[_Key, _Body] = {}  # views of the caller's memory until a rank needs them
+    begin = [store(core, encode(leaf), call) for leaf in leaves]
+    encoded: dict[tuple[int, ...], Arguments] = {}
     for key, arguments in zip(keys, plan.arguments(), strict=True):
         if key not in encoded:
-            encoded[key] = _encoded_body(core, call, arguments, shared, begin)
-    bodies: dict[_Key, tuple[bytes | None, tuple[Ref, ...]]] = {}
+            encoded[key] = Arguments(core, call, arguments, shared, begin)
+    placed: dict[tuple[int, ...], Placed] = {}
     for position, key in enumerate(keys):
-        if key not in bodies:
-            bodies[key] = _placed(core, call, *encoded.pop(key))
-        body, refs = bodies[key]
+        if key not in placed:
+            placed[key] = encoded.pop(key).place()
+        body, refs = placed[key]
         yield header._replace(body=body, keep=plan.keeps(position)).pack(refs)
 
 
@@ -225,29 +218,13 @@ def _admit(core: Group, columns: list[Each], keys: list[tuple[int, ...]], leaves
 _BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
 
 
-def encode_body(core: Group, value: Value, call: Call | None = None) -> tuple[bytes | None, tuple[Ref, ...]]:
+def encode_body(core: Group, value: Value, call: Call | None = None) -> Placed:
     """Encode ``value`` as the body of a message: bytes if small; None and a reference, added last, if large.
 
     Raises:
         DispatchError: it cannot be pickled, or does not fit into the object store.
     """
-    encoded, refs = _encoded_body(core, call, value, {}, ())
-    if encoded.nbytes > core.inline_bytes:
-        core.room.admit(encoded.nbytes, encoded.nbytes, wait=wait_for_any)
-    return _placed(core, call, encoded, refs)
-
-
-def _encoded_body(
-    core: Group, call: Call | None, value: Value, shared: Mapping[int, Stored], begin: tuple[Ref, ...]
-) -> tuple[Encoded, tuple[Ref, ...]]:
-    references = References(core, call, begin)
-    encoded = encode(value, hoist=references.hoist(), shared=shared)
-    return encoded, tuple(references.refs)
-
-
-def _placed(
-    core: Group, call: Call | None, encoded: Encoded, refs: tuple[Ref, ...]
-) -> tuple[bytes | None, tuple[Ref, ...]]:
-    if encoded.nbytes <= core.inline_bytes:
-        return encoded.to_bytes(), refs
-    return None, (*refs, store(core, encoded, call))
+    arguments = Arguments(core, call, value)
+    if arguments.nbytes > core.inline_bytes:
+        core.room.admit(arguments.nbytes, arguments.nbytes, wait=wait_for_any)
+    return arguments.place()

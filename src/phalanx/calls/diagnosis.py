@@ -1,7 +1,7 @@
 """Diagnosis of each rank of a call that did not simply return, and the outcome of the call.
 
 Ranks that are still at a failed or cancelled call are interrupted on the way. The call itself stops ranks and breaks
-the group.
+the group. A *position* is an index into the ranks of a call.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from phalanx.backends.backend_types import Backend, Lost, ProcessStatus, RankOutcome
+from phalanx.backends.backend_types import Backend, Endpoint, Lost, ProcessStatus
 from phalanx.calls.call_outcome import CallObservation, CallOutcome, decide
-from phalanx.calls.call_state import CallState, Cancelling, Raised
-from phalanx.calls.streams import PendingStream
+from phalanx.calls.call_state import PendingStream, seconds_until
+from phalanx.calls.listeners import CallInfo
 from phalanx.collect.failures import looks_like_victim, tells_of_a_peer
-from phalanx.errors import CallTimeout, FailureKind, RankReport
+from phalanx.errors import CallTimeout, FailureKind, GroupClosed, RankReport, RankState
 from phalanx.group.roster import note_change
 from phalanx.wire.codec import Policy, decoding
 from phalanx.wire.failure import report_of
@@ -24,30 +25,24 @@ CANCELLED_WITHIN_S = 10.0
 """Seconds that a caller waits for the result of a cancellation by another thread."""
 _SHORT_WAIT_S = 0.5
 _IN_ORDER = 32
-"""Failures whose order is determined one by one."""
+"""Waits for failures in their order; later failures are collected in batches."""
 
 
 class Diagnosis:
     """Diagnosis of the ranks of a call that was sent.
 
-    A *position* is an index into ``ranks``, ``endpoints``, ``arrivals`` and ``ids``, the ids under which the ranks know
-    the call. ``owner`` says whether this process owns the group, so that no other process may end it.
+    ``ids`` are the ids by which the ranks know the call. ``owner`` is False if another process may end the group.
     """
 
-    def __init__(self, call: CallState) -> None:
-        core, endpoints = call.core, call.epoch.endpoints
+    def __init__(self, call: CallInfo) -> None:
         self.call = call
-        self.backend = core.backend
-        self.group = core.name
+        self.backend: Backend = call.core.backend
         self.ranks = tuple(call.plan.ranks)
-        self.endpoints = [endpoints[rank] for rank in self.ranks]
+        self.endpoints = [call.epoch.endpoints[rank] for rank in self.ranks]
         self.arrivals = call.arrivals
         self.ids = call.arrivals.call_ids()
-        self.owner = core.owner
-
-    @property
-    def _spares(self) -> bool:
-        return self.call.core.spare and self.call.acts
+        self.owner: bool = call.core.owner
+        self.grace_s: float = call.core.grace_s
 
     def observe_failure(self) -> CallObservation:
         """Report all ranks of a failed call that fail within the grace period, and its busy ranks.
@@ -56,49 +51,41 @@ class Diagnosis:
         """
         reports, pending = self._failures()
         if self.owner and pending and all(map(tells_of_a_peer, reports)):
-            gone, pending = self._gone(pending)
-            reports += gone
-        severed = False
-        lost = [] if self.owner else self._losses_of_dead(reports)  # the owner would have closed it itself
+            # Peers may report a loss before the backend does, which may take seconds to call a node lost.
+            gone = [position for position, sight in self._sights(pending).items() if sight.gone]
+            known = [self.backend.post_mortem(self.endpoints[position], None) for position in gone]
+            at = self.backend.now()
+            reports += [
+                dead_report(lost, at=at, **self._place(p)) for p, lost in zip(gone, known, strict=True)
+            ]
+            pending = [position for position in pending if position not in gone]
+        severed, lost = False, list[Lost]()
+        if not self.owner:  # the owner would have closed it itself
+            died = [self.ranks.index(report.rank) for report in reports if report.kind == "died"]
+            lost = [self.arrivals.outcome(position).lost or Lost("unknown") for position in died]
         by_owner = bool(lost) and all(one.intended for one in lost)
         if pending and not self.owner and (by_owner or any(report.kind == "stale" for report in reports)):
             self._free(pending)  # for the owner's next calls; only the owner may stop the ranks
             pending = []
         # Ranks of another process's group may be cut off only where that will learn that it is broken.
-        if self._spares and pending and (self.owner or lost):
+        if pending and self.call.core.spare and self.call.acts and (self.owner or lost):
             freed, pending, severed = self._free(pending)
             reports += freed
         if not by_owner:
-            reports += self._reports_before_stop(pending)
-        return CallObservation(
-            "failed",
-            self.group,
-            self.call.method,
-            reports,
-            [self.ranks[position] for position in pending],
-            severed=severed,
-            by_owner=by_owner,
-            owner_gone=any(one.owner_gone for one in lost),
-            init=self.call.is_init,
+            reports += self._before_stop(
+                pending, "stopped", "had not ended when the call failed, and was stopped", victim=True
+            )
+        owner_gone = any(one.owner_gone for one in lost)
+        return self._seen(
+            "failed", reports, pending, severed=severed, by_owner=by_owner, owner_gone=owner_gone
         )
 
-    def observe_late(self, waited: float | None, *, expired: bool) -> CallObservation:
+    def observe_late(self, waited: float | None, *, expired: bool = False) -> CallObservation:
         """Observe the call when a caller's patience, or its own deadline, is over."""
-        everyone = range(len(self.ranks))
-        pending = self.arrivals.wait(everyone, len(everyone), 0)[1]
-        reports: list[RankReport] = []
-        if pending:
-            sights = dict(zip(pending, self._sights(pending), strict=True))
-            reports = [self._late(position, sights.get(position)) for position in everyone]
-        return CallObservation(
-            "expired" if expired else "impatient",
-            self.group,
-            self.call.method,
-            reports,
-            [self.ranks[position] for position in pending],
-            waited=waited,
-            init=self.call.is_init,
-        )
+        pending = self.arrivals.pending()
+        sights = self._sights(pending, stacks=True)
+        reports = [self._late(p, sights.get(p)) for p in range(len(self.ranks))] if pending else []
+        return self._seen("expired" if expired else "impatient", reports, pending, waited=waited)
 
     def observe_cancel(self) -> CallObservation | None:
         """End the call on its ranks and report how each of them ended; None if all had ended before.
@@ -106,46 +93,44 @@ class Diagnosis:
         Ranks that have not begun drop the call; running ranks are interrupted, and their collectives are aborted if
         they are still running after the grace period.
         """
-        everyone = range(len(self.ranks))
-        busy = self.arrivals.wait(everyone, len(everyone), 0)[1]
+        busy = self.arrivals.pending()
         if not busy:
             return None
-        dropped = self._cancel(busy)
-        self.arrivals.leave()
+        dropped = self._interrupt(busy)
         running = [position for position in busy if position not in dropped]
-        pending = self._still_at_it(running, self.call.core.grace_s)
+        pending = self._still_at_it(running, self.grace_s)
         severed = bool(pending)
         if severed:  # perhaps in a collective, which nothing else ends
-            self.backend.sever([self.endpoints[position] for position in pending])
+            self._sever(pending)
             pending = self._still_at_it(running, _SHORT_WAIT_S)
-        reports = self._after_cancel(dropped, pending)
-        ranks = [self.ranks[position] for position in pending]
-        return CallObservation("cancelled", self.group, self.call.method, reports, ranks, severed=severed)
-
-    def _cancel(self, busy: Sequence[int]) -> list[int]:
-        """Cancel the call on ranks; return the positions that certainly had not begun it, and never will."""
-        drops = self.backend.cancel([self.endpoints[p] for p in busy], [self.ids[p] for p in busy])
-        return [position for position, drop in zip(busy, drops, strict=True) if drop]
+        reports = [self._after_cancel(p, p in dropped) for p in range(len(self.ranks)) if p not in pending]
+        reports += self._before_stop(pending, "cancelled", "did not end by itself, and was stopped")
+        return self._seen("cancelled", reports, pending, severed=severed)
 
     def interrupt(self) -> None:
         """End a streaming call on the ranks that still run it: they would continue, or wait for a reader."""
-        everyone = range(len(self.ranks))
-        self._cancel(self.arrivals.wait(everyone, len(everyone), 0)[1])
-        self.arrivals.leave()
+        self._interrupt(self.arrivals.pending())
 
-    def _after_cancel(self, dropped: Sequence[int], pending: Sequence[int]) -> list[RankReport]:
-        reports = [
-            self.report(position)
-            or replace(self._report(position, "cancelled"), state="finished", message="had returned before")
-            for position in range(len(self.ranks))
-            if position not in pending and position not in dropped
-        ]
-        reports += [replace(self._report(p, "cancelled"), message="had not begun it") for p in dropped]
-        reports += [
-            replace(report, kind="cancelled", message="did not end by itself, and was stopped", victim=False)
-            for report in self._reports_before_stop(pending)
-        ]
-        return reports
+    def _seen(
+        self, why: Any, reports: Sequence[RankReport], pending: Sequence[int], **more: Any
+    ) -> CallObservation:
+        call, ranks = self.call, [self.ranks[position] for position in pending]
+        return CallObservation(why, call.core.name, call.method, reports, ranks, init=call.is_init, **more)
+
+    def _interrupt(self, busy: Sequence[int]) -> list[int]:
+        """Cancel the call on ranks; return the positions that certainly had not begun it, and never will."""
+        drops = self.backend.cancel([self.endpoints[p] for p in busy], [self.ids[p] for p in busy])
+        self.arrivals.leave()
+        return [position for position, drop in zip(busy, drops, strict=True) if drop]
+
+    def _sever(self, positions: Sequence[int]) -> None:
+        self.backend.sever([self.endpoints[position] for position in positions])
+
+    def _after_cancel(self, position: int, dropped: bool) -> RankReport:
+        if dropped:
+            return self._report(position, "cancelled", message="had not begun it")
+        returned = self._report(position, "cancelled", state="finished", message="had returned before")
+        return self.report(position) or returned
 
     def _free(self, busy: Sequence[int]) -> tuple[list[RankReport], list[int], bool]:
         """Interrupt ranks that are still running a failed call, then abort their collectives.
@@ -153,27 +138,17 @@ class Diagnosis:
         Returns:
             Their reports, the positions that are running even then, and whether process groups were aborted.
         """
-        self._cancel(busy)
-        self.arrivals.leave()
+        self._interrupt(busy)
         cut = pending = self._still_at_it(busy, _SHORT_WAIT_S)
         if not self.owner:  # other calls of these ranks may be the owner's recovery of the group
-            cut = pending = self._at_it_now(pending)
+            cut = pending = [p for p, sight in self._sights(pending).items() if self.ids[p] in sight.running]
         if cut:  # in a collective, which nothing else ends
-            self.backend.sever([self.endpoints[position] for position in cut])
-            pending = self._still_at_it(cut, self.call.core.grace_s)
+            self._sever(cut)
+            pending = self._still_at_it(cut, self.grace_s)
         ended = {position: self.report(position) for position in busy if position not in pending}
         reports = {position: report for position, report in ended.items() if report is not None}
         severed = any(looks_like_victim(report) for position, report in reports.items() if position in cut)
         return [replace(report, victim=True) for report in reports.values()], pending, severed
-
-    def _gone(self, positions: Sequence[int]) -> tuple[list[RankReport], list[int]]:
-        """Split positions that have not ended into reports of the ranks whose process or node died, and the rest.
-
-        Peers may report a loss before the backend does, which may take seconds to call a node lost.
-        """
-        sights = self.backend.sights([self.endpoints[position] for position in positions], False)
-        gone = [position for position, sight in zip(positions, sights, strict=True) if sight.gone]
-        return [self.dead(position) for position in gone], [one for one in positions if one not in gone]
 
     def _still_at_it(self, positions: Sequence[int], seconds: float) -> list[int]:
         """Return the positions that have not ended after some seconds."""
@@ -183,28 +158,25 @@ class Diagnosis:
         """Return reports of the failed ranks, and the positions that had not ended at the end of the grace period.
 
         The grace period begins when the first failure is known, so that all ranks which fail with the same mistake, or
-        because of it, are named in the error. The order of failures is determined for the first ranks only; after
-        these, ranks that end within the grace period are collected in batches, since each wait checks all ranks that
-        have not ended.
+        because of it, are named in the error. Each wait checks all ranks that have not ended, so that their order is
+        determined for the first failures only.
         """
         reports: list[RankReport] = []
         pending = list(range(len(self.ranks)))
         until: float | None = None
         for look in itertools.count():
-            left = seconds_until(until, self.backend)
-            many = until is not None and look >= _IN_ORDER
-            done, pending = (
-                self.arrivals.wait(pending, len(pending) if many else 1, left) if pending else ([], [])
-            )
+            if not pending:
+                break
+            count = 1 if until is None or look < _IN_ORDER else len(pending)
+            done, pending = self.arrivals.wait(pending, count, seconds_until(until, self.backend))
             if not done:
                 break
-            if pending and not many:
-                more, pending = self.arrivals.wait(pending, len(pending), 0)
-                done = [*done, *more]
-            found = [report for report in map(self.report, done) if report is not None]
+            more = [] if not pending else self.arrivals.wait(pending, len(pending), 0)[0]
+            pending = [position for position in pending if position not in more]
+            found = [report for report in map(self.report, [*done, *more]) if report is not None]
             reports += found
             if found and until is None:
-                until = self.backend.now() + self.call.core.grace_s
+                until = self.backend.now() + self.grace_s
         return reports, pending
 
     def report(self, position: int) -> RankReport | None:
@@ -216,141 +188,94 @@ class Diagnosis:
             return None
         if outcome.failure is not None:
             report = report_of(outcome.failure, at=at)
-            return report if report.rank >= 0 else self._placed(report, position)
-        return replace(self._report_of_lost(position, outcome), at=at)
-
-    def _placed(self, report: RankReport, position: int) -> RankReport:
-        """The report of a rank that did not say who it is."""
-        known = self._report(position, report.kind)
-        return replace(
-            known,
-            type_name=report.type_name,
-            message=report.message,
-            traceback=report.traceback,
-            notes=report.notes,
-            hint=report.hint,
-            exception_bytes=report.exception_bytes,
-            exception=report.exception,
-            at=report.at,
-        )
-
-    def _report_of_lost(self, position: int, outcome: RankOutcome) -> RankReport:
+            return report if report.rank >= 0 else replace(report, **self._place(position))
         lost = outcome.lost or Lost("unknown")
         if self.owner or not lost.intended:
             lost = self.backend.post_mortem(self.endpoints[position], lost)
-        return self._dead(position, lost)
+        return dead_report(lost, at=at, **self._place(position))
 
-    def dead(self, position: int) -> RankReport:
-        """Return the report of a dead rank, though no call of it has reported the loss."""
-        lost = self.backend.post_mortem(self.endpoints[position], None)
-        return replace(self._dead(position, lost), at=self.backend.now())
-
-    def _dead(self, position: int, lost: Lost) -> RankReport:
-        report = self._report(position, "died")
-        return replace(
-            report,
-            message=lost.reason,
-            exit=lost.exit,
-            hint=lost.hint,
-            log_tail=lost.log_tail,
-            log_path=lost.log_path or report.log_path,
-            stack=lost.stack,
-        )
-
-    def _losses_of_dead(self, reports: Sequence[RankReport]) -> list[Lost]:
-        """Return facts on the ranks that died; a process that ended on purpose was ended by the owner of the group."""
-        died = [self.ranks.index(report.rank) for report in reports if report.kind == "died"]
-        found = [self.arrivals.outcome(position).lost for position in died]
-        return [one or Lost("unknown") for one in found]
-
-    def _at_it_now(self, positions: Sequence[int]) -> list[int]:
-        """Return the positions that are running this very call, and not an earlier call."""
-        sights = self.backend.sights([self.endpoints[position] for position in positions], False)
-        return [p for p, sight in zip(positions, sights, strict=True) if self.ids[p] in sight.running]
-
-    def _reports_before_stop(self, positions: Sequence[int]) -> list[RankReport]:
+    def _before_stop(
+        self, positions: Sequence[int], kind: FailureKind, message: str, victim: bool = False
+    ) -> list[RankReport]:
         """The reports of ranks that had not ended and are about to be stopped, with where they stood."""
         at = self.backend.now()
-        sights = self._sights(positions)
         return [
-            replace(
-                self._report(position, "stopped"),
-                victim=True,
-                message="had not ended when the call failed, and was stopped",
-                stack=_stack(sight),
-                at=at,
-            )
-            for position, sight in zip(positions, sights, strict=True)
+            self._report(position, kind, victim=victim, message=message, stack=_stack(sight), at=at)
+            for position, sight in self._sights(positions, stacks=True).items()
         ]
 
-    def _sights(self, positions: Sequence[int]) -> list[ProcessStatus]:
-        if not positions:
-            return []
-        return self.backend.sights([self.endpoints[position] for position in positions], stacks=True)
+    def _sights(self, positions: Sequence[int], stacks: bool = False) -> dict[int, ProcessStatus]:
+        """Observe ranks from outside, by position."""
+        endpoints = [self.endpoints[position] for position in positions]
+        return dict(zip(positions, self.backend.sights(endpoints, stacks) if endpoints else (), strict=True))
 
     def _late(self, position: int, sight: ProcessStatus | None) -> RankReport:
         """The report of a rank when time is over; without a sight it had finished."""
-        report = replace(self._report(position, "timeout"), since=self.backend.now() - self.call.started)
         if sight is None:
-            return replace(report, state="finished", since=None)
-        began = sight.running.get(self.ids[position])
+            return self._report(position, "timeout", state="finished")
+        began, waited = sight.running.get(self.ids[position]), self.backend.now() - self.call.started
+        state: RankState = "queued"
         if not sight.reachable:
-            return replace(report, state="unreachable", since=began or report.since, stack=_stack(sight))
+            state = "unreachable"
         # Without a side channel nobody can tell a queued call from a running one.
-        if began is not None or self.endpoints[position].facts.side is None:
-            return replace(report, state="running", since=began or report.since, stack=_stack(sight))
-        # Its stack shows the call that it is at instead.
-        return replace(report, state="queued", stack=_stack(sight) if sight.running else "")
+        elif began is not None or self.endpoints[position].facts.side is None:
+            state = "running"
+        # The stack of a rank with a queued call shows the call that it is at instead.
+        stack = "" if state == "queued" and not sight.running else _stack(sight)
+        return self._report(position, "timeout", state=state, since=began or waited, stack=stack)
 
-    def _report(self, position: int, kind: FailureKind) -> RankReport:
-        facts = self.endpoints[position].facts
-        ids = facts.slot.accelerator_ids
-        return RankReport(
-            rank=self.ranks[position],
-            kind=kind,
-            role=self.call.role or None,
-            method=self.call.method,
-            host=facts.slot.host,
-            pid=facts.pid,
-            accelerator=f"GPU {','.join(ids)}" if ids else None,
-            node_id=facts.slot.node_id,
-            log_path=facts.log,
-        )
+    def _report(self, position: int, kind: FailureKind, **more: Any) -> RankReport:
+        return RankReport(kind=kind, **self._place(position), **more)
+
+    def _place(self, position: int) -> dict[str, Any]:
+        return place_of(self.endpoints[position], self.ranks[position], self.call.role, self.call.method)
+
+
+def place_of(endpoint: Endpoint, rank: int, role: str, method: str) -> dict[str, Any]:
+    """Return the fields of a report that say which process it is about, and what that was called for."""
+    facts = endpoint.facts
+    ids = facts.slot.accelerator_ids
+    return {
+        "rank": rank,
+        "role": role or None,
+        "method": method,
+        "host": facts.slot.host,
+        "pid": facts.pid,
+        "accelerator": f"GPU {','.join(ids)}" if ids else None,
+        "node_id": facts.slot.node_id,
+        "log_path": facts.log,
+    }
+
+
+def dead_report(lost: Lost, *, log_path: str | None, **more: Any) -> RankReport:
+    """Return the report of a dead rank."""
+    return RankReport(
+        kind="died",
+        message=lost.reason,
+        exit=lost.exit,
+        hint=lost.hint,
+        log_tail=lost.log_tail,
+        log_path=lost.log_path or log_path,
+        stack=lost.stack,
+        **more,
+    )
 
 
 def _stack(sight: ProcessStatus) -> str:
     return sight.stack or (f"({sight.note})" if sight.note else "")
 
 
-def earliest(first: float | None, second: float | None) -> float | None:
-    """The earlier of two moments, None being never."""
-    if first is None or second is None:
-        return second if first is None else first
-    return min(first, second)
-
-
-def seconds_until(limit: float | None, backend: Backend) -> float | None:
-    """Seconds from now to a moment on the backend's clock."""
-    return None if limit is None else max(0.0, limit - backend.now())
-
-
-def outcome_when_late(call: CallState, limit: float | None) -> CallOutcome:
+def outcome_when_late(call: CallInfo, limit: float | None) -> CallOutcome:
     """How it stands when ``limit``, the end of somebody's patience, or its own deadline is over."""
-    if call.deadline is None or (limit is not None and limit < call.deadline):
-        waited = (call.core.backend.now() if limit is None else limit) - call.started
-        return decide(Diagnosis(call).observe_late(round(max(0.0, waited), 3), expired=False))
-    return decide(Diagnosis(call).observe_late(call.limit, expired=True))
+    if call.deadline is not None and (limit is None or limit >= call.deadline):
+        return decide(Diagnosis(call).observe_late(call.limit, expired=True))
+    waited = (call.core.backend.now() if limit is None else limit) - call.started
+    return decide(Diagnosis(call).observe_late(round(max(0.0, waited), 3)))
 
 
-def late_now(call: CallState) -> CallOutcome:
-    """Return the outcome for a caller whose patience is over now."""
-    waited = call.core.backend.now() - call.started
-    return decide(Diagnosis(call).observe_late(round(waited, 1), expired=False))
-
-
-def not_yet(call: CallState, timeout: float | None) -> CallTimeout:
+def not_yet(call: CallInfo, timeout: float | None) -> CallTimeout:
     """The error for a wait that was over before another thread's wait for the same call."""
-    error = decide(Diagnosis(call).observe_late(timeout, expired=False)).error
+    error = decide(Diagnosis(call).observe_late(timeout)).error
     if isinstance(error, CallTimeout):
         return error
     group, method = call.core.name, call.method
@@ -358,7 +283,7 @@ def not_yet(call: CallState, timeout: float | None) -> CallTimeout:
     return CallTimeout(text, group=group, method=method, timeout=timeout)
 
 
-def outcome_of_failure(call: CallState) -> CallOutcome:
+def outcome_of_failure(call: CallInfo) -> CallOutcome:
     """Return the outcome of a call of which a rank failed, or ended with another call, a close or a restart.
 
     Raises:
@@ -366,23 +291,23 @@ def outcome_of_failure(call: CallState) -> CallOutcome:
     """
     core, ranks = call.core, call.plan.ranks
     core.check_current(call.epoch, ranks, call.method)
-    if isinstance(call.status, Cancelling):
-        call.status.over.wait(CANCELLED_WITHIN_S)
-    if isinstance(call.status, Raised):
-        return CallOutcome(call.status.error)
+    if (cancelling := call.cancelling) is not None:
+        cancelling.wait(CANCELLED_WITHIN_S)
+    if call.error is not None:
+        return CallOutcome(call.error)
     if not core.closed and not call.epoch.stopped.isdisjoint(ranks):
-        return CallOutcome(
-            core.lifecycle.broken_error()
-        )  # it went down with another call, which has the cause
-    if core.closed:
-        return decide(CallObservation("failed", core.name, call.method, closed=True))
-    looks = Diagnosis(call)
-    if isinstance(call.arrivals, PendingStream):
-        looks.interrupt()
-    seen = looks.observe_failure()
-    core.check_current(call.epoch, ranks, call.method)
-    if core.closed:
-        return decide(CallObservation("failed", core.name, call.method, closed=True))
+        # it went down with another call, which has the cause
+        return CallOutcome(core.lifecycle.broken_error())
+    seen: CallObservation | None = None
+    if not core.closed:
+        diagnosis = Diagnosis(call)
+        if isinstance(call.arrivals, PendingStream):
+            diagnosis.interrupt()
+        seen = diagnosis.observe_failure()
+        core.check_current(call.epoch, ranks, call.method)
+    if seen is None or core.closed:
+        closed = f"group {core.name!r} was closed before {call.method} ended"
+        return CallOutcome(GroupClosed(closed, group=core.name))
     if seen.by_owner and not seen.owner_gone and core.is_view and note_change(core):
         return CallOutcome(core.lifecycle.changing_error(call.method))
     return decide(seen)

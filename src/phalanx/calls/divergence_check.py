@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from phalanx.collect.message import rank_list
@@ -27,21 +27,17 @@ def check_order(group: str, method: str, orders: Sequence[Sequence[Executed]]) -
     """
     common = set.intersection(*(set(order) for order in orders)) if orders else set[Executed]()
     seen = [tuple(call for call in order if call in common) for order in orders]
-    odd, usual = _odd_ones(seen, lambda a, b: a == b)
-    if not odd:
-        return
-    reports: list[RankReport] = []
-    for rank in odd:
-        at = next(
-            i for i, (mine, theirs) in enumerate(zip(seen[rank], seen[usual], strict=True)) if mine != theirs
-        )
-        mine, theirs = seen[rank][at], seen[usual][at]
-        said = f"ran {mine.name} (call {mine.number}) where rank {usual} ran {theirs.name} (call {theirs.number})"
-        reports.append(RankReport(rank=rank, kind="raised", method=method, message=said))
-    _raise(
+
+    def describe(odd: int, usual: int) -> str:
+        mine, theirs = next(pair for pair in zip(seen[odd], seen[usual], strict=True) if pair[0] != pair[1])
+        return f"ran {mine.name} (call {mine.number}) where rank {usual} ran {theirs.name} (call {theirs.number})"
+
+    _compare(
         group,
         method,
-        reports,
+        range(len(seen)),
+        seen,
+        describe,
         "did not run the calls in the order of the others",
         "Several processes or views call this group at once: let one of them make all calls that use collectives.",
     )
@@ -53,22 +49,14 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
     Raises:
         RanksDiverged: some outputs differ from the output of most ranks.
     """
-    odd, usual = _odd_ones(outputs, same)
-    if not odd:
-        return
-    reports = [
-        RankReport(
-            rank=ranks[position],
-            kind="raised",
-            method=method,
-            message=f"returned {_short(outputs[position])} where rank {ranks[usual]} returned {_short(outputs[usual])}",
-        )
-        for position in odd
-    ]
-    _raise(
+    _compare(
         group,
         method,
-        reports,
+        ranks,
+        outputs,
+        lambda odd, usual: (
+            f"returned {_short(outputs[odd])} where rank {ranks[usual]} returned {_short(outputs[usual])}"
+        ),
         "returned something else than the others, though it is declared replicated",
         "Look for a missing all_reduce, a seed by rank, or data that only some ranks got.",
     )
@@ -101,26 +89,37 @@ def _bytes(array: Value) -> bytes:
     return array.tobytes()
 
 
-def _odd_ones(values: Sequence[Any], equal: Value) -> tuple[list[int], int]:
-    """Return the positions of the values that differ from the most common value, and a position of the latter."""
-    kinds: list[list[int]] = []
-    for position, value in enumerate(values):
-        kind = next((kind for kind in kinds if equal(values[kind[0]], value)), None)
-        if kind is None:
-            kinds.append([position])
-        else:
-            kind.append(position)
-    usual = max(kinds, key=len, default=[0])
-    return [position for kind in kinds if kind is not usual for position in kind], usual[0]
-
-
 def _short(value: Value) -> str:
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _raise(group: str, method: str, reports: Sequence[RankReport], did: str, advice: str) -> None:
+def _compare(
+    group: str,
+    method: str,
+    ranks: Sequence[int],
+    values: Sequence[Any],
+    describe: Callable[[int, int], str],
+    did: str,
+    advice: str,
+) -> None:
+    """Raise RanksDiverged if the values of some ranks, at odd positions, differ from the most common value."""
+    kinds: list[list[int]] = []  # positions of equal values
+    for position, value in enumerate(values):
+        kind = next((kind for kind in kinds if same(values[kind[0]], value)), None)
+        if kind is None:
+            kinds.append([position])
+        else:
+            kind.append(position)
+    usual = max(kinds, key=len, default=[0])
+    odd = [position for kind in kinds if kind is not usual for position in kind]
+    if not odd:
+        return
+    reports = tuple(
+        RankReport(rank=ranks[one], kind="raised", method=method, message=describe(one, usual[0]))
+        for one in odd
+    )
     who = rank_list(report.rank for report in reports)
     lines = [f"group {group!r}, method {method}: {who} {did}"]
     lines += [f"  rank {report.rank} {report.message}" for report in reports[:8]]
-    raise RanksDiverged("\n".join([*lines, advice]), group=group, method=method, failures=tuple(reports))
+    raise RanksDiverged("\n".join([*lines, advice]), group=group, method=method, failures=reports)

@@ -7,12 +7,12 @@ import functools
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref, Ticket
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import Raised, Returned, raisable
-from phalanx.calls.diagnosis import seconds_until
+from phalanx.calls.call_state import raisable, seconds_until
 from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream
 from phalanx.calls.timeouts import checked
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError
@@ -105,12 +105,7 @@ class CallFuture(Awaited[T]):
 
     def done(self) -> bool:
         """Return whether every rank has returned, raised or died; does not wait."""
-        return self._over or self.call.all_ended()
-
-    @property
-    def _over(self) -> bool:
-        """True once the result, or the error, is known."""
-        return self.call.over
+        return self.call.over or self.call.all_ended()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call to end; return its error, or None."""
@@ -118,7 +113,7 @@ class CallFuture(Awaited[T]):
         try:
             self.result(timeout)
         except Exception as error:
-            if isinstance(error, CallTimeout) and not self._over:
+            if isinstance(error, CallTimeout) and not self.call.over:
                 raise
             return error
         return None
@@ -127,7 +122,7 @@ class CallFuture(Awaited[T]):
         return self._wait().__await__()
 
     async def _wait(self) -> T:
-        if self._over:
+        if self.call.over:
             return self.result()
         return await asyncio.wrap_future(session.waiters.submit(self.result, self.pending()))
 
@@ -172,9 +167,9 @@ class CallFuture(Awaited[T]):
         """Tickets to hand to another rank, which joins them as this call would; None where only the driver can."""
         call = self.call
         self.refuse_stream()
-        if isinstance(call.status, Raised):
-            raise raisable(call.status.error)
-        if not isinstance(call.status, Returned):
+        if call.error is not None:
+            raise raisable(call.error)
+        if not call.over:
             call.core.check_current(call.epoch, call.plan.ranks, call.method)
         if backend is not call.core.backend or callable(call.plan.gather.collect):
             return None
@@ -198,15 +193,6 @@ class CallFuture(Awaited[T]):
         self.refuse_stream()
         return self.result()
 
-    def row_parts(self, backend: Backend) -> list[Ticket] | None:
-        """Tickets of the parts of a result of rows, in row order; None where it has to come through the driver."""
-        tickets = self.parts(backend)
-        gather = self.call.plan.gather
-        if tickets is None or gather.collect != "join":
-            return None
-        parts = [tickets[position] for position in gather.take]
-        return parts if all(part.info is not None for part in parts) else None
-
     def __reduce__(self) -> Reduced:
         raise DeclarationError(
             "a CallFuture belongs to its driver; pass it as an argument of a group's method (its bytes then go from "
@@ -215,9 +201,7 @@ class CallFuture(Awaited[T]):
 
     def __repr__(self) -> str:
         call = self.call
-        state = "pending"
-        if call.over:
-            state = "failed" if isinstance(call.status, Raised) else "done"
+        state = "pending" if not call.over else "done" if call.error is None else "failed"
         return f"<CallFuture {call.group}.{call.method} on {len(call.plan.ranks)} ranks: {state}>"
 
 
@@ -267,21 +251,21 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
     if refs is None:
         return False
     for call in calls:
-        call.tell_asked()
+        call.tell(call.heard.asked)
     first = calls[0]
-    backend = first.core.backend
-    limit = None if timeout is None else backend.now() + timeout
+    backend, limit = first.core.backend, first.until(timeout)
     try:
         with decoding(first.decodes, meter=first.meter):
-            outputs = backend.fetch(refs, timeout)
-    except (NotReady, FetchFailed):
-        _tell_first(calls, limit)
+            outputs = iter(backend.fetch(refs, timeout))
+    except (NotReady, FetchFailed):  # the error is that of a call; the other calls continue
+        for call in calls:
+            if call.has_failed():
+                call.result(None)
+        for call in calls:
+            call.result(seconds_until(limit, backend))
         return False
-    at = 0
     for call in calls:
-        count = len(call.plan.ranks)
-        call.conclude_with(outputs[at : at + count])
-        at += count
+        call.conclude_with(list(islice(outputs, len(call.plan.ranks))))
     return True
 
 
@@ -290,20 +274,8 @@ def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
     if len(calls) < 2:
         return None
     core, decodes = calls[0].core, calls[0].decodes
-    refs: list[Ref] = []
     for call in calls:
-        here = None if call.over or call.deadline is not None else call.arrivals.fetched_with_others()
-        if here is None or call.core is not core or call.decodes is not decodes:
+        is_alone = call.over or call.deadline is not None or call.streams is not None
+        if is_alone or call.core is not core or call.decodes is not decodes:
             return None
-        refs += here
-    return refs
-
-
-def _tell_first(calls: Sequence[Call], limit: float | None) -> None:
-    """Raise the error of a call that failed, or was not over in time; the other calls continue."""
-    backend = calls[0].core.backend
-    for call in calls:
-        if call.has_failed():
-            call.result(None)
-    for call in calls:
-        call.result(seconds_until(limit, backend))
+    return [ref for call in calls for ref in call.arrivals.awaited()]

@@ -9,12 +9,9 @@ import logging
 from collections.abc import Sequence
 
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import CallState, Results
-from phalanx.calls.diagnosis import Diagnosis, late_now
+from phalanx.calls.diagnosis import dead_report, outcome_when_late, place_of
 from phalanx.calls.in_flight import calls_of
-from phalanx.calls.listeners import Listeners
 from phalanx.collect.failures import combine
-from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.errors import WorkerDiedError
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
@@ -82,24 +79,25 @@ def seen_gone(group: Group) -> list[int]:
 
 def _lost(group: Group, epoch: Epoch, dead: Sequence[int]) -> None:
     """Break the group because some ranks died between calls."""
-    everyone = epoch.everyone[: len(epoch.endpoints)]
-    plan = CallPlan(everyone, (), {}, GatherPlan("none", ()))
-    none = CallState(group, epoch, plan, "", "(between calls)", 0, Listeners(), acts=False)
-    none.arrivals = Results(group.backend, ())
-    diagnosis = Diagnosis(none)
-    error = combine(group.name, none.method, [diagnosis.dead(rank) for rank in dead])
+    backend, method = group.backend, "(between calls)"
+    known = {rank: backend.post_mortem(epoch.endpoints[rank], None) for rank in dead}
+    now = backend.now()
+    reports = [
+        dead_report(lost, at=now, **place_of(epoch.endpoints[rank], rank, "", method))
+        for rank, lost in known.items()
+    ]
+    error = combine(group.name, method, reports)
     if isinstance(error, WorkerDiedError) and not group.closed:
         group.broken(error, epoch)
 
 
 def _report_stall(call: Call) -> None:
     """Log the state of each rank of a call that takes longer than it should; the call continues."""
-    ending = late_now(call)
-    if ending.error is None:
-        call.stall_at = None
-        return
-    call.stall_at = call.core.backend.now() + (call.stall_after or 0.0)
-    _log.warning("stalled, still running: %s", ending.error)
+    now = call.core.backend.now()
+    error = outcome_when_late(call, call.started + round(now - call.started, 1)).error
+    call.stall_at = None if error is None else now + (call.stall_after or 0.0)
+    if error is not None:
+        _log.warning("stalled, still running: %s", error)
 
 
 _monitor = Background(turn, thread=monitor_thread, first_after=LOOK_EVERY_S)

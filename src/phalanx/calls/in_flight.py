@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from phalanx.calls.call import Call
-from phalanx.calls.streams import PendingStream
+from phalanx.calls.call_state import PendingStream
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.session.session import session
@@ -35,29 +35,13 @@ def add_chosen(group: Group, call: Call) -> None:
     """Note a call whose rank was chosen for having the fewest."""
     if len(group.chosen) >= _MOST_CHOSEN:
         _chosen_of(group, None)
-    with group.calls_lock:
-        group.chosen[call.number] = (call.epoch, call.plan.ranks, call.arrivals)
-
-
-def add_stream(group: Group, call: Call) -> None:
-    """Note a call whose ranks wait for its reader."""
-    with group.calls_lock:
-        there = [one for one in group.streams if (known := one()) is not None and not known.over]
-        group.streams = [*there, weakref.ref(call)]
+    group.chosen[call.number] = (call.epoch, call.plan.ranks, call.arrivals)
 
 
 def streams_on(group: Group, ranks: Sequence[int]) -> list[PendingStream]:
     """Return the items of calls at which some of these ranks are, and may wait for a reader."""
-    calls: list[Call | None] = [reference() for reference in group.streams]
-    return [
-        call.streams
-        for call in calls
-        if call is not None
-        and call.streams is not None
-        and not call.over
-        and not call.streams.left
-        and not set(call.plan.ranks).isdisjoint(ranks)
-    ]
+    streams = [call.streams for call in calls_of(group) if not set(call.plan.ranks).isdisjoint(ranks)]
+    return [one for one in streams if one is not None and one.streaming.buffer is not None and not one.left]
 
 
 def make_room(group: Group) -> None:
@@ -71,9 +55,8 @@ def make_room(group: Group) -> None:
                 continue
             if oldest.streams is not None:
                 streams.append(reference)
-                continue
-            everyone = range(len(oldest.plan.ranks))
-            oldest.arrivals.wait(everyone, len(everyone), None)
+            else:
+                oldest.arrivals.pending(None)
     group.recent.extendleft(reversed(streams))
 
 
@@ -81,9 +64,7 @@ def wait_for_any(seconds: float) -> bool:
     """Wait for a rank to end a call, of any group of this process. Return False if none is in flight."""
     for group in session.groups():
         for call in calls_of(group):
-            everyone = range(len(call.plan.ranks))
-            pending = call.arrivals.wait(everyone, len(everyone), 0)[1]
-            if pending:
+            if pending := call.arrivals.pending():
                 call.arrivals.wait(pending, 1, seconds)
                 return True
     return False
@@ -103,37 +84,26 @@ def loads(group: Group) -> dict[int, int]:
 
 def _busy(group: Group) -> Counter[int]:
     epoch = group.epoch
-    busy: Counter[int] = Counter()
     chosen = _chosen_of(group, epoch)
-    for called in chosen.values():
-        busy.update(called)
-    for call in calls_of(group):
-        if call.number not in chosen and epoch.takes(call.plan.ranks, call.epoch):
-            if call.all_ended():
-                _forget(group, call)
-            else:
-                busy.update(call.plan.ranks)
+    busy = Counter(rank for ranks in chosen.values() for rank in ranks)
+    for reference in list(group.recent):
+        call: Call | None = reference()
+        if call is None or call.over or call.number in chosen or not epoch.takes(call.plan.ranks, call.epoch):
+            continue
+        if not call.all_ended():
+            busy.update(call.plan.ranks)
+        else:  # it needs no capacity, whether or not its value was read
+            with contextlib.suppress(ValueError):
+                group.recent.remove(reference)
     return busy
 
 
 def _chosen_of(group: Group, epoch: Epoch | None) -> dict[int, Sequence[int]]:
     """The ranks of each chosen call that has not ended, by number; forgets the others."""
-    with group.calls_lock:
-        known = dict(group.chosen)
     in_flight: dict[int, Sequence[int]] = {}
-    for number, (since, ranks, results) in known.items():
-        stale = epoch is not None and not epoch.takes(ranks, since)
-        if stale or results.all_ended():
-            with group.calls_lock:
-                group.chosen.pop(number, None)
-        else:
+    for number, (since, ranks, results) in dict(group.chosen).items():
+        if (epoch is None or epoch.takes(ranks, since)) and not results.all_ended():
             in_flight[number] = ranks
+        else:
+            group.chosen.pop(number, None)
     return in_flight
-
-
-def _forget(group: Group, call: Call) -> None:
-    """Forget a call that has ended on all its ranks: it needs no capacity, whether or not its value was read."""
-    for reference in list(group.recent):
-        if reference() is call:
-            with contextlib.suppress(ValueError):
-                group.recent.remove(reference)

@@ -1,4 +1,4 @@
-"""The items of a call whose method yields, as a caller reads them."""
+"""The items of a call whose method yields, as a caller reads them: in turn, by rank or by row."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import accumulate
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from phalanx.backends.backend_types import FetchFailed, NotReady
+from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import Raised, WaitOver, raisable
-from phalanx.calls.diagnosis import seconds_until
-from phalanx.calls.streams import PendingStream, Reader, RowFault, StreamedRows
+from phalanx.calls.call_state import PendingStream, WaitOver, raisable, seconds_until
 from phalanx.errors import DispatchError, PhalanxError
 from phalanx.session.session import session
 from phalanx.wire.codec import decoding
-from phalanx.wire.failure import capture
+from phalanx.wire.failure import RankFailure, capture
 from phalanx.wire.messages import StreamEnd
-from phalanx.wire.value import Reduced
+from phalanx.wire.unpack import received
+from phalanx.wire.value import Reduced, Value, as_integer
 
 Item = TypeVar("Item", covariant=True)
 
@@ -29,9 +31,169 @@ NO_ARGUMENT = (
     "is no argument of a call: whoever reads it is one process, this one. Hand items on with a px.Channel, which any "
     "group can put to and get from, or pass what you read"
 )
+_ALL = 1 << 30
+_AT_ONCE_S = 0.0002
+_TOGETHER = 16
+_SMALL_BYTES = 64 << 10
 _NOTHING = object()
 _NOT_YET = object()
 _FAILED = object()
+
+
+class Reader:
+    """Reads the items of all ranks that stream, in turn, each rank's in order."""
+
+    def __init__(self, arrivals: PendingStream, backend: Backend) -> None:
+        self._arrivals = arrivals
+        self._backend = backend
+        self._places = dict.fromkeys(sorted(arrivals.streaming.positions), 0)
+        self._silent = [position for position in range(len(arrivals)) if position not in self._places]
+        self._ready: deque[int] = deque()
+        # Several items may be there: all are asked for at once, as often as that is so.
+        self._is_behind = True
+        # Taking items does not let a rank without a buffer limit continue, so small items are fetched together.
+        self._may_fetch_ahead = arrivals.streaming.buffer is None and not backend.immediate
+        self._ahead: dict[int, deque[Value]] = {position: deque() for position in self._places}
+        self._are_small = False
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait until :meth:`take` has something to say.
+
+        Raises:
+            NotReady: time is up.
+        """
+        while (self._places or self._silent) and not self._ready:
+            if self._is_behind or timeout == 0.0:
+                try:
+                    self._ready.extend(self._arrivals.here(self._places, self._silent, _ALL, 0))
+                    continue
+                except NotReady:
+                    self._is_behind = False
+                    if timeout == 0.0:
+                        raise
+            began = time.perf_counter()
+            self._ready.extend(self._arrivals.here(self._places, self._silent, 1, timeout))
+            self._is_behind = time.perf_counter() - began < _AT_ONCE_S
+
+    def take(self, timeout: float | None) -> tuple[int, Any] | None:
+        """Return the next item with the position of its rank.
+
+        At the end of a rank, return its position with a ``StreamEnd``; after the end of all ranks, None.
+
+        Raises:
+            FetchFailed: a rank failed, or its item cannot be fetched.
+            NotReady: time is up.
+        """
+        while self._places or self._silent:
+            if self._arrivals.left or self._arrivals.is_faulty:
+                raise FetchFailed
+            self.wait(timeout)
+            position = self._ready.popleft() if self._ready else None
+            if position is None or position not in self._places:
+                continue
+            ref = self._arrivals.at(position, self._places[position])
+            if ref is not None:
+                return position, self._value(position, ref)
+        return None
+
+    def _value(self, position: int, ref: Ref) -> Value:
+        ahead = self._ahead[position]
+        if not ahead:
+            ahead += self._fetched(position, ref, _TOGETHER - 1 if self._are_small else 0)
+        value = ahead.popleft()
+        if isinstance(value, RankFailure):
+            raise FetchFailed
+        if type(value) is StreamEnd:
+            del self._places[position]
+        else:
+            self._places[position] += 1
+        return value
+
+    def _fetched(self, position: int, ref: Ref, more: int) -> list[Any]:
+        """Fetch an item, with up to ``more`` that follow it; only the item itself if any of these fails."""
+        refs = self._arrivals.following(position, self._places[position], more) if more else []
+        before = received.nbytes
+        try:
+            values = self._backend.fetch([ref, *refs])
+        except Exception as error:
+            if refs:
+                return self._fetched(position, ref, 0)
+            if isinstance(error, FetchFailed):  # the rank itself may have gone on after an unreadable item
+                failure = self._backend.outcome(ref).failure
+                if failure is not None and failure.report.rank < 0:
+                    self._arrivals.fail(position, failure)
+            raise
+        nbytes = received.nbytes - before + sum(len(one) for one in values if isinstance(one, bytes | str))
+        self._are_small = self._may_fetch_ahead and nbytes <= _SMALL_BYTES * len(values)
+        return values
+
+
+class RowFault(ValueError):
+    """A rank broke the rule of ``stream(by="rows")``: every row of its piece once."""
+
+
+class StreamedRows:
+    """Puts rows that ranks yield individually, as ``(index in its shard, result)``, at their places in the call. Pure.
+
+    Args:
+        rows: of each piece, in order of the pieces.
+        ranks: the rank that streams each piece, aligned with ``rows``.
+        given: rows of each piece with its padding; results of padded rows are dropped. None: no padding.
+        order: place of row j of the joined pieces among the caller's rows; None: j.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        ranks: Sequence[int],
+        given: Sequence[int] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        self._rows = dict(zip(ranks, rows, strict=True))
+        self._given = dict(zip(ranks, given or rows, strict=True))
+        self._starts = dict(zip(ranks, accumulate(rows, initial=0), strict=False))
+        self._order = order
+        self._seen: dict[int, set[int]] = {rank: set() for rank in ranks}
+
+    def receive(self, rank: int, item: Any) -> tuple[int, Any] | None:
+        """Return the place among the caller's rows, and the result, of an item of a rank; None for a padded row.
+
+        Raises:
+            RowFault: the item is no row of the rank's piece, or came before.
+        """
+        index = as_integer(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
+        if index is None:
+            raise RowFault(f"it yielded {_described(item)}: yield (index of the row in its piece, result)")
+        given = self._given[rank]
+        if not 0 <= index < given:
+            raise RowFault(f"it yielded row {index} of a piece of {given} rows: count from 0")
+        if index in self._seen[rank]:
+            raise RowFault(f"it yielded row {index} of its piece twice: yield every row once")
+        self._seen[rank].add(index)
+        if index >= self._rows[rank]:
+            return None
+        place = self._starts[rank] + index
+        return place if self._order is None else int(self._order[place]), item[1]
+
+    def finish(self, rank: int) -> None:
+        """Note that a rank yields no more.
+
+        Raises:
+            RowFault: a row of its piece is missing.
+        """
+        missing = sorted(set(range(self._rows[rank])) - self._seen[rank])
+        if missing:
+            shown = ", ".join(str(index) for index in missing[:8]) + (", ..." if len(missing) > 8 else "")
+            raise RowFault(
+                f"it ended without {len(missing)} of the {self._rows[rank]} rows of its piece ({shown}): yield every"
+                " row once"
+            )
+
+
+def _described(item: Any) -> str:
+    if isinstance(item, tuple):
+        return f"a tuple of {len(item)} ({', '.join(type(each).__name__ for each in item[:4])})"
+    return f"a {type(item).__name__}"
 
 
 class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
@@ -66,9 +228,9 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._reader = Reader(arrivals, call.core.backend)
         self._limit = None if timeout is None else call.core.backend.now() + timeout
         self._lock = threading.Lock()  # held by the thread that takes an item
-        self._asked = False
         self._over = False
         self._failure: BaseException | None = None
+        call.tell(call.heard.asked)
 
     @property
     def description(self) -> str:
@@ -132,27 +294,24 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     def _next(self) -> Any:
         call, found = self.call, _NOT_YET
-        if not self._asked:
-            self._asked = True
-            call.tell_asked()
         if self._limit is None and call.deadline is None and self._is_current:
             with contextlib.suppress(FetchFailed):  # the failure is diagnosed below
                 while found is _NOT_YET:
                     found = self._take(None)
         while found is _NOT_YET:
-            found = next(call.follow(self._taken, self._limit))
+            found = call.attempt(self._taken, self._limit)
         return found
 
     @property
     def _is_current(self) -> bool:
-        return self.call.core.epoch is self.call.epoch and not isinstance(self.call.status, Raised)
+        return self.call.core.epoch is self.call.epoch and self.call.error is None
 
-    def _taken(self, until: float | None) -> Iterator[Any]:
+    def _taken(self, until: float | None) -> Any:
         call = self.call
-        seconds = None if until is None else seconds_until(until, call.core.backend)
+        seconds = seconds_until(until, call.core.backend)
         if seconds == 0.0 and until == call.deadline:
             raise NotReady  # also where there are items: the ranks would go on making them
-        yield self._take(seconds)
+        return self._take(seconds)
 
     def _take(self, timeout: float | None) -> Any:
         """An item as the caller gets it; ``_NOT_YET`` where there was something else."""
@@ -199,11 +358,8 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         return found
 
     def _wait(self) -> None:
-        next(self.call.follow(self._waited, self._limit))
-
-    def _waited(self, until: float | None) -> Iterator[None]:
-        self._reader.wait(None if until is None else seconds_until(until, self.call.core.backend))
-        yield None
+        backend = self.call.core.backend
+        self.call.attempt(lambda until: self._reader.wait(seconds_until(until, backend)), self._limit)
 
     def close(self) -> None:
         """Leave it: the call is cancelled, where this stream made it, and has ended on every rank. Idempotent."""

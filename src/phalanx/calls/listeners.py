@@ -1,7 +1,7 @@
 """Listeners of the steps of a call, such as a trace. Counts, metrics and reruns are recorded by the call itself.
 
 A listener is a subclass of :class:`CallListener` that overrides some steps, and is added to :data:`everywhere`. The
-list is read once per call, when it is planned; a step that no listener overrides costs a truth test.
+list is read once per call, when it is planned.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from phalanx.calls.call_state import Results
 from phalanx.dispatch.plan import CallPlan
 from phalanx.group.epoch import Epoch
 from phalanx.wire.messages import Message
@@ -19,7 +20,7 @@ _log = logging.getLogger("phalanx")
 
 
 class CallInfo(Protocol):
-    """A call, as its listeners know it.
+    """A call, as its listeners and its diagnosis know it.
 
     ``began`` is when its caller began to plan it, in nanoseconds since 1970 (0: not noted), ``started`` when it was
     made, on the backend's clock. ``trace`` may be set at ``planned``, and goes out with the messages. A call that could
@@ -32,10 +33,17 @@ class CallInfo(Protocol):
     method: str
     number: int
     plan: CallPlan
+    arrivals: Results
     began: int
     started: float
+    limit: float | None
+    deadline: float | None
+    acts: bool
+    is_init: bool
     was_sent: bool
     trace: str
+    error: BaseException | None
+    cancelling: threading.Event | None
 
 
 class CallListener:
@@ -75,24 +83,15 @@ class CallListener:
         """The end of the call is known: it succeeded (None), or raised ``error``. Called once."""
 
 
-STEPS = ("planned", "passed", "stored", "composed", "posted", "sent", "asked", "arrived", "joined", "ended")
+STEPS = tuple(name for name in vars(CallListener) if not name.startswith("_"))
 
 
 class Heard:
-    """The hooks of some listeners, by step."""
+    """The hooks of some listeners, a tuple for each step."""
 
-    __slots__ = STEPS
+    if TYPE_CHECKING:
 
-    planned: tuple[Callable[..., None], ...]
-    passed: tuple[Callable[..., None], ...]
-    stored: tuple[Callable[..., None], ...]
-    composed: tuple[Callable[..., None], ...]
-    posted: tuple[Callable[..., None], ...]
-    sent: tuple[Callable[..., None], ...]
-    asked: tuple[Callable[..., None], ...]
-    arrived: tuple[Callable[..., None], ...]
-    joined: tuple[Callable[..., None], ...]
-    ended: tuple[Callable[..., None], ...]
+        def __getattr__(self, step: str) -> tuple[Callable[..., None], ...]: ...
 
     def __init__(self, listeners: Sequence[CallListener] = ()) -> None:
         for step in STEPS:

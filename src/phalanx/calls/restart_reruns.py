@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.calls.listeners import CallInfo
 from phalanx.wire.messages import OUTPUT, Message
@@ -15,7 +15,7 @@ from phalanx.wire.messages import OUTPUT, Message
 class Repeat:
     """A call as its ranks received it: later changes to the caller's arguments do not affect it.
 
-    ``succeeded`` is None until the end of the call is known.
+    ``succeeded`` is False until the end of the call is known.
     """
 
     role: str
@@ -23,7 +23,7 @@ class Repeat:
     ranks: tuple[int, ...]
     sent: tuple[Message, ...]
     call: weakref.ref[CallInfo]
-    succeeded: bool | None = None
+    succeeded: bool = False
 
     @property
     def key(self) -> tuple[str, str, tuple[int, ...]]:
@@ -34,20 +34,15 @@ class Repeat:
         everyone = tuple(range(joining.start))
         if self.ranks[: joining.start] != everyone or any(message != self.sent[0] for message in self.sent):
             return None
-        for_them = Repeat(
-            self.role, self.method, tuple(joining), self.sent[:1] * len(joining), self.call, self.succeeded
-        )
+        for_them = replace(self, ranks=tuple(joining), sent=self.sent[:1] * len(joining))
         self.ranks = (*everyone, *joining)
         self.sent = self.sent[:1] * len(self.ranks)
         return for_them
 
     def within(self, size: int) -> Repeat | None:
         """The same for the ranks that a group of that size has; None where it has none of them."""
-        kept = [(rank, sent) for rank, sent in zip(self.ranks, self.sent, strict=True) if rank < size]
-        if len(kept) == len(self.ranks):
-            return self
-        ranks, sent = tuple(rank for rank, _ in kept), tuple(message for _, message in kept)
-        return Repeat(self.role, self.method, ranks, sent, self.call, self.succeeded) if kept else None
+        kept = {rank: sent for rank, sent in zip(self.ranks, self.sent, strict=True) if rank < size}
+        return replace(self, ranks=tuple(kept), sent=tuple(kept.values())) if kept else None
 
     def messages(self, number: int, epoch: int, trace: str = "") -> Iterator[Message]:
         """Its messages for the ranks of a new epoch; ``trace`` is the id of the trace that is on."""
@@ -71,24 +66,23 @@ class RerunLog:
         """Note a call that was just sent."""
         entry = Repeat(call.role, call.method, tuple(call.plan.ranks), tuple(sent), weakref.ref(call))
         with self._lock:
-            over = [e for e in self.entries if e.key == entry.key and (e.succeeded or e.call() is None)]
-            for older in over[:-1]:  # their ends will not be known; the last of them is kept
-                self.entries.remove(older)
             self.entries.append(entry)
+            self._forget_older(entry.key)
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
         """Note how a call ended: a failed call is not repeated, a successful call replaces earlier calls."""
         with self._lock:
-            found = next((entry for entry in self.entries if entry.call() is call), None)
-            if found is None:
-                return
-            found.succeeded = error is None
-            if error is not None:
-                self.entries.remove(found)
-                return
-            at = self.entries.index(found)
-            before = [e for e in self.entries[:at] if e.key != found.key or e.succeeded is None]
-            self.entries[:at] = before
+            for entry in [entry for entry in self.entries if entry.call() is call]:
+                entry.succeeded = True
+                if error is not None:
+                    self.entries.remove(entry)
+                self._forget_older(entry.key)
+
+    def _forget_older(self, key: tuple[str, str, tuple[int, ...]]) -> None:
+        """Forget all but the last of the calls that succeeded, or whose end will not be known."""
+        over = [e for e in self.entries if e.key == key and (e.succeeded or e.call() is None)]
+        for older in over[:-1]:
+            self.entries.remove(older)
 
     def to_make(self) -> list[Repeat]:
         """Return the calls that a restart repeats, in order. A call whose end is not known counts as a success."""

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from phalanx.backends.backend_types import FetchFailed, RankOutcome, RankStream, Ticket
 from phalanx.calls import health_check
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import CallState, Results
+from phalanx.calls.call_state import PendingStream, Results, Streaming
 from phalanx.calls.compose import messages
 from phalanx.calls.divergence_check import Executed, check_order, check_replicated
-from phalanx.calls.in_flight import add_chosen, add_stream
+from phalanx.calls.in_flight import add_chosen
 from phalanx.calls.listeners import everywhere
-from phalanx.calls.streams import PendingStream, Streaming
 from phalanx.collect.message import rank_list
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
@@ -84,11 +84,10 @@ def send(
         stall_report_after=stall_report_after,
         began=began,
     )
-    if call.heard.planned:
-        call.tell(call.heard.planned)
+    call.tell(call.heard.planned)
     sent_plan = plan
     if core.debug:
-        call.verify = None if streaming else _verifier(core, spec)
+        call.verify = None if streaming else partial(_verify, spec)
         sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
     header = _header(core, call, spec, DESCRIBED if describe else OUTPUT)
     composed: Iterable[Message] = messages(core, sent_plan, header, call)
@@ -100,8 +99,6 @@ def send(
     call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
     if chosen:
         add_chosen(core, call)
-    if streaming is not None and streaming.buffer is not None:
-        add_stream(core, call)
     core.recent.append(weakref.ref(call))
     return call
 
@@ -166,19 +163,15 @@ def submit(
     """
     backend, endpoints, nbytes = core.backend, epoch.endpoints, 0
     parts = [] if parts is None else parts
-    if streaming is None:
-        for rank, message in zip(ranks, composed, strict=True):
-            parts.append(backend.submit(endpoints[rank], message, returns))
-            nbytes += len(message.data)
-        tickets = [part for part in parts if isinstance(part, Ticket)]
-        return Results(backend, tickets), nbytes
     for position, (rank, message) in enumerate(zip(ranks, composed, strict=True)):
-        if position in streaming.positions:
+        if streaming is not None and position in streaming.positions:
             parts.append(backend.stream(endpoints[rank], message, streaming.buffer))
         else:
-            parts.append(backend.submit(endpoints[rank], message))
+            parts.append(backend.submit(endpoints[rank], message, returns))
         nbytes += len(message.data)
-    return PendingStream(backend, parts, streaming), nbytes
+    if streaming is not None:
+        return PendingStream(backend, parts, streaming), nbytes
+    return Results(backend, [part for part in parts if isinstance(part, Ticket)]), nbytes
 
 
 def _submit(
@@ -266,19 +259,16 @@ def _noted(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
     call.core.reruns.add(call, sent)
 
 
-def _verifier(core: Group, spec: MethodSpec) -> Callable[[CallState, Sequence[Any]], None]:
-    """Return the check of debug mode that runs before outputs are joined: it compares the ranks."""
-
-    def verify(call: CallState, outputs: Sequence[Any]) -> None:
-        if spec.replicated:
-            check_replicated(core.name, call.method, call.plan.ranks, outputs)
-        if spec.name != LIBRARY and len(call.plan.ranks) >= max(2, core.world_size):
-            ranks = range(core.world_size)
-            asked = CallPlan(ranks, (Same(handlers.call_log),), {}, GatherPlan("list", ranks))
-            logs = send(core, asked, MethodSpec(LIBRARY), "").result(None)
-            check_order(core.name, call.method, [[Executed(*one) for one in log] for log in logs])
-
-    return verify
+def _verify(spec: MethodSpec, call: Call, outputs: Sequence[Any]) -> None:
+    """Compare the ranks of a call before their outputs are joined, in debug mode."""
+    core = call.core
+    if spec.replicated:
+        check_replicated(core.name, call.method, call.plan.ranks, outputs)
+    if spec.name != LIBRARY and len(call.plan.ranks) >= max(2, core.world_size):
+        ranks = range(core.world_size)
+        asked = CallPlan(ranks, (Same(handlers.call_log),), {}, GatherPlan("list", ranks))
+        logs = send(core, asked, MethodSpec(LIBRARY), "").result(None)
+        check_order(core.name, call.method, [[Executed(*one) for one in log] for log in logs])
 
 
 def _all_kept(plan: CallPlan) -> CallPlan:
@@ -288,8 +278,6 @@ def _all_kept(plan: CallPlan) -> CallPlan:
 
 class ResentResults(Results):
     """Results of a call of a single rank. If the rank refused the call, it is sent again once its output is needed."""
-
-    __slots__ = ("_at", "_core", "_message", "_number", "_repeats", "_returns")
 
     def __init__(
         self,
@@ -326,30 +314,21 @@ class ResentResults(Results):
         return found
 
     def _send_again(self) -> bool:
-        """Send the call again if its rank refused it. Return whether it was sent."""
+        """Send the call to the newest roster if its rank refused it. Return whether it was sent."""
+        core, (rank, endpoint) = self._core, self._at
         found = super().outcome(0)
-        if found.ok or self._repeats >= _MOST_REPEATS:
+        if found.ok or self._repeats >= _MOST_REPEATS or not was_refused(core, found, rank, endpoint):
             return False
-        if not was_refused(self._core, found, *self._at) or not self._can_run():
+        epoch = core.epoch
+        if core.card.independent:  # any rank may run it
+            number, takes = ANY_EPOCH, epoch.size > 0
+        else:
+            number, takes = epoch.number, epoch.number > self._number and rank < epoch.size
+        if not takes:
             return False
         self._repeats += 1
-        self._send()
-        return True
-
-    def _can_run(self) -> bool:
-        """Return whether a rank may run the call: any independent rank, or the same rank in a later epoch."""
-        epoch = self._core.epoch
-        if self._core.card.independent:
-            return epoch.size > 0
-        return epoch.number > self._number and self._at[0] < epoch.size
-
-    def _send(self) -> None:
-        core, epoch = self._core, self._core.epoch
-        number = ANY_EPOCH if core.card.independent else epoch.number
         message = self._message.unpack()._replace(epoch=number).pack(self._message.refs)
-        rank = self._at[0] % epoch.size
-        endpoint = epoch.endpoints[rank]
-        ticket = core.backend.submit(endpoint, message, self._returns)
-        self._number = epoch.number
-        self._at = rank, endpoint
-        super().__init__(core.backend, [ticket])
+        rank %= epoch.size
+        self._number, self._at = epoch.number, (rank, epoch.endpoints[rank])
+        super().__init__(core.backend, [core.backend.submit(self._at[1], message, self._returns)])
+        return True

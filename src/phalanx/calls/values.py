@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.calls.counts import process
 from phalanx.calls.store_quota import Room
-from phalanx.dispatch.split import piece_bounds
-from phalanx.errors import DeclarationError, DispatchError, PhalanxError
+from phalanx.dispatch.split import check_rows, piece_bounds
+from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.session.session import session
 from phalanx.wire.codec import Policy, decoding, encode
 from phalanx.wire.value import Reduced, Value
@@ -151,19 +151,7 @@ def piece_between(value: StoredParts, index: int, count: int, expected_rows: int
     Raises:
         DispatchError: its number of rows differs from that of the other arguments.
     """
-    if not value.joined:
-        total = len(value.parts)
-        _check(total, expected_rows)
-        start, stop = piece_bounds(total, count, index)
-        return list(value.parts[start:stop])
-    total = sum(part.stop - part.start for part in value.parts)
-    _check(total, expected_rows)
-    return rows_between(value.parts, *piece_bounds(total, count, index))
-
-
-def _check(rows: int, expected: int | None) -> None:
-    if expected not in (None, rows):
-        raise DispatchError(
-            f"the arguments of one call disagree in rows: a batch of a channel has {rows} rows, the other arguments "
-            f"have {expected}; pass the same number of rows in each, or px.replicate(x)"
-        )
+    total = sum(part.stop - part.start for part in value.parts) if value.joined else len(value.parts)
+    check_rows(total, expected_rows, "a batch of a channel")
+    start, stop = piece_bounds(total, count, index)
+    return rows_between(value.parts, start, stop) if value.joined else list(value.parts[start:stop])

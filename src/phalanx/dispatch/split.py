@@ -195,15 +195,15 @@ def piece_of(
     return pad_rows(piece, pad_to_multiple) if pad_to_multiple else piece
 
 
-def check_rows(rows: int, expected: int | None) -> None:
-    """Check that a future's result has as many rows as the other arguments, if they have any.
+def check_rows(rows: int, expected: int | None, what: str = "a future") -> None:
+    """Check that the rows of a future, or of ``what``, are as many as those of the other arguments, if they have any.
 
     Raises:
         DispatchError: the numbers of rows differ.
     """
     if expected not in (None, rows):
         raise DispatchError(
-            f"the arguments of one call disagree in rows: a future brought {rows} rows, the other arguments have "
+            f"the arguments of one call disagree in rows: {what} brought {rows} rows, the other arguments have "
             f"{expected}; pass the same number of rows in each, or px.replicate(x)"
         )
 

@@ -20,7 +20,7 @@ from phalanx.config import settings
 from phalanx.declare.bind import BoundClass
 from phalanx.display.log_merging import label_of
 from phalanx.display.registry_records import GroupRecord, RankRecord
-from phalanx.errors import CallError, InternalError, PhalanxError
+from phalanx.errors import CallError, PhalanxError
 from phalanx.group.epoch import Epoch, GroupCard
 from phalanx.group.lifecycle import Event, Lifecycle, State
 from phalanx.group.options import GroupOptions
@@ -64,7 +64,14 @@ class Group:
 
     The functions of ``phalanx.calls`` and ``phalanx.members`` act on it. ``owner`` is False in a view that came from
     another process.
+
+    Attributes:
+        pool: that the ranks run on; only in the process that made the group on it.
+        tenant: the group as its pool knows it; as ``pool``.
     """
+
+    pool: ResourcePool
+    tenant: Tenant
 
     def __init__(self, card: GroupCard, backend: Backend, size: int, *, owner: bool, number: int = 0) -> None:
         self.card = card
@@ -77,7 +84,8 @@ class Group:
         # Made of. Set by the process that owns it.
         self.options = GroupOptions()
         self.roles: Mapping[str, BoundClass] = {}
-        self._made_on: tuple[ResourcePool, Tenant] | None = None
+        #: True if this process made the group, on a pool of its own.
+        self.has_pool = False
         #: Resources beside the slots' own that its ranks hold.
         self.extras: list[Reservation] = []
 
@@ -96,10 +104,6 @@ class Group:
         self.recent: deque[weakref.ref[Any]] = deque()
         #: By number, the calls whose rank was chosen for having the fewest: (epoch, ranks, results).
         self.chosen: dict[int, tuple[Epoch, Sequence[int], Any]] = {}
-        #: Weak references to calls whose ranks wait for a reader.
-        self.streams: list[weakref.ref[Any]] = []
-        #: Held while ``chosen`` or ``streams`` change; reentrant, since the collector may end a call meanwhile.
-        self.calls_lock = threading.RLock()
         self.max_in_flight = settings().max_in_flight
         self.reruns = RerunLog()
         self.counts = Counts(process)
@@ -112,8 +116,9 @@ class Group:
         #: Whether living ranks are worth keeping: those of a failed call are interrupted before they are stopped. Set
         #: by a policy that replaces ranks, by the first snapshot, and in views.
         self.spare = False
-        # Not from 1: several processes may call one group, and its ranks tell the calls apart by number.
-        self._numbers = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER)
+        #: Returns a number for a call. Not from 1: several processes may call one group, and its ranks tell the calls
+        #: apart by number.
+        self.new_number = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER).__next__
 
         # Members.
         #: Held while members change.
@@ -176,7 +181,7 @@ class Group:
         return (
             self.lifecycle.state is State.BROKEN
             or self.notices.urgent
-            or self.is_view
+            or (bool(self.roster_key) and not self.owner)
             or len(self.recent) >= self.max_in_flight
         )
 
@@ -185,36 +190,12 @@ class Group:
         """True if the group takes no calls because it was closed, here or by its owner."""
         return self.lifecycle.state in (State.CLOSING, State.CLOSED)
 
-    @property
-    def pool(self) -> ResourcePool:
-        """The pool that the ranks run on, in the process that made the group."""
-        return self._owned()[0]
-
-    @property
-    def tenant(self) -> Tenant:
-        """The group as its pool knows it."""
-        return self._owned()[1]
-
-    @property
-    def has_pool(self) -> bool:
-        """True if this process made the group, on a pool of its own."""
-        return self._made_on is not None
-
     def make_on(
         self, pool: ResourcePool, tenant: Tenant, roles: Mapping[str, BoundClass], options: GroupOptions
     ) -> None:
         """Store the classes and options of the ranks, and the pool that they run on."""
-        self._made_on = pool, tenant
+        self.pool, self.tenant, self.has_pool = pool, tenant, True
         self.roles, self.options = roles, options
-
-    def _owned(self) -> tuple[ResourcePool, Tenant]:
-        if self._made_on is None:
-            raise InternalError(f"group {self.name!r} was made by another process, which alone has its pool")
-        return self._made_on
-
-    def new_number(self) -> int:
-        """Return a number for a call."""
-        return next(self._numbers)
 
     def check(self) -> Epoch:
         """Return the epoch to which a call can be sent now.
@@ -223,7 +204,9 @@ class Group:
             GroupClosed, GroupBroken: the group takes no calls.
         """
         epoch = self.epoch  # before the state, so that an epoch without processes is not taken
-        if self.lifecycle.state is not State.READY and not self._is_prepared_here():
+        state = self.lifecycle.state
+        prepared = state is State.RESTARTING and self._preparing == threading.get_ident()
+        if state is not State.READY and not prepared:
             self.lifecycle.check_callable()
         return epoch
 
@@ -235,9 +218,6 @@ class Group:
             yield
         finally:
             self._preparing = None
-
-    def _is_prepared_here(self) -> bool:
-        return self._preparing == threading.get_ident() and self.lifecycle.state is State.RESTARTING
 
     @contextlib.contextmanager
     def as_it_is(self) -> Generator[None]:
@@ -281,12 +261,11 @@ class Group:
             GroupClosed, GroupBroken: the group takes no calls.
         """
         with self._lock:
-            if self.lifecycle.state is not State.READY:
-                self.lifecycle.check_callable()
-            left = self.epoch
+            self.lifecycle.check_callable()
+            stopped = self.epoch.stopped
             self.lifecycle.handle(Event.MEMBERS)
             self.epoch = Epoch(self.lifecycle.epoch, size, endpoints, joining=joining)
-            self.epoch.stopped = left.stopped
+            self.epoch.stopped = stopped
             _numbered(endpoints, self.epoch.number)
             self.snapshot = None  # of other ranks
         self._tell()

@@ -13,11 +13,10 @@ line of `TRANSITIONS`. `Group` passes the events of calls, restarts and closes, 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from phalanx.errors import (
     DispatchError,
@@ -61,8 +60,7 @@ class Event(Enum):
     """Nothing of the group is left."""
 
 
-@dataclass(frozen=True)
-class Transition:
+class Transition(NamedTuple):
     """An event and its effect. `epoch` is the number in force afterwards; `stale` events had no effect."""
 
     before: State
@@ -78,35 +76,26 @@ class Transition:
         return f"{self.before.value} --{what}--> {self.after.value} (epoch {self.epoch}{ignored})"
 
 
+#: Each event with the states in which it may happen, and the state after it.
+_EFFECTS = (
+    (Event.STARTED, (State.STARTING, State.RESTARTING), State.READY),
+    # More ranks may fail after the first one.
+    (Event.BREAK, (State.STARTING, State.READY, State.RESTARTING, State.BROKEN), State.BROKEN),
+    (Event.RESTART, (State.READY, State.BROKEN), State.RESTARTING),
+    (Event.MEMBERS, (State.READY,), State.READY),
+    (Event.FOLLOW, (State.READY, State.BROKEN), State.READY),
+    (Event.CLOSE, (State.STARTING, State.READY, State.BROKEN, State.RESTARTING), State.CLOSING),
+    (Event.CLOSED, (State.CLOSING,), State.CLOSED),
+    # A start or a failure that was under way when the group was closed, and further calls of close().
+    *(
+        (event, (state,), state)
+        for state in (State.CLOSING, State.CLOSED)
+        for event in (Event.STARTED, Event.BREAK, Event.CLOSE)
+    ),
+)
 #: The state after each event; a pair that is not here is a bug of the sender of the event.
 TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
-    {
-        (State.STARTING, Event.STARTED): State.READY,
-        (State.RESTARTING, Event.STARTED): State.READY,
-        (State.STARTING, Event.BREAK): State.BROKEN,
-        (State.READY, Event.BREAK): State.BROKEN,
-        (State.RESTARTING, Event.BREAK): State.BROKEN,
-        # More ranks fail after the first one, and while the group is being taken down.
-        (State.BROKEN, Event.BREAK): State.BROKEN,
-        (State.CLOSING, Event.BREAK): State.CLOSING,
-        (State.CLOSED, Event.BREAK): State.CLOSED,
-        (State.READY, Event.RESTART): State.RESTARTING,
-        (State.BROKEN, Event.RESTART): State.RESTARTING,
-        (State.READY, Event.MEMBERS): State.READY,
-        (State.READY, Event.FOLLOW): State.READY,
-        (State.BROKEN, Event.FOLLOW): State.READY,
-        (State.STARTING, Event.CLOSE): State.CLOSING,
-        (State.READY, Event.CLOSE): State.CLOSING,
-        (State.BROKEN, Event.CLOSE): State.CLOSING,
-        (State.RESTARTING, Event.CLOSE): State.CLOSING,
-        # close() may be called any number of times, from any number of threads.
-        (State.CLOSING, Event.CLOSE): State.CLOSING,
-        (State.CLOSED, Event.CLOSE): State.CLOSED,
-        # The start, or a restart, that was under way when the group was closed.
-        (State.CLOSING, Event.STARTED): State.CLOSING,
-        (State.CLOSED, Event.STARTED): State.CLOSED,
-        (State.CLOSING, Event.CLOSED): State.CLOSED,
-    }
+    {(before, event): after for event, states, after in _EFFECTS for before in states}
 )
 
 
@@ -120,27 +109,15 @@ class Lifecycle:
     def __init__(self, group: str, *, epoch: int = 0) -> None:
         self._group = group
         self.state = State.STARTING
-        self._epoch = epoch
-        self._cause: PhalanxError | None = None
-        self._story: deque[Transition] = deque(maxlen=_STORY_LENGTH)
+        #: Number of the present roster: it grows by 1 with each restart, and each change of the members.
+        self.epoch = epoch
+        self.cause: PhalanxError | None = None
+        #: The last events and their effects, oldest first.
+        self.story: tuple[Transition, ...] = ()
         #: Further information for callers of a broken group, such as why it was not restarted.
         self.remark = ""
         #: Why it is closed and what to do, if it was not closed by a call of close().
         self.closed_because = ""
-
-    @property
-    def epoch(self) -> int:
-        """Number of the present roster: it grows by 1 with each restart, and each change of the members."""
-        return self._epoch
-
-    @property
-    def cause(self) -> PhalanxError | None:
-        return self._cause
-
-    @property
-    def story(self) -> tuple[Transition, ...]:
-        """The last events and their effects, oldest first."""
-        return tuple(self._story)
 
     def handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> Transition:
         """Handle an event, and return the transition. Events of an older epoch are recorded and have no effect.
@@ -153,17 +130,26 @@ class Lifecycle:
         Raises:
             InternalError: the event cannot happen in this state; nothing has changed.
         """
-        about = self._epoch if epoch is None else epoch
-        if about < self._epoch:
-            return self._note(Transition(self.state, event, self.state, self._epoch, True, cause))
-        after = TRANSITIONS.get((self.state, event))
-        if after is None or (about > self._epoch and event is not Event.FOLLOW):
-            raise self._illegal(event, about)
-        new = about + (event in (Event.RESTART, Event.MEMBERS))
-        step = Transition(self.state, event, after, new, cause=cause)
-        self._cause = self._cause_after(event, after, cause)
-        self.state, self._epoch = after, new
-        return self._note(step)
+        about = self.epoch if epoch is None else epoch
+        if about < self.epoch:
+            step = Transition(self.state, event, self.state, self.epoch, True, cause)
+        else:
+            after = TRANSITIONS.get((self.state, event))
+            if after is None or (about > self.epoch and event is not Event.FOLLOW):
+                raise InternalError(
+                    f"group {self._group!r}, {self.state.value} in epoch {self.epoch}, was told {event.value} of epoch "
+                    f"{about}, which cannot happen there; what happened before:",
+                    story=tuple(str(step) for step in self.story),
+                )
+            new = about + (event in (Event.RESTART, Event.MEMBERS))
+            step = Transition(self.state, event, after, new, cause=cause)
+            # Broken by a failed restart: keep that failure, not the earlier failure. Otherwise the first failure stays.
+            is_first = self.cause is None or self.state is State.RESTARTING
+            if after is State.READY or (event is Event.BREAK and after is State.BROKEN and is_first):
+                self.cause = None if after is State.READY else cause
+            self.state, self.epoch = after, new
+        self.story = (*self.story, step)[-_STORY_LENGTH:]
+        return step
 
     def check_callable(self) -> None:
         """Say whether a call may be made now.
@@ -184,38 +170,26 @@ class Lifecycle:
         if self.state is State.BROKEN:
             raise self.broken_error()
         if self.state is State.RESTARTING:
-            raise self._being_restarted()
+            why = f", after: {_first_line(self.cause)}" if self.cause is not None else ""
+            raise GroupBroken(
+                f"group {self._group!r} is being restarted or given new ranks{why}. It takes no calls until that is "
+                "over.",
+                group=self._group,
+                cause=self.cause,
+            )
         raise DispatchError(
             f"group {self._group!r} is still starting: a call was made before its ranks were ready. Wait "
             "until WorkerGroup(...) has returned."
-        )
-
-    def _cause_after(self, event: Event, after: State, cause: PhalanxError | None) -> PhalanxError | None:
-        if after is State.READY:
-            return None
-        # Broken by a failed restart: keep that failure, not the earlier failure. Otherwise the first failure stays.
-        is_first = self._cause is None or self.state is State.RESTARTING
-        return cause if event is Event.BREAK and after is State.BROKEN and is_first else self._cause
-
-    def _note(self, step: Transition) -> Transition:
-        self._story.append(step)
-        return step
-
-    def _illegal(self, event: Event, epoch: int) -> InternalError:
-        return InternalError(
-            f"group {self._group!r}, {self.state.value} in epoch {self._epoch}, was told {event.value} of epoch "
-            f"{epoch}, which cannot happen there; what happened before:",
-            story=tuple(str(step) for step in self._story),
         )
 
     def stale_error(self, epoch: int, method: str) -> StaleEpoch:
         """Return the error of a call whose ranks were replaced or died."""
         return StaleEpoch(
             f"group {self._group!r} was restarted, or has other ranks by now: this call of {method} belongs to epoch "
-            f"{epoch}, the group is in epoch {self._epoch}; make the call again",
+            f"{epoch}, the group is in epoch {self.epoch}; make the call again",
             group=self._group,
             epoch=epoch,
-            current=self._epoch,
+            current=self.epoch,
         )
 
     def changing_error(self, method: str) -> StaleEpoch:
@@ -224,8 +198,8 @@ class Lifecycle:
             f"group {self._group!r}: its owner, in another process, has ended ranks of this call of {method}, to "
             "give the group other ones; make the call again once it has",
             group=self._group,
-            epoch=self._epoch,
-            current=self._epoch,
+            epoch=self.epoch,
+            current=self.epoch,
         )
 
     def broken_error(self) -> GroupBroken:
@@ -234,17 +208,9 @@ class Lifecycle:
             f"group {self._group!r} is broken by an earlier failure and takes no calls. restart() makes its "
             f"ranks anew, px.replace_ranks(group) those that are lost, close() frees them. "
             f"{self.remark + ' ' if self.remark else ''}"
-            f"The failure was: {_first_line(self._cause)}",
+            f"The failure was: {_first_line(self.cause)}",
             group=self._group,
-            cause=self._cause,
-        )
-
-    def _being_restarted(self) -> GroupBroken:
-        why = f", after: {_first_line(self._cause)}" if self._cause is not None else ""
-        return GroupBroken(
-            f"group {self._group!r} is being restarted or given new ranks{why}. It takes no calls until that is over.",
-            group=self._group,
-            cause=self._cause,
+            cause=self.cause,
         )
 
 

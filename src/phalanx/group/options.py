@@ -56,71 +56,72 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
     values.setdefault("start_timeout", settings().start_timeout)
     if settings().call_timeout is not None:
         values.setdefault("call_timeout", settings().call_timeout)
-    _check_numbers(values)
-    _check_kinds(values)
+    _check("WorkerGroup", values)
     if "show_ranks" in values:
         values["show_ranks"] = shown_ranks(values["show_ranks"])
-    if values.get("detached"):
-        _check_detached(values)
+    if values.get("detached") and "name" not in values:
+        raise DeclarationError(
+            "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"
+        )
     # float("inf") too: no limit
     values["start_timeout"] = min(float(values["start_timeout"]), threading.TIMEOUT_MAX)
     return GroupOptions(meshes=_meshes(mesh, world_size), **values)
 
 
-def _check_numbers(values: Mapping[str, Any]) -> None:
-    for option in ("start_timeout", "call_timeout", "stall_report_after"):
-        value = values.get(option)
-        if value is not None and not (_is_number(value) and value > 0):  # nan
-            raise DeclarationError(f"WorkerGroup({option}={value!r}): expected seconds as a positive number")
-    for option in ("num_cpus", "memory"):
-        value = values.get(option)
-        if value is not None and (not _is_number(value) or value < 0):
-            raise DeclarationError(
-                f"WorkerGroup({option}={value!r}): expected a number, 0 or more (memory in bytes)"
-            )
-    concurrency = values.get("max_concurrency", 1)
-    if not _is_number(concurrency) or not isinstance(concurrency, int) or concurrency < 1:
-        raise DeclarationError(
-            f"WorkerGroup(max_concurrency={concurrency!r}): expected a whole number from 1"
-        )
-
-
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_kinds(values: Mapping[str, Any]) -> None:
-    name = values.get("name", "default")
-    if not isinstance(name, str) or not name:
-        raise DeclarationError(
-            f"WorkerGroup(name={name!r}): expected a text that is not empty, or leave it out"
-        )
-    if not isinstance(values.get("on_failure"), RestartPolicy | ReplacePolicy | None):
-        raise DeclarationError(
-            f"WorkerGroup(on_failure={values['on_failure']!r}): expected "
-            f"px.RestartPolicy(max_restarts=..., window_s=...), "
-            "or px.ReplacePolicy(max_failures=..., window_s=...)"
-        )
-    if not callable(values.get("on_notice", checked_options)):
-        raise DeclarationError(
-            f"WorkerGroup(on_notice={values['on_notice']!r}): expected a function that takes a px.PreemptionNotice"
-        )
-    for option in ("env", "resources", "runtime_env"):
-        if not isinstance(values.get(option, {}), Mapping):
-            raise DeclarationError(f"WorkerGroup({option}={values[option]!r}): expected a dict")
-    if values.get("visible_devices", "own") not in ("own", "node"):
-        raise DeclarationError(
-            f"WorkerGroup(visible_devices={values['visible_devices']!r}): expected 'own' (each rank sees its own "
-            "devices) or 'node' (each sees all of the group's devices on its node)"
-        )
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _check_detached(values: Mapping[str, Any]) -> None:
-    """Refuse options that a group that outlives its driver cannot have."""
-    if not values.get("name"):
-        raise DeclarationError(
-            "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"
-        )
+#: Options of groups and policies, each with a check of its value, and the expected value as text.
+_EXPECTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (
+        ("start_timeout", "call_timeout", "stall_report_after"),
+        lambda value: _is_number(value) and value > 0,  # not nan
+        "seconds as a positive number",
+    ),
+    (
+        ("num_cpus", "memory"),
+        lambda value: _is_number(value) and value >= 0,
+        "a number, 0 or more (memory in bytes)",
+    ),
+    (("max_concurrency",), lambda value: _is_count(value) and value > 0, "a whole number from 1"),
+    (
+        ("name",),
+        lambda value: isinstance(value, str) and bool(value),
+        "a text that is not empty, or leave it out",
+    ),
+    (
+        ("on_failure",),
+        lambda value: isinstance(value, RestartPolicy | ReplacePolicy),
+        "px.RestartPolicy(max_restarts=..., window_s=...), or px.ReplacePolicy(max_failures=..., window_s=...)",
+    ),
+    (("on_notice",), callable, "a function that takes a px.PreemptionNotice"),
+    (("env", "resources", "runtime_env"), lambda value: isinstance(value, Mapping), "a dict"),
+    (
+        ("visible_devices",),
+        lambda value: value in ("own", "node"),
+        "'own' (each rank sees its own devices) or 'node' (each sees all of the group's devices on its node)",
+    ),
+    (("max_restarts", "max_failures"), _is_count, "a whole number, 0 or more"),
+    (("max_preemptions",), lambda value: value is None or _is_count(value), "a whole number, 0 or more"),
+    (("window_s",), lambda value: _is_number(value) and value > 0, "seconds, more than 0"),
+)
+
+
+def _check(owner: str, values: Mapping[str, Any]) -> None:
+    """Check the options of ``owner``.
+
+    Raises:
+        DeclarationError: an option of the wrong kind.
+    """
+    for names, fits, expected in _EXPECTED:
+        for name in names:
+            if name in values and not fits(values[name]):
+                raise DeclarationError(f"{owner}({name}={values[name]!r}): expected {expected}")
 
 
 def _meshes(given: Value, world_size: int) -> dict[str, Mesh]:
@@ -146,6 +147,9 @@ class _Policy:
 
     window_s: float
 
+    def __post_init__(self) -> None:
+        _check(f"px.{type(self).__name__}", vars(self))
+
     def recent(self, recoveries: Sequence[float], now: float) -> list[float]:
         """Return the times of recoveries, in seconds, that count at ``now``."""
         return [at for at in recoveries if now - at < self.window_s]
@@ -165,10 +169,6 @@ class RestartPolicy(_Policy):
 
     max_restarts: int = 2
     window_s: float = 600.0
-
-    def __post_init__(self) -> None:
-        _check_count("px.RestartPolicy(max_restarts=", self.max_restarts)
-        _check_window("px.RestartPolicy(window_s=", self.window_s)
 
     def allows(self, restarts: Sequence[float], now: float) -> bool:
         """Return whether another restart is allowed at ``now``."""
@@ -197,12 +197,6 @@ class ReplacePolicy(_Policy):
     window_s: float = 600.0
     max_preemptions: int | None = None
 
-    def __post_init__(self) -> None:
-        _check_count("px.ReplacePolicy(max_failures=", self.max_failures)
-        _check_window("px.ReplacePolicy(window_s=", self.window_s)
-        if self.max_preemptions is not None:
-            _check_count("px.ReplacePolicy(max_preemptions=", self.max_preemptions)
-
     def allows(self, failures: Sequence[float], now: float) -> bool:
         """Return whether ranks may be replaced once more at ``now``."""
         return len(self.recent(failures, now)) < self.max_failures
@@ -210,13 +204,3 @@ class ReplacePolicy(_Policy):
     def allows_preemption(self, count: int) -> bool:
         """Return whether another preemption may be recovered after ``count`` of them."""
         return self.max_preemptions is None or count < self.max_preemptions
-
-
-def _check_count(what: str, given: object) -> None:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise DeclarationError(f"{what}{given!r}): expected a whole number, 0 or more")
-
-
-def _check_window(what: str, given: object) -> None:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
-        raise DeclarationError(f"{what}{given!r}): expected seconds, more than 0")

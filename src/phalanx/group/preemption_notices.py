@@ -1,12 +1,21 @@
-"""Draining nodes, as a group sees them, and which notices were delivered already. Pure."""
+"""Draining nodes, as the groups of this process see them, and which notices were delivered already."""
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from phalanx.backends.backend_types import DrainingNode
+from phalanx.backends.backend_types import Backend, DrainingNode
+from phalanx.session.background import Background
+from phalanx.session.session import session
+from phalanx.topology.slots import SlotFacts
+
+LOOK_EVERY_S = 0.5
+_log = logging.getLogger("phalanx")
 
 
 @dataclass(frozen=True)
@@ -28,14 +37,6 @@ class PreemptionNotice:
         return f"group {self.group!r}, {ranks} on {self.host} (node {self.node[:8]}): {self.reason}"
 
 
-@dataclass(frozen=True)
-class Seat:
-    """Where the process of a rank is."""
-
-    node: str
-    host: str
-
-
 class NoticeQueue:
     """The notices of a group. Each is returned once by ``px.preemption_notices`` and passed once to ``on_notice``.
 
@@ -45,56 +46,85 @@ class NoticeQueue:
     def __init__(self, group: str) -> None:
         self._group = group
         self._lock = threading.Lock()
-        self._going: dict[str, DrainingNode] = {}
-        self._told: dict[str, tuple[float | None, frozenset[int]]] = {}
-        self._untold: list[PreemptionNotice] = []
-        self._uncalled: list[PreemptionNotice] = []
+        self._draining = set[str]()
+        self._seen: dict[str, tuple[float | None, frozenset[int]]] = {}
+        self._notices: list[PreemptionNotice] = []
+        self._taken = Counter[str]()
         #: True if the code that moves ranks has not handled a notice yet.
         self.urgent = False
 
-    def see(self, going: Sequence[DrainingNode], seats: Sequence[Seat]) -> None:
-        """Record the draining nodes that the cluster reports now; ``seats`` are the locations of the ranks, by rank.
+    def see(self, draining: Sequence[DrainingNode], slots: Sequence[SlotFacts]) -> None:
+        """Record the draining nodes that the cluster reports now; ``slots`` are those of the ranks, by rank.
 
         A notice is new if its node, its deadline or a rank on that node is new.
         """
         with self._lock:
-            for node in going:
-                self._going[node.node_id] = node
-                here = [rank for rank, seat in enumerate(seats) if seat.node == node.node_id]
-                deadline, known = self._told.get(node.node_id, (None, frozenset[int]()))
+            for node in draining:
+                self._draining.add(node.node_id)
+                here = tuple(rank for rank, slot in enumerate(slots) if slot.node_id == node.node_id)
+                deadline, known = self._seen.get(node.node_id, (None, frozenset[int]()))
                 if not here or (known.issuperset(here) and deadline == node.deadline):
                     continue
-                self._told[node.node_id] = node.deadline, known.union(here)
-                notice = PreemptionNotice(
-                    self._group,
-                    tuple(here),
-                    node.node_id,
-                    seats[here[0]].host,
-                    node.deadline,
-                    node.reason,
-                )
-                self._untold.append(notice)
-                self._uncalled.append(notice)
+                self._seen[node.node_id] = node.deadline, known.union(here)
+                place = node.node_id, slots[here[0]].host
+                self._notices.append(PreemptionNotice(self._group, here, *place, node.deadline, node.reason))
                 self.urgent = True
 
-    def take(self) -> list[PreemptionNotice]:
-        """Return the notices that were not taken yet, in order."""
+    def take(self, reader: str = "px.preemption_notices") -> list[PreemptionNotice]:
+        """Return the notices that a reader has not taken yet, in order."""
         with self._lock:
-            found, self._untold = self._untold, []
-            return found
-
-    def take_uncalled(self) -> list[PreemptionNotice]:
-        """The notices that ``on_notice`` has not got yet, in order."""
-        with self._lock:
-            found, self._uncalled = self._uncalled, []
-            return found
+            first, self._taken[reader] = self._taken[reader], len(self._notices)
+            return self._notices[first:]
 
     def ranks_to_move(self, nodes: Sequence[str]) -> tuple[int, ...]:
         """Return the ranks whose node is draining; ``nodes`` is by rank."""
         with self._lock:
-            return tuple(rank for rank, node in enumerate(nodes) if node in self._going)
+            return tuple(rank for rank, node in enumerate(nodes) if node in self._draining)
 
     def explains(self, nodes: Sequence[str]) -> bool:
         """Return whether the ranks on these nodes (at least one node) were lost because their nodes were drained."""
         with self._lock:
-            return bool(nodes) and all(node in self._going for node in nodes)
+            return bool(nodes) and self._draining.issuperset(nodes)
+
+
+def look_once(group: Any) -> None:
+    """Record the draining and the ended nodes for a ``Group``; queries the cluster, which takes some milliseconds."""
+    if group.backend.connected():
+        group.notices.see(group.backend.draining_nodes(ended=True), _slots(group))
+
+
+def turn() -> float | None:
+    """Query each cluster once for all groups of this process, and call their ``on_notice``."""
+    groups = [one for one in session.groups() if one.has_pool and not one.closed]
+    backends: dict[int, Backend] = {id(group.backend): group.backend for group in groups}
+    draining = {key: _draining(backend) for key, backend in backends.items()}
+    for group in groups:
+        group.notices.see(draining[id(group.backend)], _slots(group))
+        for notice in group.notices.take("on_notice"):
+            _log.warning("%s", notice)
+            try:
+                if group.options.on_notice is not None:
+                    group.options.on_notice(notice)
+            except Exception:
+                _log.exception("on_notice of group %r raised, and the group goes on", group.name)
+    return LOOK_EVERY_S if any(not backend.immediate for backend in backends.values()) else None
+
+
+def watch() -> None:
+    """Begin to look for draining nodes, until no group of this process is open."""
+    _looks.begin()
+
+
+def _slots(group: Any) -> list[SlotFacts]:
+    return [endpoint.facts.slot for endpoint in group.epoch.endpoints]
+
+
+def _draining(backend: Backend) -> Sequence[DrainingNode]:
+    try:
+        return backend.draining_nodes() if backend.connected() else ()
+    except Exception:  # of the backend, while it shuts down: the next look tells more
+        _log.debug("asking for draining nodes failed", exc_info=True)
+        return ()
+
+
+_looks = Background(turn)

@@ -1,25 +1,16 @@
-"""The ranks that join or leave when a group's size changes. Pure."""
+"""The number of ranks of a group whose size changes. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.topology.mesh import Mesh
 
 
-@dataclass(frozen=True)
-class Change:
-    """The ranks that join, and the ranks that leave, in order: the highest leaves first."""
-
-    joining: tuple[int, ...] = ()
-    leaving: tuple[int, ...] = ()
-
-
-def plan_change(group: str, present: int, wanted: object, slots: int, block: int = 1) -> Change:
-    """Return the change that gives a group of ``present`` ranks ``wanted`` blocks of ranks, on a pool of ``slots``.
+def checked_size(group: str, wanted: object, slots: int, block: int = 1) -> int:
+    """Return the number of ranks of a group that is to have ``wanted`` blocks of ranks, on a pool of ``slots``.
 
     Raises:
         DeclarationError: that is no number of blocks.
@@ -37,7 +28,7 @@ def plan_change(group: str, present: int, wanted: object, slots: int, block: int
             f"px.resize({group}, {wanted}): its pool has {slots} slots{each}; pool.grow({size - slots}) reserves more, "
             "or give a smaller number"
         )
-    return Change(tuple(range(present, size)), tuple(range(present - 1, size - 1, -1)))
+    return size
 
 
 def block_of(group: str, meshes: Mapping[str, Mesh]) -> int:

@@ -9,33 +9,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import cloudpickle
 
 from phalanx.backends.backend_types import Endpoint, RankOutcome
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
-from phalanx.topology.slots import Slot
 from phalanx.wire.messages import ProcessInfo
-
-
-@dataclass(frozen=True)
-class Member:
-    """A rank as it is serialized."""
-
-    slot: Slot
-    handle: Any
-    facts: ProcessInfo
-    name: str | None
-    since: int
-
-    @staticmethod
-    def of(endpoint: Endpoint) -> Member:
-        return Member(endpoint.slot, endpoint.handle, endpoint.facts, endpoint.name, endpoint.since)
-
-    def endpoint(self) -> Endpoint:
-        return Endpoint(self.slot, self.handle, self.facts, self.name, since=self.since)
 
 
 @dataclass(frozen=True)
@@ -47,15 +27,14 @@ class Roster:
     """
 
     number: int
-    members: tuple[Member, ...]
+    members: tuple[Endpoint, ...]
     in_peace_since: Mapping[int, int]
 
     @staticmethod
     def of(group: Group) -> Roster:
         """Return the present roster of a group."""
         epoch = group.epoch
-        members = tuple(map(Member.of, epoch.endpoints[: epoch.size]))
-        return Roster(epoch.number, members, dict(group.in_peace_since))
+        return Roster(epoch.number, epoch.endpoints[: epoch.size], dict(group.in_peace_since))
 
     def left_in_peace(self, rank: int, endpoint: Endpoint) -> bool:
         """Return whether a former process of that rank finished its calls before it left."""
@@ -109,8 +88,7 @@ def refresh(group: Group) -> Roster | None:
             known = {key_of(one.facts): one for one in group.endpoints}
             for rank, endpoint in enumerate(known.values()):
                 endpoint.retired = endpoint.retired or roster.left_in_peace(rank, endpoint)
-            members = [known.get(key_of(one.facts)) or one.endpoint() for one in roster.members]
-            group.follow(members, roster.number)
+            group.follow([known.get(key_of(one.facts), one) for one in roster.members], roster.number)
         return roster
 
 

@@ -16,7 +16,7 @@ from phalanx.calls.call_state import raisable
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.run_on import gather_before_end, run_on
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
-from phalanx.group import preemption_monitor
+from phalanx.group import preemption_notices
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
@@ -53,7 +53,7 @@ def start(core: Group) -> None:
     _open_for_calls(core)
     if not core.backend.immediate:
         health_check.watch()
-        preemption_monitor.watch()
+        preemption_notices.watch()
 
 
 def _open_for_calls(core: Group) -> None:
@@ -148,7 +148,7 @@ def _close_workers(core: Group, epoch: Epoch, patience: float, among: Sequence[i
     ranks = [rank for rank in among if rank not in dead]
     if ranks:
         call = run_on(core, handlers.close, ranks=ranks, title="close", checked=False, epoch=epoch)
-        call.arrivals.wait(range(len(ranks)), len(ranks), patience)
+        call.arrivals.pending(patience)
 
 
 def restart(core: Group, size: int | None = None) -> None:
@@ -273,5 +273,4 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
 
 def _late(asked: Call, ranks: Sequence[int], seconds: float) -> list[int]:
     """Return the ranks that have not responded after ``seconds``."""
-    positions = range(len(ranks))
-    return [ranks[position] for position in asked.arrivals.wait(positions, len(positions), seconds)[1]]
+    return [ranks[position] for position in asked.arrivals.pending(seconds)]

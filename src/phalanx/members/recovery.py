@@ -26,7 +26,7 @@ from phalanx.group import roster
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.group.options import ReplacePolicy, RestartPolicy
-from phalanx.group.preemption_monitor import look_once
+from phalanx.group.preemption_notices import look_once
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.processes import replace_processes, restart, settle
 from phalanx.members.snapshots import check_held, from_peer, has_state, in_one_order, restore, take
@@ -75,28 +75,25 @@ def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
             )
             return False
         core.preemptions += 1
-        _begin(core, policy, "since its ranks lost their nodes as was announced")
-        return True
-    now = core.backend.now()
-    core.recoveries = policy.recent(core.recoveries, now)
-    if not policy.allows(core.recoveries, now):
-        what = "restart" if isinstance(policy, RestartPolicy) else "replacement"
-        core.lifecycle.remark = (
-            f"{policy} does not allow another {what} now: {len(core.recoveries)} were made."
-        )
-        return False
-    core.recoveries.append(now)
-    _begin(core, policy, f"after: {_first_line(core.lifecycle.cause)}")
-    return True
-
-
-def _begin(core: Group, policy: RestartPolicy | ReplacePolicy, why: str) -> None:
+        why = "since its ranks lost their nodes as was announced"
+    else:
+        now = core.backend.now()
+        core.recoveries = policy.recent(core.recoveries, now)
+        if not policy.allows(core.recoveries, now):
+            what = "restart" if isinstance(policy, RestartPolicy) else "replacement"
+            core.lifecycle.remark = (
+                f"{policy} does not allow another {what} now: {len(core.recoveries)} were made."
+            )
+            return False
+        core.recoveries.append(now)
+        why = f"after: {_first_line(core.lifecycle.cause)}"
     if isinstance(policy, ReplacePolicy):
         _log.warning("group %r gets new processes for the ranks that it lost, %s", core.name, why)
         heal(core)
     else:
         _log.warning("group %r is restarted %s", core.name, why)
         restart(core)
+    return True
 
 
 def _was_preempted(core: Group) -> bool:

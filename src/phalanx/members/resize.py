@@ -7,7 +7,6 @@ leaving ranks stay until they have finished.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from phalanx.calls.call import Call
 from phalanx.calls.in_flight import streams_on
@@ -15,7 +14,6 @@ from phalanx.calls.run_on import run_on
 from phalanx.errors import CallTimeout, GroupClosed
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
-from phalanx.group.resize_plan import Change
 from phalanx.group.roster import publish
 from phalanx.members.meshes import mesh_of
 from phalanx.members.processes import dismiss, joining, restart
@@ -26,8 +24,8 @@ from phalanx.worker import handlers
 _LOOKS_EVERY_S = 0.05
 
 
-def change_members(core: Group, change: Change, timeout: float | None) -> None:
-    """Let ranks join, or leave.
+def change_members(core: Group, size: int, timeout: float | None) -> None:
+    """Let ranks join, or leave, until ``size`` are there.
 
     Raises:
         GroupClosed, GroupBroken: the group takes no calls.
@@ -35,7 +33,7 @@ def change_members(core: Group, change: Change, timeout: float | None) -> None:
         CallTimeout: ranks that leave have not finished within ``timeout``; they take no calls, and leave with the
             next change.
     """
-    if change.joining:
+    if size > core.world_size:
         mend_sources(core)
     with core.changing:
         ensure_ready(core)
@@ -43,10 +41,10 @@ def change_members(core: Group, change: Change, timeout: float | None) -> None:
         _finish(core, timeout)  # ranks that had not finished the last time
         # If a restart ended them, their slots are still booked.
         core.pool.unclaim(core.tenant, core.pool.slots[core.world_size :])
-        if change.joining:
-            _grow(core, change.joining)
-        if change.leaving:
-            _shrink(core, len(change.leaving))
+        if size > core.world_size:
+            _grow(core, size)
+        elif size < core.world_size:
+            _shrink(core, size)
             _finish(core, timeout)
 
 
@@ -61,8 +59,8 @@ def restart_with(core: Group, size: int) -> None:
         core.pool.unclaim(core.tenant, slots)
 
 
-def _grow(core: Group, joiners: Sequence[int]) -> None:
-    old, size = core.epoch, joiners[-1] + 1
+def _grow(core: Group, size: int) -> None:
+    old = core.epoch
     ground = core.pool.first(size)
     slots = ground.slots[old.size :]
     ground.claim(core.tenant, slots)
@@ -77,13 +75,13 @@ def _grow(core: Group, joiners: Sequence[int]) -> None:
         _tell(core, epoch)
 
 
-def _shrink(core: Group, count: int) -> None:
+def _shrink(core: Group, size: int) -> None:
+    tail = range(size, core.world_size)
     if core.backend.immediate:  # a stream begins there when it is read
-        for stream in streams_on(core, range(core.world_size - count, core.world_size)):
+        for stream in streams_on(core, tail):
             stream.run_to_end()
     with core.send_lock:  # earlier calls arrive before the request, and none after it
-        epoch = core.change(core.endpoints, core.world_size - count)
-        tail = range(epoch.size, len(epoch.endpoints))
+        epoch = core.change(core.endpoints, size)
         core.leaving = run_on(core, handlers.leave, ranks=tail, title="leave", checked=False)
         _tell(core, epoch)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
-from phalanx.backends.backend_types import Backend, ReserveRequest
+from phalanx.backends.backend_types import Backend, Reservation
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.pools.slot_reservation import (
@@ -19,7 +17,6 @@ from phalanx.pools.slot_reservation import (
     books,
     check_options,
     explain_slots,
-    released_when_dropped,
     resource_of,
     unbook,
 )
@@ -69,47 +66,25 @@ class ResourcePool:
         resource = resource_of(chosen, use_gpu)
         number = next(session.pool_numbers)
         name = f"{name_prefix or 'pool'}-{number}"
-        bundle = bundle_resources(resource, accelerators_per_slot, accelerator_type)
-        request = ReserveRequest(
-            name=f"px-{session.run_id}-{name}",
-            blocks=shape.process_on_nodes,
-            bundle=bundle,
-            detached=detached,
-            timeout=timeout,
-        )
-        holding = SlotReservation(
+        kind = SlotReservation(
             pool=name,
             backend=chosen,
-            reservation=chosen.reserve(request),
-            blocks=shape.process_on_nodes,
-            bundle=bundle,
+            reservation=Reservation(None),
+            blocks=(),
+            bundle=bundle_resources(resource, accelerators_per_slot, accelerator_type),
             resource=resource,
             max_colocate_count=max_colocate_count,
             accelerators_per_slot=accelerators_per_slot if resource else 0,
             detached=detached,
-            reservation_name=request.name,
         )
-        self._finalizers = {name: released_when_dropped(holding)}
-        if detached:
-            self._finalizers[name].detach()
+        holding = kind.reserve(f"px-{session.run_id}-{name}", name, shape.process_on_nodes, timeout)
         self._grown = itertools.count(2)
         self.number = number
-        self._detached = detached
         self._become(name, shape.slots(name), {name: holding}, owner=True, whole=True)
         session.add_pool(self)
 
     def _become(
-        self, name: str, view: SlotView, holdings: dict[str, SlotReservation], *, owner: bool, whole: bool
-    ) -> None:
-        self.name = name
-        self._view = view
-        self._holdings = holdings
-        self._owner = owner
-        self._whole = whole  # whole blocks: their slots are put in order once the accelerators are known
-
-    @classmethod
-    def of(
-        cls,
+        self,
         name: str,
         view: SlotView,
         holdings: dict[str, SlotReservation],
@@ -117,10 +92,19 @@ class ResourcePool:
         owner: bool = False,
         whole: bool = False,
     ) -> ResourcePool:
-        """A pool over slots that are reserved already."""
-        pool = cls.__new__(cls)
-        pool._become(name, view, holdings, owner=owner, whole=whole)
-        return pool
+        self.name = name
+        self._view = view
+        self._holdings = holdings
+        self._owner = owner
+        self._whole = whole  # whole blocks: their slots are put in order once the accelerators are known
+        return self
+
+    @classmethod
+    def of(
+        cls, name: str, view: SlotView, holdings: dict[str, SlotReservation], *, whole: bool = False
+    ) -> ResourcePool:
+        """A view over slots that are reserved already."""
+        return cls.__new__(cls)._become(name, view, holdings, whole=whole)
 
     @property
     def world_size(self) -> int:
@@ -269,29 +253,23 @@ class ResourcePool:
         """Close every group on these slots; the pool that reserved them gives them back. Idempotent."""
         for group in reversed(self.groups):
             group.close()
-        if not self._owner:
-            session.forget_pool(self)
-            return
-        for holding in self._holdings.values():
-            if holding.open:
-                holding.open = False
-                holding.backend.release(holding.reservation.keys)
-        self._forget()
+        for holding in self._holdings.values() if self._owner else ():
+            holding.close()
+        session.forget_pool(self)
 
     def let_go(self, everything: bool = False) -> None:
         """Close the pool before its cluster is left; detached slots stay reserved unless ``everything`` is true."""
         try:
-            if self.backend_api.connected() and (everything or not self._detached):
+            if self.backend_api.connected() and (everything or not self._is_detached):
                 self.close()
         finally:
             for holding in self._holdings.values():
-                holding.open = False
-            self._forget()
+                holding.close(release=False)
+            session.forget_pool(self)
 
-    def _forget(self) -> None:
-        for finalizer in self._finalizers.values():
-            finalizer.detach()
-        session.forget_pool(self)
+    @property
+    def _is_detached(self) -> bool:
+        return any(holding.detached for holding in self._holdings.values())
 
     def grow(self, process_on_nodes: int | Sequence[int] = 1, timeout: float = 120.0) -> None:
         """Reserve more slots behind the present slots: ``pool.grow([8, 8])`` adds two blocks of 8.
@@ -304,10 +282,11 @@ class ResourcePool:
         """
         self._check_own("grow")
         blocks = [process_on_nodes] if isinstance(process_on_nodes, int) else process_on_nodes
-        added = _reserve_more(self._holdings[self.name], next(self._grown), blocks, timeout)
-        self._finalizers[added.pool] = released_when_dropped(added)
-        self._holdings = {**self._holdings, added.pool: added}
-        self._view = self._view + PoolShape(tuple(blocks)).slots(added.pool)
+        shape, first, number = PoolShape(tuple(blocks)), self._holdings[self.name], next(self._grown)
+        name = f"{first.pool}.{number}"
+        added = first.reserve(f"{first.reservation_name}.{number}", name, shape.process_on_nodes, timeout)
+        self._holdings = {**self._holdings, name: added}
+        self._view = self._view + shape.slots(name)
 
     def shrink(self) -> None:
         """Give back the slots that the last ``grow()`` reserved.
@@ -325,15 +304,14 @@ class ResourcePool:
         with books:
             holding = self._holdings[last]
             _check_free(self.name, holding, self._view.slots)
-            holding.open = False
+            holding.close(release=False)  # no group is booked any more
         self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
         self._holdings = {name: self._holdings[name] for name in kept}
-        self._finalizers.pop(last).detach()
         holding.backend.release(holding.reservation.keys)
 
     def _check_own(self, verb: str) -> None:
         self._check_open()
-        if not self._owner or self._detached:
+        if not self._owner or self._is_detached:
             kind = "detached" if self._owner else "a view of another pool's slots"
             raise DeclarationError(
                 f"{self!r}.{verb}(): it is {kind}; {verb} one made by px.ResourcePool(...)"
@@ -381,37 +359,6 @@ class ResourcePool:
     def unclaim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
         """Take a group out of the books, or off these slots. Idempotent."""
         unbook(self._holdings, self._view.slots if slots is None else slots, group)
-
-
-def _reserve_more(
-    first: SlotReservation, number: int, blocks: Sequence[int], timeout: float
-) -> SlotReservation:
-    """Reserve blocks of slots like those of a pool's first reservation.
-
-    Raises:
-        DeclarationError: these are no blocks.
-        PlacementError: the cluster cannot hold them, or did not within ``timeout``; with the table.
-    """
-    shape = PoolShape(tuple(blocks))
-    name = f"{first.reservation_name}.{number}"
-    request = ReserveRequest(
-        name=name,
-        blocks=shape.process_on_nodes,
-        bundle=first.bundle,
-        detached=first.detached,
-        timeout=timeout,
-    )
-    return replace(
-        first,
-        pool=f"{first.pool}.{number}",
-        reservation=first.backend.reserve(request),
-        blocks=shape.process_on_nodes,
-        reservation_name=name,
-        groups={},
-        facts={},
-        accelerators={},
-        lock=threading.RLock(),
-    )
 
 
 def _check_free(pool: str, holding: SlotReservation, slots: Sequence[Slot]) -> None:

@@ -6,10 +6,10 @@ import re
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from phalanx.backends.backend_types import Backend, Reservation
+from phalanx.backends.backend_types import Backend, Reservation, ReserveRequest
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PlacementError
 from phalanx.session.session import session
@@ -50,11 +50,35 @@ class SlotReservation:
     accelerators_per_slot: int
     detached: bool
     reservation_name: str = ""
-    groups: dict[Slot, list[Tenant]] = field(default_factory=dict[Slot, list[Tenant]])
-    facts: dict[Slot, SlotFacts] = field(default_factory=dict[Slot, SlotFacts])
-    accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]])
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    open: bool = True
+    groups: dict[Slot, list[Tenant]] = field(default_factory=dict[Slot, list[Tenant]], init=False)
+    facts: dict[Slot, SlotFacts] = field(default_factory=dict[Slot, SlotFacts], init=False)
+    accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]], init=False)
+    lock: threading.RLock = field(default_factory=threading.RLock, init=False)
+    open: bool = field(default=True, init=False)
+    finalizer: weakref.finalize[..., Any] | None = field(default=None, init=False)
+
+    def reserve(self, name: str, pool: str, blocks: tuple[int, ...], timeout: float) -> SlotReservation:
+        """Reserve blocks of slots of the same kind under a name; they are released once no pool holds them any more.
+
+        Raises:
+            PlacementError: the cluster cannot hold them, or did not within ``timeout``; with the table.
+        """
+        backend = self.backend
+        request = ReserveRequest(name, blocks, self.bundle, self.detached, timeout)
+        held = backend.reserve(request)
+        made = replace(self, pool=pool, reservation=held, blocks=blocks, reservation_name=name)
+        if not self.detached:
+            made.finalizer = weakref.finalize(made, session.queue.add, backend.release, held.keys)
+            made.finalizer.atexit = False  # the backend then frees everything
+        return made
+
+    def close(self, release: bool = True) -> None:
+        """Take no more groups, and release the slots, unless their cluster was left. Idempotent."""
+        was_open, self.open = self.open, False
+        if self.finalizer is not None:
+            self.finalizer.detach()
+        if was_open and release:
+            self.backend.release(self.reservation.keys)
 
     def knows(self, slot: Slot) -> bool:
         """Return whether the accelerators of the slot are known (it may have none)."""
@@ -63,11 +87,8 @@ class SlotReservation:
     def share(self) -> dict[str, float]:
         """Return the resources that a process of a group gets of its slot."""
         if self.resource is None:
-            return {
-                name: amount / self.max_colocate_count
-                for name, amount in self.bundle.items()
-                if name == "CPU"
-            }
+            cpus = self.bundle.get("CPU")
+            return {} if cpus is None else {"CPU": cpus / self.max_colocate_count}
         if self.max_colocate_count == 1:
             return {self.resource: float(self.accelerators_per_slot)}
         # Of several accelerators Ray would give a fraction of one only: the process asks for a share of one, which
@@ -117,15 +138,6 @@ def accelerator_text(holding: SlotReservation, slot: Slot) -> str | None:
         return None
     ids = holding.accelerators.get(slot)
     return f"{holding.resource} {','.join(ids)}" if ids else f"{holding.resource} (not known yet)"
-
-
-def released_when_dropped(holding: SlotReservation) -> weakref.finalize[..., SlotReservation]:
-    """Release slots once no pool holds them any more; return the finalizer, to detach on explicit release."""
-    finalizer = weakref.finalize(
-        holding, session.queue.add, holding.backend.release, holding.reservation.keys
-    )
-    finalizer.atexit = False  # the backend then frees everything
-    return finalizer
 
 
 books = threading.Lock()

@@ -79,22 +79,20 @@ class Arguments:
 
     def _assembled(self, value: Assembled) -> Any:
         """Return stored parts, joined or as a list. A join copies, so its parts may be views."""
-        complete = all(cut[2] for _, cut in value.parts)
         copied = value.joined and (len(value.parts) > 1 or value.pad_to_multiple is not None)
         parts = [self._stored_part(source, *cut, copied) for source, cut in value.parts]
         if not value.joined:
-            parts = [
-                part if cut[2] else join_rows([part])
-                for part, (_, cut) in zip(parts, value.parts, strict=True)
-            ]
             return [parts[i % len(parts)] for i in range(padded_size(len(parts), value.pad_to_multiple))]
-        joined = join_rows(parts) if copied or not complete else parts[0]
+        joined = join_rows(parts) if copied else parts[0]
         return pad_rows(joined, value.pad_to_multiple) if value.pad_to_multiple else joined
 
     def _stored_part(self, source: int | bytes, start: int, stop: int, whole: bool, copied: bool) -> Any:
         with _decoding_parts(copied=copied or not whole):
             part = decode(source) if isinstance(source, bytes) else self._fetch([self._refs[source]])[0]
-        return part if whole else slice_rows(part, start, stop)  # a view: copied by the join
+        if whole:
+            return part
+        rows = slice_rows(part, start, stop)  # a view
+        return rows if copied else join_rows([rows])
 
     def _result(self, result: ResultOf) -> Any:
         """Return a result as its caller would get it, or a shard of it."""

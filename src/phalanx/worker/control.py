@@ -20,11 +20,11 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from itertools import islice
 from traceback import walk_stack
-from types import CodeType, FrameType
+from types import FrameType
 
 from phalanx.wire.call_page import INTERRUPT, SEVER, STACKS, CallPage, answer, available
 from phalanx.wire.messages import SideChannel
@@ -86,8 +86,7 @@ class Control:
             Interrupted: if the call was cancelled before the block, or is cancelled in it.
         """
         self.check(number)
-        task = asyncio.current_task()
-        if task is not None:
+        if (task := asyncio.current_task()) is not None:
             self._tasks[number] = (asyncio.get_running_loop(), task)
         try:
             yield
@@ -228,13 +227,11 @@ def stacks() -> str:
             gc.enable()
     main = threading.main_thread().ident
     others = [ident for ident in frames if ident != main][: _THREADS - 1]
-    return "\n".join(_format(ident, frames[ident]) for ident in (*others, main) if ident in frames)
-
-
-def _format(ident: int, frames: Sequence[tuple[CodeType, int]]) -> str:
-    lines = [
-        f'  File "{code.co_filename}", line {line or "?"} in {code.co_name}'
-        for code, line in frames[:_FRAMES]
-    ]
-    more = ["  ..."] if len(frames) > _FRAMES else []
-    return "\n".join([f"Thread 0x{ident:016x} (most recent call first):", *lines, *more, ""])
+    lines: list[str] = []
+    for ident in (*others, main):
+        if ident is not None and ident in frames:
+            lines.append(f"Thread 0x{ident:016x} (most recent call first):")
+            for code, line in frames[ident][:_FRAMES]:
+                lines.append(f'  File "{code.co_filename}", line {line or "?"} in {code.co_name}')
+            lines += ["  ..."] * (len(frames[ident]) > _FRAMES) + [""]
+    return "\n".join(lines)

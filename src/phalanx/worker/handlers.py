@@ -56,7 +56,7 @@ def follow(
     runtime: WorkerRuntime, number: int, world_size: int, meshes: Mapping[str, Mesh] | None = None
 ) -> None:
     """Belong to another epoch, of a group of that size with these meshes: other ranks have joined or left."""
-    runtime.stay(number)
+    runtime.epoch = number
     for context in (runtime.context, *map(context_of, runtime.instances.values())):
         context.epoch, context.world_size, context.meshes = number, world_size, dict(meshes or {})
     if not runtime.in_driver:
@@ -68,8 +68,8 @@ def meet(runtime: WorkerRuntime) -> None:
 
 
 def leave(runtime: WorkerRuntime) -> None:
-    """Reject new calls: this rank leaves the group."""
-    runtime.leave()
+    """Reject new calls of users, and hand items over to their channels at exit: this rank leaves the group."""
+    runtime.leaves = runtime.closers.hands_over = True
 
 
 def arm_profile(runtime: WorkerRuntime, key: str, order: ProfileOrder) -> None:
@@ -116,7 +116,7 @@ def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -
     Raises:
         BaseException: if a ``rejoin()`` raises it.
     """
-    runtime.stay(epoch)
+    runtime.epoch = epoch
     shared = runtime.context.shared
     world: _World | None = None
     if not runtime.in_driver:  # in the driver a process group belongs to another group, of a single rank
@@ -163,12 +163,10 @@ def _join_world(worker: Any, world: _World | None) -> None:
     backend, timeout = world
     if not dist.is_initialized():
         dist.init_process_group(backend, timeout=timeout)
-    parallel = sys.modules.get("torch.nn.parallel")
-    wrapper: Any = getattr(parallel, "DistributedDataParallel", None)
-    for name, value in list(vars(worker).items()):
-        if wrapper is not None and isinstance(value, wrapper):
-            ddp: Any = value
-            kept = ("broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view")
+    wrapper: Any = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", ())
+    kept = ("broadcast_buffers", "find_unused_parameters", "gradient_as_bucket_view")
+    for name, ddp in list(vars(worker).items()):
+        if isinstance(ddp, wrapper):
             options = {option: getattr(ddp, option) for option in kept}
             setattr(worker, name, wrapper(ddp.module, device_ids=ddp.device_ids or None, **options))
 
@@ -217,7 +215,7 @@ def give_copy(runtime: WorkerRuntime, rank: int, number: int) -> BackendRef:
 
 def copy_of_now(runtime: WorkerRuntime) -> BackendRef:
     """Return a copy of the current state."""
-    return runtime.put(state_copies.copy_state(_states(runtime)))
+    return runtime.put(state_copies.copy_state(_states(runtime, rng=False)))
 
 
 async def restore_snapshot(
@@ -232,18 +230,20 @@ async def restore_snapshot(
     copies = _copies(runtime)
     if copy is not None:
         copies.put_back(number, await _fetched(runtime, copy))
-    copies.restore(number, _states(runtime), keep_rng=keep_rng, workers=runtime.instances.values())
+    copies.restore(number, _states(runtime, rng=not keep_rng), runtime.instances.values())
 
 
-def _states(runtime: WorkerRuntime) -> dict[str, rank_state.RankState]:
-    return rank_state.states_of(runtime.context, runtime.instances, runtime.device)
+def _states(runtime: WorkerRuntime, *, rng: bool = True) -> dict[str, rank_state.RankState]:
+    """Return the state of each role, and last, since loading may draw random numbers, that of the generators."""
+    states = rank_state.states_of(runtime.context, runtime.instances, runtime.device)
+    if rng:
+        generators = rank_state.Generators(runtime.device)
+        states[state_copies.RNG] = rank_state.RankState(generators, None, runtime.device)
+    return states
 
 
 def _copies(runtime: WorkerRuntime) -> state_copies.StateCopies:
-    copies = runtime.context.shared.get("snapshots")
-    if copies is None:
-        copies = runtime.context.shared["snapshots"] = state_copies.StateCopies(runtime.device)
-    return copies
+    return runtime.context.shared.setdefault("snapshots", state_copies.StateCopies())
 
 
 async def _fetched(runtime: WorkerRuntime, ref: BackendRef) -> Any:

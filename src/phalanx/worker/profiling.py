@@ -100,8 +100,15 @@ class Profiling:
     def span(self, role: str, method: str) -> Generator[None]:
         """Run a method in a span of the profile, if the method fits."""
         name = full_name(role, "run" if method == RUN else method)
-        fits = not (self._over or is_library_call(method)) and self._order.fits(role, name)
-        span = self._open_span(name) if fits else None
+        span = None
+        with self._noting_errors():
+            if not (self._over or is_library_call(method)) and self._order.fits(role, name):
+                if not self._running:
+                    self._tool.start()
+                    self._running = True
+                opened = self._tool.span(name)
+                opened.__enter__()
+                span = opened
         if span is None:
             yield
             return
@@ -116,16 +123,6 @@ class Profiling:
                 span.__exit__(None, None, None)
                 if len(self._report.calls) >= self._order.calls:
                     self._stop()
-
-    def _open_span(self, name: str) -> AbstractContextManager[Any] | None:
-        with self._noting_errors():
-            if not self._running:
-                self._tool.start()
-                self._running = True
-            span = self._tool.span(name)
-            span.__enter__()
-            return span
-        return None
 
     def _stop(self) -> None:
         self._over = True
@@ -154,11 +151,11 @@ class _Torch:
         known = torch_profiler.ProfilerActivity
         available = {"cpu": known.CPU} | ({"cuda": known.CUDA} if torch.cuda.is_available() else {})
         names = tuple(available) if order.activities is None else order.activities
-        missing = [name for name in names if name not in available]
-        if missing:
-            raise DeclarationError(
-                f"profile(activities={list(names)}): this rank has no {missing[0]}, only {list(available)}"
-            )
+        for name in names:
+            if name not in available:
+                raise DeclarationError(
+                    f"profile(activities={list(names)}): this rank has no {name}, only {list(available)}"
+                )
         self._kinds = [available[name] for name in names]
         self._cuda = known.CUDA in self._kinds
         self._profile = torch_profiler.profile(activities=self._kinds, **order.options)

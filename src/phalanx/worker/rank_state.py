@@ -9,6 +9,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,7 +111,7 @@ class RankState:
                 "call px.register_state(self, model=..., optimizer=...) in its constructor"
             )
         self._components = _components(worker, declared, device)
-        self._planned: list[tuple[Component, Targets]] = []
+        self._planned: list[tuple[_Component, Targets]] = []
 
     @property
     def names(self) -> list[str]:
@@ -201,19 +202,15 @@ class Generators:
     """The random generators of a process: of torch, of its accelerator ``device``, of numpy and of ``random``."""
 
     def __init__(self, device: Any) -> None:
-        device = torch.device(device)
         self._generators: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
             "torch": (torch.get_rng_state, torch.set_rng_state),
             "numpy": (np.random.get_state, np.random.set_state),
             "random": (random.getstate, random.setstate),
         }
-        module = getattr(torch, device.type, None)
-        if device.type != "cpu" and hasattr(module, "get_rng_state"):
-            accelerator: Any = module
-            self._generators["accelerator"] = (
-                lambda: accelerator.get_rng_state(device),
-                lambda state: accelerator.set_rng_state(state, device),
-            )
+        module: Any = torch.get_device_module(device)
+        if hasattr(module, "get_rng_state"):  # that of the CPU has none
+            own = partial(module.get_rng_state, device), partial(module.set_rng_state, device=device)
+            self._generators["accelerator"] = own
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each generator."""
@@ -221,35 +218,28 @@ class Generators:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the generators that were saved and that this process has."""
-        for name, (_, put) in self._generators.items():
-            if name in state:
-                put(state[name])
+        for name in self._generators.keys() & state.keys():
+            self._generators[name][1](state[name])
 
 
-def _components(worker: Any, declared: StateOf | None, device: Any) -> list[Component]:
+def _components(worker: Any, declared: StateOf | None, device: Any) -> list[_Component]:
     if declared is None:
-        return [_Object("", worker)]
-    found: list[Component] = []
-    model = _Model(declared) if declared.model is not None else None
-    if model is not None:
-        found.append(model)
+        return [_Component("", worker)]
+    model = None if declared.model is None else _Model(declared)
+    found: list[_Component] = [] if model is None else [model]
     if isinstance(declared.optimizer, torch.optim.Optimizer):
         found.append(_Optimizer(declared.optimizer, model))
     elif declared.optimizer is not None:
-        found.append(_Object("optimizer", stateful(declared.optimizer)))
-    found += [_Object(name, stateful(part)) for name, part in declared.others.items()]
-    return [*found, _Object(GENERATORS, Generators(device))] if declared.rng else found
+        found.append(_Component("optimizer", stateful(declared.optimizer)))
+    found += [_Component(name, stateful(part)) for name, part in declared.others.items()]
+    return [*found, _Component(GENERATORS, Generators(device))] if declared.rng else found
 
 
-# A component of a state has a name, and three methods:
-# * leaves() yields each leaf with its path: a LocalTensor, or a value that is pickled;
-# * targets(saved) returns by key the path of each leaf, and the tensor to fill or None for a value to read. It changes
-#   nothing. Tensors that were not saved are included; without elements they have no boxes, and need not be saved;
-# * apply(leaves) takes over the loaded leaves, by path.
 Targets = dict[str, tuple[Path, LocalTensor | None]]
+"""By key: the path of a leaf, and the tensor to fill, or None for a value to read."""
 
 
-class _Object:
+class _Component:
     """An object with ``state_dict()`` and ``load_state_dict(state)``; "" is a complete worker."""
 
     def __init__(self, name: str, owner: Any) -> None:
@@ -258,17 +248,19 @@ class _Object:
         self._root: Path = (name,) if name else ()
 
     def leaves(self) -> Iterator[tuple[Path, Any]]:
+        """Yield each leaf with its path: a LocalTensor, or a value that is pickled."""
         return _flat(self._owner.state_dict(), self._root)
 
     def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
-        # Loading parts, a worker without declared components has leaves that are not asked for.
-        chosen = {leaf.path[0] for leaf in saved.values() if leaf.path}
+        """Return the targets of the leaves of this component; of tensors that were not saved, too. Change nothing."""
         current = {key_of(path): (path, value) for path, value in self.leaves()}
         found: Targets = {}
         for key, leaf in saved.items():
             if leaf.path[: len(self._root)] == self._root:
                 path, value = current.get(key, (leaf.path, None))
                 found[key] = path, _target(key, leaf, value)
+        # Loading parts, a worker without declared components has leaves that are not asked for.
+        chosen = {leaf.path[0] for leaf in saved.values() if leaf.path}
         for key, (path, value) in current.items():
             missing = isinstance(value, LocalTensor) and key not in saved and 0 not in value.shape
             if missing and (not path or path[0] in chosen):
@@ -276,31 +268,28 @@ class _Object:
         return found
 
     def apply(self, leaves: Mapping[Path, Any]) -> None:
-        self._owner.load_state_dict(
-            _nested({path[len(self._root) :]: value for path, value in leaves.items()})
-        )
+        """Take over the loaded leaves, by path."""
+        self._owner.load_state_dict(_nested({path[len(self._root) :]: one for path, one in leaves.items()}))
 
 
-class _Model:
+class _Model(_Component):
     """A module, or tensors by name. A load writes into the tensors."""
 
-    name = "model"
-
     def __init__(self, declared: StateOf) -> None:
-        self._declared = declared
+        super().__init__("model", declared)
 
     def tensors(self) -> dict[str, LocalTensor]:
         """Return the tensors of this rank by their names over all ranks."""
-        model, boxes = self._declared.model, dict(self._declared.boxes or {})
-        if self._declared.megatron is not None:
-            reading = read_megatron(model, self._declared.megatron)
-            held = dict(reading.manifest.items())
-            held |= {alias: held[name] for alias, name in reading.manifest.ties}
+        declared: StateOf = self._owner
+        if declared.megatron is not None:
+            manifest, tensors = read_megatron(declared.model, declared.megatron)
+            held = dict(manifest.items())
+            held |= {alias: held[name] for alias, name in manifest.ties}
             return {
                 name: LocalTensor(tensor, tuple(held[name].shape), held[name].boxes)
-                for name, tensor in reading.tensors.items()
+                for name, tensor in tensors.items()
             }
-        named = named_tensors(model)
+        named, boxes = named_tensors(declared.model), dict(declared.boxes or {})
         unknown = sorted(boxes.keys() - named.keys())
         if unknown:
             raise DeclarationError(
@@ -310,11 +299,10 @@ class _Model:
         return {name: LocalTensor.of(name, tensor, boxes.get(name)) for name, tensor in named.items()}
 
     def leaves(self) -> Iterator[tuple[Path, Any]]:
-        for name, tensor in self.tensors().items():
-            yield ("model", name), tensor
+        return ((("model", name), tensor) for name, tensor in self.tensors().items())
 
     def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
-        tensors = {f"model.{name}": (("model", name), tensor) for name, tensor in self.tensors().items()}
+        tensors = {key_of(path): (path, tensor) for path, tensor in self.leaves()}
         present = {_identity(tensor.value) for key, (_, tensor) in tensors.items() if key in saved}
         # A tensor that has the storage of a tensor that was saved is filled with it.
         return {
@@ -327,17 +315,15 @@ class _Model:
         """Do nothing: the tensors are filled."""
 
 
-class _Optimizer:
+class _Optimizer(_Component):
     """An optimizer, saved by the names of its parameters. A load creates state that is not there yet.
 
     ``get_state_dict`` of torch's distributed checkpoint is not used: it steps an optimizer without state, which
-    changes the training.
+    changes the training. Nor is the optimizer's own ``load_state_dict``, which casts state to the type of parameters.
     """
 
-    name = "optimizer"
-
     def __init__(self, optimizer: torch.optim.Optimizer, model: _Model | None) -> None:
-        self._optimizer = optimizer
+        super().__init__("optimizer", optimizer)
         self._model = model
 
     def _parameters(self) -> dict[str, tuple[torch.Tensor, LocalTensor, Mapping[str, Any]]]:
@@ -346,24 +332,19 @@ class _Optimizer:
         for name, tensor in ({} if self._model is None else self._model.tensors()).items():
             known.setdefault(_identity(tensor.value), (name, tensor))
         found: dict[str, tuple[torch.Tensor, LocalTensor, Mapping[str, Any]]] = {}
-        for number, group in enumerate(self._optimizer.param_groups):
+        for number, group in enumerate(self._owner.param_groups):
             for index, parameter in enumerate(group["params"]):
-                name, tensor = known.get(_identity(parameter)) or (
-                    f"group {number}.{index}",
-                    LocalTensor.of("", parameter),
-                )
+                unnamed = f"group {number}.{index}", LocalTensor.of("", parameter)
+                name, tensor = known.get(_identity(parameter), unnamed)
                 found[name] = (parameter, tensor, group)
         return found
 
-    def _state(self, name: str, parameter: torch.Tensor, layout: LocalTensor) -> Iterator[tuple[Path, Any]]:
-        """Yield the state of a parameter: an empty dict before the first step."""
-        for path, value in _flat(self._optimizer.state.get(parameter, {}), (*_STATE, name)):
-            yield path, value.like(layout) if isinstance(value, LocalTensor) else value
-
     def leaves(self) -> Iterator[tuple[Path, Any]]:
         for name, (parameter, layout, _) in self._parameters().items():
-            yield from self._state(name, parameter, layout)
-        for number, group in enumerate(self._optimizer.param_groups):
+            # An empty dict before the first step.
+            for path, value in _flat(self._owner.state.get(parameter, {}), (*_STATE, name)):
+                yield path, value.like(layout) if isinstance(value, LocalTensor) else value
+        for number, group in enumerate(self._owner.param_groups):
             for key, value in group.items():
                 if key != "params":
                     tensor = isinstance(value, torch.Tensor)
@@ -371,23 +352,22 @@ class _Optimizer:
 
     def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
         groups = {leaf.path[2] for leaf in saved.values() if leaf.path[:2] == _GROUPS}
-        if len(groups) != len(self._optimizer.param_groups):
+        if len(groups) != len(self._owner.param_groups):
             raise CheckpointMismatch(
                 f"the saved optimizer has {len(groups)} parameter groups, and this optimizer has "
-                f"{len(self._optimizer.param_groups)}; create it with the same groups"
+                f"{len(self._owner.param_groups)}; create it with the same groups"
             )
         current = {key_of(path): value for path, value in self.leaves()}
         parameters = self._parameters()
-        stepped: dict[str, set[bool]] = {}
+        stepped = set[tuple[str, bool]]()
         found: Targets = {}
         for key, leaf in saved.items():
             if leaf.path[:2] == _GROUPS:
                 found[key] = leaf.path, _target(key, leaf, current.get(key))
-            elif leaf.path[:2] == _STATE and leaf.path[2] in parameters:
-                name = str(leaf.path[2])
-                stepped.setdefault(name, set()).add(len(leaf.path) > 3)
+            elif leaf.path[:2] == _STATE and (name := str(leaf.path[2])) in parameters:
+                stepped.add((name, len(leaf.path) > 3))
                 found[key] = leaf.path, _state_target(key, leaf, current.get(key), *parameters[name])
-        mixed = sorted(name for name, kinds in stepped.items() if len(kinds) > 1)
+        mixed = sorted(name for name, has_stepped in stepped if has_stepped and (name, False) in stepped)
         if mixed:
             raise CheckpointMismatch(
                 f"of {mixed[0]}, some ranks' optimizers had a state when they were saved, and others had made no step; "
@@ -400,26 +380,18 @@ class _Optimizer:
         for path, value in leaves.items():
             if path[:2] == _GROUPS:
                 number = path[2][1] if isinstance(path[2], tuple) else int(path[2])
-                self._optimizer.param_groups[number][str(path[3])] = value
+                self._owner.param_groups[number][str(path[3])] = value
             else:
                 by_name.setdefault(str(path[2]), {})[path[3:]] = value
         for name, (parameter, _, _) in self._parameters().items():
-            self._optimizer.state.pop(parameter, None)
+            self._owner.state.pop(parameter, None)
             state = by_name.get(name, {})
             if state and () not in state:  # else it was saved before its first step
-                self._optimizer.state[parameter] = _nested(state)
-
-
-Component = _Object | _Model | _Optimizer
+                self._owner.state[parameter] = _nested(state)
 
 
 def _state_target(
-    key: str,
-    leaf: SavedLeaf,
-    current: Any,
-    parameter: torch.Tensor,
-    layout: LocalTensor,
-    group: Mapping[str, Any],
+    key: str, leaf: SavedLeaf, current: Any, parameter: torch.Tensor, layout: LocalTensor, group: Any
 ) -> LocalTensor | None:
     """Return the tensor of a parameter's state to fill, created if there is none. None for a value."""
     if leaf.dtype is None or isinstance(current, LocalTensor):
@@ -439,7 +411,9 @@ def _target(key: str, leaf: SavedLeaf, current: Any) -> LocalTensor | None:
         return None
     if isinstance(current, LocalTensor):
         fits = (current.local.dtype, current.shape) == (leaf.dtype, leaf.shape)
-        if current.declared or (fits and not _is_expanded(current.local)):
+        # A load cannot fill a tensor whose elements share memory.
+        sizes = zip(current.local.stride(), current.local.shape, strict=True)
+        if current.declared or (fits and not any(stride == 0 and size > 1 for stride, size in sizes)):
             return current
     return _blank(key, leaf)
 
@@ -464,21 +438,18 @@ def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTens
     wrong: list[str] = []
     for key, target in targets.items():
         leaf = saved[key]
-        if target is None:
-            continue
-        if leaf.dtype is None and not target.declared:
+        if target is None or (leaf.dtype is None and not target.declared):
             continue  # format 1 pickles tensors that differ by rank
         if leaf.dtype is None:
             raise CheckpointMismatch(
                 f"{key}: saved as values by rank, and here as a sharded tensor; load into the layout that saved it, or "
                 "declare there how it is sharded and save again"
             )
-        if leaf.shape != target.shape:
-            wrong.append(
-                f"{key} has shape {list(leaf.shape)} where it was saved, and {list(target.shape)} here"
-            )
-        elif leaf.dtype != target.local.dtype:
-            wrong.append(f"{key} has type {leaf.dtype} where it was saved, and {target.local.dtype} here")
+        shapes, types = (list(leaf.shape), list(target.shape)), (leaf.dtype, target.local.dtype)
+        for word, (there, here) in (("shape", shapes), ("type", types)):
+            if there != here:
+                wrong.append(f"{key} has {word} {there} where it was saved, and {here} here")
+                break
     if wrong:
         raise CheckpointMismatch(f"{len(wrong)} tensors differ: {'; '.join(wrong[:5])}")
 
@@ -489,11 +460,6 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     if local.numel() == 0:
         return ("empty", id(tensor))
     return (local.data_ptr(), tuple(local.shape), tuple(local.stride()))
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Return whether elements share memory, so that a load cannot fill the tensor."""
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _flat(state: Any, path: Path) -> Iterator[tuple[Path, Any]]:

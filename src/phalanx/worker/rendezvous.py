@@ -19,7 +19,6 @@ import importlib.util
 import os
 import socket
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from datetime import timedelta
@@ -36,28 +35,22 @@ _worlds: Counter[str] = Counter()
 _served: dict[int, Any] = {}
 
 
-class StorePort:
-    """The port of a process that may have to serve torch's store: bound before any process has a rank."""
+def listen(address: str) -> socket.socket:
+    """Listen on a free port of this host, on which the process may have to serve torch's store."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
+    server.listen(4096)
+    return server
 
-    def __init__(self) -> None:
-        self._listening: socket.socket | None = None
 
-    def take(self, address: str) -> int:
-        """Listen on a free port of this host. Return its number."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listening = server = socket.socket(family, socket.SOCK_STREAM)
-        server.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
-        server.listen(4096)
-        return server.getsockname()[1]
-
-    def settle(self, *, serves: bool) -> None:
-        """Serve the store there, or give the port back. Make this process join the store of its group."""
-        _when_imported(_put_handler)
-        listening, self._listening = self._listening, None
-        if listening is not None and serves:
-            _when_imported(lambda _: _serve(listening))
-        elif listening is not None:
-            listening.close()
+def join_store(listening: socket.socket | None, *, serves: bool) -> None:
+    """Make this process join the store of its group. It serves the store at ``listening``, or gives that port back."""
+    _when_imported(_put_handler)
+    if listening is not None and serves:
+        _when_imported(lambda _: _serve(listening))
+    elif listening is not None:
+        listening.close()
 
 
 def _serve(listening: socket.socket) -> None:
@@ -76,9 +69,9 @@ def _wrap(names: dict[str, Any], name: str, wrapper: Callable[..., Any]) -> None
         names[name] = functools.partial(wrapper, names[name])
 
 
-def _put_handler(module: ModuleType) -> None:
+def _put_handler(module: Any) -> None:
     """Put the handler in front of torch's ``env://``."""
-    _wrap(module._rendezvous_handlers, "env", _handle)  # pyright: ignore[reportAttributeAccessIssue]
+    _wrap(module._rendezvous_handlers, "env", _handle)
 
 
 def _handle(
@@ -164,26 +157,19 @@ class Collectives:
 
     def __init__(self) -> None:
         self._noted = set[str]()
-        self._before: frozenset[str] | None = None
-        self._blocks = 0
-        self._lock = threading.Lock()
+        self._before: list[frozenset[str]] = []  # of each block that runs: the sockets from before it
         self._kept_ports = set[int]()
 
     @contextlib.contextmanager
     def noting(self) -> Generator[None]:
         """Note all sockets that are opened during the block as sockets of a process group."""
-        with self._lock:
-            self._blocks += 1
-            if self._before is None:
-                self._before = frozenset(_sockets().values())
+        before = frozenset(_sockets().values())
+        self._before.append(before)
         try:
             yield
         finally:
-            with self._lock:
-                self._blocks -= 1
-                if not self._blocks:  # the last of several threads, or the outermost block
-                    self._noted |= set(_sockets().values()) - self._before
-                    self._before = None
+            self._noted.update(set(_sockets().values()) - before)
+            self._before.remove(before)  # or an equal one of another thread
 
     def forget(self) -> None:
         """Forget the sockets of groups that were destroyed."""
@@ -200,9 +186,8 @@ class Collectives:
         gloo ends the process if a listener is shut down. Connections of Ray and of the rendezvous store stay open too:
         a rank that stays in its group needs them.
         """
-        before = self._before
         for fd, name in _sockets().items():
-            if name not in self._noted and (before is None or name in before):
+            if name not in self._noted and all(name in before for before in list(self._before)):
                 continue
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                 internet = connection.family in (socket.AF_INET, socket.AF_INET6)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
+import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
 from threading import get_native_id
@@ -39,13 +42,12 @@ from phalanx.wire.messages import (
     is_library_call,
 )
 from phalanx.wire.unpack import received
-from phalanx.worker.async_runner import Loop
 from phalanx.worker.bootstrap import apply, context_of_rank, importing
 from phalanx.worker.call_values import Arguments, arguments_of, described, encoded, sent_bytes
 from phalanx.worker.control import Interrupted, control
 from phalanx.worker.exit_hooks import CLOSERS, Closers, report
 from phalanx.worker.profiling import Profiling
-from phalanx.worker.rendezvous import StorePort
+from phalanx.worker.rendezvous import join_store, listen
 
 _REMEMBERED = 256
 _OPEN_TRACES = 8
@@ -61,10 +63,8 @@ _OVER = object()
 class Services(Protocol):
     """Functions of the backend for the runtime in its process."""
 
-    @property
-    def in_driver(self) -> bool:
-        """True if the ranks share the driver's process, and so its environment and its event loop."""
-        ...
+    #: True if the ranks share the driver's process, and so its environment and its event loop.
+    in_driver: bool
 
     def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
         """Return the place of this process, and its log files."""
@@ -87,19 +87,35 @@ class Services(Protocol):
         ...
 
 
-class _Presence:
-    """Makes a rank the current rank of the calling thread during a call: ranks may share the driver's process."""
+class Loop:
+    """The event loop of all ``async`` methods of a rank whose process has none, created at their first call.
 
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
+    It runs awaitables to their end on the calling thread.
+    """
 
-    def step(self, number: int) -> AbstractContextManager[None]:
-        return present(self._runtime.context)
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
 
-    task_step = step
+    def run(self, awaitable: Awaitable[Any]) -> Any:
+        """Return the value of an awaitable."""
 
-    def listed(self, number: int, method: str) -> AbstractContextManager[None]:
-        return _NOTHING
+        async def wait() -> Any:
+            return await awaitable
+
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            # A rank in the driver's process ends by being dropped; the loop holds sockets.
+            weakref.finalize(self, self._loop.close).atexit = False
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return _run_until_complete(self._loop, wait())
+        # Inline ranks in a notebook: its loop runs on this thread.
+        thread = ThreadPoolExecutor(1)
+        try:
+            return thread.submit(_run_until_complete, self._loop, wait()).result()
+        finally:
+            thread.shutdown(wait=False)
 
 
 class TraceFiles:
@@ -147,6 +163,8 @@ class WorkerRuntime:
         weights: its published and accepted weights, and why methods of a role may not run on them.
         closers: its exit hooks.
         profiling: its running profile.
+        epoch: the epoch that it belongs to.
+        leaves: True if it leaves its group and rejects new user calls.
         call_log: number and name of calls that ran in debug mode or in a trace, in their order.
         trace_files: its trace files.
     """
@@ -162,18 +180,21 @@ class WorkerRuntime:
         self.call_log: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self.trace_files = TraceFiles(own_process=not services.in_driver)
         self._loop = Loop()
-        self._store_port = StorePort()
+        self._listening: socket.socket | None = None
         self._control = None if services.in_driver else control()
-        self._scope = scope = self._control or _Presence(self)
-        #: Context in which a call, or an item of it, can be interrupted; its task, if calls interleave.
-        self._step = scope.step
+        side = self._control
+        #: Context in which a call is shown as running.
+        self._listed = side.listed if side else lambda number, method: _NOTHING
+        #: Context in which a call, or an item of it, can be interrupted; its task, if calls interleave. Of ranks that
+        #: share the driver's process: in which the calling thread is this rank.
+        self._step = side.step if side else lambda number: present(self.context)
         #: True if calls interleave on the running loop of the process.
         self.interleaves = False
         # Ctrl-C reaches ranks in the driver's process; in another process a method raised it.
         self._passes = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
         self._log: str | None = None
-        self._epoch = ANY_EPOCH
-        self._leaves = False
+        self.epoch = ANY_EPOCH
+        self.leaves = False
         self.weights = WeightRegistry(WeightsDeclared.of(self.context), {}, {})
 
     # The rank
@@ -181,7 +202,8 @@ class WorkerRuntime:
     def report(self) -> ProcessInfo:
         """Describe this process before it has a rank. Binds the socket on which rank 0 will serve the store."""
         slot, log_paths = self._services.facts()
-        port = 0 if self.in_driver else self._store_port.take(slot.node_ip)
+        self._listening = None if self.in_driver else listen(slot.node_ip)
+        port = 0 if self._listening is None else self._listening.getsockname()[1]
         side = None if self._control is None else self._control.describe()
         folder = self._services.folder()
         return ProcessInfo(slot, os.getpid(), time.time(), port, log_paths, side, folder)
@@ -194,20 +216,22 @@ class WorkerRuntime:
         """
         (setup, body), call_id = RankConfig.unpack(data), self._services.call_id()
         self.place = setup
-        self._epoch = setup.epoch
+        self.epoch = setup.epoch
         self._set_context(setup)
+        step = self._step  # constructors are no tasks
         if setup.asynchronous and not self.in_driver:
             self.interleaves, self._passes = True, (SystemExit, GeneratorExit)
-            self._step = self._scope.task_step
+            self._step = self._control.task_step if self._control else step
         try:
             self._log = apply(setup, self.in_driver)
-            self._store_port.settle(serves=setup.serves)
+            join_store(self._listening, serves=setup.serves)
+            self._listening = None
             arguments = Arguments(refs, self._services.fetch)
             self.trace_files.files = setup.files
             with (
                 self.trace_files.of(setup.trace, SETUP_CALL) as note,
-                self._scope.listed(call_id, "__init__"),
-                self._scope.step(call_id),  # constructors are no tasks
+                self._listed(call_id, "__init__"),
+                step(call_id),
             ):
                 with nullcontext() if self.in_driver else importing(), decoding(restore=arguments.restore):
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
@@ -257,14 +281,6 @@ class WorkerRuntime:
         """
         return self._services.fetch([ref.ref], timeout)[0]
 
-    def stay(self, epoch: int) -> None:
-        """Belong to another epoch from now on."""
-        self._epoch = epoch
-
-    def leave(self) -> None:
-        """Reject new user calls, and hand items over to their channels at exit."""
-        self._leaves = self.closers.hands_over = True
-
     def lost(self, reason: str) -> None:
         """Note that this rank ended without having been closed, if it has no process whose end would show it."""
         for callback in self.closers.if_lost:
@@ -309,7 +325,7 @@ class WorkerRuntime:
         try:
             with (
                 self.trace_files.of(call.trace, call.number, waits=bool(refs)) as note,
-                self._scope.listed(call_id, full_name(call.role, call.method)),
+                self._listed(call_id, full_name(call.role, call.method)),
                 self._step(call_id),
             ):
                 function, args, kwargs = self._method(call, refs, note)
@@ -351,7 +367,7 @@ class WorkerRuntime:
         try:
             with (
                 self.trace_files.of(call.trace, call.number, waits=bool(refs)) as note,
-                self._scope.listed(call_id, full_name(call.role, call.method)),
+                self._listed(call_id, full_name(call.role, call.method)),
             ):
                 with self._step(call_id):
                     function, args, kwargs = self._method(call, refs, note)
@@ -375,16 +391,12 @@ class WorkerRuntime:
         except self._passes:
             raise
         except BaseException as error:
-            end = self._stream_failure(call, error)
+            left = isinstance(error, GeneratorExit)
+            cause = Interrupted("its reader left it between two items") if left else error
+            end = self.failure(cause, call.role, call.method)
+            if not isinstance(error, Interrupted):
+                raise end from None
         yield end
-
-    def _stream_failure(self, call: RankCall, error: BaseException) -> RankFailure:
-        """Return the failure of an interrupted stream. Raise that of another."""
-        if isinstance(error, GeneratorExit):
-            error = Interrupted("its reader left it between two items")
-        elif isinstance(error, Interrupted):
-            return self.failure(error, call.role, call.method)
-        raise self.failure(error, call.role, call.method) from None
 
     def run_direct(self, *call: Any) -> Any:
         """Run a call of a handle that is used without a group, as :meth:`run_direct_async`."""
@@ -407,7 +419,7 @@ class WorkerRuntime:
         """
         trace, number, nbytes = traced
         with (
-            self._scope.listed(self._services.call_id(), full_name(role, method)),
+            self._listed(self._services.call_id(), full_name(role, method)),
             self.trace_files.of(trace, number, waits=False) as note,
         ):
             if note is not None:
@@ -432,30 +444,23 @@ class WorkerRuntime:
         Raises:
             RankFailure: if the rank may not run the call.
         """
-        if (self._leaves or call.epoch not in (ANY_EPOCH, self._epoch)) and not is_library_call(call.method):
+        if (self.leaves or call.epoch not in (ANY_EPOCH, self.epoch)) and not is_library_call(call.method):
             group, name = self.context.group, full_name(call.role, call.method)
             epoch = "an earlier epoch" if call.epoch == ANY_EPOCH else f"epoch {call.epoch}"
             stale = StaleEpoch(
                 f"group {group!r} has other ranks by now: this call of {name} belongs to {epoch}, the group is in "
-                f"epoch {self._epoch}; make the call again",
+                f"epoch {self.epoch}; make the call again",
                 group=group,
                 epoch=call.epoch,
-                current=self._epoch,
+                current=self.epoch,
             )
             raise self.failure(stale, call.role, call.method, "stale")
-        if self.weights.unusable and (torn := self._torn(call.role, call.method)) is not None:
-            raise self.failure(torn, call.role, call.method)
-
-    def _torn(self, role: str, method: str) -> WeightsTorn | None:
-        """Return why a method may not run on the role's current weights; None if it may, or needs none."""
-        reason = self.weights.unusable.get(role)
-        if reason is None or method == RUN or is_library_call(method):
-            return None
-        instance = self.instances.get(role)
-        spec = None if instance is None else registered_methods(type(instance)).get(method)
-        if spec is not None and not spec.needs_weights:
-            return None
-        return WeightsTorn(f"{full_name(role, method)}: {reason}")
+        if self.weights.unusable and call.method != RUN and not is_library_call(call.method):
+            reason = self.weights.unusable.get(call.role)
+            spec = registered_methods(type(self.instances.get(call.role))).get(call.method)
+            if reason is not None and (spec is None or spec.needs_weights):
+                torn = WeightsTorn(f"{full_name(call.role, call.method)}: {reason}")
+                raise self.failure(torn, call.role, call.method)
 
     async def _value(self, result: Any) -> Any:
         """Return the result of a user's function: that of an awaitable once it is there."""
@@ -502,29 +507,31 @@ class WorkerRuntime:
         If an argument is the result of a call that failed, the failure keeps the type of that call's error, so that
         ``except KeyError`` on the driver catches it here too.
         """
-        upstream = error.report if isinstance(error, RankFailure) else None
-        if upstream is not None:
+        kept: dict[str, Any] = {}
+        if isinstance(error, RankFailure):
             from phalanx.collect.failures import is_cut_off  # loaded only if a call failed
 
+            upstream = error.report
+            if upstream.exception_bytes is not None:
+                kept = {"exception_bytes": upstream.exception_bytes}
             cls = ArgumentLost if upstream.lost or is_cut_off(upstream) else DispatchError
             error = cls(f"an argument of this call is the result of a call that failed: {error}")
-        place = self.place
-        accelerators = ",".join(place.accelerator_ids)
+        place, accelerators = self.place, ",".join(self.place.accelerator_ids)
         kind = "cancelled" if isinstance(error, Interrupted) else kind
         hint = _MODULES if isinstance(error, ModuleNotFoundError) else None
-        report = capture(error, kind=kind, role=role or None, method=method, hint=hint).report
-        kept = None if upstream is None else upstream.exception_bytes
-        report = replace(
+        report = capture(
+            error, rank=place.rank, kind=kind, role=role or None, method=method, hint=hint
+        ).report
+        more = replace(
             report,
-            rank=place.rank,
             host=place.host,
             pid=os.getpid(),
             accelerator=f"GPU {accelerators}" if accelerators else None,
             node_id=place.node_id or None,
             log_path=self._log,
-            exception_bytes=report.exception_bytes if kept is None else kept,
+            **kept,
         )
-        return RankFailure(report)
+        return RankFailure(more)
 
 
 def _completed(coroutine: Any) -> Any:
@@ -553,3 +560,15 @@ def _packed(result: Any, note: Noted | None, pack: Callable[[Any], Any]) -> Any:
     packed = pack(result)
     note.result_bytes = sent_bytes(packed)
     return packed
+
+
+def _run_until_complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    task = loop.create_task(coroutine)
+    try:
+        return loop.run_until_complete(task)
+    except BaseException:
+        if not task.done():  # a signal handler raised: the task would go on during the next call
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                loop.run_until_complete(task)
+        raise

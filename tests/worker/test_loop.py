@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from phalanx.worker.async_runner import Loop
+from phalanx.worker.worker_runtime import Loop
 
 
 async def running() -> asyncio.AbstractEventLoop:
