@@ -36,7 +36,7 @@ LINES = {
     "testing": 260,
     "topology": 900,
     "tracing": 1100,
-    "weights": 2_890,
+    "weights": 2900,
     "wire": 1350,
     "worker": 1680,
 }

@@ -189,7 +189,10 @@ def connect_pair(
     """
     epochs = source.core.epoch, target.core.epoch
     sources, targets = _results(
-        *(side.run("describe", weight_handlers.describe, side.side, side.key) for side in (source, target))
+        *(
+            (side, side.run("describe", weight_handlers.describe, side.side, side.key))
+            for side in (source, target)
+        )
     )
     everything = _complete_manifest([one.manifest for one in sources if one.manifest], rename)
     held, wanted = ([one.manifest or everything for one in side] for side in (sources, targets))
@@ -220,7 +223,7 @@ def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
     addresses: dict[int, Any] = {}
     for side in (pair.source, pair.target):
         request = replace(pair.request, side=side.side, key=side.key, ranks=side.ranks, addresses=addresses)
-        (answers,) = _results(side.run("connect", weight_handlers.connect, request))
+        (answers,) = _results((side, side.run("connect", weight_handlers.connect, request)))
         addresses = dict(enumerate(answers))
         for answer in answers:
             if isinstance(answer, WeightsTransferError):
@@ -228,14 +231,15 @@ def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
     return None
 
 
-def _results(*calls: Call) -> list[list[Any]]:
+def _results(*calls: tuple[SyncSide, Call]) -> list[list[Any]]:
     """Return the results of calls, by rank. A refusal of a rank is raised as the caller's mistake."""
     try:
-        return gather(*map(CallFuture, calls))
+        return gather(*(CallFuture(call) for _, call in calls))
     except RemoteCallError as error:
+        title = next((side.title for side, call in calls if call.error is not None), error.group)
         for failure in error.failures:
             if failure.type_name == _REFUSAL:
-                raise DeclarationError(f"{error.group}, rank {failure.rank}: {failure.message}") from None
+                raise DeclarationError(f"{title}, rank {failure.rank}: {failure.message}") from None
         raise
 
 
