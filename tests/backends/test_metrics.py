@@ -89,7 +89,7 @@ def test_calls_of_a_group_on_ray_are_counted_and_ray_takes_them(
 
     meters = MetricBuffer()  # the process's own are drained by its exporter
     meters.on = True
-    for user in ("calls.call_state", "session.session"):
+    for user in ("calls.call", "session.session"):
         monkeypatch.setattr(f"phalanx.{user}.meters", meters)
 
     with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Counted, name="counted") as group:
