@@ -185,14 +185,19 @@ class Call:
                 raise not_yet(self, timeout)
             return
         try:
-            if not self.over:
-                self.tell(self.heard.asked)
-                self._end(self.attempt(self._joined, limit))
-        except WaitOver as over:
-            raise over.error from None
-        except Exception as error:
-            # Kept without the frames that it passed through, which would hold the call, and the caller's arguments.
-            self.end_with(error.with_traceback(None))
+            if self.over:
+                return
+            self.tell(self.heard.asked)
+            try:
+                self.check()
+                value = self.attempt(self._joined, limit)
+            except WaitOver as over:
+                raise over.error from None
+            except Exception as error:
+                # Kept without the frames that it passed through, which would hold the call, and the caller's arguments.
+                self.end_with(error.with_traceback(None))
+            else:
+                self._end(value)
         finally:
             self._waiting.release()
 
@@ -206,7 +211,6 @@ class Call:
         Raises:
             WaitOver: ``limit`` is over, and the call is not.
         """
-        self._check()
         until = self.deadline
         if until is None or (limit is not None and limit < until):
             until = limit
@@ -225,8 +229,12 @@ class Call:
                 raise (ending.error if ending.over else WaitOver(ending.error)) from None
             until = None  # all ranks have ended by now
 
-    def _check(self) -> None:
-        """Check that the call has not failed and belongs to the present ranks."""
+    def check(self) -> None:
+        """Check that the call has not failed and belongs to the present ranks.
+
+        Raises:
+            StaleEpoch: the ranks are others now; or the error of the call.
+        """
         if self.error is not None:
             raise raisable(self.error)
         if self.core.epoch is not self.epoch:
@@ -247,7 +255,10 @@ class Call:
         self.tell(self.heard.arrived, None)
         if self.verify is not None:
             self.verify(self, outputs)
-        value = gather(self.plan.gather, outputs, self.collector)
+        try:
+            value = gather(self.plan.gather, outputs, self.collector)
+        except (StopIteration, StopAsyncIteration) as error:  # it would end a loop of the caller
+            raise RuntimeError(f"the collect function of {self.method} raised {error!r}") from error
         self.tell(self.heard.joined)
         return value
 
@@ -257,7 +268,7 @@ class Call:
             if self.over:
                 return
             try:
-                self._check()
+                self.check()
                 self._end(self._join(outputs))
             except Exception as error:
                 self.end_with(error.with_traceback(None))
@@ -269,6 +280,7 @@ class Call:
         failure: BaseException | None = None
         self.tell(self.heard.asked)
         try:
+            self.check()
             while pending:
                 yield self.attempt(lambda until: self._next_output(pending, until), limit)
         except WaitOver as over:
@@ -351,7 +363,7 @@ class Call:
             if begins:
                 self.cancelling = mine
         if not begins:
-            if other is not None:  # another thread cancels it
+            if other is not None and not self.over:  # another thread cancels it
                 other.wait(CANCELLED_WITHIN_S)
             return self.cancelled
         try:

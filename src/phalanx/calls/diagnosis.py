@@ -291,7 +291,7 @@ def outcome_of_failure(call: CallInfo) -> CallOutcome:
     """
     core, ranks = call.core, call.plan.ranks
     core.check_current(call.epoch, ranks, call.method)
-    if (cancelling := call.cancelling) is not None:
+    if call.error is None and (cancelling := call.cancelling) is not None:
         cancelling.wait(CANCELLED_WITHIN_S)
     if call.error is not None:
         return CallOutcome(call.error)

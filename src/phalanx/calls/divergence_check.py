@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ def check_order(group: str, method: str, orders: Sequence[Sequence[Executed]]) -
         method,
         range(len(seen)),
         seen,
+        operator.eq,
         describe,
         "did not run the calls in the order of the others",
         "Several processes or views call this group at once: let one of them make all calls that use collectives.",
@@ -54,6 +56,7 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
         method,
         ranks,
         outputs,
+        same,
         lambda odd, usual: (
             f"returned {_short(outputs[odd])} where rank {ranks[usual]} returned {_short(outputs[usual])}"
         ),
@@ -99,6 +102,7 @@ def _compare(
     method: str,
     ranks: Sequence[int],
     values: Sequence[Any],
+    equal: Callable[[Any, Any], bool],
     describe: Callable[[int, int], str],
     did: str,
     advice: str,
@@ -106,7 +110,7 @@ def _compare(
     """Raise RanksDiverged if the values of some ranks, at odd positions, differ from the most common value."""
     kinds: list[list[int]] = []  # positions of equal values
     for position, value in enumerate(values):
-        kind = next((kind for kind in kinds if same(values[kind[0]], value)), None)
+        kind = next((kind for kind in kinds if equal(values[kind[0]], value)), None)
         if kind is None:
             kinds.append([position])
         else:

@@ -7,7 +7,6 @@ calls go to all ranks in turn even if their futures are dropped.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 
@@ -46,18 +45,16 @@ def streams_on(group: Group, ranks: Sequence[int]) -> list[PendingStream]:
 
 def make_room(group: Group) -> None:
     """Wait for the oldest call where as many are in flight as the group may have."""
-    streams: list[weakref.ref[Call]] = []  # these may wait until the caller reads on
-    while len(group.recent) + len(streams) >= group.max_in_flight and group.recent:
-        with contextlib.suppress(IndexError):  # another thread was faster
-            reference = group.recent.popleft()
-            oldest: Call | None = reference()
-            if oldest is None or oldest.over:
+    for reference in list(group.recent):
+        if len(group.recent) < group.max_in_flight:
+            return
+        oldest: Call | None = reference()
+        if oldest is not None and not oldest.over:
+            if oldest.streams is not None:  # it may wait until the caller reads on
                 continue
-            if oldest.streams is not None:
-                streams.append(reference)
-            else:
-                oldest.arrivals.pending(None)
-    group.recent.extendleft(reversed(streams))
+            oldest.arrivals.pending(None)
+        with contextlib.suppress(ValueError, IndexError):  # another thread was faster
+            group.recent.remove(reference)
 
 
 def wait_for_any(seconds: float) -> bool:

@@ -228,9 +228,9 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._reader = Reader(arrivals, call.core.backend)
         self._limit = None if timeout is None else call.core.backend.now() + timeout
         self._lock = threading.Lock()  # held by the thread that takes an item
+        self._was_asked = False
         self._over = False
         self._failure: BaseException | None = None
-        call.tell(call.heard.asked)
 
     @property
     def description(self) -> str:
@@ -294,13 +294,21 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     def _next(self) -> Any:
         call, found = self.call, _NOT_YET
+        self._tell_asked()
         if self._limit is None and call.deadline is None and self._is_current:
             with contextlib.suppress(FetchFailed):  # the failure is diagnosed below
                 while found is _NOT_YET:
                     found = self._take(None)
         while found is _NOT_YET:
+            call.check()
             found = call.attempt(self._taken, self._limit)
         return found
+
+    def _tell_asked(self) -> None:
+        """Tell the listeners of the call, once, that a thread waits for an item."""
+        if not self._was_asked:
+            self._was_asked = True
+            self.call.tell(self.call.heard.asked)
 
     @property
     def _is_current(self) -> bool:
@@ -359,6 +367,8 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     def _wait(self) -> None:
         backend = self.call.core.backend
+        self._tell_asked()
+        self.call.check()
         self.call.attempt(lambda until: self._reader.wait(seconds_until(until, backend)), self._limit)
 
     def close(self) -> None:

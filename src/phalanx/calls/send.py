@@ -329,6 +329,8 @@ class ResentResults(Results):
         self._repeats += 1
         message = self._message.unpack()._replace(epoch=number).pack(self._message.refs)
         rank %= epoch.size
-        self._number, self._at = epoch.number, (rank, epoch.endpoints[rank])
-        super().__init__(core.backend, [core.backend.submit(self._at[1], message, self._returns)])
+        endpoint = epoch.endpoints[rank]
+        ticket = core.backend.submit(endpoint, message, self._returns)
+        self._number, self._at = epoch.number, (rank, endpoint)
+        super().__init__(core.backend, [ticket])
         return True

@@ -75,10 +75,10 @@ class SlotReservation:
     def close(self, release: bool = True) -> None:
         """Take no more groups, and release the slots, unless their cluster was left. Idempotent."""
         was_open, self.open = self.open, False
-        if self.finalizer is not None:
-            self.finalizer.detach()
         if was_open and release:
             self.backend.release(self.reservation.keys)
+        if self.finalizer is not None:
+            self.finalizer.detach()
 
     def knows(self, slot: Slot) -> bool:
         """Return whether the accelerators of the slot are known (it may have none)."""
