@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,15 @@ def longest(group: Any, outputs: list[list[int]]) -> list[int]:
     return [group.world_size, *max(outputs, key=len)]
 
 
+def first_long(group: Any, outputs: list[list[int]]) -> list[int]:
+    return next(output for output in outputs if len(output) > 100)
+
+
 class Model(px.Worker):
+    @px.register(px.Dispatch.ROWS, collect=first_long)
+    def first_long(self, x: list[int]) -> list[int]:
+        return x
+
     @px.register(px.Dispatch.ROWS)
     def rows(self, x: list[int]) -> list[int]:
         return [i * 10 for i in x]
@@ -73,3 +82,25 @@ def test_a_future_as_argument_is_what_its_call_gives(group: Any, method: str, va
 
 def test_a_future_of_nothing_is_none_as_argument(group: Any) -> None:
     assert group.told(group.lock.submit()) == [None] * 4
+
+
+def test_an_iteration_that_ends_in_a_function_of_the_user_ends_no_loop_of_a_caller(group: Any) -> None:
+    async def awaited() -> Any:
+        return await asyncio.wait_for(group.first_long.submit([1, 2, 3, 4]), 30)
+
+    with pytest.raises(RuntimeError, match="collect function of first_long"):
+        group.first_long([1, 2, 3, 4])
+    with pytest.raises(RuntimeError, match="collect function of first_long"):
+        asyncio.run(awaited())
+
+
+def test_outputs_that_are_there_are_streamed_also_after_a_restart(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool, Model) as own:
+        future = own.told.submit(1)
+        outputs = future.stream()
+        seen = [next(outputs)]
+        while not future.done():
+            pass
+        own.restart()
+
+        assert sorted([*seen, *outputs]) == [(rank, 1) for rank in range(4)]

@@ -135,6 +135,20 @@ def test_an_error_of_the_engine_is_the_error_of_all_calls_under_way_and_of_no_la
     assert generated(engine, [[20]], SamplingParams(max_tokens=1))[0].tokens == (21,)
 
 
+def test_a_row_that_ends_in_a_step_that_fails_for_another_gets_the_error_too() -> None:
+    engine = CountingEngine()
+
+    def remove(answers: object) -> None:
+        raise ArithmeticError("the kernel is broken")
+
+    async def made() -> list[object]:
+        engine.machine.remove = remove  # type: ignore[method-assign]
+        calls = [engine.generate([[20]], SamplingParams(max_tokens=count)) for count in (1, 9)]
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+
+    assert [str(error) for error in asyncio.run(made())] == ["the kernel is broken"] * 2
+
+
 def test_a_call_that_is_cancelled_leaves_nothing_in_the_engine() -> None:
     async def cancelled() -> int:
         engine = CountingEngine()

@@ -131,6 +131,9 @@ def test_a_wait_that_is_over_leaves_the_sync_under_way(
     assert not future.done()
     with pytest.raises(px.CallTimeout):
         future.exception(0.1)
+    with pytest.raises(px.CallTimeout):
+        future.result(-0.1)  # as of a deadline that is over
+    assert not future.done()
     future.cancel()
     both[1].fail(False)
 

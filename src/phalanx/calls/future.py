@@ -105,7 +105,12 @@ class CallFuture(Awaited[T]):
 
     def done(self) -> bool:
         """Return whether every rank has returned, raised or died; does not wait."""
-        return self.call.over or self.call.all_ended()
+        return self._over or self.call.all_ended()
+
+    @property
+    def _over(self) -> bool:
+        """True once the result, or the error, is known."""
+        return self.call.over
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call to end; return its error, or None."""
@@ -113,7 +118,7 @@ class CallFuture(Awaited[T]):
         try:
             self.result(timeout)
         except Exception as error:
-            if isinstance(error, CallTimeout) and not self.call.over:
+            if isinstance(error, CallTimeout) and not self._over:
                 raise
             return error
         return None
@@ -122,7 +127,7 @@ class CallFuture(Awaited[T]):
         return self._wait().__await__()
 
     async def _wait(self) -> T:
-        if self.call.over:
+        if self._over:
             return self.result()
         return await asyncio.wrap_future(session.waiters.submit(self.result, self.pending()))
 

@@ -94,6 +94,7 @@ class EngineLoop:
         self._runner, self._context, self._weights, self._clock = runner, context, weights, clock
         self._waiting: dict[int, Answer] = {}
         self._running: dict[int, Answer] = {}
+        self._rows: set[Row] = set()  # whose end has not been reported
         self._mode: PauseMode | None = None
         self._asleep = frozenset[str]()
         self._task: asyncio.Task[None] | None = None
@@ -116,6 +117,7 @@ class EngineLoop:
     async def run(self, rows: Sequence[Row], *, streams: bool = False) -> AsyncGenerator[Row | Tokens]:
         """Yield each row when it is finished, and its tokens if ``streams``. Drop unfinished rows at the end."""
         events: asyncio.Queue[Row | Tokens | BaseException] = asyncio.Queue()
+        self._rows.update(rows)
         for row in rows:
             row.report, row.streams = events.put_nowait, streams
             for answer in row.answers:
@@ -134,6 +136,7 @@ class EngineLoop:
                 unfinished -= isinstance(event, Row)
                 yield event
         finally:
+            self._rows.difference_update(rows)
             self._drop([answer for row in rows for answer in row.answers])
 
     def abort(self, wanted: Callable[[Answer], bool]) -> int:
@@ -288,6 +291,7 @@ class EngineLoop:
             if row.is_finished:
                 self._requests += 1
                 self._aborted += any(answer.finish_reason == "abort" for answer in row.answers)
+                self._rows.discard(row)
                 row.report(row)
         return len(rows)
 
@@ -302,10 +306,10 @@ class EngineLoop:
 
     def _fail(self, error: BaseException) -> None:
         """End all calls with ``error``; the engine is empty afterwards."""
-        answers = [*self._running.values(), *self._waiting.values()]
-        for report in {answer.row.report for answer in answers}:
+        for report in {row.report for row in self._rows}:
             report(error)
-        self._drop(answers)
+        self._rows.clear()
+        self._drop([*self._running.values(), *self._waiting.values()])
 
     def _report(self) -> None:
         """Report the statistics to `phalanx top`, traces and the cluster's metrics."""

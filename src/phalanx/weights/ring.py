@@ -181,8 +181,10 @@ class RingReceiver(Endpoint):
                     if on_host
                     else DeviceMemory.open(handle, total, self.device)
                 )
-            except (OSError, WeightsTransferError) as error:
+            except BaseException as error:
                 connecting.close()
+                if not isinstance(error, OSError | WeightsTransferError):
+                    raise
                 problem = f"{peer} cannot be reached on this node ({error})"
                 raise lost(peer, f"{problem}: its process ended, or it is in another container") from error
             self._sources[source] = PeerConnection(connecting, peer)

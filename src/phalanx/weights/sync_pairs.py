@@ -235,11 +235,14 @@ def _results(*calls: tuple[SyncSide, Call]) -> list[list[Any]]:
     """Return the results of calls, by rank. A refusal of a rank is raised as the caller's mistake."""
     try:
         return gather(*(CallFuture(call) for _, call in calls))
-    except RemoteCallError as error:
-        title = next((side.title for side, call in calls if call.error is not None), error.group)
-        for failure in error.failures:
-            if failure.type_name == _REFUSAL:
-                raise DeclarationError(f"{title}, rank {failure.rank}: {failure.message}") from None
+    except PhalanxError:
+        for side, call in calls:
+            with contextlib.suppress(PhalanxError):  # Ray prints the error of a result that is never fetched
+                call.result(1.0)
+            failures = call.error.failures if isinstance(call.error, RemoteCallError) else ()
+            for failure in failures:
+                if failure.type_name == _REFUSAL:
+                    raise DeclarationError(f"{side.title}, rank {failure.rank}: {failure.message}") from None
         raise
 
 

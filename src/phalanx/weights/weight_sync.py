@@ -459,8 +459,9 @@ class SyncFuture(CallFuture[WeightsVersion]):
         return self._outcome is not None
 
     def _find_outcome(self, timeout: float | None) -> WeightsVersion | BaseException:
+        seconds = None if timeout is None else max(0.0, timeout)
         try:
-            gather(*(CallFuture(call) for call in self.calls if not call.over), timeout=timeout)
+            gather(*(CallFuture(call) for call in self.calls if not call.over), timeout=seconds)
             return self._version()
         except Exception as error:
             if isinstance(error, CallTimeout) and not all(call.over for call in self.calls):

@@ -391,12 +391,19 @@ class WorkerRuntime:
         except self._passes:
             raise
         except BaseException as error:
-            left = isinstance(error, GeneratorExit)
-            cause = Interrupted("its reader left it between two items") if left else error
-            end = self.failure(cause, call.role, call.method)
-            if not isinstance(error, Interrupted):
-                raise end from None
+            end = self._stream_failure(call, error)
         yield end
+
+    def _stream_failure(self, call: RankCall, error: BaseException) -> RankFailure:
+        """Return the failure of an interrupted stream. Raise that of another.
+
+        Not in the frame of the generator, which would be in a cycle with the error, and keep what its method holds.
+        """
+        if isinstance(error, GeneratorExit):
+            error = Interrupted("its reader left it between two items")
+        elif isinstance(error, Interrupted):
+            return self.failure(error, call.role, call.method)
+        raise self.failure(error, call.role, call.method) from None
 
     def run_direct(self, *call: Any) -> Any:
         """Run a call of a handle that is used without a group, as :meth:`run_direct_async`."""
