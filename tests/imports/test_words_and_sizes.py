@@ -17,7 +17,7 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 LINES = {
     "api": 1190,
     "backends": 2250,
-    "calls": 2250,
+    "calls": 2270,
     "channels": 2250,
     "checkpoint": 2040,
     "cli": 930,
