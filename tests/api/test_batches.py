@@ -13,6 +13,8 @@ import torch
 
 import phalanx as px
 
+SLOW_ON_RAY = True
+
 
 class Role(px.Worker):
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)

@@ -15,6 +15,8 @@ import phalanx as px
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 
+SLOW_ON_RAY = True
+
 pytestmark = pytest.mark.timeout(120)
 ENDLESS = 10**9
 

@@ -9,6 +9,8 @@ from phalanx.backends.inline import InlineBackend
 from phalanx.session.session import session
 from tests.conformance.backends import BackendContracts
 
+SLOW_ON_RAY = True
+
 
 class TestInline(BackendContracts):
     @pytest.fixture(scope="class")

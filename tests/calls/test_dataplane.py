@@ -13,6 +13,8 @@ import torch
 import phalanx as px
 from tests.support.scripts import told_by
 
+SLOW_ON_RAY = True
+
 MB = 1 << 20
 ROW = 4096  # bytes of a row of 1024 float32
 

@@ -17,6 +17,8 @@ import phalanx as px
 from phalanx.backends.backend_types import StoreSpace
 from phalanx.calls.store_quota import Room
 
+SLOW_ON_RAY = True
+
 MB = 1 << 20
 LARGE = 100_000  # numbers; far above what travels inside the message
 

@@ -15,6 +15,8 @@ import pytest
 
 import phalanx as px
 
+SLOW_ON_RAY = True
+
 
 class Counter(px.Worker):
     def __init__(self) -> None:

@@ -17,6 +17,8 @@ import phalanx as px
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 
+SLOW_ON_RAY = True
+
 LARGE = 60_000  # float32, more than travels in a message
 WITHIN = 30.0
 

@@ -22,6 +22,8 @@ from phalanx.channels.hub_client import hubs
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 
+pytestmark = pytest.mark.slow
+
 WITHIN = 30.0
 LARGE = 60_000
 DRIVER = """

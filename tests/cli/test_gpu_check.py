@@ -18,6 +18,7 @@ def test_without_a_device_it_says_so_and_exits_with_0() -> None:
     assert (ran.exit_code, ran.output.strip()) == (0, NO_DEVICE)
 
 
+@pytest.mark.slow
 def test_a_sync_between_two_processes_is_timed_and_one_that_fails_is_a_row_with_its_error(
     ray_cluster: None,
 ) -> None:

@@ -14,6 +14,8 @@ import torch
 
 import phalanx as px
 
+SLOW_ON_RAY = True
+
 
 class Profiled(px.Worker):
     @px.register

@@ -26,6 +26,8 @@ from phalanx.tracing.events import Part, Trace, TracedCall
 from phalanx.tracing.files import load
 from phalanx.tracing.spans import process
 
+SLOW_ON_RAY = True
+
 BY_VALUE = True
 
 

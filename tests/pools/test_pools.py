@@ -10,6 +10,8 @@ import pytest
 
 import phalanx as px
 
+SLOW_ON_RAY = True
+
 
 class Where(px.Worker):
     @px.register

@@ -11,6 +11,8 @@ import torch
 import phalanx as px
 from tests.weights.weight_workers import NAME, Accepter, Publisher, groups, told
 
+SLOW_ON_RAY = True
+
 FULL = torch.arange(48, dtype=torch.float32).reshape(6, 8)
 
 

@@ -9,6 +9,8 @@ import pytest
 import phalanx as px
 from tests.weights.weight_workers import NAME, Actor, Rollout, same
 
+SLOW_ON_RAY = True
+
 Both = tuple[px.WorkerGroup, px.WorkerGroup]
 
 

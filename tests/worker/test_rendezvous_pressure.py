@@ -14,6 +14,8 @@ import pytest
 
 import phalanx as px
 
+pytestmark = pytest.mark.slow
+
 
 class Member(px.Worker):
     """Forms torch's default process group as any training script does."""

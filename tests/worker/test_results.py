@@ -12,6 +12,8 @@ from phalanx.wire.codec import decode
 from phalanx.wire.messages import BackendRef
 from phalanx.worker.call_values import described, encoded
 
+SLOW_ON_RAY = True
+
 
 def test_an_output_is_described_with_its_rows() -> None:
     info, output = described(torch.ones(1025, 128))

@@ -13,6 +13,8 @@ import pytest
 
 from tests.compat.overlay.stand_in import make_entry_point, make_verl
 
+pytestmark = pytest.mark.slow
+
 OURS = "phalanx.compat.verl.single_controller.base.worker"
 WHOSE = "from verl.single_controller import Worker; print(Worker.__module__)"
 PLUGIN = "phalanx.compat.verl_plugin"
