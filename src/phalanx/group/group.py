@@ -181,7 +181,7 @@ class Group:
         return (
             self.lifecycle.state is State.BROKEN
             or self.notices.urgent
-            or (bool(self.roster_key) and not self.owner)
+            or self.is_view
             or len(self.recent) >= self.max_in_flight
         )
 

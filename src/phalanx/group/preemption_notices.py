@@ -49,7 +49,7 @@ class NoticeQueue:
         self._draining = set[str]()
         self._seen: dict[str, tuple[float | None, frozenset[int]]] = {}
         self._notices: list[PreemptionNotice] = []
-        self._taken = Counter[str]()
+        self._taken = Counter[str]()  # of the notices, by reader
         #: True if the code that moves ranks has not handled a notice yet.
         self.urgent = False
 

@@ -66,6 +66,7 @@ class ResourcePool:
         resource = resource_of(chosen, use_gpu)
         number = next(session.pool_numbers)
         name = f"{name_prefix or 'pool'}-{number}"
+        # Without slots: the kind of slots, of which grow() may reserve more.
         kind = SlotReservation(
             pool=name,
             backend=chosen,
