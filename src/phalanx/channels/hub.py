@@ -142,12 +142,11 @@ class Hub:
             bound: Any = self._states[staleness]
             if bound.stats().rows.submitted:
                 raise ValueError("rows of the staleness were leased already")
-            ranges = [
-                units for saved in channels.values() for units in saved["ranges"] if units.item.versions
-            ]
-            for item in {id(units.item): units.item for units in ranges}.values():
-                item.bounded = ItemRows(bound, item.versions)
-            bound.restore(state, [(units.item.bounded, units.start, units.stop) for units in ranges])
+            ranges = [units for saved in channels.values() for units in saved["ranges"]]
+            for item in (units.item for units in ranges if units.item.versions):
+                item.bounded = item.bounded or ItemRows(bound, item.versions)
+            rows = [(units.item.bounded, range(units.start, units.stop)) for units in ranges]
+            bound.restore(state, [(item, row) for item, numbers in rows if item for row in numbers])
         for key, saved in channels.items():
             self._channels[key].restore(saved)
 

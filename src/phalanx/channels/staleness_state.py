@@ -13,8 +13,9 @@ fill the next version, since the trainer would wait forever. Rows that are dropp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 Done = Callable[[tuple[Any, ...]], None]
@@ -74,31 +75,30 @@ class LeasedRows:
 
 @dataclass(slots=True, eq=False)
 class ItemRows:
-    """Versions of the rows of an item in a channel, and the rows that were dropped."""
+    """Versions of the rows of an item, or of rows without a channel, and the rows that were dropped."""
 
     staleness: StalenessState
     versions: Sequence[int]
-    stale: frozenset[int] = frozenset()
+    in_channel: bool = True
+    stale: set[int] = field(default_factory=set[int])
 
     def is_stale(self, row: int) -> bool:
         """Return whether a row must not be delivered."""
         return row in self.stale or self.versions[row] < self.staleness.oldest
 
 
+Row = tuple[ItemRows, int]
+
+
 @dataclass(slots=True)
 class ReadyRows:
-    """Accepted rows ``start`` to ``stop`` of an item, of one version. ``item``: None without a channel."""
+    """Rows ``start`` to ``stop`` of a version in a saved state, which were accepted without a channel."""
 
-    item: ItemRows | None
+    item: None
     start: int
     stop: int
     version: int
     taken: bool = False
-
-    @property
-    def rows(self) -> int:
-        """Number of rows."""
-        return self.stop - self.start
 
 
 @dataclass(eq=False)
@@ -117,10 +117,10 @@ class StalenessState:
     dropped: Counter[str] = field(default_factory=Counter[str])
     lags: Counter[int] = field(default_factory=Counter[int])
     _submitted: int = 0
-    _trained: int = 0
     _putting: int = 0
-    _ready: list[ReadyRows] = field(default_factory=list[ReadyRows])
-    """In the order of training: the rows that were taken come first."""
+    _ready: dict[Row, tuple[int, int]] = field(default_factory=dict[Row, tuple[int, int]])
+    """Accepted rows with their places in the order of training: (0, n) for rows that were taken, else (1, n)."""
+    _places: Iterator[int] = field(default_factory=count)
     _leases: dict[RequestId, LeasedRows] = field(default_factory=dict[RequestId, LeasedRows])
     _requests: dict[RequestId, tuple[int, Done]] = field(default_factory=dict[RequestId, tuple[int, Done]])
 
@@ -164,7 +164,7 @@ class StalenessState:
     def accept(self, lease: RequestId, versions: Sequence[int]) -> tuple[int, ...]:
         """Accept rows of a lease without a channel. Return the positions of the accepted rows."""
         is_open = self._shrink(lease, len(versions), versions)
-        return self._admit(versions) if is_open else ()
+        return self._admit(ItemRows(self, versions, in_channel=False)) if is_open else ()
 
     def begin_put(self, lease: RequestId, versions: Sequence[int]) -> bool:
         """Note that rows of a lease wait at a channel. Return False if the lease has ended."""
@@ -213,18 +213,19 @@ class StalenessState:
     def enter(self, item: ItemRows) -> None:
         """Count the rows of an item that was put, and mark the rows that are too old."""
         self._putting -= len(item.versions)
-        good = self._admit(item.versions, item)
-        item.stale = frozenset(range(len(item.versions))).difference(good)
+        self._admit(item)
 
     def move(self, item: ItemRows, start: int, stop: int, *, taken: bool) -> None:
-        """Move rows behind the rows that were taken before, in front of all rows that wait."""
-        moved = [replace(rows, taken=taken) for rows in self._extract(item, start, stop)]
-        place = sum(rows.taken for rows in self._ready)
-        self._ready[place:place] = moved
+        """Move rows behind the rows that were taken before, or in front of all rows that wait."""
+        rows = range(start, stop)
+        for row in rows if taken else reversed(rows):
+            if (item, row) in self._ready:
+                place = next(self._places)
+                self._ready[item, row] = (0, place) if taken else (1, -place)
 
     def remove(self, item: ItemRows, start: int, stop: int, reason: str) -> None:
         """Drop the rows that are ready, which frees their quota."""
-        self._drop(sum(rows.rows for rows in self._extract(item, start, stop)), reason)
+        self._drop(sum(self._ready.pop((item, row), None) is not None for row in range(start, stop)), reason)
 
     # Versions
 
@@ -238,7 +239,7 @@ class StalenessState:
             raise ValueError(
                 f"advance({version}) while version {self.version} is in training: versions increase"
             )
-        ready = self._count_ready()
+        ready = len(self._ready)
         wanted = (version - self.version) * self.rows_per_version
         rows = min(wanted, ready) if trained is None else trained
         if not 0 <= rows <= ready:
@@ -273,8 +274,8 @@ class StalenessState:
 
     def stats(self) -> StalenessStats:
         """Return counts and versions."""
-        dropped = sum(self.dropped.values())
-        rows = RowCounts(self._submitted, self._count_ready(), self._trained, dropped, self._count_running())
+        dropped, trained = self.dropped.total(), self.lags.total()
+        rows = RowCounts(self._submitted, len(self._ready), trained, dropped, self._count_running())
         waiting, lags = len(self._requests), dict(self.lags)
         return StalenessStats(
             self.version, self.serving, rows, waiting, dict(self.dropped), lags, self.restored
@@ -282,22 +283,24 @@ class StalenessState:
 
     def state(self) -> dict[str, Any]:
         """Return the state to save, with the ready rows that are in no channel."""
-        outside = [replace(rows) for rows in self._ready if rows.item is None]
-        return {"stats": self.stats(), "outside": outside}
+        outside = [(item.versions[row], row) for item, row in self._ordered() if not item.in_channel]
+        return {
+            "stats": self.stats(),
+            "outside": [ReadyRows(None, row, row + 1, version) for version, row in outside],
+        }
 
-    def restore(self, state: dict[str, Any], ranges: Iterable[tuple[ItemRows, int, int]]) -> None:
-        """Continue from ``state`` with rows ``start`` to ``stop`` of items. Other rows count as dropped."""
+    def restore(self, state: dict[str, Any], rows: Iterable[Row]) -> None:
+        """Continue from ``state`` with rows of items. Other rows count as dropped."""
         stats: StalenessStats = state["stats"]
         self.version, self.serving = stats.version, stats.serving
         self.dropped, self.lags = Counter(stats.dropped), Counter(stats.lags)
-        self._submitted, self._trained, self.restored = stats.rows.submitted, stats.rows.trained, True
-        self._ready = state["outside"]
-        for item, start, stop in ranges:
-            item.staleness = self
-            for row in range(start, stop):
-                self._append(item, row, item.versions[row])
+        self._submitted, self.restored = stats.rows.submitted, True
+        versions = [saved.version for saved in state["outside"] for _ in range(saved.start, saved.stop)]
+        outside = ItemRows(self, versions, in_channel=False)
+        for row in (*((outside, index) for index in range(len(versions))), *rows):
+            self._ready[row] = 1, next(self._places)
         self._drop(stats.rows.running, RESTORED)
-        self._drop(stats.rows.ready - self._count_ready(), NOT_SAVED)
+        self._drop(stats.rows.ready - len(self._ready), NOT_SAVED)
         self._start()
 
     # Transitions
@@ -317,7 +320,7 @@ class StalenessState:
         """Return the reason why a lease has to wait, "" if it does not."""
         if self.serving < self.oldest:
             return f"engines still generate with version {self.serving} while {self.version} is in training"
-        ready, running = self._count_ready(), self._count_running()
+        ready, running = len(self._ready), self._count_running()
         if ready + running < self.rows_per_version:
             return ""
         ahead = min(self.depth, self.serving + self.max_lag - self.version)
@@ -328,37 +331,23 @@ class StalenessState:
             f"{ahead} versions may be ahead"
         )
 
-    def _admit(self, versions: Sequence[int], item: ItemRows | None = None) -> tuple[int, ...]:
+    def _ordered(self) -> list[Row]:
+        """Return the accepted rows in the order of training."""
+        return sorted(self._ready, key=self._ready.__getitem__)
+
+    def _is_late(self, version: int, place: int) -> bool:
+        """Return whether the lag of a row would exceed ``max_lag``, with ``place`` rows in front of it."""
+        return self.version + place // self.rows_per_version - version > self.max_lag
+
+    def _admit(self, item: ItemRows) -> tuple[int, ...]:
         """Count rows as ready, and return the positions of the accepted rows."""
-        before, good = self._count_ready(), list[int]()
-        for row, version in enumerate(versions):
-            lag = self.version + (before + len(good)) // self.rows_per_version - version
-            if lag <= self.max_lag:
-                good.append(row)
-                self._append(item, row, version)
-        self._drop(len(versions) - len(good), STALE)
-        return tuple(good)
-
-    def _append(self, item: ItemRows | None, row: int, version: int) -> None:
-        last = self._ready[-1] if self._ready else None
-        if last and (last.item, last.stop, last.version, last.taken) == (item, row, version, False):
-            last.stop += 1
-        else:
-            self._ready.append(ReadyRows(item, row, row + 1, version))
-
-    def _extract(self, item: ItemRows, start: int, stop: int) -> list[ReadyRows]:
-        """Remove the ready rows among rows of an item, and return them."""
-        extracted: list[ReadyRows] = []
-        kept: list[ReadyRows] = []
-        for rows in self._ready:
-            first, last = max(rows.start, start), min(rows.stop, stop)
-            if rows.item is item and first < last:
-                extracted.append(replace(rows, start=first, stop=last))
-                kept += [replace(rows, stop=first), replace(rows, start=last)]
+        for row, version in enumerate(item.versions):
+            if self._is_late(version, len(self._ready)):
+                item.stale.add(row)
             else:
-                kept.append(rows)
-        self._ready = [rows for rows in kept if rows.rows]
-        return extracted
+                self._ready[item, row] = 1, next(self._places)
+        self._drop(len(item.stale), STALE)
+        return tuple(row for row in range(len(item.versions)) if row not in item.stale)
 
     def _train(self, rows: int, last: int) -> None:
         """Count the first rows as trained on for the version in training and later ones up to ``last``.
@@ -366,29 +355,24 @@ class StalenessState:
         Rows that are too old were not delivered: they are skipped, and dropped afterwards.
         """
         done = 0
-        for ready in self._ready:
-            while ready.rows and done < rows:
-                lag = max(0, min(self.version + done // self.rows_per_version, last) - ready.version)
-                if lag > self.max_lag:
-                    break
-                step = min(ready.rows, rows - done, self.rows_per_version - done % self.rows_per_version)
-                self.lags[lag] += step
-                ready.start += step
-                done += step
-        self._trained += done
+        for item, row in self._ordered():
+            trained = min(self.version + done // self.rows_per_version, last)
+            lag = max(0, trained - item.versions[row])
+            if done < rows and lag <= self.max_lag:
+                del self._ready[item, row]
+                self.lags[lag] += 1
+                done += 1
 
     def _drop_stale(self) -> None:
         """Drop the accepted rows whose lag would exceed ``max_lag``, also in their items. Later rows move up."""
-        before = dropped = 0
-        for ready in self._ready:
-            most = (ready.version - self.oldest + 1) * self.rows_per_version - before
-            stale = range(ready.start + min(ready.rows, max(most, 0)), ready.stop)
-            if ready.item is not None:
-                ready.item.stale |= {*stale}
-            ready.stop = stale.start
-            dropped += len(stale)
-            before += ready.rows
-        self._ready = [ready for ready in self._ready if ready.rows]
+        kept = dropped = 0
+        for item, row in self._ordered():
+            if self._is_late(item.versions[row], kept):
+                del self._ready[item, row]
+                item.stale.add(row)
+                dropped += 1
+            else:
+                kept += 1
         self._drop(dropped, STALE)
 
     def _shrink(self, lease: RequestId, rows: int, versions: Sequence[int] = ()) -> bool:
@@ -416,9 +400,6 @@ class StalenessState:
         leased = self._leases.pop(lease)
         leased.done(("over",))
         return leased
-
-    def _count_ready(self) -> int:
-        return sum(ready.rows for ready in self._ready)
 
     def _count_running(self) -> int:
         return self._putting + sum(lease.rows for lease in self._leases.values())
