@@ -218,9 +218,8 @@ class Schedule:
             for row in range(units.start, units.stop)
             if units.item.bounded is not None
         }
-        for ready in self.staleness._ready:
-            if ready.item is not None and not ready.taken:
-                assert {(id(ready.item), row) for row in range(ready.start, ready.stop)} <= waiting
+        for (item, row), (is_waiting, _) in self.staleness._ready.items():
+            assert not (item.in_channel and is_waiting) or (id(item), row) in waiting
         for units in channel._waiting:
             bounded = units.item.bounded
             assert bounded is None or not any(map(bounded.is_stale, range(units.start, units.stop)))

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.channels import hub_server
-from phalanx.channels.hub import Hub
+from phalanx.channels import hub
+from phalanx.channels.hub import Hub, HubServer
 from phalanx.channels.hub_client import RemoteClient
-from phalanx.channels.hub_server import HubServer
 from tests.support.fault_workers import within
 
 WITHIN = 30.0
@@ -60,7 +59,7 @@ def read_to_end(sock: socket.socket) -> None:
 def test_bad_input_before_authentication_ends_only_its_connection(
     server: HubServer, client: RemoteClient, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_server, "_AUTHENTICATES_WITHIN_S", 0.5)
+    monkeypatch.setattr(hub, "_AUTHENTICATES_WITHIN_S", 0.5)
     with raw(server) as sock:
         sock.sendall(data)
         assert put(client, b"meanwhile") == ("accepted", 0, 0)
@@ -68,7 +67,7 @@ def test_bad_input_before_authentication_ends_only_its_connection(
 
 
 def test_a_silent_connection_is_closed_in_time(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_server, "_AUTHENTICATES_WITHIN_S", 0.2)
+    monkeypatch.setattr(hub, "_AUTHENTICATES_WITHIN_S", 0.2)
     with raw(server) as sock:
         began = time.monotonic()
         read_to_end(sock)
@@ -82,7 +81,7 @@ def test_a_wrong_key_is_refused(server: HubServer) -> None:
 def test_many_silent_connections_leave_room_for_peers(
     server: HubServer, client: RemoteClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_server, "_AUTHENTICATES_WITHIN_S", 0.5)
+    monkeypatch.setattr(hub, "_AUTHENTICATES_WITHIN_S", 0.5)
     silent = [raw(server) for _ in range(100)]
     assert put(client, b"meanwhile")[0] == "accepted"
     late = RemoteClient(server.address)

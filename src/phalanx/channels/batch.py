@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from itertools import groupby
-from types import TracebackType
 from typing import Any
 
 from phalanx.backends.backend_types import FetchFailed
@@ -40,7 +39,7 @@ class Batch(StoredParts):
     """
 
     def __init__(
-        self, channel: HubObject, lease: RequestId, ranges: Sequence[RowRange], joined: bool, short: bool
+        self, channel: HubObject, lease: RequestId, ranges: Sequence[RowRange], short: bool, joined: bool
     ) -> None:
         self._channel, self._lease, self._backend, self._ranges = channel, lease, channel._backend, ranges
         self._open, self._end = True, ""
@@ -181,13 +180,13 @@ class Batch(StoredParts):
         """Acknowledge the batch: its bytes are freed. Idempotent."""
         if self._open:
             self._open, self._end = False, "acknowledged"
-            _ack(self._channel, self._lease)
+            _end(self._channel, self._lease, is_delivered=True)
 
     def requeue(self) -> None:
         """Return the items to the front of the channel, in order. Idempotent; no effect after :meth:`ack`."""
         if self._open:
             self._open, self._end = False, "requeued"
-            self._channel._send("requeue", self._lease)
+            _end(self._channel, self._lease, is_delivered=False)
 
     def ack_with(self, future: CallFuture[Any]) -> None:
         """Acknowledge the batch when a call has succeeded, requeue it if the call fails. Does not wait.
@@ -204,10 +203,7 @@ class Batch(StoredParts):
         channel, lease = self._channel, self._lease
 
         def finish() -> None:
-            if future.exception() is None:
-                _ack(channel, lease)
-            else:
-                channel._send("requeue", lease)
+            _end(channel, lease, is_delivered=future.exception() is None)
 
         if self._backend.immediate:  # the call has ended
             finish()
@@ -221,9 +217,7 @@ class Batch(StoredParts):
             self.requeue()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.ack()
         else:
@@ -249,6 +243,9 @@ class Batch(StoredParts):
         return f"<batch of channel {self._channel._name}: {content}, {'taken' if self._open else 'over'}>"
 
 
-def _ack(channel: HubObject, lease: RequestId) -> None:
+def _end(channel: HubObject, lease: RequestId, *, is_delivered: bool) -> None:
+    """Acknowledge or requeue a lease."""
     client = channel._client()
-    (client.send if client.is_local else client.send_soon)(channel._key, "ack", lease)
+    # an acknowledgement for another process goes with the next request
+    send = client.send_soon if is_delivered and not client.is_local else client.send
+    send(channel._key, "ack" if is_delivered else "requeue", lease)

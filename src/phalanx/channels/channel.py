@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from phalanx.calls.timeouts import checked
 from phalanx.channels.batch import Batch
 from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
-from phalanx.channels.hub import StoredPayload
+from phalanx.channels.hub import Leased, Payload, StoredPayload
 from phalanx.channels.hub_client import HubObject, PendingRequest, hubs, reclaim
 from phalanx.channels.live_channels import find_published, live_channels, lost_items
-from phalanx.channels.payloads import Lengths, Payload, leave, leave_at_exit, pack
+from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack
 from phalanx.channels.staleness_state import RequestId, display_name
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
@@ -24,8 +24,34 @@ from phalanx.session.session import session
 from phalanx.wire.value import Value, as_integer
 
 E = TypeVar("E", bound=ChannelError)
-Leased = tuple[str, RequestId, tuple[int, ...]]
-"""Key of a staleness, lease, and version of each row."""
+Order = Callable[[Batch], None]
+_ERRORS: dict[str, tuple[type[ChannelError], str]] = {
+    "full": (
+        ChannelFull,
+        "no room for the item in time: at most {limit} may wait; take faster, pass put() a longer timeout=, or create "
+        "the channel with a larger maxsize",
+    ),
+    "put": (
+        ChannelFull,
+        "it is full, and on the inline backend no other thread takes items, so that there would never be room; take "
+        "first, give the channel a larger maxsize, or use the ray backend",
+    ),
+    "take": (
+        ChannelEmpty,
+        "{wanted}, it has fewer, and on the inline backend no other thread puts items, so that nothing would ever "
+        "come; put first, or use the ray backend",
+    ),
+    "empty": (
+        ChannelEmpty,
+        "{wanted}, and in time there were {0} items with {1} rows; ask for fewer or wait longer. Nothing was taken",
+    ),
+    "unfit": (
+        ChannelError,
+        "{wanted}, but item {0}, put by {1}, is not made of rows; take items by take(n) or get(), or put tensors, "
+        "arrays, lists, or structures of these with equal numbers of rows",
+    ),
+}
+"""Errors by kind of answer, or by the verb of a request that could never be served."""
 
 
 class Channel(HubObject):
@@ -208,24 +234,17 @@ class Channel(HubObject):
             ChannelError: if the next item is not made of rows.
             ItemsLost: once, if items were lost with the process that stored them. Further takes continue.
         """
-        return self._begin_take(n, True, timeout, None, balance, sort).result()
+        return self._begin_take(n, True, timeout, order=self._order(balance, sort)).result()
 
     async def take_rows_async(
         self, n: int, timeout: float | None = None, *, balance: int | None = None, sort: bool = False
     ) -> Batch:
         """Take rows in an event loop, as :meth:`take_rows` does."""
-        return await self._begin_take(n, True, timeout, None, balance, sort).result_async()
+        return await self._begin_take(n, True, timeout, order=self._order(balance, sort)).result_async()
 
     def _begin_take(
-        self,
-        n: Any,
-        joined: bool,
-        timeout: float | None,
-        at_least: Any,
-        balance: int | None = None,
-        sort: bool = False,
+        self, n: Any, joined: bool, timeout: float | None, at_least: Any = None, order: Order | None = None
     ) -> PendingRequest[Batch]:
-        self._check_order(balance, sort)
         timeout = checked(timeout, "Channel.take")
         count = positive_number(n, "Channel.take_rows" if joined else "Channel.take")
         enough = count if at_least is None else positive_number(at_least, "Channel.take(at_least=)")
@@ -233,49 +252,34 @@ class Channel(HubObject):
         def finish(lease: RequestId, answer: tuple[Any, ...]) -> Batch:
             if answer[0] != "taken":
                 raise self._failure(answer, f"{count} {'rows' if joined else 'items'} were asked for")
-            _, ranges, short = answer
-            return _ordered(Batch(self, lease, ranges, joined, short), balance, sort)
+            batch = Batch(self, lease, *answer[1:], joined)
+            try:
+                if order is not None:
+                    order(batch)
+            except BaseException:
+                batch.requeue()
+                raise
+            return batch
 
         return PendingRequest(self, timeout, finish, "take", count, joined, min(enough, count))
 
     def _failure(self, answer: tuple[Any, ...], wanted: str = "") -> ChannelError:
         """Return the error of a put, or of a take of which ``wanted`` says how much."""
-        match answer:
-            case ("lost", losses):
-                return lost_items(self.name, losses)
-            case ("full",):
-                kind = ChannelFull
-                text = (
-                    f"no room for the item in time: at most {self._limit} may wait; take faster, pass put() a longer "
-                    "timeout=, or create the channel with a larger maxsize"
-                )
-            case ("hopeless", "put"):
-                kind = ChannelFull
-                text = (
-                    "it is full, and on the inline backend no other thread takes items, so that there would never be "
-                    "room; take first, give the channel a larger maxsize, or use the ray backend"
-                )
-            case ("hopeless", "take"):
-                kind = ChannelEmpty
-                text = (
-                    f"{wanted}, it has fewer, and on the inline backend no other thread puts items, so that nothing "
-                    "would ever come; put first, or use the ray backend"
-                )
-            case ("empty", items, rows):
-                kind = ChannelEmpty
-                there = f"{items} items with {rows} rows"
-                text = f"{wanted}, and in time there were {there}; ask for fewer or wait longer. Nothing was taken"
-            case ("unfit", number, producer):
-                kind = ChannelError
-                text = (
-                    f"{wanted}, but item {number}, put by {display_name(producer)}, is not made of rows; take items by "
-                    "take(n) or get(), or put tensors, arrays, lists, or structures of these with equal numbers of rows"
-                )
-            case _:
-                return self._closed(answer[1])
-        return self._error(kind, text)
+        kind, *details = answer
+        if kind == "lost":
+            return lost_items(self.name, details[0])
+        known = _ERRORS.get(details[0] if kind == "hopeless" else kind)
+        if known is None:
+            return self._closed(details[0])
+        error, text = known
+        return self._error(error, text.format(*details, wanted=wanted, limit=self._limit))
 
-    def _check_order(self, balance: int | None, sort: bool) -> None:
+    def _order(self, balance: int | None, sort: bool) -> Order | None:
+        """Return the function that orders the rows of a batch.
+
+        Raises:
+            DeclarationError: if the channel has no lengths, or the arguments are wrong.
+        """
         if balance is not None:
             positive_number(balance, "Channel.take_rows(balance=)")
         if balance is not None and sort:
@@ -288,14 +292,15 @@ class Channel(HubObject):
                 f"channel {self.name!r}: take_rows({order}) needs the length of each row; create the channel with "
                 "px.Channel(lengths=<a key of the items, or a function of an item>)"
             )
+        if balance is not None:
+            return lambda batch: batch.balance(balance)
+        return Batch.sort if sort else None
 
     def __iter__(self) -> Iterator[Any]:
         """Yield items, each taken and acknowledged, until the channel is finished and empty."""
-        while True:
-            try:
+        with suppress(ChannelClosed):
+            while True:
                 yield self.get()
-            except ChannelClosed:
-                return
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         while True:
@@ -407,18 +412,6 @@ class Channel(HubObject):
 
     def __repr__(self) -> str:
         return f"<channel {self.name}: {self._limit} may wait>"
-
-
-def _ordered(batch: Batch, balance: int | None, sort: bool) -> Batch:
-    try:
-        if sort:
-            batch.sort()
-        elif balance is not None:
-            batch.balance(balance)
-    except BaseException:
-        batch.requeue()
-        raise
-    return batch
 
 
 def _reclaim_unless_accepted(payload: Payload, future: Future[Any]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from phalanx.channels.staleness_state import STALE, Done, ItemRows, RequestId
+from phalanx.channels.staleness_state import STALE, Done, ItemRows, RequestId, display_name
 
 By = Literal["items", "bytes"]
 Outcome = Literal["delivered", "dropped", "lost"]
@@ -443,7 +443,7 @@ class ChannelState:
             return ("lost", losses)
         unfit = self._first_without_rows(take.most) if take.by_rows and self._rowless else None
         if unfit is not None:
-            return ("unfit", unfit.number, unfit.request[0])
+            return ("unfit", unfit.number, display_name(unfit.request[0]))
         short = not self._is_enough(take)
         if short and (self.ended is None or self._puts):
             return None

@@ -1,25 +1,47 @@
-"""The hub: all channels and staleness managers of a process behind a common lock, and the peers that use them."""
+"""The hub: all channels and staleness managers of a process, and the peers that use them.
+
+The hub serves other processes over ``multiprocessing.connection``, with a thread for each connection. A connection
+stands for the process at its other end: the end of the connection is the death of that process. Nothing is unpickled
+before both sides have proved that they know the key of the hub.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import pickle
+import secrets
+import select
+import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
 
 from phalanx.channels.channel_state import By, ChannelState, Item
 from phalanx.channels.staleness_state import Done, ItemRows, RequestId, StalenessState
+from phalanx.errors import InternalError
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
 from phalanx.tracing.spans import process
 
+_CONNECTS_WITHIN_S = 10.0
+_AUTHENTICATES_WITHIN_S = 10.0
+_MOST_UNAUTHENTICATED = 64
+_SENT_DIRECTLY_BYTES = 64 << 10
+_SEND_BUFFER_BYTES = 1 << 20
+_MOST_UNSENT = 1024
+_MOST_NAME_BYTES = 4096
+_log = logging.getLogger("phalanx")
+
 Answer = Callable[[int | None, Any], None]
 """Sends a peer the ticket of its request and the answer, or None and the number of a stored item that has ended."""
-CLOSED = ("gone", "it was closed")
 Request = tuple[int, bool, str, str, tuple[Any, ...]]
 """Ticket, whether an answer is expected, key of the object (empty: the hub itself), verb and arguments."""
-_WAITING_VERBS = frozenset({"take", "lease"})
-"""Requests that are answered later. Other verbs call the method of that name, and are answered with its result."""
 
 
 class StoredPayload(NamedTuple):
@@ -28,6 +50,13 @@ class StoredPayload(NamedTuple):
     process: str
     number: int
     address: Any
+
+
+Payload = bytes | StoredPayload
+Packed = tuple[Payload, int, int | None, tuple[float, ...]]
+"""Payload, number of bytes, number of rows (None: not made of rows) and their lengths."""
+Leased = tuple[str, RequestId, tuple[int, ...]]
+"""Key of a staleness, lease, and version of each row."""
 
 
 class Hub:
@@ -45,18 +74,20 @@ class Hub:
             self._peers[peer] = answer
 
     def execute(self, peer: str, requests: Sequence[Request]) -> None:
-        """Execute requests of a peer. An answer is a tuple whose first word is the kind."""
+        """Execute requests of a peer. An answer is an error, or a tuple whose first word is the kind."""
         with self._lock:
             for ticket, is_answered, key, verb, args in requests:
                 done = partial(self._post, peer, ticket) if is_answered else _ignore
                 try:
                     self._execute((peer, ticket), done, key, verb, args)
                 except ValueError as error:
-                    done(("wrong", str(error)))
+                    done(ValueError(str(error)))
                 except Exception as error:
-                    done(("failed", f"{verb}: {type(error).__name__}: {error}"))
+                    cause = f"{verb}: {type(error).__name__}: {error}"
+                    done(InternalError(f"a request to a channel failed at its hub: {cause}"))
             outbox, self._outbox = self._outbox, []
-        _deliver(outbox)
+        for answer, ticket, result in outbox:
+            answer(ticket, result)
 
     def peer_died(self, peer: str, why: str) -> None:
         """Requeue the channel leases of a dead process, drop its row leases, and count its stored items as lost."""
@@ -65,7 +96,8 @@ class Hub:
                 for state in self._states.values():
                     state.peer_died(peer, why)
             outbox, self._outbox = self._outbox, []
-        _deliver(outbox)
+        for answer, ticket, result in outbox:
+            answer(ticket, result)
 
     def _post(self, peer: str, ticket: int | None, result: Any) -> None:
         if peer in self._peers:
@@ -76,10 +108,10 @@ class Hub:
         if not key:
             done(("done", getattr(self, f"_{verb}")(*args)))
         elif state is None:
-            done(CLOSED)
+            done(("gone", "it was closed"))
         elif verb == "put":
             self._put(state, request, done, *args)
-        elif verb in _WAITING_VERBS:
+        elif verb in ("take", "lease"):
             getattr(state, verb)(request, done, *args)
         else:
             done(("done", getattr(state, verb)(*args)))
@@ -100,14 +132,8 @@ class Hub:
         self._states[key] = StalenessState(*numbers, evict=self._evict)
 
     def _put(
-        self,
-        channel: Any,
-        request: RequestId,
-        done: Done,
-        packed: tuple[Any, int, int | None, tuple[float, ...]],
-        leased: tuple[str, RequestId, tuple[int, ...]] | None,
+        self, channel: Any, request: RequestId, done: Done, packed: Packed, leased: Leased | None
     ) -> None:
-        """Put an item. ``leased``: its staleness, the lease and the version of each row."""
         item = Item(request, *packed)
         if leased is not None:
             key, lease, item.versions = leased
@@ -157,10 +183,183 @@ def count_level(channel: str, waiting: int, oldest: float) -> None:
         process.sink.count(CHANNEL + channel, {WAITING: waiting, OLDEST: 1e3 * oldest})
 
 
-def _deliver(outbox: Sequence[tuple[Answer, int | None, Any]]) -> None:
-    for answer, ticket, result in outbox:
-        answer(ticket, result)
-
-
-def _ignore(result: tuple[Any, ...]) -> None:
+def _ignore(result: Any) -> None:
     """Receive an answer that no peer waits for."""
+
+
+class HubAddress(NamedTuple):
+    """Host, port and key of a hub."""
+
+    host: str
+    port: int
+    key: bytes
+
+
+class HubConnection:
+    """A connection. Unless ``may_wait``, sending never waits for the other end to read."""
+
+    def __init__(self, sock: socket.socket, *, may_wait: bool) -> None:
+        _tune(sock)
+        self._may_wait = may_wait
+        self._connection = Connection(sock.detach())
+        self._lock = threading.Lock()
+        self._unsent: deque[bytes] = deque()
+        self._poll = select.poll()
+        self._poll.register(self._connection.fileno(), select.POLLOUT)
+
+    def accept(self, key: bytes) -> str:
+        """Authenticate the hub's end, and return the name of the peer. Nothing is unpickled before.
+
+        Raises:
+            OSError, EOFError, AuthenticationError, ValueError: if the peer does not know the key.
+        """
+        deliver_challenge(self._connection, key)
+        answer_challenge(self._connection, key)
+        return self._connection.recv_bytes(_MOST_NAME_BYTES).decode()
+
+    def introduce(self, key: bytes, name: str) -> None:
+        """Authenticate the peer's end, and send its name.
+
+        Raises:
+            OSError, EOFError, AuthenticationError: if the hub does not know the key.
+        """
+        answer_challenge(self._connection, key)
+        deliver_challenge(self._connection, key)
+        self._connection.send_bytes(name.encode())
+
+    def receive(self) -> Any:
+        """Return the next message. A peer that does not read its answers is not served further.
+
+        Raises:
+            OSError, EOFError: at the end of the connection.
+        """
+        while len(self._unsent) > _MOST_UNSENT:
+            time.sleep(0.01)
+        return pickle.loads(self._connection.recv_bytes())
+
+    def send(self, message: Any) -> None:
+        """Send a message, unless the connection has ended, which the receiving thread notices."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        with self._lock:
+            # A socket that is ready takes a small message without blocking.
+            is_small = len(data) <= _SENT_DIRECTLY_BYTES
+            if not self._unsent and (self._may_wait or (is_small and self._poll.poll(0))):
+                with contextlib.suppress(OSError):
+                    self._connection.send_bytes(data)
+            else:
+                self._unsent.append(data)
+                if len(self._unsent) == 1:
+                    threading.Thread(target=self._send_unsent, name="phalanx-hub", daemon=True).start()
+
+    def close(self) -> None:
+        """End the connection: its threads stop waiting. Its descriptors are freed with the last reference."""
+        descriptor = os.dup(self._connection.fileno())
+        with socket.socket(fileno=descriptor) as sock, contextlib.suppress(OSError):  # the peer has ended it
+            sock.shutdown(socket.SHUT_RDWR)
+
+    def _send_unsent(self) -> None:
+        while True:
+            try:
+                self._connection.send_bytes(self._unsent[0])
+            except OSError:
+                self._unsent.clear()
+                return
+            with self._lock:
+                self._unsent.popleft()
+                if not self._unsent:
+                    return
+
+
+def connect(address: HubAddress, name: str) -> HubConnection:
+    """Return an authenticated connection, once the hub has capacity for it.
+
+    Raises:
+        OSError: if no hub listens there, or it has another key.
+    """
+    sock = socket.create_connection((address.host, address.port), timeout=_CONNECTS_WITHIN_S)
+    sock.settimeout(None)
+    connection = HubConnection(sock, may_wait=True)
+    try:
+        connection.introduce(address.key, name)
+    except (OSError, EOFError, AuthenticationError) as error:
+        connection.close()
+        raise ConnectionError(str(error)) from error
+    return connection
+
+
+def _tune(sock: socket.socket) -> None:
+    """Send small messages at once, and detect the loss of a node within seconds."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+class HubServer:
+    """Accepts connections to a hub until it is stopped."""
+
+    def __init__(self, hub: Hub, host: str) -> None:
+        self._hub = hub
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, 0), family=family, backlog=1024)
+        self.address = HubAddress(host, self._listening.getsockname()[1], secrets.token_bytes(32))
+        self._unauthenticated = threading.BoundedSemaphore(_MOST_UNAUTHENTICATED)
+        threading.Thread(target=self._accept, name="phalanx-hub", daemon=True).start()
+
+    def stop(self) -> None:
+        """Accept no more connections. Existing connections are served until their peers end."""
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+    def _accept(self) -> None:
+        """Accept connections. While too many are not authenticated, others wait in the backlog."""
+        while True:
+            self._unauthenticated.acquire()
+            try:
+                sock, _ = self._listening.accept()
+            except OSError:
+                self._unauthenticated.release()
+                if self._listening.fileno() < 0:
+                    return
+                time.sleep(0.1)  # out of descriptors: connections that end free some
+            else:
+                threading.Thread(target=self._serve, args=(sock,), name="phalanx-hub", daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        connection = HubConnection(sock, may_wait=False)
+        name = self._authenticate(connection)
+        if name is not None:
+            self._hub.connect(name, lambda *message: connection.send(message))
+            try:
+                while True:
+                    self._hub.execute(name, connection.receive())
+            except (OSError, EOFError):
+                pass
+            except Exception:
+                _log.warning("a message of %s is damaged; it is disconnected", name, exc_info=True)
+            self._hub.peer_died(name, "its process ended")
+        connection.close()
+
+    def _authenticate(self, connection: HubConnection) -> str | None:
+        """Return the name of the peer, None if it does not know the key or does not prove it in time."""
+        deadline = threading.Timer(_AUTHENTICATES_WITHIN_S, connection.close)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            return connection.accept(self.address.key)
+        except (OSError, EOFError, AuthenticationError, ValueError, AssertionError):
+            return None
+        finally:
+            deadline.cancel()
+            self._unauthenticated.release()
+
+
+_served: list[HubServer] = []
+
+
+def start_hub(host: str) -> HubAddress:
+    """Serve a hub of this process, which does nothing else."""
+    _served.append(HubServer(Hub(), host))
+    return _served[0].address

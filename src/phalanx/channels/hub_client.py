@@ -25,11 +25,10 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx.backends.backend_types import Backend, Ref
-from phalanx.channels.hub import Hub, Request
-from phalanx.channels.hub_server import HubAddress, HubConnection, connect, start_hub
+from phalanx.channels.hub import Hub, HubAddress, HubConnection, Request, connect, start_hub
 from phalanx.channels.staleness_state import RequestId
 from phalanx.declare.context import current_context
-from phalanx.errors import DeclarationError, InternalError
+from phalanx.errors import DeclarationError
 from phalanx.session.background import Background, BackgroundThread
 from phalanx.session.session import session
 from phalanx.tracing.spans import span
@@ -137,18 +136,15 @@ class HubClient:
             reclaim(result)
             return
         future = self._futures.pop(ticket, None)
-        match result:
-            case _ if future is None:
-                pass
-            case ("failed", reason):
-                future.set_exception(InternalError(f"a request to a channel failed at its hub: {reason}"))
-            case ("wrong", reason):
-                future.set_exception(ValueError(reason))
-            case ("leased", version):
-                watching = self._futures[ticket] = Future()  # of the next answer
-                future.set_result(("leased", version, watching))
-            case _:
-                future.set_result(result)
+        if future is None:
+            return
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        elif result[0] == "leased":
+            watching = self._futures[ticket] = Future()  # of the next answer
+            future.set_result((*result, watching))
+        else:
+            future.set_result(result)
 
 
 class RemoteClient(HubClient):
@@ -387,9 +383,10 @@ class PendingRequest(Generic[R]):
         return answer or self._give_up()
 
     def _answer_within(self, seconds: float | None) -> tuple[Any, ...] | None:
-        with contextlib.suppress(concurrent.futures.TimeoutError):  # the built-in one from Python 3.11 on
+        try:
             return self.future.result(seconds)
-        return None
+        except concurrent.futures.TimeoutError:  # the built-in one from Python 3.11 on
+            return None
 
 
 def _can_end_wait() -> bool:

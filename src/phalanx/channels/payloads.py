@@ -15,7 +15,7 @@ from typing import Any
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.calls.store_quota import Room
-from phalanx.channels.hub import StoredPayload
+from phalanx.channels.hub import Packed, Payload, StoredPayload
 from phalanx.channels.hub_client import PROCESS, HubClient, reclaim, stored_items
 from phalanx.config import settings
 from phalanx.dispatch.split import count_rows
@@ -30,9 +30,6 @@ _LOOKS_EVERY_S = 0.05
 _numbers = itertools.count()
 
 Lengths = str | Callable[[Any], Any]
-Payload = bytes | StoredPayload
-Packed = tuple[Payload, int, int | None, tuple[float, ...]]
-"""Payload, number of bytes, number of rows (None: not made of rows) and their lengths."""
 
 
 def pack(channel: str, backend: Backend, value: Value, lengths: Lengths | None = None) -> Packed:

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.channel import Channel, Leased, whole_number
+from phalanx.channels.channel import Channel, whole_number
+from phalanx.channels.hub import Leased
 from phalanx.channels.hub_client import HubObject, PendingRequest, hubs
 from phalanx.channels.staleness_state import RequestId, StalenessStats
 from phalanx.dispatch.split import count_rows
@@ -23,6 +23,10 @@ from phalanx.wire.value import Reduced, Value, as_integer
 _LEAST = 0, 1, 0, float("-inf")
 _log = logging.getLogger("phalanx")
 
+Callback = Callable[[], object]
+Versions = int | Sequence[int]
+"""Version of the first token of each row, or of all rows."""
+
 
 class RowLease:
     """Rows that may be generated. Rows that are not accepted at the end of the ``with`` block are dropped.
@@ -33,22 +37,12 @@ class RowLease:
         overdue: True if the rows became too old while they were generated. The producer should stop.
     """
 
-    def __init__(
-        self,
-        staleness: StalenessManager,
-        lease: RequestId,
-        rows: int,
-        version: int,
-        watching: Future[Any],
-        on_overdue: Callable[[], object] | None,
-    ) -> None:
+    def __init__(self, staleness: StalenessManager, lease: RequestId, rows: int, version: int) -> None:
         self._staleness, self._id, self.rows, self.version = staleness, lease, rows, version
         self.number = lease[1]
         self.overdue = False
-        self._on_overdue = on_overdue
-        watching.add_done_callback(self._notify)
 
-    def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
+    def accept(self, rows: int, versions: Versions) -> tuple[int, ...]:
         """Accept rows for training, without a channel. A lease can be accepted in parts.
 
         Args:
@@ -65,9 +59,7 @@ class RowLease:
         count = whole_number(rows, "accept(rows")
         return self._staleness._request("accept", self._id, _row_versions(versions, count))
 
-    def put(
-        self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
-    ) -> int:
+    def put(self, channel: Channel, item: Value, versions: Versions, timeout: float | None = None) -> int:
         """Put the rows of an item into a channel. Rows that are too old are dropped.
 
         The rows count as accepted as soon as the channel contains them. The lease and the channel must belong to the
@@ -91,13 +83,13 @@ class RowLease:
         return channel._begin_put(item, timeout, leased).result()[1]
 
     async def put_async(
-        self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
+        self, channel: Channel, item: Value, versions: Versions, timeout: float | None = None
     ) -> int:
         """Put the rows of an item in an event loop, as :meth:`put` does."""
         leased = self._leased(channel, item, versions)
         return (await channel._begin_put(item, timeout, leased).result_async())[1]
 
-    def _leased(self, channel: Channel, item: Value, versions: int | Sequence[int]) -> Leased:
+    def _leased(self, channel: Channel, item: Value, versions: Versions) -> Leased:
         rows = count_rows(item)
         if rows is None:
             raise ValueError(
@@ -122,13 +114,13 @@ class RowLease:
         """Drop all running rows. Idempotent."""
         self._staleness._send("end", self._id, str(reason))
 
-    def _notify(self, watching: Future[Any]) -> None:
+    def _notify(self, on_overdue: Callback | None, watching: Future[Any]) -> None:
         if watching.exception() is None and watching.result()[0] == "overdue":
             self.overdue = True
-            if self._on_overdue is not None:  # a callback may call hubs, whose answers arrive on this thread
-                threading.Thread(target=self._call_back, args=(self._on_overdue,), daemon=True).start()
+            if on_overdue is not None:  # a callback may call hubs, whose answers arrive on this thread
+                threading.Thread(target=self._call_back, args=(on_overdue,), daemon=True).start()
 
-    def _call_back(self, on_overdue: Callable[[], object]) -> None:
+    def _call_back(self, on_overdue: Callback) -> None:
         try:
             on_overdue()
         except Exception:
@@ -137,9 +129,7 @@ class RowLease:
     def __enter__(self) -> RowLease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.end("not accepted" if error is None else f"{type(error).__name__}: {error}")
 
     def __reduce__(self) -> Reduced:
@@ -225,7 +215,7 @@ class StalenessManager(HubObject):
         return self._request("stats")
 
     def lease(
-        self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
+        self, rows: int, timeout: float | None = None, *, on_overdue: Callback | None = None
     ) -> RowLease:
         """Wait until ``rows`` rows may be generated, and count them as running.
 
@@ -242,34 +232,34 @@ class StalenessManager(HubObject):
         return self._begin(rows, timeout, on_overdue).result()
 
     async def lease_async(
-        self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
+        self, rows: int, timeout: float | None = None, *, on_overdue: Callback | None = None
     ) -> RowLease:
         """Lease rows in an event loop, as :meth:`lease` does."""
         return await self._begin(rows, timeout, on_overdue).result_async()
 
     def _begin(
-        self, rows: int, timeout: float | None, on_overdue: Callable[[], object] | None
+        self, rows: int, timeout: float | None, on_overdue: Callback | None
     ) -> PendingRequest[RowLease]:
         count, timeout = whole_number(rows, "lease(rows"), checked(timeout, "StalenessManager.lease")
-        finish = partial(self._leased, count, on_overdue)
-        return PendingRequest(self, timeout, finish, "lease", count)
 
-    def _leased(
-        self, rows: int, on_overdue: Callable[[], object] | None, request: RequestId, answer: tuple[Any, ...]
-    ) -> RowLease:
-        match answer:
-            case ("leased", version, watching):
-                return RowLease(self, request, rows, version, watching, on_overdue)
-            case ("hopeless", _):
-                raise StalenessTimeout(
-                    f"lease({rows} rows): training is too far behind for these rows, and on the inline backend no "
-                    "other thread can advance it, so that it would never catch up; train and advance() first, or use "
-                    "the ray backend"
-                )
-            case ("behind", reason):
-                raise StalenessTimeout(f"lease({rows} rows): {reason}; wait longer, or train")
-            case _:
-                raise self._closed(answer[1])
+        def finish(request: RequestId, answer: tuple[Any, ...]) -> RowLease:
+            match answer:
+                case ("leased", version, watching):
+                    lease = RowLease(self, request, count, version)
+                    watching.add_done_callback(partial(lease._notify, on_overdue))
+                    return lease
+                case ("hopeless", _):
+                    reason = (
+                        "training is too far behind for these rows, and on the inline backend no other thread can "
+                        "advance it, so that it would never catch up; train and advance() first, or use the ray backend"
+                    )
+                case ("behind", delay):
+                    reason = f"{delay}; wait longer, or train"
+                case _:
+                    raise self._closed(answer[1])
+            raise StalenessTimeout(f"lease({count} rows): {reason}")
+
+        return PendingRequest(self, timeout, finish, "lease", count)
 
     def advance(self, version: int, *, trained: int | None = None, serving: bool = True) -> None:
         """Set the version in training.
