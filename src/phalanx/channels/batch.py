@@ -18,7 +18,7 @@ from phalanx.channels.payloads import source, unpack
 from phalanx.channels.staleness_state import RequestId
 from phalanx.collect.join import join_rows
 from phalanx.dispatch.split import slice_rows
-from phalanx.errors import DeclarationError, DispatchError, ItemsLost
+from phalanx.errors import DeclarationError, DispatchError
 from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
 from phalanx.wire.codec import Policy
@@ -39,7 +39,7 @@ class Batch(StoredParts):
     """
 
     def __init__(
-        self, channel: HubObject, lease: RequestId, ranges: Sequence[RowRange], short: bool, joined: bool
+        self, channel: HubObject, lease: RequestId, ranges: Sequence[RowRange], joined: bool, short: bool
     ) -> None:
         self._channel, self._lease, self._backend, self._ranges = channel, lease, channel._backend, ranges
         self._open, self._end = True, ""
@@ -145,16 +145,23 @@ class Batch(StoredParts):
             )
 
     def _read(self) -> Value:
+        values: list[Any] = []
+        unreadable: list[int] = []
         try:
-            values = [self._read_part(part) for part in self._ranges]
-            return join_rows(values) if self._is_cut else values[0] if self.joined else values
-        except FetchFailed:
-            raise self._lose_unreadable() from None
+            for part in self._ranges:
+                try:
+                    values.append(self._read_part(part))
+                except FetchFailed:
+                    unreadable.append(part.number)
+            if not unreadable:
+                return join_rows(values) if self._is_cut else values[0] if self.joined else values
         except DispatchError as error:
             raise DispatchError(
                 f"channel {self._channel._name!r}: the rows of its items cannot be joined, since the items are not "
                 f"alike; put items of one structure, or take them unjoined by take(n). {error}"
             ) from None
+        self._open, self._end = False, "requeued"
+        raise lost_items(self._channel._name, self._channel._request("requeue", self._lease, unreadable))
 
     @property
     def _is_cut(self) -> bool:
@@ -164,17 +171,6 @@ class Batch(StoredParts):
     def _read_part(self, part: RowRange) -> Value:
         value = unpack(self._backend, part.item.payload, Policy.VIEW if self._is_cut else Policy.PRIVATE)
         return value if part.whole else slice_rows(value, part.start, part.start + part.rows)
-
-    def _lose_unreadable(self) -> ItemsLost:
-        """Return the readable items to the channel, and the error that names the losses of the others."""
-        unreadable: list[int] = []
-        for part in self._ranges:
-            try:
-                unpack(self._backend, part.item.payload, Policy.VIEW)
-            except FetchFailed:
-                unreadable.append(part.number)
-        self._open, self._end = False, "requeued"
-        return lost_items(self._channel._name, self._channel._request("requeue", self._lease, unreadable))
 
     def ack(self) -> None:
         """Acknowledge the batch: its bytes are freed. Idempotent."""

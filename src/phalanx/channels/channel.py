@@ -252,7 +252,8 @@ class Channel(HubObject):
         def finish(lease: RequestId, answer: tuple[Any, ...]) -> Batch:
             if answer[0] != "taken":
                 raise self._failure(answer, f"{count} {'rows' if joined else 'items'} were asked for")
-            batch = Batch(self, lease, *answer[1:], joined)
+            _, ranges, short = answer
+            batch = Batch(self, lease, ranges, joined, short)
             try:
                 if order is not None:
                     order(batch)
@@ -303,12 +304,9 @@ class Channel(HubObject):
                 yield self.get()
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        while True:
-            try:
-                item = await self.get_async()
-            except ChannelClosed:
-                return
-            yield item
+        with suppress(ChannelClosed):
+            while True:
+                yield await self.get_async()
 
     def drop(self, reason: str, numbers: Iterable[int] | None = None) -> int:
         """Drop the waiting items, all or the given ``numbers``. Return the number of row ranges."""
@@ -437,16 +435,4 @@ def positive_number(value: Any, where: str) -> int:
     number = as_integer(value)
     if number is None or number < 1:
         raise DeclarationError(f"{where}: {value!r} was given; expected a whole number from 1")
-    return number
-
-
-def whole_number(value: Any, where: str) -> int:
-    """Return a number of rows, or a version.
-
-    Raises:
-        ValueError: if it is not a whole number.
-    """
-    number = as_integer(value)
-    if number is None:
-        raise ValueError(f"{where}={value!r}): expected a whole number")
     return number

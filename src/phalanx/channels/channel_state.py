@@ -20,11 +20,6 @@ from phalanx.channels.staleness_state import STALE, Done, ItemRows, RequestId, d
 
 By = Literal["items", "bytes"]
 Outcome = Literal["delivered", "dropped", "lost"]
-_SEVERITY: dict[Outcome, int] = {"delivered": 0, "dropped": 1, "lost": 2}
-_FINISHED = "it was finished: nothing more is put"
-_LEFT = "this process has left it and puts no more"
-_CALLED_OFF = "its put was called off"
-_UNREADABLE = "its bytes could not be read"
 _RATE_S = 10
 
 
@@ -44,6 +39,7 @@ class Item:
     """Position in the order of all items."""
     open_units: int = 0
     outcome: Outcome = "delivered"
+    """Worst outcome of the units that have ended."""
     at: float = 0.0
 
     @property
@@ -190,7 +186,7 @@ class ChannelState:
     _takes: dict[RequestId, Take] = field(default_factory=dict[RequestId, Take])
     _losses: dict[str, Loss] = field(default_factory=dict[str, Loss])
     _died: dict[str, str] = field(default_factory=dict[str, str])
-    _left: set[str] = field(default_factory=set[str])
+    _left: dict[str, str] = field(default_factory=dict[str, str])
     _item_counts: Counter[str] = field(default_factory=Counter[str])
     _row_counts: Counter[str] = field(default_factory=Counter[str])
     _delivered: Counter[int] = field(default_factory=Counter[int])
@@ -201,7 +197,7 @@ class ChannelState:
     def put(self, done: Done, item: Item) -> None:
         """Accept an item as soon as the channel has capacity."""
         peer = item.request[0]
-        ended = self.ended or self._died.get(peer) or (_LEFT if peer in self._left else None)
+        ended = self.ended or self._died.get(peer) or self._left.get(peer)
         if ended is not None:
             _refuse(item, done, ("ended", ended))
         else:
@@ -226,7 +222,7 @@ class ChannelState:
         """Cancel a request. Requeue the ranges that it took nevertheless, drop the item that it put."""
         self.cancel(request)
         self.requeue(request)
-        self._drop(self._withdraw(lambda item: item.request == request), _CALLED_OFF)
+        self._drop(self._withdraw(lambda item: item.request == request), "its put was called off")
         self._advance()
 
     def ack(self, lease: RequestId) -> None:
@@ -264,7 +260,7 @@ class ChannelState:
         Return the numbers of its items that are needed, with the payloads that can be moved, and (-1, None) for each
         put that waits.
         """
-        self._left.add(peer)
+        self._left[peer] = "this process has left it and puts no more"
         taken = {units.number for units in self._taken}
         stored = {units.number: units.item for units in self._open if units.item.holder == peer}
         needed = [(number, None if number in taken else item.payload) for number, item in stored.items()]
@@ -288,7 +284,7 @@ class ChannelState:
 
     def finish(self) -> None:
         """Reject further puts. Waiting items can still be taken."""
-        self.ended = self.ended or _FINISHED
+        self.ended = self.ended or "it was finished: nothing more is put"
         self._advance()
 
     def close(self, reason: str) -> list[Loss]:
@@ -532,7 +528,9 @@ class ChannelState:
         numbers: set[int] = set()
         for units in ranges:
             holder = units.item.request[0]
-            loss = losses.setdefault(holder, Loss(holder, self._died.get(holder, _UNREADABLE)))
+            loss = losses.setdefault(
+                holder, Loss(holder, self._died.get(holder, "its bytes could not be read"))
+            )
             loss.items += units.number not in numbers
             loss.rows += units.rows
             numbers.add(units.number)
@@ -546,7 +544,7 @@ class ChannelState:
                 reason = f"{outcome} in the channel"
                 item.bounded.staleness.remove(item.bounded, units.start, units.stop, reason)
             item.open_units -= units.stop - units.start
-            item.outcome = max(item.outcome, outcome, key=_SEVERITY.__getitem__)
+            item.outcome = max(item.outcome, outcome)  # alphabetical: delivered, dropped, lost
             self._row_counts[outcome] += units.rows
             if item.open_units == 0:
                 self._item_counts[item.outcome] += 1

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from phalanx.calls.timeouts import checked
-from phalanx.channels.channel import Channel, whole_number
+from phalanx.channels.channel import Channel
 from phalanx.channels.hub import Leased
 from phalanx.channels.hub_client import HubObject, PendingRequest, hubs
 from phalanx.channels.staleness_state import RequestId, StalenessStats
@@ -151,6 +151,18 @@ def _row_versions(versions: Any, rows: int) -> tuple[int, ...]:
     if len(numbers) != rows:
         raise ValueError(f"{rows} rows with {len(numbers)} versions: expected a version for each row")
     return numbers
+
+
+def whole_number(value: Any, where: str) -> int:
+    """Return a number of rows, or a version.
+
+    Raises:
+        ValueError: if it is not a whole number.
+    """
+    number = as_integer(value)
+    if number is None:
+        raise ValueError(f"{where}={value!r}): expected a whole number")
+    return number
 
 
 class StalenessManager(HubObject):

@@ -66,11 +66,14 @@ class StalenessStats:
 
 @dataclass(slots=True)
 class LeasedRows:
-    """Rows that a producer generates. ``done`` is answered again when they become too old, or the lease ends."""
+    """Rows of a lease, or of a request for one. ``version`` is the version that was served when the lease began.
+
+    ``done`` is answered again when the rows become too old, and when the lease ends.
+    """
 
     rows: int
-    version: int
     done: Done
+    version: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +125,7 @@ class StalenessState:
     """Accepted rows with their places in the order of training: (0, n) for rows that were taken, else (1, n)."""
     _places: Iterator[int] = field(default_factory=count)
     _leases: dict[RequestId, LeasedRows] = field(default_factory=dict[RequestId, LeasedRows])
-    _requests: dict[RequestId, tuple[int, Done]] = field(default_factory=dict[RequestId, tuple[int, Done]])
+    _requests: dict[RequestId, LeasedRows] = field(default_factory=dict[RequestId, LeasedRows])
 
     def __post_init__(self) -> None:
         self.serving = self.version
@@ -146,14 +149,14 @@ class StalenessState:
         if self.closed is not None:
             done(("gone", self.closed))
         else:
-            self._requests[request] = rows, done
+            self._requests[request] = LeasedRows(rows, done)
             self._start()
 
     def cancel(self, request: RequestId) -> None:
         """Answer a request that still waits with ("behind", reason)."""
         if request in self._requests:
-            rows, done = self._requests.pop(request)
-            done(("behind", self._delay(rows) or "requests that came before it wait"))
+            rows = self._requests.pop(request)
+            rows.done(("behind", self._delay(rows.rows) or "requests that came before it wait"))
             self._start()
 
     def withdraw(self, request: RequestId) -> None:
@@ -191,7 +194,7 @@ class StalenessState:
         """End the leases and requests of a dead process."""
         reason = f"{display_name(peer)}: {why}"
         for request in [request for request in self._requests if request[0] == peer]:
-            self._requests.pop(request)[1](("gone", reason))
+            self._requests.pop(request).done(("gone", reason))
         for lease in [lease for lease in self._leases if lease[0] == peer]:
             self.end(lease, reason)
         self._start()
@@ -200,8 +203,8 @@ class StalenessState:
         """Reject new leases. Running leases continue."""
         self.closed = self.closed or reason
         requests, self._requests = self._requests, {}
-        for _, done in requests.values():
-            done(("gone", reason))
+        for rows in requests.values():
+            rows.done(("gone", reason))
 
     # Rows in channels
 
@@ -274,20 +277,16 @@ class StalenessState:
 
     def stats(self) -> StalenessStats:
         """Return counts and versions."""
-        dropped, trained = self.dropped.total(), self.lags.total()
-        rows = RowCounts(self._submitted, len(self._ready), trained, dropped, self._count_running())
-        waiting, lags = len(self._requests), dict(self.lags)
-        return StalenessStats(
-            self.version, self.serving, rows, waiting, dict(self.dropped), lags, self.restored
-        )
+        ready, trained, dropped = len(self._ready), self.lags.total(), self.dropped.total()
+        rows = RowCounts(self._submitted, ready, trained, dropped, self._count_running())
+        waiting, reasons, lags = len(self._requests), dict(self.dropped), dict(self.lags)
+        return StalenessStats(self.version, self.serving, rows, waiting, reasons, lags, self.restored)
 
     def state(self) -> dict[str, Any]:
         """Return the state to save, with the ready rows that are in no channel."""
-        outside = [(item.versions[row], row) for item, row in self._ordered() if not item.in_channel]
-        return {
-            "stats": self.stats(),
-            "outside": [ReadyRows(None, row, row + 1, version) for version, row in outside],
-        }
+        rows = [(item, row) for item, row in self._ordered() if not item.in_channel]
+        outside = [ReadyRows(None, row, row + 1, item.versions[row]) for item, row in rows]
+        return {"stats": self.stats(), "outside": outside}
 
     def restore(self, state: dict[str, Any], rows: Iterable[Row]) -> None:
         """Continue from ``state`` with rows of items. Other rows count as dropped."""
@@ -308,13 +307,13 @@ class StalenessState:
     def _start(self) -> None:
         """Answer the waiting lease requests that need not wait, in order of arrival."""
         while self._requests:
-            request, (rows, done) = next(iter(self._requests.items()))
-            if self._delay(rows):
+            request, rows = next(iter(self._requests.items()))
+            if self._delay(rows.rows):
                 return
-            del self._requests[request]
-            self._leases[request] = LeasedRows(rows, self.serving, done)
-            self._submitted += rows
-            done(("leased", self.serving))
+            self._leases[request] = self._requests.pop(request)
+            self._submitted += rows.rows
+            rows.version = self.serving
+            rows.done(("leased", self.serving))
 
     def _delay(self, rows: int) -> str:
         """Return the reason why a lease has to wait, "" if it does not."""
