@@ -18,7 +18,7 @@ LINES = {
     "api": 1190,
     "backends": 2250,
     "calls": 2270,
-    "channels": 2250,
+    "channels": 2150,
     "checkpoint": 2040,
     "cli": 930,
     "collect": 550,

@@ -356,10 +356,6 @@ class HubServer:
             self._unauthenticated.release()
 
 
-_served: list[HubServer] = []
-
-
 def start_hub(host: str) -> HubAddress:
-    """Serve a hub of this process, which does nothing else."""
-    _served.append(HubServer(Hub(), host))
-    return _served[0].address
+    """Serve a hub of this process, which does nothing else. Its threads keep the server alive."""
+    return HubServer(Hub(), host).address
