@@ -20,6 +20,7 @@ def small_thresholds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     if request.param:
         monkeypatch.setattr(memory, "PARALLEL_FROM", 1)
         monkeypatch.setattr(memory, "HUGE_FROM", 1)
+        monkeypatch.setattr(memory, "_TORCH_PARALLEL_FROM", 1)
         monkeypatch.setattr(memory, "_CHUNK", 5)
 
 
@@ -154,20 +155,20 @@ def test_any_split_joins_back(sizes: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "HUGE_FROM", 1)
         patch.setattr(memory, "PARALLEL_FROM", 1)
+        patch.setattr(memory, "_TORCH_PARALLEL_FROM", 1)
         patch.setattr(memory, "_CHUNK", 7)
         assert torch.equal(concat_rows(list(whole.split(sizes))), whole)
         assert (concat_arrays([piece.numpy() for piece in whole.split(sizes)]) == whole.numpy()).all()
 
 
-def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done() -> None:
-    done: list[int] = []
-
-    def fail() -> None:
-        raise KeyError("broken")
-
-    with pytest.raises(KeyError, match="broken"):
-        memory._run_all([fail, lambda: done.append(1), lambda: done.append(2)])
-    assert sorted(done) == [1, 2]
+def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "PARALLEL_FROM", 1)
+    copied = np.zeros(4, np.uint8)
+    with pytest.raises(ValueError, match="broadcast"):
+        memory._copy_all([(np.zeros(3, np.uint8), np.ones(2, np.uint8)), (copied, np.ones(4, np.uint8))])
+    assert copied.all()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
