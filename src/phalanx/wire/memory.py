@@ -37,7 +37,7 @@ PARALLEL_FROM = 8 << 20
 """Copies from this many bytes on are divided over threads; below, waking them costs more than it saves."""
 
 _TORCH_PARALLEL_FROM = 1 << 15
-"""``torch.cat`` divides a join of this many elements over threads, which wait long for cores that ranks use."""
+"""torch divides copies of this many elements over threads, which wait long for cores that ranks use."""
 
 _CHUNK = 4 << 20
 _MOST_THREADS = 8
@@ -194,12 +194,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_copiers.cache_clear)
 
 
-def _copy_all(pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
-    """Copy the second of each pair into the first, in pieces on the copying threads if they are large.
+def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
+    """Copy each source into its target, in pieces on the copying threads if they are large.
 
     NumPy releases the interpreter lock in each piece. The first error is raised when all are done.
     """
-    if sum(dst.nbytes for dst, _ in pairs) < PARALLEL_FROM:
+    pairs = list(zip(targets, sources, strict=True))
+    if sum(target.nbytes for target in targets) < PARALLEL_FROM:
         for dst, src in pairs:
             dst[:] = src
         return
@@ -217,11 +218,7 @@ def _copy_all(pairs: Sequence[tuple[Bytes, Bytes]]) -> None:
 def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:
     """Copy each buffer into memory of its own (`allocate`), in parallel if they are large."""
     blocks = [allocate(view.nbytes) for view in views]
-    pairs = [
-        (bytes_of(block), np.frombuffer(view, dtype=np.uint8))
-        for block, view in zip(blocks, views, strict=True)
-    ]
-    _copy_all(pairs)
+    _copy_all(list(map(bytes_of, blocks)), [np.frombuffer(view, np.uint8) for view in views])
     return blocks
 
 
@@ -242,10 +239,17 @@ def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if not plain or sum(piece.numel() for piece in pieces) < _TORCH_PARALLEL_FROM:
         return torch.cat(pieces)
     shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
-    out = tensor_over(allocate(sum(piece.nbytes for piece in pieces)), pieces[0].dtype, shape)
-    parts = out.split([piece.shape[0] for piece in pieces])
-    _copy_all([(bytes_of(part), bytes_of(piece)) for part, piece in zip(parts, pieces, strict=True)])
-    return out
+    return tensor_over(_joined([bytes_of(piece) for piece in pieces]), pieces[0].dtype, shape)
+
+
+def select_rows(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    """Return the rows ``indices`` of a tensor in new memory, detached from any graph."""
+    rows = tensor.detach()
+    is_big = rows.numel() >= _TORCH_PARALLEL_FROM and rows.nbytes < PARALLEL_FROM
+    if not is_big or not _is_plain(rows) or min(indices, default=0) < 0:
+        return rows.index_select(0, torch.as_tensor(list(indices), dtype=torch.long, device=rows.device))
+    taken = bytes_of(rows).reshape(len(rows), -1).take(indices, axis=0)
+    return tensor_over(torch.from_numpy(taken), rows.dtype, (len(indices), *rows.shape[1:]))
 
 
 def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -264,25 +268,26 @@ def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any
     if not plain or dtype.hasobject or total < PARALLEL_FROM:
         return np.concatenate(arrays)
     shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
-    out = allocate(total).numpy()
-    parts = np.split(out, list(itertools.accumulate(array.nbytes for array in arrays))[:-1])
-    flat = [array.reshape(-1).view(np.uint8) for array in arrays]
-    _copy_all(list(zip(parts, flat, strict=True)))
-    return out.view(dtype).reshape(shape)
+    joined = _joined([array.reshape(-1).view(np.uint8) for array in arrays])
+    return joined.numpy().view(dtype).reshape(shape)
+
+
+def _joined(parts: Sequence[Bytes]) -> torch.Tensor:
+    """Return a new block with all parts in sequence."""
+    ends = list(itertools.accumulate(part.nbytes for part in parts))
+    block = allocate(ends[-1])
+    _copy_all(np.split(bytes_of(block), ends[:-1]), parts)
+    return block
 
 
 def _have_equal_rows(pieces: Sequence[Any], kind: type) -> bool:
     first = pieces[0]
-    return first.ndim > 0 and all(
-        type(piece) is kind
-        and piece.dtype == first.dtype
-        and piece.ndim == first.ndim
-        and piece.shape[1:] == first.shape[1:]
-        for piece in pieces
-    )
+    found = {(type(piece), piece.dtype, piece.ndim, piece.shape[1:]) for piece in pieces}
+    return first.ndim > 0 and found == {(kind, first.dtype, first.ndim, first.shape[1:])}
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether the bytes of a tensor are all that there is of it."""
-    on_cpu = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    return on_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
