@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan
 
@@ -20,7 +20,7 @@ from phalanx.calls.future import CallFuture
 from phalanx.calls.run_on import run_on
 from phalanx.checkpoint import rank_checkpoint as handlers
 from phalanx.checkpoint.planners import merge_plans
-from phalanx.checkpoint.rank_checkpoint import CONTINUE, LoadReport, note_name, role_title
+from phalanx.checkpoint.rank_checkpoint import CONTINUE, NOTE, LoadReport, role_title
 from phalanx.checkpoint.step_files import METADATA, WrittenItems
 from phalanx.checkpoint.steps import Step, StepWriter
 from phalanx.checkpoint.storage import Storage
@@ -79,13 +79,11 @@ def _results(calls: Sequence[Call], title: str) -> list[list[Any]]:
             pass
         return [future.result() for future in futures]
     except RemoteCallError as error:
-        causes = [(report.rank, report.exception) for report in error.causes]
-        first = causes[0][1] if causes else None
-        if not isinstance(first, CheckpointError) or not all(
-            isinstance(one, CheckpointError) for _, one in causes
-        ):
+        causes: list[Any] = [report.exception for report in error.causes]
+        if not causes or not all(isinstance(cause, CheckpointError) for cause in causes):
             raise
-        ranks = sorted(rank for rank, one in causes if str(one) == str(first))
+        first = causes[0]
+        ranks = sorted(report.rank for report in error.causes if str(report.exception) == str(first))
         text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {error.group!r}: {first}"
         if isinstance(first, CheckpointCorrupted):
             raise CheckpointCorrupted(text, files=first.files) from None
@@ -244,7 +242,7 @@ class _GroupSave:
 
     def _report(self, index: int, notes: Storage) -> Any:
         died = self.group.core.backend.dead_of([self._processes[index]])  # first: a rank may report and end
-        note = notes.read(note_name(index))
+        note = notes.read(NOTE.format(index))
         if note:
             return pickle.loads(note)
         if note is None:
@@ -283,86 +281,81 @@ class _GroupSave:
             }
 
 
-class GroupLoad(NamedTuple):
-    """A group, a role of it or some of its ranks, and the state to load into it.
-
-    Attributes:
-        group: the group.
-        sources: saved states by role.
-        parts: outermost keys to load; None: all.
-    """
-
-    group: Ranks
-    sources: Mapping[str, StoredState]
-    parts: Sequence[str] | None = None
-
-
-def step_load(group: Ranks, step: Step, name: str | None, parts: Sequence[str] | None) -> GroupLoad:
-    """Return the load of a group that was saved under ``name``; None: the group's own name, or the only name.
-
-    Raises:
-        CheckpointMismatch: if the step has other groups, roles or parts, or values that other ranks had.
-    """
-    found = _saved_parts(group, step, name)
-    states = {role: read_stored(step, part).select(parts) for role, part in found.items()}
-    sources = {role: state.for_ranks(len(group.ranks)) for role, state in states.items()}
-    return GroupLoad(group, sources, None if parts is None else tuple(parts))
-
-
-def load_groups(loads: Sequence[GroupLoad], step: Step | None = None) -> int:
-    """Load groups: check that all fits in all of them, verify the files, and read. Return the bytes.
+class GroupLoad:
+    """The load of a saved state into a group: planned, verified and read one after the other.
 
     Args:
-        loads: by group.
-        step: the step with the states; None for folders, whose files have no digests.
+        group: a group, a role of it, or some of its ranks.
+        sources: saved states by role.
+        step: the step with the states; None for a folder, whose files have no digests.
+    """
+
+    def __init__(self, group: Ranks, sources: Mapping[str, StoredState], step: Step | None = None) -> None:
+        self._group, self._sources, self._step = group, sources, step
+        self._title = f"load {group.name!r} {'model' if step is None else f'step {step.number}'}"
+        self._token = secrets.token_hex(8)
+        self._files = set[str]()
+
+    @classmethod
+    def of_step(cls, group: Ranks, step: Step, name: str | None, parts: Sequence[str] | None) -> GroupLoad:
+        """Return the load of a group that was saved under ``name``; None: the group's own name, or the only name.
+
+        Raises:
+            CheckpointMismatch: if the step has other groups, roles or parts, or values that other ranks had.
+        """
+        found = _saved_parts(group, step, name)
+        states = {role: read_stored(step, part).select(parts) for role, part in found.items()}
+        return cls(group, {role: state.for_ranks(len(group.ranks)) for role, state in states.items()}, step)
+
+    def plan(self) -> None:
+        """Have the ranks check that all fits, and that some rank takes each value."""
+        ranks = range(len(self._group.ranks))
+        reports: list[LoadReport] = call_ranks(
+            self._group, f"{self._title}: plan", handlers.plan_load, ranks, self._token, self._sources
+        )
+        left = sorted(set.intersection(*(report.left for report in reports)))
+        if left:
+            names = [name for folder, name in left if folder == left[0][0]]
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise CheckpointMismatch(
+                f"{len(names)} values of {left[0][0]} are taken by no rank: {shown}; the workers here have no such "
+                "names. Load what is wanted with parts=[...]"
+            )
+        self._files = set[str]().union(*(report.files for report in reports))
+
+    def verify(self) -> None:
+        """Have the ranks compare the planned files with their digests, each file once."""
+        group, step = self._group, self._step
+        if step is None:
+            return
+        facts = [(name, found) for name, found in step.files.items() if step.path(name) in self._files]
+        each = [dict(facts[rank :: len(group.ranks)]) for rank in range(len(group.ranks))]
+        wrong = call_ranks(group, f"{self._title}: verify", handlers.damaged_files, each, step.folder)
+        if any(wrong):
+            ranks = ", ".join(str(rank) for rank, names in zip(group.ranks, wrong, strict=True) if names)
+            raise step.corrupted(
+                [name for names in wrong for name in names],
+                f"; read by ranks {ranks} of {group.name!r}, whose nodes have to see the path",
+            )
+
+    def read(self) -> int:
+        """Have the ranks read the files. Return the bytes."""
+        tokens = [self._token] * len(self._group.ranks)
+        return sum(call_ranks(self._group, f"{self._title}: read", handlers.load, tokens))
+
+
+def load_groups(loads: Sequence[GroupLoad]) -> int:
+    """Load groups: check that all fits in all of them, verify the files, and read. Return the bytes.
 
     Raises:
         CheckpointMismatch: if something does not fit. No rank of any group was changed.
         CheckpointCorrupted: if a file is missing or differs. No rank was changed. As ``CallFuture.result``.
     """
-    what = "model" if step is None else f"step {step.number}"
-    planned = [(one.group, f"load {one.group.name!r} {what}", secrets.token_hex(8)) for one in loads]
-    files = [
-        _plan_load(load, f"{title}: plan", token)
-        for load, (_, title, token) in zip(loads, planned, strict=True)
-    ]
-    if step is not None:
-        for (group, title, _), names in zip(planned, files, strict=True):
-            _verify(group, f"{title}: verify", step, names)
-    nbytes = 0
-    for group, title, token in planned:
-        nbytes += sum(call_ranks(group, f"{title}: read", handlers.load, [token] * len(group.ranks)))
-    return nbytes
-
-
-def _verify(group: Ranks, title: str, step: Step, files: set[str]) -> None:
-    """Have the ranks compare files with their digests, each file once."""
-    facts = [(name, found) for name, found in step.files.items() if step.path(name) in files]
-    each = [dict(facts[rank :: len(group.ranks)]) for rank in range(len(group.ranks))]
-    wrong = call_ranks(group, title, handlers.damaged_files, each, step.folder)
-    if any(wrong):
-        ranks = ", ".join(str(rank) for rank, names in zip(group.ranks, wrong, strict=True) if names)
-        raise step.corrupted(
-            [name for names in wrong for name in names],
-            f"; read by ranks {ranks} of {group.name!r}, whose nodes have to see the path",
-        )
-
-
-def _plan_load(load: GroupLoad, title: str, token: str) -> set[str]:
-    """Have the ranks of a group check that all fits. Return the files to read."""
-    group, sources, parts = load
-    reports: list[LoadReport] = call_ranks(
-        group, title, handlers.plan_load, range(len(group.ranks)), token, sources, parts
-    )
-    left = sorted(set.intersection(*(one.left for one in reports)))
-    if left:
-        names = [name for folder, name in left if folder == left[0][0]]
-        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise CheckpointMismatch(
-            f"{len(names)} values of {left[0][0]} are taken by no rank: {shown}; the workers here have no such names. "
-            "Load what is wanted with parts=[...]"
-        )
-    return set[str]().union(*(one.files for one in reports))
+    for load in loads:
+        load.plan()
+    for load in loads:
+        load.verify()
+    return sum([load.read() for load in loads])
 
 
 def check_parts(verb: str, parts: Any) -> None:

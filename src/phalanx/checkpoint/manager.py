@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -18,12 +19,12 @@ from phalanx.channels.channel import Channel
 from phalanx.channels.channel_snapshots import check_owned, describe, restore, snapshot
 from phalanx.channels.staleness import StalenessManager
 from phalanx.checkpoint.group_checkpoint import (
+    GroupLoad,
     begin_save,
     check_parts,
     checked_group,
     load_groups,
     saved_groups,
-    step_load,
 )
 from phalanx.checkpoint.path_lock import PathLock
 from phalanx.checkpoint.save_future import SaveFuture
@@ -141,8 +142,8 @@ class CheckpointManager:
         saved = read_step(self.path, step)
         restore = self._driver.load(saved)
         chosen = parts or {}
-        loads = [step_load(group, saved, name, chosen.get(name)) for name, group in self._groups.items()]
-        load_groups(loads, saved)
+        groups = self._groups.items()
+        load_groups([GroupLoad.of_step(group, saved, name, chosen.get(name)) for name, group in groups])
         restore()
         return saved.number
 
@@ -158,10 +159,9 @@ class CheckpointManager:
     def _settle(self) -> None:
         """Wait for the pending save, and raise its error unless the caller has read it."""
         before, self._pending = self._pending, None
-        if before is not None and not before.was_read:
-            before.result()
-        elif before is not None:
-            before.exception()
+        if before is not None:
+            wait = before.exception if before.was_read else before.result
+            wait()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -288,26 +288,24 @@ class _DriverPart:
         names = [str(name) for name in self._state]
         writer.write(_STATE, pickle.dumps((names, values, _generators().state_dict()), 5))
         writer.parts[_DRIVER] = {"kind": "driver", "text": ", ".join([*names, "random numbers"])}
-        has_flow = bool(self._channels) or self._staleness is not None
-        flow = snapshot([*self._channels.values()], self._staleness) if has_flow else b""
-        versions: dict[str, dict[tuple[str, str], int]] = {}
-        own: list[str] = []
-        for name, group in self._groups.items():
-            published, had = group.core.published_weights, group.core.had_weights
-            versions[name] = {
-                key: max(published.get(key, 0), had.get(key, 0)) for key in {**had, **published}
-            }
-            own += [
-                f"{name}.{weights} {number}"
-                for (role, weights), number in sorted(published.items())
-                if number > had.get((role, weights), 0)  # published by the group itself
-            ]
-        writer.write(
-            _CHANNELS,
-            pickle.dumps((tuple(self._channels), self._staleness is not None, flow, versions), 5),
-        )
+        has_staleness = self._staleness is not None
+        flow = b""
+        if self._channels or has_staleness:
+            flow = snapshot([*self._channels.values()], self._staleness)
+        cores = {name: group.core for name, group in self._groups.items()}
+        versions = {
+            name: dict(_newest(core.had_weights, core.published_weights)) for name, core in cores.items()
+        }
+        content = tuple(self._channels), has_staleness, flow, versions
+        writer.write(_CHANNELS, pickle.dumps(content, 5))
         for name, text in (describe(flow) if flow else {}).items():
             writer.parts[name] = {"kind": "staleness" if name == "staleness" else "channel", "text": text}
+        own = [
+            f"{name}.{key[1]} {number}"
+            for name, core in cores.items()
+            for key, number in sorted(core.published_weights.items())
+            if number > core.had_weights.get(key, 0)  # published by the group itself
+        ]
         if own:
             writer.parts["weights"] = {"kind": "weights", "text": f"versions: {', '.join(own)}"}
 
@@ -350,8 +348,7 @@ class _DriverPart:
                 restore(flow, [*self._channels.values()], self._staleness)
             for name, group in self._groups.items():
                 numbers = group.core.published_weights
-                for key, number in versions.get(name, {}).items():
-                    numbers[key] = max(number, numbers.get(key, 0))
+                numbers.update(_newest(numbers, versions.get(name, {})))
             self._owner.load_state_dict(values)
             _generators().load_state_dict(generators)  # last: loading may draw random numbers
 
@@ -378,6 +375,13 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(sorted(map(str, names))) or "none"
 
 
+def _newest(
+    versions: Mapping[tuple[str, str], int], others: Mapping[tuple[str, str], int]
+) -> Mapping[tuple[str, str], int]:
+    """Return the later version of each name; versions count from 1."""
+    return Counter(versions) | Counter(others)
+
+
 def _generators() -> Generators:
     return Generators("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
 
@@ -390,11 +394,10 @@ def _read_format_1(step: Step) -> tuple[Sequence[str], bool, bytes, _Versions]:
             "%s was saved by an earlier version; the content of its channels and staleness is not restored",
             step.folder,
         )
-    versions: dict[str, dict[tuple[str, str], int]] = {}
+    versions: dict[str, Mapping[tuple[str, str], int]] = {}
     for group, numbers in [*saved.published.items(), *saved.had.items()]:
-        found = versions.setdefault(group, {})
-        for role, name, number in numbers:
-            found[role, name] = max(number, found.get((role, name), 0))
+        found = {(role, name): number for role, name, number in numbers}
+        versions[group] = _newest(versions.get(group, {}), found)
     return (), False, b"", versions
 
 

@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 
 from phalanx.checkpoint.storage import storage_errors
-from phalanx.checkpoint.stored_state import StoredKey, StoredState
+from phalanx.checkpoint.stored_state import StoredState, stored_leaf
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -143,15 +143,15 @@ def read_model(folder: str) -> StoredState:
         places = {name: place for file in files for name, place in _read_header(folder, file).items()}
     if not files:
         raise CheckpointError(f"{folder} has no safetensors files")
-    entries: dict[str, Any] = {}
-    data: dict[MetadataIndex, Place] = {}
+    metadata = dcp.Metadata({}, storage_data={})
     for name, place in places.items():
         size, origin = torch.Size(place.shape), torch.Size([0] * len(place.shape))
         chunks = [dcp.ChunkStorageMetadata(origin, size)]
-        entries[name] = dcp.TensorStorageMetadata(TensorProperties(dtype=place.dtype), size, chunks)
-        data[MetadataIndex(name, origin)] = place
-    keys = {name: StoredKey(name, (name,)) for name in places}
-    return StoredState(dcp.Metadata(entries, storage_data=data), keys, 1, folder, read_boxes)
+        properties = TensorProperties(dtype=place.dtype)
+        metadata.state_dict_metadata[name] = dcp.TensorStorageMetadata(properties, size, chunks)
+        metadata.storage_data[MetadataIndex(name, origin)] = place
+    leaves = {name: stored_leaf(metadata, name, (name,)) for name in places}
+    return StoredState(metadata, leaves, 1, folder, read_boxes)
 
 
 def _read_header(folder: str, name: str) -> dict[str, Place]:

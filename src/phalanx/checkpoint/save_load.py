@@ -23,7 +23,6 @@ from phalanx.checkpoint.group_checkpoint import (
     checked_group,
     load_groups,
     plan_group,
-    step_load,
 )
 from phalanx.checkpoint.model_folder import create_files, read_model
 from phalanx.checkpoint.planners import merge_plans
@@ -179,7 +178,7 @@ def load(
         nbytes = load_groups([GroupLoad(ranks, {ranks.role: model})])
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
-    nbytes = load_groups([step_load(ranks, saved, name, parts)], saved)
+    nbytes = load_groups([GroupLoad.of_step(ranks, saved, name, parts)])
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
 
 

@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,9 +108,9 @@ class Step:
                 f"{self.folder} was removed while it was read: its writer keeps fewer steps (keep=). Load again, which "
                 "takes the last step"
             )
-        shown = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
         return CheckpointCorrupted(
-            f"{self.folder} is damaged: {shown}: missing, or not what was written; load another step (step=){more}",
+            f"{self.folder} is damaged: {_shown(files, 5)}: missing, or not what was written; load another step "
+            f"(step=){more}",
             files=tuple(files),
         )
 
@@ -194,34 +194,36 @@ class StepWriter:
         step = Step(self._storage, self.step, serial, at, seconds, self.files, self.parts)
         self._storage.write(MANIFEST, _manifest(step))
         self._lock.check()  # a store compares and writes in two steps: a claim in between withdraws the step
-        self._ended = True  # before older steps are removed: an interrupt must not remove the only one
-        with self._end:
-            try:
-                for old in expired(find_steps(self._run), self._keep):
-                    old.remove()
-            except CheckpointError as error:  # the step is complete, and the next save tries again
-                warnings.warn(f"old steps were not removed: {error}", stacklevel=2)
+        # The step is complete. What cannot be removed is left to the next save.
+        self._finish("old steps", lambda: expired(find_steps(self._run), self._keep))
         return step
 
     def _check_files(self) -> None:
         missing = self._storage.missing(self.files)
         if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise CheckpointError(
-                f"step {self.step} is not saved: {', '.join(missing[:3])}{more} of it cannot be seen by the driver in "
+                f"step {self.step} is not saved: {_shown(missing, 3)} of it cannot be seen by the driver in "
                 f"{self.folder}; is that a path that only one node sees? Choose one that the driver and all ranks share"
             )
 
     def abandon(self) -> None:
         """Remove the files that were written. Does nothing after a commit."""
-        if self._ended:
-            return
-        self._ended = True
+        if not self._ended:
+            self._finish(f"files of step {self.step}", lambda: [Step(self._storage, self.step)])
+
+    def _finish(self, title: str, steps: Callable[[], Sequence[Step]]) -> None:
+        """Remove steps, and let the next step of the path begin."""
+        self._ended = True  # first: an interrupt of the removal of older steps must not remove the only one
         with self._end:
             try:
-                Step(self._storage, self.step).remove()
+                for step in steps():
+                    step.remove()
             except CheckpointError as error:
-                warnings.warn(f"files of step {self.step} were not removed: {error}", stacklevel=2)
+                warnings.warn(f"{title} were not removed: {error}", stacklevel=3)
+
+
+def _shown(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def checked_keep(keep: int | None) -> int | None:

@@ -89,12 +89,26 @@ class LocalTensor:
 
 
 class SavedLeaf(NamedTuple):
-    """A leaf that was saved; ``dtype`` is None for a pickled value. ``sharded``: it was saved in several boxes."""
+    """A leaf that was saved.
+
+    Attributes:
+        path: its place in the state.
+        dtype: None for a pickled value.
+        shape: of the global tensor.
+        sharded: it was saved in several boxes.
+        ranks: that had it; None: all.
+    """
 
     path: Path
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
     sharded: bool = False
+    ranks: frozenset[int] | None = None
+
+    @property
+    def part(self) -> str:
+        """Outermost key of the state; "" for a value that is the complete state."""
+        return str(self.path[0]) if self.path else ""
 
 
 class RankState:
@@ -148,7 +162,7 @@ class RankState:
         Raises:
             CheckpointMismatch: if the leaves do not fit; the error names them.
         """
-        names = sorted({str(leaf.path[0]) for leaf in saved.values() if leaf.path})
+        names = sorted({leaf.part for leaf in saved.values() if leaf.path})
         self._planned = []
         for component in self._components:
             if component.name and parts is not None and component.name not in parts:
