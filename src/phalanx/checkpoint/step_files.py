@@ -54,10 +54,6 @@ class DirectFile(io.FileIO):
                 self._set_direct(False)  # some file systems refuse it only here
         return len(block)
 
-    def sync(self) -> None:
-        """Return when all is on the disk."""
-        os.fsync(self.fileno())
-
     def _set_direct(self, on: bool) -> None:
         flags = fcntl.fcntl(self.fileno(), fcntl.F_GETFL)
         try:
@@ -142,7 +138,7 @@ class StepFiles:
                 yield stream
                 self.facts[name] = stream.finish()
                 if local:
-                    file.sync()
+                    os.fsync(file.fileno())
             except BaseException as error:
                 raise (stream.error or error) from None
 
