@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import logging
-import operator
 import os
 import pickle
 import threading
@@ -46,7 +44,8 @@ _CHANNELS_OF_FORMAT_1 = "driver/links.pickle"
 _VERB = "px.checkpoint.CheckpointManager"
 
 _log = logging.getLogger("phalanx")
-_Versions = Mapping[str, Mapping[tuple[str, str], int]]
+_Versions = Mapping[tuple[str, str], int]
+"""Numbers of weights by role and name."""
 
 
 class CheckpointManager:
@@ -373,16 +372,16 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(sorted(map(str, names))) or "none"
 
 
-def _newest(*versions: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+def _newest(versions: _Versions, others: _Versions) -> dict[tuple[str, str], int]:
     """Return the last version of each name; versions count from 1."""
-    return dict(functools.reduce(operator.or_, map(Counter, versions)))
+    return dict(Counter(versions) | Counter(others))
 
 
 def _generators() -> Generators:
     return Generators("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
 
 
-def _read_format_1(step: Step) -> tuple[Sequence[str], bool, bytes, _Versions]:
+def _read_format_1(step: Step) -> tuple[Sequence[str], bool, bytes, Mapping[str, _Versions]]:
     """Return the content of the driver's file of format 1, without that of channels and staleness."""
     saved = _Format1(io.BytesIO(step.read(_CHANNELS_OF_FORMAT_1))).load()
     if saved.channels or saved.staleness is not None:

@@ -166,7 +166,8 @@ def merge_plans(plans: Sequence[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], dcp.
     paths: dict[str, Path] = {}
     for key, by in offers.items():
         for rank, (path, _) in by.items():
-            paths |= {rank_key(key, rank): (*path, f"of rank {rank}")} if key in by_rank else {key: path}
+            name, last = (rank_key(key, rank), (f"of rank {rank}",)) if key in by_rank else (key, ())
+            paths[name] = (*path, *last)
     renamed = [
         dcp.SavePlan([_renamed(item, rank) if item.index.fqn in by_rank else item for item in plan.items])
         for rank, plan in enumerate(plans)

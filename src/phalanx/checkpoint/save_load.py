@@ -334,7 +334,7 @@ class _GroupSave:
     """
 
     def __init__(self, group: Ranks, writer: StepWriter, prefix: str, *, staged: bool) -> None:
-        self.group, self._writer, self._prefix = group, writer, prefix
+        self.group, self._writer, self._prefix, self._staged = group, writer, prefix, staged
         title = f"save {group.name!r} step {writer.step}"
         save = f"{writer.folder}/{prefix}"
         plans: dict[str, list[SavePlan]] = {}
@@ -343,15 +343,14 @@ class _GroupSave:
             merged, self._metadata[role] = merge_plans(offered)
             plans[role] = FileSystemWriter(".").prepare_global_plan(merged)  # names the file of each rank
         folders = {role: writer.part(prefix + role_title(role)) for role in plans}
-        self._notes = Storage(writer.part(f"{prefix}.notes")) if staged else None
-        if self._notes is not None:
+        self._notes = Storage(f"{writer.folder}/{prefix}.notes")
+        if staged:
+            self._notes.make("")
             self._notes.mark(CONTINUE)
         self._processes = [group.core.epoch.endpoints[rank] for rank in group.ranks]
         each = [{role: one[index] for role, one in plans.items()} for index in range(len(group.ranks))]
-        notes = "" if self._notes is None else self._notes.root
-        self.call = _send(
-            group, f"{title}: {'staged' if staged else 'written'}", handlers.write, each, save, folders, notes
-        )
+        title, notes = (f"{title}: staged", self._notes.root) if staged else (f"{title}: written", "")
+        self.call = _send(group, title, handlers.write, each, save, folders, notes)
 
     def collect(self, cancelled: threading.Event) -> list[dict[str, WrittenItems]]:
         """Wait for the threads of the ranks. Return the written items by rank and role.
@@ -372,8 +371,7 @@ class _GroupSave:
                     raise CheckpointError(
                         f"rank {rank} of {self.group.name!r} could not write step {step}: {report}; {kept}"
                     )
-        if self._notes is not None:
-            self._notes.remove("")
+        self._notes.remove("")
         return reports
 
     def _reports(self) -> Generator[list[Any]]:
@@ -383,18 +381,17 @@ class _GroupSave:
         """
         reports: list[Any] = [None] * len(self.group.ranks)
         pause = _POLL_S[0]
-        while self._notes is not None:
-            for index, report in enumerate(reports):
-                reports[index] = report or self._report(index, self._notes)
+        while True:
+            reports = [report or self._report(index) for index, report in enumerate(reports)]
             yield reports
             if all(reports):
                 return
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S[1])
 
-    def _report(self, index: int, notes: Storage) -> Any:
+    def _report(self, index: int) -> Any:
         died = self.group.core.backend.dead_of([self._processes[index]])  # first: a rank may report and end
-        note = notes.read(NOTE.format(index))
+        note = self._notes.read(NOTE.format(index))
         if note:
             return pickle.loads(note)
         if note is None:
@@ -407,9 +404,8 @@ class _GroupSave:
             self.call.result(None)
         until = time.monotonic() + _STOP_S
         with contextlib.suppress(CheckpointError):
-            if self._notes is not None:
-                self._notes.remove(CONTINUE)
-            for _ in self._reports():
+            self._notes.remove(CONTINUE)
+            for _ in self._reports() if self._staged else ():
                 if time.monotonic() > until:
                     return
 

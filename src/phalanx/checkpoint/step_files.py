@@ -126,18 +126,17 @@ class StepFiles:
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any]:
-        name = os.path.basename(path)
-        if "w" not in mode:
-            with self._storage.open(name, mode) as file:
+        name, writes = os.path.basename(path), "w" in mode
+        direct = writes and self._storage.is_local
+        with DirectFile(f"{self._storage.root}/{name}") if direct else self._storage.open(name, mode) as file:
+            if not writes:
                 yield file
-            return
-        local = self._storage.is_local
-        with DirectFile(f"{self._storage.root}/{name}") if local else self._storage.open(name, mode) as file:
+                return
             stream = OutputStream(file.write, self._check)
             try:
                 yield stream
                 self.facts[name] = stream.finish()
-                if local:
+                if direct:
                     os.fsync(file.fileno())
             except BaseException as error:
                 raise (stream.error or error) from None

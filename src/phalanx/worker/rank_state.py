@@ -348,10 +348,8 @@ class _Optimizer(_Component):
         found: dict[str, tuple[torch.Tensor, LocalTensor, Mapping[str, Any]]] = {}
         for number, group in enumerate(self._owner.param_groups):
             for index, parameter in enumerate(group["params"]):
-                name, tensor = known.get(_identity(parameter)) or (
-                    f"group {number}.{index}",
-                    LocalTensor.of("", parameter),
-                )
+                own = _identity(parameter)
+                name, tensor = known.get(own) or (f"group {number}.{index}", LocalTensor.of("", parameter))
                 found[name] = (parameter, tensor, group)
         return found
 
