@@ -23,7 +23,9 @@ from xxhash import xxh3_64_hexdigest
 
 from phalanx.errors import CheckpointError, CheckpointMismatch, InternalError, PhalanxError
 from phalanx.weights.digests import tensor_digest
+from phalanx.weights.tensors import cut
 from phalanx.worker.rank_state import LocalTensor, Path
+from phalanx.worker.state_copies import host_copy
 
 _BY_NAME = ("model.", "optimizer.")
 """Leaves that a load finds by the names of parameters, on any rank."""
@@ -97,13 +99,8 @@ class SavePlanner(dcp.DefaultSavePlanner):
             data = self.resolve_data(item)
             if isinstance(data, io.BytesIO):
                 self._staged[item.index] = data.getvalue()
-                continue
-            buffer = buffers.get(item.index)
-            if buffer is None or buffer.shape != data.shape or buffer.dtype != data.dtype:
-                buffer = buffers[item.index] = torch.empty(
-                    data.shape, dtype=data.dtype, pin_memory=data.is_cuda
-                )
-            self._staged[item.index] = buffer.copy_(data)
+            else:
+                buffers[item.index] = self._staged[item.index] = host_copy(data, buffers.get(item.index))
         self._leaves = {}
 
     def resolve_data(self, write_item: dcp.WriteItem) -> torch.Tensor | io.BytesIO:
@@ -284,7 +281,5 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
         target = self._targets[read_item.dest_index.fqn]
         if target is None:
             raise InternalError(f"torch read {read_item.dest_index.fqn}, a value, as a tensor")
-        view = target.box_at(read_item.dest_index.offset or ())
-        for dim, (start, size) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            view = view.narrow(dim, start, size)
-        return view
+        box = target.box_at(read_item.dest_index.offset or ())
+        return cut(box, read_item.dest_offsets, read_item.lengths)

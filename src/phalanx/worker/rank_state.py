@@ -21,6 +21,7 @@ from phalanx.declare.state_declarations import StateOf, declared_states, statefu
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.boxes import LocalBox, complete, volume
 from phalanx.weights.local_layout import ShardSpec, dtensor_boxes, local_of, named_tensors, read_megatron
+from phalanx.weights.tensors import cut
 
 Path = tuple[str | int | tuple[str, int], ...]
 """Place of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
@@ -76,10 +77,7 @@ class LocalTensor:
     def box_at(self, offsets: Sequence[int]) -> torch.Tensor:
         """Return the view of the box that begins at ``offsets`` of the global tensor."""
         patch = next(patch for patch in self.patches if patch.box.offsets == tuple(offsets))
-        view = self.local.detach()
-        for dim, (start, size) in enumerate(zip(patch.at, patch.box.sizes, strict=True)):
-            view = view.narrow(dim, start, size)
-        return view
+        return cut(self.local, patch.at, patch.box.sizes)
 
     def like(self, parameter: LocalTensor) -> LocalTensor:
         """Return the tensor with the layout of its parameter, if it has the same local shape and none of its own."""
