@@ -67,36 +67,33 @@ def create_files(
         CheckpointError: if the format lacks a type.
     """
     files: list[dict[str, Any]] = [{}]
-    end = 0
+    ends = [0]
     for name, tensor in sorted(tensors.items()):
         dtype, nbytes = tensor.properties.dtype, tensor.size.numel() * tensor.properties.dtype.itemsize
         if dtype not in _TYPES:
             types = ", ".join(map(str, _TYPES))
             raise CheckpointError(f"{name} has type {dtype}; safetensors files have {types}")
-        if files[-1] and end + nbytes > shard_bytes:
+        if files[-1] and ends[-1] + nbytes > shard_bytes:
             files.append({})
-            end = 0
-        start, end = end, end + nbytes
+            ends.append(0)
+        start, ends[-1] = ends[-1], ends[-1] + nbytes
         shape = list(tensor.size)
-        files[-1][name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [start, end]}
+        files[-1][name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [start, ends[-1]]}
     folder.mkdir(parents=True)
     places: dict[str, Place] = {}
-    total = 0
-    for number, content in enumerate(files, 1):
+    for number, (content, end) in enumerate(zip(files, ends, strict=True), 1):
         several = f"model-{number:05}-of-{len(files):05}.safetensors"
         file = several if len(files) > 1 else "model.safetensors"
         text = json.dumps({"__metadata__": {"format": "pt"}, **content}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         header = len(text).to_bytes(8, "little") + text
-        nbytes = max(tensor["data_offsets"][1] for tensor in content.values())
         with open(folder / file, "wb") as opened:
-            os.posix_fallocate(opened.fileno(), 0, len(header) + nbytes)
+            os.posix_fallocate(opened.fileno(), 0, len(header) + end)
             opened.write(header)
         places |= _places(file, content, len(header))
-        total += nbytes
     if len(files) > 1:
         weights = {name: place.relative_path for name, place in places.items()}
-        index = {"metadata": {"total_size": total}, "weight_map": weights}
+        index = {"metadata": {"total_size": sum(ends)}, "weight_map": weights}
         (folder / INDEX).write_text(json.dumps(index, indent=2))
     return places
 
