@@ -19,7 +19,7 @@ LINES = {
     "backends": 2250,
     "calls": 2270,
     "channels": 2250,
-    "checkpoint": 2040,
+    "checkpoint": 1930,
     "cli": 930,
     "collect": 550,
     "compat": 2310,
