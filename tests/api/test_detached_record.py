@@ -6,7 +6,7 @@ import pytest
 
 import phalanx as px
 from phalanx.group.epoch import GroupCard
-from phalanx.members.detached import PROTOCOL, DetachedRecord
+from phalanx.group.roster import PROTOCOL, DetachedRecord
 
 
 def a_record() -> DetachedRecord:

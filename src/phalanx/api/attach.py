@@ -14,7 +14,7 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, GroupClosed, PlacementError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.members.detached import read_record, withdraw_record
+from phalanx.group.roster import read_record, withdraw
 from phalanx.session.session import session
 
 _GATHERED_WITHIN_S = 5.0
@@ -38,7 +38,7 @@ class AttachedGroup(GroupView):
     def close(self, *, pool: bool = False) -> None:
         """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
         if self.core.begin_close():
-            withdraw_record(self.core)
+            withdraw(self.core)
             gather_before_end(self.core, _GATHERED_WITHIN_S)
             self.core.backend.kill(self.core.endpoints)
             if pool:
