@@ -11,7 +11,7 @@ from phalanx.group.roster import PROTOCOL, DetachedRecord
 
 def a_record() -> DetachedRecord:
     record = GroupCard("g", 1, {"": {}}, {}, {"": "Cls"})
-    return DetachedRecord(record, (), (), {"pool": ("key",)})
+    return DetachedRecord(record, (), {"pool": ("key",)})
 
 
 def of_another_version(kept: bytes) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cloudpickle
 
@@ -18,11 +18,10 @@ from phalanx.errors import DeclarationError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
-from phalanx.topology.slots import Slot
 from phalanx.wire.messages import ProcessInfo
 
 #: Of a detached record: raised where a driver could not read what another version has left.
-PROTOCOL = 3
+PROTOCOL = 4
 _HEADER = b"phalanx group, protocol %d\n"
 _HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 
@@ -57,23 +56,22 @@ class Roster:
 
 @dataclass(frozen=True)
 class DetachedRecord:
-    """Record of a detached group for later drivers; plain values only.
+    """Record of a detached group for later drivers; plain values only: its ``members`` lack their handles.
 
     It is published as a line of bytes, which every version reads, and the pickled record, which versions of the same
     protocol read.
     """
 
     card: GroupCard
-    slots: tuple[Slot, ...]
-    facts: tuple[ProcessInfo, ...]
+    members: tuple[Endpoint, ...]
     reservations: dict[str, tuple[str, ...]]
 
     @staticmethod
     def of(group: Group) -> DetachedRecord:
         """Return the present record of a group."""
-        slots, facts = zip(*((one.slot, one.facts) for one in group.endpoints), strict=True)
+        members = tuple(replace(endpoint, handle=None) for endpoint in group.endpoints)
         keys = {key: tuple(held.reservation.keys) for key, held in group.pool.holdings.items()}
-        return DetachedRecord(group.card, slots, facts, keys)
+        return DetachedRecord(group.card, members, keys)
 
     def to_bytes(self) -> bytes:
         return _HEADER % PROTOCOL + cloudpickle.dumps(self)

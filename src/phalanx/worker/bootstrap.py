@@ -34,9 +34,8 @@ def apply(setup: RankConfig, in_driver: bool) -> str | None:
     os.environ.update(setup.environment)
     torch = sys.modules.get("torch")
     threads = setup.environment.get(THREADS, "")
-    if (
-        torch is not None and threads.isdigit() and int(threads)
-    ):  # imported before: its count is already fixed
+    # If torch was imported before, its thread count is fixed already.
+    if torch is not None and threads.isdigit() and int(threads):
         torch.set_num_threads(int(threads))
     return log
 
