@@ -6,12 +6,12 @@ import pytest
 
 import phalanx as px
 from phalanx.group.epoch import GroupCard
-from phalanx.members.detached import PROTOCOL, DetachedRecord
+from phalanx.group.roster import PROTOCOL, DetachedRecord
 
 
 def a_record() -> DetachedRecord:
     record = GroupCard("g", 1, {"": {}}, {}, {"": "Cls"})
-    return DetachedRecord(record, (), (), {"pool": ("key",)})
+    return DetachedRecord(record, (), {"pool": ("key",)})
 
 
 def of_another_version(kept: bytes) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.checkpoint import path_lock
+from phalanx.checkpoint import steps
 from phalanx.checkpoint.steps import find_steps, in_order, read_step
 from phalanx.checkpoint.storage import Storage
 from tests.checkpoint.save_workers import saved
@@ -56,7 +56,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.fixture(autouse=True)
 def _other_process() -> Iterator[None]:
     yield
-    path_lock._locks.clear()
+    steps._locks.clear()
 
 
 def content(step: int) -> bytes:
@@ -73,10 +73,10 @@ def saved_until_killed(path: str, last: float) -> tuple[int, int]:
                 saved(path, number, keep=KEEP, data=content(number))
                 step = number
         except Killed:
-            for lock in path_lock._locks.values():
+            for lock in steps._locks.values():
                 if lock._file >= 0:
                     os.close(lock._file)
-        path_lock._locks.clear()
+        steps._locks.clear()
     return step, killer.changes
 
 

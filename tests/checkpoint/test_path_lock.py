@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import phalanx as px
-from phalanx.checkpoint.path_lock import CLAIM, PathLock, holder_of
-from phalanx.checkpoint.steps import StepWriter, find_steps
+from phalanx.checkpoint.steps import CLAIM, PathLock, StepWriter, find_steps, holder_of
 from phalanx.checkpoint.storage import Storage
 
 HOLD = """

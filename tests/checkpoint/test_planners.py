@@ -142,7 +142,7 @@ def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> Non
         ("seed", "seed of rank 1"),
         ("lr", "lr"),
     ]
-    assert found.leaf("own.3 of rank 1").path == ("own", 3)
+    assert found.leaves["own.3 of rank 1"].path == ("own", 3)
     with pytest.raises(CheckpointMismatch, match=r"2 values differed by rank on the 2 ranks.*parts=\['lr'\]"):
         found.for_ranks(1)
     assert found.select(["lr"]).for_ranks(1).keys_for(0) == {"lr": "lr"}

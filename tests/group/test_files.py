@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import phalanx as px
-from phalanx.members.rank_config import folder_name
+from phalanx.members.launch import folder_name
 
 
 @pytest.mark.parametrize(

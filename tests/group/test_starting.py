@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 import phalanx as px
-from phalanx.backends.backend_types import ProcessStatus
+from phalanx.backends.backend_types import ProcessStatus, Ticket
 from phalanx.backends.ray import backend as ray_backend
-from phalanx.members import start_progress as starting
-from phalanx.members.start_progress import Starting
+from phalanx.calls.call_state import Results
+from phalanx.members import processes
+from phalanx.members.processes import start_status
 
 STACK = '  File "/home/me/train.py", line 9 in __init__'
 
@@ -34,11 +35,13 @@ class Backend:
         return [self._sight]
 
 
-def looked(ready: int, sight: ProcessStatus, hosts: str = "aaaa") -> tuple[int, str]:
+def looked(ready: int, sight: ProcessStatus, hosts: str = "aaaa", sent: bool = True) -> tuple[int, str]:
     backend: Any = Backend(ready, sight)
-    shown = Starting(backend, "trainer", 4)
-    shown.watch([placed(host) for host in hosts], list("abcd"))
-    return shown.look()
+    epoch = SimpleNamespace(endpoints=[placed(host) for host in hosts])
+    core = SimpleNamespace(backend=backend)
+    arrivals = Results(backend, [Ticket(ref) for ref in "abcd"])
+    call: Any = SimpleNamespace(core=core, epoch=epoch, was_sent=sent, arrivals=arrivals)
+    return start_status(call)
 
 
 def placed(host: str) -> Any:
@@ -65,17 +68,15 @@ def test_when_all_are_ready_nothing_is_waited_for() -> None:
 
 
 def test_before_the_processes_are_there_that_is_what_is_waited_for() -> None:
-    backend: Any = Backend(0, ProcessStatus(True))
-
-    assert Starting(backend, "trainer", 4).look() == (0, "waiting for processes")
+    assert looked(0, ProcessStatus(True), sent=False) == (0, "waiting for processes")
 
 
 @pytest.mark.slow
 def test_a_start_that_takes_its_time_is_shown(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=120, color_system=None)
-    monkeypatch.setattr(starting, "terminal", lambda: console)
-    monkeypatch.setattr(starting, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(processes, "terminal", lambda: console)
+    monkeypatch.setattr(processes, "SHOWN_AFTER_S", 0.0)
 
     class Slow(px.Worker):
         def __init__(self) -> None:

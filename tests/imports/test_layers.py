@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("phalanx.dispatch",),
     ("phalanx.collect",),
     tuple(f"phalanx.weights.{name}" for name in WEIGHT_PLANNING),
-    ("phalanx.checkpoint.storage", "phalanx.checkpoint.path_lock", "phalanx.checkpoint.steps"),
+    ("phalanx.checkpoint.storage", "phalanx.checkpoint.steps"),
     ("phalanx.backends.backend_types",),
     ("phalanx.backends",),
     ("phalanx.backends.ray",),
@@ -113,7 +113,6 @@ WITHOUT_TORCH = {
     "phalanx.tracing",
     "phalanx.display",
     "phalanx.checkpoint.storage",
-    "phalanx.checkpoint.path_lock",
     "phalanx.checkpoint.steps",
 }
 _ROWS = {layer: number for number, layers in enumerate(LAYERS) for layer in layers}

@@ -323,7 +323,7 @@ def test_whoever_interrupts_a_replacement_twice_has_a_broken_group_and_can_try_a
         px.snapshot(group)
         with monkeypatch.context() as patch:
             patch.setattr(Counter, "rejoin", interrupted_too)
-            patch.setattr("phalanx.members.processes.settle", interrupted_too)
+            patch.setattr("phalanx.members.replacement.settle", interrupted_too)
             with pytest.raises(KeyboardInterrupt):
                 px.replace_ranks(group, 1)
         with pytest.raises(px.GroupBroken, match=r"could not be given new ranks: KeyboardInterrupt$"):

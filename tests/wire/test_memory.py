@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.wire import memory
-from phalanx.wire.memory import allocate, concat_arrays, concat_rows, private_copies
+from phalanx.wire.memory import allocate, concat_arrays, concat_rows, private_copies, select_rows
 
 
 @pytest.fixture(params=[False, True], ids=["one thread", "threads"])
@@ -20,6 +20,7 @@ def small_thresholds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     if request.param:
         monkeypatch.setattr(memory, "PARALLEL_FROM", 1)
         monkeypatch.setattr(memory, "HUGE_FROM", 1)
+        monkeypatch.setattr(memory, "_TORCH_PARALLEL_FROM", 1)
         monkeypatch.setattr(memory, "_CHUNK", 5)
 
 
@@ -81,6 +82,20 @@ def test_rows_are_joined_in_order(dtype: torch.dtype) -> None:
     joined = concat_rows([whole[:2], whole[2:2], whole[2:7], whole[7:]])
     assert joined.dtype == dtype
     assert joined.view(torch.uint8).tolist() == whole.view(torch.uint8).tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_selected_as_torch_selects_them(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_TORCH_PARALLEL_FROM", 1)
+    whole = (torch.arange(24) % 3).reshape(8, 3).to(dtype)
+    for indices in ([7, 0, 0], range(1, 8, 3), []):
+        selected = select_rows(whole, indices)
+        expected = whole.index_select(0, torch.tensor(list(indices), dtype=torch.long))
+        assert selected.dtype == dtype
+        assert torch.equal(selected.view(torch.uint8), expected.view(torch.uint8))
+    for outside in (8, -1):
+        with pytest.raises(IndexError):
+            select_rows(whole, [outside])
 
 
 @pytest.mark.usefixtures("small_thresholds")
@@ -154,20 +169,20 @@ def test_any_split_joins_back(sizes: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "HUGE_FROM", 1)
         patch.setattr(memory, "PARALLEL_FROM", 1)
+        patch.setattr(memory, "_TORCH_PARALLEL_FROM", 1)
         patch.setattr(memory, "_CHUNK", 7)
         assert torch.equal(concat_rows(list(whole.split(sizes))), whole)
         assert (concat_arrays([piece.numpy() for piece in whole.split(sizes)]) == whole.numpy()).all()
 
 
-def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done() -> None:
-    done: list[int] = []
-
-    def fail() -> None:
-        raise KeyError("broken")
-
-    with pytest.raises(KeyError, match="broken"):
-        memory._run_all([fail, lambda: done.append(1), lambda: done.append(2)])
-    assert sorted(done) == [1, 2]
+def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "PARALLEL_FROM", 1)
+    copied = np.zeros(4, np.uint8)
+    with pytest.raises(ValueError, match="broadcast"):
+        memory._copy_all([np.zeros(3, np.uint8), copied], [np.ones(2, np.uint8), np.ones(4, np.uint8)])
+    assert copied.all()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
-from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.run_on import gather_before_end
 from phalanx.debug.trace import from_environment
 from phalanx.declare.bind import Colocation, WorkerClass, roles_of
@@ -14,7 +14,7 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, GroupClosed, PlacementError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.members.detached import read_record, withdraw_record
+from phalanx.group.roster import read_record, withdraw
 from phalanx.session.session import session
 
 _GATHERED_WITHIN_S = 5.0
@@ -38,7 +38,7 @@ class AttachedGroup(GroupView):
     def close(self, *, pool: bool = False) -> None:
         """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
         if self.core.begin_close():
-            withdraw_record(self.core)
+            withdraw(self.core)
             gather_before_end(self.core, _GATHERED_WITHIN_S)
             self.core.backend.kill(self.core.endpoints)
             if pool:
@@ -61,22 +61,19 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
         GroupClosed: its processes are gone.
     """
     backend = session.get_backend()
-    record, handle = read_record(backend, name), backend.find(f"{name}:0")
-    if record is None or handle is None:
+    record = read_record(backend, name)
+    known = () if record is None else record.members
+    endpoints = [replace(one, handle=backend.find(str(one.name)), since=-1) for one in known]
+    if record is None or endpoints[0].handle is None:
         raise PlacementError(
             f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
         )
     if cls is not None:
         _check_methods(name, record.card, cls)
-    handles = [handle, *(backend.find(f"{name}:{rank}") for rank in range(1, len(record.slots)))]
-    missing = [rank for rank, found in enumerate(handles) if found is None]
+    missing = [rank for rank, endpoint in enumerate(endpoints) if endpoint.handle is None]
     if missing:
         raise GroupClosed(f"group {name!r}: ranks {missing} are gone; close it and make it anew", group=name)
-    endpoints = [
-        Endpoint(slot, found, facts, f"{name}:{rank}")
-        for rank, (slot, found, facts) in enumerate(zip(record.slots, handles, record.facts, strict=True))
-    ]
     from_environment()
     core = Group(record.card, backend, len(endpoints), owner=False)
     session.add_group(core)

@@ -17,7 +17,8 @@ from phalanx.group.preemption_notices import PreemptionNotice, look_once
 from phalanx.group.resize_plan import block_of, checked_size, fitted
 from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.meshes import mesh_of
-from phalanx.members.recovery import go_back, lost_ranks, replace_lost_ranks
+from phalanx.members.recovery import go_back
+from phalanx.members.replacement import lost_ranks, replace_lost_ranks
 from phalanx.members.resize import change_members, restart_with
 from phalanx.members.snapshots import take_together
 from phalanx.topology.mesh import Mesh

@@ -67,16 +67,6 @@ def look_after(group: Group) -> None:
             _lost(group, epoch, dead)
 
 
-def seen_gone(group: Group) -> list[int]:
-    """Return the dead ranks, as the backend knows or as an inspection of their processes shows, which may be sooner."""
-    backend, epoch = group.backend, group.epoch
-    dead = set(backend.dead_of(epoch.endpoints))
-    ranks = [rank for rank in epoch.everyone[: len(epoch.endpoints)] if rank not in dead]
-    sights = backend.sights([epoch.endpoints[rank] for rank in ranks], False) if ranks else []
-    gone = {rank for rank, sight in zip(ranks, sights, strict=True) if sight.gone}
-    return sorted(gone | {rank for rank in dead if rank < epoch.size})
-
-
 def _lost(group: Group, epoch: Epoch, dead: Sequence[int]) -> None:
     """Break the group because some ranks died between calls."""
     backend, method = group.backend, "(between calls)"

@@ -7,7 +7,9 @@ import logging
 import os
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -17,17 +19,16 @@ import torch
 from phalanx.channels.channel import Channel
 from phalanx.channels.channel_snapshots import check_owned, describe, restore, snapshot
 from phalanx.channels.staleness import StalenessManager
-from phalanx.checkpoint.group_checkpoint import (
+from phalanx.checkpoint.save_future import SaveFuture
+from phalanx.checkpoint.save_load import (
+    GroupLoad,
     begin_save,
     check_parts,
     checked_group,
     load_groups,
     saved_groups,
-    step_load,
 )
-from phalanx.checkpoint.path_lock import PathLock
-from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.steps import Step, StepWriter, checked_keep, listed, read_step
+from phalanx.checkpoint.steps import PathLock, Step, StepWriter, checked_keep, listed, read_step
 from phalanx.checkpoint.storage import Storage
 from phalanx.declare.state_declarations import stateful, ways_of
 from phalanx.errors import ChannelError, CheckpointError, CheckpointMismatch, DeclarationError
@@ -43,7 +44,8 @@ _CHANNELS_OF_FORMAT_1 = "driver/links.pickle"
 _VERB = "px.checkpoint.CheckpointManager"
 
 _log = logging.getLogger("phalanx")
-_Versions = Mapping[str, Mapping[tuple[str, str], int]]
+_Versions = Mapping[tuple[str, str], int]
+"""Numbers of weights by role and name."""
 
 
 class CheckpointManager:
@@ -97,7 +99,7 @@ class CheckpointManager:
         for name in self._groups:
             if not name or "/" in name or name in (".", ".."):
                 raise DeclarationError(f"{_VERB}(groups={{{name!r}: ...}}): a name is a word without slashes")
-        self._driver = _DriverPart(state, self._groups, channels, staleness)
+        self._driver = _DriverPart(self._groups, state, tuple(channels), staleness)
         self._keep = checked_keep(keep)
         self._pending: SaveFuture[Step] | None = None
         self._closed = False
@@ -141,8 +143,8 @@ class CheckpointManager:
         saved = read_step(self.path, step)
         restore = self._driver.load(saved)
         chosen = parts or {}
-        loads = [step_load(group, saved, name, chosen.get(name)) for name, group in self._groups.items()]
-        load_groups(loads, saved)
+        groups = self._groups.items()
+        load_groups([GroupLoad.of_step(group, saved, name, chosen.get(name)) for name, group in groups])
         restore()
         return saved.number
 
@@ -158,10 +160,9 @@ class CheckpointManager:
     def _settle(self) -> None:
         """Wait for the pending save, and raise its error unless the caller has read it."""
         before, self._pending = self._pending, None
-        if before is not None and not before.was_read:
-            before.result()
-        elif before is not None:
-            before.exception()
+        if before is not None:
+            wait = before.exception if before.was_read else before.result
+            wait()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -238,6 +239,7 @@ class RunSave:
         return self._run._pending
 
 
+@dataclass
 class _DriverPart:
     """The driver's part of a run, with the arguments of ``CheckpointManager``.
 
@@ -246,27 +248,26 @@ class _DriverPart:
             or the staleness.
     """
 
-    def __init__(
-        self,
-        state: Any,
-        groups: Mapping[str, Ranks],
-        channels: Sequence[Channel],
-        staleness: StalenessManager | None,
-    ) -> None:
-        self._groups = groups
-        self._state: Any = {"state": state} if ways_of(state) is not None else {} if state is None else state
-        if not isinstance(self._state, MutableMapping):
+    groups: Mapping[str, Ranks]
+    state: Any
+    channels: Sequence[Channel]
+    staleness: StalenessManager | None
+
+    def __post_init__(self) -> None:
+        if self.state is None:
+            self.state = {}
+        elif ways_of(self.state) is not None:
+            self.state = {"state": self.state}
+        if not isinstance(self.state, MutableMapping):
             raise DeclarationError(
-                f"{_VERB}(state={type(state).__name__}): give something with state_dict() and load_state_dict(), a "
-                "random generator, or a dict of such things and of plain values"
+                f"{_VERB}(state={type(self.state).__name__}): give something with state_dict() and load_state_dict(), "
+                "a random generator, or a dict of such things and of plain values"
             )
-        self._owner: Any = stateful(self._state)
-        self._channels = {channel.name: channel for channel in channels}
-        self._staleness = staleness
-        if len(self._channels) < len(channels):
+        self._owner: Any = stateful(self.state)
+        if len({channel.name for channel in self.channels}) < len(self.channels):
             raise DeclarationError(f"{_VERB}(channels=): two of them have one name; give each channel once")
         try:
-            check_owned(channels, staleness)
+            check_owned(self.channels, self.staleness)
         except ChannelError as error:
             raise DeclarationError(
                 f"{_VERB}: {error}; the driver that saves a run has to create its channels and its staleness"
@@ -285,29 +286,23 @@ class _DriverPart:
                 values[name] = cloudpickle.dumps(value, 5)
             except Exception as error:
                 raise CheckpointError(f"{name!r} of the driver's state cannot be pickled: {error}") from error
-        names = [str(name) for name in self._state]
+        names = [str(name) for name in self.state]
         writer.write(_STATE, pickle.dumps((names, values, _generators().state_dict()), 5))
         writer.parts[_DRIVER] = {"kind": "driver", "text": ", ".join([*names, "random numbers"])}
-        has_flow = bool(self._channels) or self._staleness is not None
-        flow = snapshot([*self._channels.values()], self._staleness) if has_flow else b""
-        versions: dict[str, dict[tuple[str, str], int]] = {}
-        own: list[str] = []
-        for name, group in self._groups.items():
-            published, had = group.core.published_weights, group.core.had_weights
-            versions[name] = {
-                key: max(published.get(key, 0), had.get(key, 0)) for key in {**had, **published}
-            }
-            own += [
-                f"{name}.{weights} {number}"
-                for (role, weights), number in sorted(published.items())
-                if number > had.get((role, weights), 0)  # published by the group itself
-            ]
-        writer.write(
-            _CHANNELS,
-            pickle.dumps((tuple(self._channels), self._staleness is not None, flow, versions), 5),
-        )
+        has_staleness = self.staleness is not None
+        flow = snapshot(self.channels, self.staleness) if self.channels or has_staleness else b""
+        cores = {name: group.core for name, group in self.groups.items()}
+        versions = {name: _newest(core.had_weights, core.published_weights) for name, core in cores.items()}
+        content = tuple(channel.name for channel in self.channels), has_staleness, flow, versions
+        writer.write(_CHANNELS, pickle.dumps(content, 5))
         for name, text in (describe(flow) if flow else {}).items():
             writer.parts[name] = {"kind": "staleness" if name == "staleness" else "channel", "text": text}
+        own = [
+            f"{name}.{key[1]} {number}"
+            for name, core in cores.items()
+            for key, number in sorted(core.published_weights.items())
+            if number > core.had_weights.get(key, 0)  # published by the group itself
+        ]
         if own:
             writer.parts["weights"] = {"kind": "weights", "text": f"versions: {', '.join(own)}"}
 
@@ -327,10 +322,10 @@ class _DriverPart:
         _, saved, generators = pickle.loads(step.read(_STATE))
         content = pickle.loads(step.read(_CHANNELS)) if _CHANNELS in step.files else _read_format_1(step)
         channels, has_staleness, flow, versions = content
-        _check_names("groups", saved_groups(step), self._groups)
-        _check_names("state", saved, self._state)
-        _check_names("channels", channels, self._channels)
-        if has_staleness != (self._staleness is not None):
+        _check_names("groups", saved_groups(step), self.groups)
+        _check_names("state", saved, self.state)
+        _check_names("channels", channels, [channel.name for channel in self.channels])
+        if has_staleness != (self.staleness is not None):
             had, has = ("a", "no") if has_staleness else ("no", "a")
             raise CheckpointMismatch(f"the run was saved with {had} staleness and has {has} staleness=")
         self._check_unused()
@@ -347,19 +342,18 @@ class _DriverPart:
 
         def put() -> None:
             if flow:
-                restore(flow, [*self._channels.values()], self._staleness)
-            for name, group in self._groups.items():
+                restore(flow, self.channels, self.staleness)
+            for name, group in self.groups.items():
                 numbers = group.core.published_weights
-                for key, number in versions.get(name, {}).items():
-                    numbers[key] = max(number, numbers.get(key, 0))
+                numbers.update(_newest(numbers, versions.get(name, {})))
             self._owner.load_state_dict(values)
             _generators().load_state_dict(generators)  # last: loading may draw random numbers
 
         return put
 
     def _check_unused(self) -> None:
-        used = [f"channel {name!r}" for name, channel in self._channels.items() if channel.items.submitted]
-        if self._staleness is not None and self._staleness.stats.rows.submitted:
+        used = [f"channel {channel.name!r}" for channel in self.channels if channel.items.submitted]
+        if self.staleness is not None and self.staleness.stats.rows.submitted:
             used.append("the staleness")
         if used:
             raise DeclarationError(
@@ -378,11 +372,16 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(sorted(map(str, names))) or "none"
 
 
+def _newest(versions: _Versions, others: _Versions) -> dict[tuple[str, str], int]:
+    """Return the last version of each name; versions count from 1."""
+    return dict(Counter(versions) | Counter(others))
+
+
 def _generators() -> Generators:
     return Generators("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
 
 
-def _read_format_1(step: Step) -> tuple[Sequence[str], bool, bytes, _Versions]:
+def _read_format_1(step: Step) -> tuple[Sequence[str], bool, bytes, Mapping[str, _Versions]]:
     """Return the content of the driver's file of format 1, without that of channels and staleness."""
     saved = _Format1(io.BytesIO(step.read(_CHANNELS_OF_FORMAT_1))).load()
     if saved.channels or saved.staleness is not None:
@@ -392,9 +391,8 @@ def _read_format_1(step: Step) -> tuple[Sequence[str], bool, bytes, _Versions]:
         )
     versions: dict[str, dict[tuple[str, str], int]] = {}
     for group, numbers in [*saved.published.items(), *saved.had.items()]:
-        found = versions.setdefault(group, {})
-        for role, name, number in numbers:
-            found[role, name] = max(number, found.get((role, name), 0))
+        found = {(role, name): number for role, name, number in numbers}
+        versions[group] = _newest(versions.get(group, {}), found)
     return (), False, b"", versions
 
 

@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 
 from phalanx.checkpoint.storage import storage_errors
-from phalanx.checkpoint.stored_state import StoredKey, StoredState
+from phalanx.checkpoint.stored_state import StoredState, stored_leaf
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 
 INDEX = "model.safetensors.index.json"
@@ -67,36 +67,33 @@ def create_files(
         CheckpointError: if the format lacks a type.
     """
     files: list[dict[str, Any]] = [{}]
-    end = 0
+    ends = [0]
     for name, tensor in sorted(tensors.items()):
         dtype, nbytes = tensor.properties.dtype, tensor.size.numel() * tensor.properties.dtype.itemsize
         if dtype not in _TYPES:
             types = ", ".join(map(str, _TYPES))
             raise CheckpointError(f"{name} has type {dtype}; safetensors files have {types}")
-        if files[-1] and end + nbytes > shard_bytes:
+        if files[-1] and ends[-1] + nbytes > shard_bytes:
             files.append({})
-            end = 0
-        start, end = end, end + nbytes
+            ends.append(0)
+        start, ends[-1] = ends[-1], ends[-1] + nbytes
         shape = list(tensor.size)
-        files[-1][name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [start, end]}
+        files[-1][name] = {"dtype": _TYPES[dtype], "shape": shape, "data_offsets": [start, ends[-1]]}
     folder.mkdir(parents=True)
     places: dict[str, Place] = {}
-    total = 0
-    for number, content in enumerate(files, 1):
+    for number, (content, end) in enumerate(zip(files, ends, strict=True), 1):
         several = f"model-{number:05}-of-{len(files):05}.safetensors"
         file = several if len(files) > 1 else "model.safetensors"
         text = json.dumps({"__metadata__": {"format": "pt"}, **content}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         header = len(text).to_bytes(8, "little") + text
-        nbytes = max(tensor["data_offsets"][1] for tensor in content.values())
         with open(folder / file, "wb") as opened:
-            os.posix_fallocate(opened.fileno(), 0, len(header) + nbytes)
+            os.posix_fallocate(opened.fileno(), 0, len(header) + end)
             opened.write(header)
         places |= _places(file, content, len(header))
-        total += nbytes
     if len(files) > 1:
         weights = {name: place.relative_path for name, place in places.items()}
-        index = {"metadata": {"total_size": total}, "weight_map": weights}
+        index = {"metadata": {"total_size": sum(ends)}, "weight_map": weights}
         (folder / INDEX).write_text(json.dumps(index, indent=2))
     return places
 
@@ -143,15 +140,15 @@ def read_model(folder: str) -> StoredState:
         places = {name: place for file in files for name, place in _read_header(folder, file).items()}
     if not files:
         raise CheckpointError(f"{folder} has no safetensors files")
-    entries: dict[str, Any] = {}
-    data: dict[MetadataIndex, Place] = {}
+    metadata = dcp.Metadata({}, storage_data={})
     for name, place in places.items():
         size, origin = torch.Size(place.shape), torch.Size([0] * len(place.shape))
         chunks = [dcp.ChunkStorageMetadata(origin, size)]
-        entries[name] = dcp.TensorStorageMetadata(TensorProperties(dtype=place.dtype), size, chunks)
-        data[MetadataIndex(name, origin)] = place
-    keys = {name: StoredKey(name, (name,)) for name in places}
-    return StoredState(dcp.Metadata(entries, storage_data=data), keys, 1, folder, read_boxes)
+        properties = TensorProperties(dtype=place.dtype)
+        metadata.state_dict_metadata[name] = dcp.TensorStorageMetadata(properties, size, chunks)
+        metadata.storage_data[MetadataIndex(name, origin)] = place
+    leaves = {name: stored_leaf(metadata, name, (name,)) for name in places}
+    return StoredState(metadata, leaves, 1, folder, read_boxes)
 
 
 def _read_header(folder: str, name: str) -> dict[str, Place]:

@@ -23,14 +23,16 @@ from xxhash import xxh3_64_hexdigest
 
 from phalanx.errors import CheckpointError, CheckpointMismatch, InternalError, PhalanxError
 from phalanx.weights.digests import tensor_digest
+from phalanx.weights.tensors import cut
 from phalanx.worker.rank_state import LocalTensor, Path
+from phalanx.worker.state_copies import host_copy
 
 _BY_NAME = ("model.", "optimizer.")
 """Leaves that a load finds by the names of parameters, on any rank."""
 
 
-PlanData = Mapping[str, tuple[Path, str | None]]
-"""Data of a rank's plan for the driver: the path of each key, and a digest unless it is a declared tensor."""
+_Offer = tuple[Path, str | None]
+"""Data of a leaf in a rank's plan for the driver: its path, and a digest unless it is a declared tensor."""
 
 
 def rank_key(key: str, rank: int) -> str:
@@ -77,7 +79,7 @@ class SavePlanner(dcp.DefaultSavePlanner):
 
     def create_local_plan(self) -> dcp.SavePlan:
         items: list[dcp.WriteItem] = []
-        data: dict[str, tuple[Path, str | None]] = {}
+        data: dict[str, _Offer] = {}
         for key, (path, value) in self._leaves.items():
             tensor = value if isinstance(value, LocalTensor) else None
             if tensor is None:
@@ -97,13 +99,8 @@ class SavePlanner(dcp.DefaultSavePlanner):
             data = self.resolve_data(item)
             if isinstance(data, io.BytesIO):
                 self._staged[item.index] = data.getvalue()
-                continue
-            buffer = buffers.get(item.index)
-            if buffer is None or buffer.shape != data.shape or buffer.dtype != data.dtype:
-                buffer = buffers[item.index] = torch.empty(
-                    data.shape, dtype=data.dtype, pin_memory=data.is_cuda
-                )
-            self._staged[item.index] = buffer.copy_(data)
+            else:
+                buffers[item.index] = self._staged[item.index] = host_copy(data, buffers.get(item.index))
         self._leaves = {}
 
     def resolve_data(self, write_item: dcp.WriteItem) -> torch.Tensor | io.BytesIO:
@@ -158,14 +155,16 @@ def merge_plans(plans: Sequence[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], dcp.
     Raises:
         CheckpointError: if ranks contradict each other, or hold only a part of a tensor.
     """
-    data: list[PlanData] = [plan.planner_data for plan in plans]
-    by_rank = _different_keys(data)
+    offers: dict[str, dict[int, _Offer]] = {}
+    for rank, plan in enumerate(plans):
+        for key, offer in plan.planner_data.items():
+            offers.setdefault(key, {})[rank] = offer
+    by_rank = {key for key, by in offers.items() if _is_by_rank(key, by, len(plans))}
     paths: dict[str, Path] = {}
-    for key in dict.fromkeys(key for one in data for key in one):
-        for rank, one in enumerate(data):
-            if key in one:
-                name, last = (rank_key(key, rank), (f"of rank {rank}",)) if key in by_rank else (key, ())
-                paths[name] = (*one[key][0], *last)
+    for key, by in offers.items():
+        for rank, (path, _) in by.items():
+            name, last = (rank_key(key, rank), (f"of rank {rank}",)) if key in by_rank else (key, ())
+            paths[name] = (*path, *last)
     renamed = [
         dcp.SavePlan([_renamed(item, rank) if item.index.fqn in by_rank else item for item in plan.items])
         for rank, plan in enumerate(plans)
@@ -185,25 +184,18 @@ def _renamed(item: dcp.WriteItem, rank: int) -> dcp.WriteItem:
     return dataclasses.replace(item, index=MetadataIndex(rank_key(item.index.fqn, rank), item.index.offset))
 
 
-def _different_keys(data: Sequence[PlanData]) -> set[str]:
-    """Return the keys of leaves that differ by rank, or that only some ranks have."""
-    digests: dict[str, dict[int, str | None]] = {}
-    for rank, one in enumerate(data):
-        for key, (_, digest) in one.items():
-            digests.setdefault(key, {})[rank] = digest
-    different: set[str] = set()
-    for key, found in digests.items():
-        declared = [rank for rank, digest in found.items() if digest is None]
-        if len(declared) == len(found):
-            continue
-        if declared:
-            raise CheckpointError(
-                f"{key} is a sharded tensor on ranks {_some(declared)} and something else on ranks "
-                f"{_some(sorted(found.keys() - declared))}; give each its own name"
-            )
-        if len(set(found.values())) > 1 or (len(found) < len(data) and not key.startswith(_BY_NAME)):
-            different.add(key)
-    return different
+def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int) -> bool:
+    """Return whether a leaf differs by rank, or only some ranks have it."""
+    digests = {rank: digest for rank, (_, digest) in offers.items()}
+    declared = [rank for rank, digest in digests.items() if digest is None]
+    if len(declared) == len(digests):
+        return False
+    if declared:
+        raise CheckpointError(
+            f"{key} is a sharded tensor on ranks {_some(declared)} and something else on ranks "
+            f"{_some(sorted(digests.keys() - declared))}; give each its own name"
+        )
+    return len(set(digests.values())) > 1 or (len(digests) < ranks and not key.startswith(_BY_NAME))
 
 
 def _check_tensors(plans: Sequence[dcp.SavePlan]) -> None:
@@ -289,7 +281,5 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
         target = self._targets[read_item.dest_index.fqn]
         if target is None:
             raise InternalError(f"torch read {read_item.dest_index.fqn}, a value, as a tensor")
-        view = target.box_at(read_item.dest_index.offset or ())
-        for dim, (start, size) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            view = view.narrow(dim, start, size)
-        return view
+        box = target.box_at(read_item.dest_index.offset or ())
+        return cut(box, read_item.dest_offsets, read_item.lengths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -28,16 +28,13 @@ CONTINUE = "continue"
 _LOOK_S = 0.25
 _PLANS = 16
 """Plans of saves and loads that a rank remembers; a failed plan is never used."""
+NOTE = "rank-{}.pickle"
+"""File by which a rank reports that its thread has ended: empty before, missing after a full disk."""
 
 
 def role_title(role: str) -> str:
     """Return the name of a role's folder: "worker" for a group of a single class."""
     return role or "worker"
-
-
-def note_name(index: int) -> str:
-    """Return the file by which a rank reports that its thread has ended: empty before, missing after a full disk."""
-    return f"rank-{index}.pickle"
 
 
 class LoadReport(NamedTuple):
@@ -126,7 +123,7 @@ def write(
         return write_files(lambda: None)
     for role, planner in planners.items():
         planner.stage(plans[role], rank.buffers.setdefault(role, {}))
-    note = note_name(next(iter(planners.values())).rank)
+    note = NOTE.format(next(iter(planners.values())).rank)
     work = (write_files, Storage(notes), note)
     Storage(notes).mark(note)
     rank.thread = threading.Thread(target=_write_and_report, args=work, name="phalanx-save", daemon=True)
@@ -172,11 +169,7 @@ def write_model(
 
 
 def plan_load(
-    runtime: WorkerRuntime,
-    index: int,
-    load: str,
-    sources: Mapping[str, StoredState],
-    parts: Sequence[str] | None,
+    runtime: WorkerRuntime, index: int, load: str, sources: Mapping[str, StoredState]
 ) -> LoadReport:
     """Check that the saved state fits, and change nothing.
 
@@ -184,7 +177,6 @@ def plan_load(
         index: the rank's place in the group that loads.
         load: identifies the load.
         sources: saved states by role.
-        parts: outermost keys to load; None: all.
 
     Raises:
         CheckpointMismatch: if it does not fit.
@@ -195,27 +187,22 @@ def plan_load(
         if role not in runtime.instances:
             raise CheckpointMismatch(f"{source.where} is of a role {role!r}, which this group does not have")
         state = states_of(runtime.context, runtime.instances, runtime.device, role)[role]
-        reads.append(_planned(state, role, source, parts, index, report))
+        reads.append(_planned(state, role, source, index, report))
     RankCheckpoint.of(runtime).remember(load, reads)
     return report
 
 
 def _planned(
-    state: RankState,
-    role: str,
-    stored: StoredState,
-    parts: Sequence[str] | None,
-    index: int,
-    report: LoadReport,
+    state: RankState, role: str, stored: StoredState, index: int, report: LoadReport
 ) -> Callable[[], int]:
     """Return a function that reads the state of a role and returns the bytes of its tensors. Add to the report."""
     if stored.read is read_boxes and _has_model(state.leaves()):
-        parts, stored = ["model"], stored.below("model")
-    folder, keys = stored.where, stored.keys_for(index)
+        stored = stored.as_part("model")
+    folder, parts, keys = stored.where, stored.parts, stored.keys_for(index)
     if stored.lacks_generators(index):  # the rank keeps its own
         parts = [name for name in parts or state.names if name != GENERATORS]
-        keys = {leaf: name for leaf, name in keys.items() if stored.keys[name].part != GENERATORS}
-    targets = state.targets({leaf: stored.leaf(name) for leaf, name in keys.items()}, folder, parts)
+        keys = {leaf: name for leaf, name in keys.items() if stored.leaves[name].part != GENERATORS}
+    targets = state.targets({leaf: stored.leaves[name] for leaf, name in keys.items()}, folder, parts)
     planner = LoadPlanner(stored.metadata, {keys[leaf]: target for leaf, target in targets.items()})
     plan = planner.create_local_plan()
     tensors = [target.local for target in targets.values() if target is not None]
@@ -236,7 +223,7 @@ def _planned(
 
     files = {stored.metadata.storage_data[item.storage_index].relative_path for item in plan.items}
     report.files.update(f"{folder}/{name}" for name in files)
-    report.left.update((folder, name) for name in stored.keys.keys() - {keys[leaf] for leaf in targets})
+    report.left.update((folder, name) for name in stored.leaves.keys() - {keys[leaf] for leaf in targets})
     return read
 
 

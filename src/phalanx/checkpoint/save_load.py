@@ -1,44 +1,59 @@
-"""``px.save`` and ``px.load``: the state of a group as a step, or its model as a folder in Hugging Face's format."""
+"""``px.save`` and ``px.load``: groups as parts of a step, or a model as a folder in Hugging Face's format."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
+import operator
 import os
+import pickle
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from torch.distributed.checkpoint import Metadata, SavePlan, TensorStorageMetadata
+from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan, TensorStorageMetadata
 
+from phalanx.calls.call import Call
+from phalanx.calls.future import CallFuture
+from phalanx.calls.run_on import run_on
 from phalanx.checkpoint import rank_checkpoint as handlers
-from phalanx.checkpoint.group_checkpoint import (
-    GroupLoad,
-    begin_save,
-    call_ranks,
-    check_parts,
-    checked_group,
-    load_groups,
-    plan_group,
-    step_load,
-)
 from phalanx.checkpoint.model_folder import create_files, read_model
 from phalanx.checkpoint.planners import merge_plans
+from phalanx.checkpoint.rank_checkpoint import CONTINUE, NOTE, LoadReport, role_title
 from phalanx.checkpoint.save_future import SaveFuture
-from phalanx.checkpoint.step_files import METADATA
-from phalanx.checkpoint.steps import Step, read_step
-from phalanx.checkpoint.storage import storage_errors
+from phalanx.checkpoint.step_files import METADATA, WrittenItems
+from phalanx.checkpoint.steps import Step, StepWriter, read_step
+from phalanx.checkpoint.storage import Storage, storage_errors
+from phalanx.checkpoint.stored_state import StoredState, read_stored
 from phalanx.display.byte_format import size
-from phalanx.errors import CheckpointError, DeclarationError
+from phalanx.display.progress import progress
+from phalanx.errors import (
+    CallCancelled,
+    CheckpointCorrupted,
+    CheckpointError,
+    CheckpointMismatch,
+    DeclarationError,
+    GroupClosed,
+    RemoteCallError,
+)
+from phalanx.group.group import Group
+from phalanx.members.recovery import ensure_ready
 from phalanx.weights.sync_pairs import Ranks
 
 Format = Literal["steps", "hugging face"]
 
+_POLL_S = (0.005, 0.1)
+"""Seconds between looks for reports: at first, and at last."""
+_STOP_S = 60.0
+"""Seconds to wait for threads that stop. The next save removes what they still write."""
 
-@dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True)
 class CheckpointInfo:
     """A step that was saved or loaded.
 
@@ -179,8 +194,362 @@ def load(
         nbytes = load_groups([GroupLoad(ranks, {ranks.role: model})])
         return CheckpointInfo(0 if step is None else step, os.fspath(path), nbytes, time.monotonic() - began)
     saved = read_step(os.fspath(path), step)
-    nbytes = load_groups([step_load(ranks, saved, name, parts)], saved)
+    nbytes = load_groups([GroupLoad.of_step(ranks, saved, name, parts)])
     return CheckpointInfo(saved.number, saved.folder, nbytes, time.monotonic() - began)
+
+
+def checked_group(value: Any, verb: str) -> Ranks:
+    """Return a group, a role of it, or some of its ranks.
+
+    Raises:
+        DeclarationError: if it is none of these.
+    """
+    if isinstance(getattr(value, "core", None), Group) and value.ranks:
+        return value
+    raise DeclarationError(
+        f"{verb}: {value!r} is no group; give a group, a role of it such as group.actor, or some of its ranks"
+    )
+
+
+def _send(group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any) -> Call:
+    """Send ``handler(runtime, value, *args)`` to all ranks, each with its own value."""
+    ensure_ready(group.core)
+    return run_on(group.core, handler, *args, ranks=group.ranks, each=each, title=title)
+
+
+def _results(calls: Sequence[Call], title: str) -> list[list[Any]]:
+    """Return the results by call and rank, with a progress bar of all ranks.
+
+    Errors that ranks raise about the save or load are raised without the library's traceback. Errors of user code
+    keep theirs.
+    """
+    futures = [CallFuture[list[Any]](call) for call in calls]
+    streams = [future.stream() for future in futures]
+    total = sum(map(operator.length_hint, streams))
+    try:
+        for _ in progress(itertools.chain.from_iterable(streams), total=total, description=title):
+            pass
+        return [future.result() for future in futures]
+    except RemoteCallError as error:
+        causes: list[Any] = [report.exception for report in error.causes]
+        if not causes or not all(isinstance(cause, CheckpointError) for cause in causes):
+            raise
+        first = causes[0]
+        ranks = sorted(report.rank for report in error.causes if str(report.exception) == str(first))
+        text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {error.group!r}: {first}"
+        if isinstance(first, CheckpointCorrupted):
+            raise CheckpointCorrupted(text, files=first.files) from None
+        raise type(first)(text) from None
+
+
+def call_ranks(
+    group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any
+) -> list[Any]:
+    """Return the results of ``handler(runtime, value, *args)`` by rank."""
+    return _results([_send(group, title, handler, each, *args)], title)[0]
+
+
+def plan_group(group: Ranks, title: str, save: str, *, model: bool = False) -> dict[str, list[SavePlan]]:
+    """Have the ranks plan a save, of the ``model`` alone or of all. Return their plans by role."""
+    ranks = range(len(group.ranks))
+    plans: list[dict[str, SavePlan]] = call_ranks(
+        group, title, handlers.plan_save, ranks, save, group.role, len(ranks) == 1, model
+    )
+    for rank, one in zip(group.ranks, plans, strict=True):
+        if one.keys() != plans[0].keys():
+            raise CheckpointError(
+                f"rank {rank} has a state of the roles {sorted(one)}, and rank {group.ranks[0]} of "
+                f"{sorted(plans[0])}; every rank must have the same roles"
+            )
+    return {role: [one[role] for one in plans] for role in plans[0]}
+
+
+def begin_save(
+    groups: Mapping[str, Ranks],
+    path: str,
+    step: int,
+    keep: int | None,
+    cancelled: threading.Event | None = None,
+    add: Callable[[StepWriter], None] | None = None,
+) -> Callable[[], Step]:
+    """Begin a step with groups, roles or ranks. The returned function waits for the ranks, and commits.
+
+    Args:
+        groups: by name; "" for a single group without a name.
+        path: of the run.
+        step: its number.
+        keep: complete steps to keep; None: all.
+        cancelled: if given, ranks copy their state before this function returns, and threads write the copies until
+            it is set, which ends the save. None: the ranks write before they take other calls.
+        add: adds further files to the step.
+    """
+    writer = StepWriter(path, step, keep)
+    saves: list[_GroupSave] = []
+    title = f"save step {step} of {path}: {'written' if cancelled is None else 'staged'}"
+
+    def wait() -> list[list[Any]]:
+        return _results([save.call for save in saves], title)
+
+    def finish() -> Step:
+        with _abandoning(writer, saves):
+            written = wait() if cancelled is None else [save.collect(cancelled) for save in saves]
+            for save, items in zip(saves, written, strict=True):
+                save.add(items)
+            return writer.commit()
+
+    with _abandoning(writer, saves):
+        for name, group in groups.items():
+            prefix = f"groups/{name}/" if name else ""
+            saves.append(_GroupSave(group, writer, prefix, staged=cancelled is not None))
+        if cancelled is not None:
+            wait()
+        if add is not None:
+            add(writer)
+    return finish
+
+
+@contextlib.contextmanager
+def _abandoning(writer: StepWriter, saves: Sequence[_GroupSave]) -> Generator[None]:
+    """Abandon the step if the block raises, once no rank writes any more; after an interrupt, at once."""
+    try:
+        yield
+    except BaseException as error:
+        for save in saves if isinstance(error, Exception) else ():
+            save.abandon()
+        writer.abandon()
+        raise
+
+
+class _GroupSave:
+    """A group's part of a step: the ranks have planned it, and write or copy it.
+
+    Args:
+        group: a group, a role of it, or some of its ranks.
+        writer: of the step.
+        prefix: of the folders in the step, such as "groups/policy/"; each role has one.
+        staged: ranks copy their part, and a thread writes the copy.
+
+    Raises:
+        CheckpointError: if the workers have no state, or contradict each other. As ``CallFuture.result``.
+    """
+
+    def __init__(self, group: Ranks, writer: StepWriter, prefix: str, *, staged: bool) -> None:
+        self.group, self._writer, self._prefix, self._staged = group, writer, prefix, staged
+        title = f"save {group.name!r} step {writer.step}"
+        save = f"{writer.folder}/{prefix}"
+        plans: dict[str, list[SavePlan]] = {}
+        self._metadata: dict[str, Metadata] = {}
+        for role, offered in plan_group(group, f"{title}: plan", save).items():
+            merged, self._metadata[role] = merge_plans(offered)
+            plans[role] = FileSystemWriter(".").prepare_global_plan(merged)  # names the file of each rank
+        folders = {role: writer.part(prefix + role_title(role)) for role in plans}
+        self._notes = Storage(f"{writer.folder}/{prefix}.notes")
+        if staged:
+            self._notes.make("")
+            self._notes.mark(CONTINUE)
+        self._processes = [group.core.epoch.endpoints[rank] for rank in group.ranks]
+        each = [{role: one[index] for role, one in plans.items()} for index in range(len(group.ranks))]
+        title, notes = (f"{title}: staged", self._notes.root) if staged else (f"{title}: written", "")
+        self.call = _send(group, title, handlers.write, each, save, folders, notes)
+
+    def collect(self, cancelled: threading.Event) -> list[dict[str, WrittenItems]]:
+        """Wait for the threads of the ranks. Return the written items by rank and role.
+
+        Raises:
+            CheckpointError: if a rank could not write, or died.
+            CallCancelled: if the save was cancelled.
+        """
+        name, step, kept = self.group.core.name, self._writer.step, "the steps before are complete"
+        reports: list[Any] = []
+        for reports in self._reports():
+            if cancelled.is_set():
+                raise CallCancelled(f"the save of step {step} was cancelled; {kept}", group=name)
+            if self.group.core.closed:
+                raise GroupClosed(f"group {name!r} was closed before step {step} was written", group=name)
+            for rank, report in zip(self.group.ranks, reports, strict=True):
+                if isinstance(report, str):
+                    raise CheckpointError(
+                        f"rank {rank} of {self.group.name!r} could not write step {step}: {report}; {kept}"
+                    )
+        self._notes.remove("")
+        return reports
+
+    def _reports(self) -> Generator[list[Any]]:
+        """Yield the reports of the ranks' threads until all are there: items by role, or the text of an error.
+
+        Threads report by a file, since a call would wait for the calls that a rank has.
+        """
+        reports: list[Any] = [None] * len(self.group.ranks)
+        pause = _POLL_S[0]
+        while True:
+            reports = [report or self._report(index) for index, report in enumerate(reports)]
+            yield reports
+            if all(reports):
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S[1])
+
+    def _report(self, index: int) -> Any:
+        died = self.group.core.backend.dead_of([self._processes[index]])  # first: a rank may report and end
+        note = self._notes.read(NOTE.format(index))
+        if note:
+            return pickle.loads(note)
+        if note is None:
+            return "its report cannot be seen by the driver: the disk is full, or only one node sees the path"
+        return "it died" if died else None
+
+    def abandon(self) -> None:
+        """Return once no rank writes any more, so that the files may be removed."""
+        with contextlib.suppress(Exception):  # it was raised before
+            self.call.result(None)
+        until = time.monotonic() + _STOP_S
+        with contextlib.suppress(CheckpointError):
+            self._notes.remove(CONTINUE)
+            for _ in self._reports() if self._staged else ():
+                if time.monotonic() > until:
+                    return
+
+    def add(self, written: Sequence[Mapping[str, WrittenItems]]) -> None:
+        """Add the files of the ranks to the step."""
+        for role, metadata in self._metadata.items():
+            part = self._prefix + role_title(role)
+            places = {result.index: result.storage_data for one in written for result in one[role][0]}
+            content = pickle.dumps(dataclasses.replace(metadata, storage_data=places))
+            self._writer.write(f"{part}/{METADATA}", content)
+            facts = {f"{part}/{name}": found for one in written for name, found in one[role][1].items()}
+            self._writer.files |= facts
+            names = sorted({str(path[0]) for path in metadata.planner_data.values() if path})
+            ranks = f"{len(written)} rank{'s' if len(written) != 1 else ''}"
+            nbytes = size(sum(found.size for found in facts.values()))
+            self._writer.parts[part] = {
+                "kind": "group",
+                "text": f"{ranks}, {nbytes}: {', '.join(names) or 'nothing'}",
+                "role": role,
+                "world_size": len(written),
+            }
+
+
+class GroupLoad:
+    """The load of a saved state into a group: planned, verified and read one after the other.
+
+    Args:
+        group: a group, a role of it, or some of its ranks.
+        sources: saved states by role.
+        step: the step with the states; None for a folder, whose files have no digests.
+    """
+
+    def __init__(self, group: Ranks, sources: Mapping[str, StoredState], step: Step | None = None) -> None:
+        self._group, self._sources, self._step = group, sources, step
+        self._title = f"load {group.name!r} {'model' if step is None else f'step {step.number}'}"
+        self._token = secrets.token_hex(8)
+        self._files = set[str]()
+
+    @classmethod
+    def of_step(cls, group: Ranks, step: Step, name: str | None, parts: Sequence[str] | None) -> GroupLoad:
+        """Return the load of a group that was saved under ``name``; None: the group's own name, or the only name.
+
+        Raises:
+            CheckpointMismatch: if the step has other groups, roles or parts, or values that other ranks had.
+        """
+        found = _saved_parts(group, step, name)
+        states = {role: read_stored(step, part).select(parts) for role, part in found.items()}
+        return cls(group, {role: state.for_ranks(len(group.ranks)) for role, state in states.items()}, step)
+
+    def plan(self) -> None:
+        """Have the ranks check that all fits, and that some rank takes each value."""
+        ranks = range(len(self._group.ranks))
+        reports: list[LoadReport] = call_ranks(
+            self._group, f"{self._title}: plan", handlers.plan_load, ranks, self._token, self._sources
+        )
+        left = sorted(set.intersection(*(report.left for report in reports)))
+        if left:
+            names = [name for folder, name in left if folder == left[0][0]]
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise CheckpointMismatch(
+                f"{len(names)} values of {left[0][0]} are taken by no rank: {shown}; the workers here have no such "
+                "names. Load what is wanted with parts=[...]"
+            )
+        self._files = set[str]().union(*(report.files for report in reports))
+
+    def verify(self) -> None:
+        """Have the ranks compare the planned files with their digests, each file once."""
+        group, step = self._group, self._step
+        if step is None:
+            return
+        facts = [(name, found) for name, found in step.files.items() if step.path(name) in self._files]
+        each = [dict(facts[rank :: len(group.ranks)]) for rank in range(len(group.ranks))]
+        wrong = call_ranks(group, f"{self._title}: verify", handlers.damaged_files, each, step.folder)
+        if any(wrong):
+            ranks = ", ".join(str(rank) for rank, names in zip(group.ranks, wrong, strict=True) if names)
+            raise step.corrupted(
+                [name for names in wrong for name in names],
+                f"; read by ranks {ranks} of {group.name!r}, whose nodes have to see the path",
+            )
+
+    def read(self) -> int:
+        """Have the ranks read the files. Return the bytes."""
+        tokens = [self._token] * len(self._group.ranks)
+        return sum(call_ranks(self._group, f"{self._title}: read", handlers.load, tokens))
+
+
+def load_groups(loads: Sequence[GroupLoad]) -> int:
+    """Load groups: check that all fits in all of them, verify the files, and read. Return the bytes.
+
+    Raises:
+        CheckpointMismatch: if something does not fit. No rank of any group was changed.
+        CheckpointCorrupted: if a file is missing or differs. No rank was changed. As ``CallFuture.result``.
+    """
+    for load in loads:
+        load.plan()
+    for load in loads:
+        load.verify()
+    return sum([load.read() for load in loads])
+
+
+def check_parts(verb: str, parts: Any) -> None:
+    """Check that parts are a list of names: a text would be taken for its letters."""
+    if isinstance(parts, str):
+        raise DeclarationError(f"{verb}(parts={parts!r}): give a list of names, such as [{parts!r}]")
+
+
+def saved_groups(step: Step) -> dict[str, dict[str, str]]:
+    """Return the parts of a step by group and role; the group of ``px.save`` has the name ""."""
+    found: dict[str, dict[str, str]] = {}
+    for part, facts in step.parts.items():
+        if facts.get("kind") == "group":
+            found.setdefault(part.split("/")[1] if "/" in part else "", {})[str(facts["role"])] = part
+    return found
+
+
+def _saved_parts(group: Ranks, step: Step, name: str | None) -> dict[str, str]:
+    """Return the parts of a step by the role that each is loaded into."""
+    by_group = saved_groups(step)
+    if not by_group:
+        raise CheckpointMismatch(
+            f"{step.folder} has no state of a group; it has {', '.join(step.parts) or 'nothing'}"
+        )
+    if name is None:
+        name = next(iter(by_group)) if len(by_group) == 1 else group.core.name
+    if name not in by_group:
+        raise CheckpointMismatch(
+            f"{step.folder} was saved by px.save, without names of groups; leave out name={name!r}"
+            if "" in by_group
+            else f"{step.folder} has the groups {', '.join(sorted(by_group))}, and none is named {name!r}; say which: "
+            "px.load(name=)"
+        )
+    saved, role, mine = by_group[name], group.role, set(group.core.card.callables)
+    if role in saved:
+        return {role: saved[role]}
+    is_single = bool(role) or mine <= {""}
+    if is_single and len(saved) == 1:
+        return {role: next(iter(saved.values()))}
+    if is_single or saved.keys() - mine:
+        raise CheckpointMismatch(
+            f"{step.folder} has the roles {', '.join(map(role_title, sorted(saved)))}, and {group.name!r} has "
+            f"{', '.join(map(role_title, [role] if role else sorted(mine)))}; load into roles of these names, or role "
+            "by role: px.load(group.actor, path)"
+        )
+    return saved
 
 
 def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:

@@ -54,10 +54,6 @@ class DirectFile(io.FileIO):
                 self._set_direct(False)  # some file systems refuse it only here
         return len(block)
 
-    def sync(self) -> None:
-        """Return when all is on the disk."""
-        os.fsync(self.fileno())
-
     def _set_direct(self, on: bool) -> None:
         flags = fcntl.fcntl(self.fileno(), fcntl.F_GETFL)
         try:
@@ -130,19 +126,18 @@ class StepFiles:
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any]:
-        name = os.path.basename(path)
-        if "w" not in mode:
-            with self._storage.open(name, mode) as file:
+        name, writes = os.path.basename(path), "w" in mode
+        direct = writes and self._storage.is_local
+        with DirectFile(f"{self._storage.root}/{name}") if direct else self._storage.open(name, mode) as file:
+            if not writes:
                 yield file
-            return
-        local = self._storage.is_local
-        with DirectFile(f"{self._storage.root}/{name}") if local else self._storage.open(name, mode) as file:
+                return
             stream = OutputStream(file.write, self._check)
             try:
                 yield stream
                 self.facts[name] = stream.finish()
-                if local:
-                    file.sync()
+                if direct:
+                    os.fsync(file.fileno())
             except BaseException as error:
                 raise (stream.error or error) from None
 

@@ -2,24 +2,32 @@
 
 A step is a folder. It is complete from the moment its manifest exists. The manifest is written last, once every file
 is on the disk. A folder without a manifest is left over from a writer that died, and the next writer removes it.
+
+A single driver writes to a path at a time, by :class:`PathLock`. On a file system the kernel releases the lock with
+the process. Stores have no locks: there the newest driver claims the path, and a driver that lost its claim commits
+nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import re
 import secrets
+import socket
+import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
-from phalanx.checkpoint.path_lock import PathLock
-from phalanx.checkpoint.storage import FileFacts, Storage
+from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
 from phalanx.display.byte_format import size
-from phalanx.errors import CheckpointCorrupted, CheckpointError, DeclarationError
+from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointLocked, DeclarationError
 from phalanx.wire.value import as_integer
 
 MANIFEST = "manifest.json"
@@ -27,6 +35,16 @@ FORMAT = 2
 READABLE = (1, 2)
 """Steps of format 1 have a ``catalogue.json`` beside each ``.metadata``; see `phalanx.checkpoint.stored_state`."""
 
+_FACTS = ("serial", "at", "seconds", "parts")
+"""Fields of a step that its manifest has under the same names."""
+
+LOCK = ".lock"
+CLAIM = "claim.txt"
+_WAIT_S, _PAUSE_S = 0.1, 0.05
+"""Seconds to wait for a locked file: a process that looks for the holder has the lock for a moment."""
+
+_locks: dict[str, PathLock] = {}
+_guard = threading.Lock()
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
@@ -108,9 +126,9 @@ class Step:
                 f"{self.folder} was removed while it was read: its writer keeps fewer steps (keep=). Load again, which "
                 "takes the last step"
             )
-        shown = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
         return CheckpointCorrupted(
-            f"{self.folder} is damaged: {shown}: missing, or not what was written; load another step (step=){more}",
+            f"{self.folder} is damaged: {_shown(files, 5)}: missing, or not what was written; load another step "
+            f"(step=){more}",
             files=tuple(files),
         )
 
@@ -146,7 +164,7 @@ class StepWriter:
         self._keep = checked_keep(keep)
         self._run = Storage(path)
         self._lock = PathLock.acquire(self._run)
-        with ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             stack.callback(self._lock.release)
             stack.enter_context(self._lock.turn)
             for found in find_steps(self._run):
@@ -194,34 +212,36 @@ class StepWriter:
         step = Step(self._storage, self.step, serial, at, seconds, self.files, self.parts)
         self._storage.write(MANIFEST, _manifest(step))
         self._lock.check()  # a store compares and writes in two steps: a claim in between withdraws the step
-        self._ended = True  # before older steps are removed: an interrupt must not remove the only one
-        with self._end:
-            try:
-                for old in expired(find_steps(self._run), self._keep):
-                    old.remove()
-            except CheckpointError as error:  # the step is complete, and the next save tries again
-                warnings.warn(f"old steps were not removed: {error}", stacklevel=2)
+        # The step is complete. What cannot be removed is left to the next save.
+        self._finish("old steps", lambda: expired(find_steps(self._run), self._keep))
         return step
 
     def _check_files(self) -> None:
         missing = self._storage.missing(self.files)
         if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise CheckpointError(
-                f"step {self.step} is not saved: {', '.join(missing[:3])}{more} of it cannot be seen by the driver in "
+                f"step {self.step} is not saved: {_shown(missing, 3)} of it cannot be seen by the driver in "
                 f"{self.folder}; is that a path that only one node sees? Choose one that the driver and all ranks share"
             )
 
     def abandon(self) -> None:
         """Remove the files that were written. Does nothing after a commit."""
-        if self._ended:
-            return
-        self._ended = True
+        if not self._ended:
+            self._finish(f"files of step {self.step}", lambda: [Step(self._storage, self.step)])
+
+    def _finish(self, title: str, steps: Callable[[], Sequence[Step]]) -> None:
+        """Remove steps, and let the next step of the path begin."""
+        self._ended = True  # first: an interrupt of the removal of older steps must not remove the only one
         with self._end:
             try:
-                Step(self._storage, self.step).remove()
+                for step in steps():
+                    step.remove()
             except CheckpointError as error:
-                warnings.warn(f"files of step {self.step} were not removed: {error}", stacklevel=2)
+                warnings.warn(f"{title} were not removed: {error}", stacklevel=3)
+
+
+def _shown(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def checked_keep(keep: int | None) -> int | None:
@@ -315,26 +335,18 @@ def _found(storage: Storage, number: int) -> Step:
     body, why = _read_manifest(data)
     if why:
         return Step(storage, number, faults=(MANIFEST,), why=f"{storage.root}/{MANIFEST} {why}")
-    files = {file: FileFacts(*facts) for file, facts in body["files"].items()}
+    files = {name: FileFacts(*facts) for name, facts in body["files"].items()}
     faults = storage.missing(files)
     if faults and storage.read(MANIFEST) is None:  # its writer is removing it
         return Step(storage, number)
-    return Step(
-        storage, number, body["serial"], body["at"], body["seconds"], files, body["parts"], tuple(faults)
-    )
+    facts = {name: body[name] for name in _FACTS}
+    return Step(storage, number, files=files, faults=tuple(faults), **facts)
 
 
 def _manifest(step: Step) -> bytes:
     """Return the manifest of a step, with its own digest."""
-    body = {
-        "step": step.number,
-        "serial": step.serial,
-        "at": step.at,
-        "seconds": step.seconds,
-        "files": {name: list(step.files[name]) for name in sorted(step.files)},
-        "parts": dict(step.parts),
-        "format": FORMAT,
-    }
+    facts = {name: getattr(step, name) for name in _FACTS}
+    body = {"step": step.number, **facts, "files": dict(sorted(step.files.items())), "format": FORMAT}
     return json.dumps({"digest": _digest(body), "manifest": body}, indent=1).encode()
 
 
@@ -355,3 +367,115 @@ def _read_manifest(data: bytes) -> tuple[dict[str, Any], str]:
 
 def _digest(body: Mapping[str, Any]) -> str:
     return FileFacts.of(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).digest
+
+
+class PathLock:
+    """The right of this process to write to a path. It is released as often as it was acquired.
+
+    Attributes:
+        turn: held by the step that is written; the next step of the path waits for it.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.turn = threading.Lock()
+        self._storage, self._users, self._pid = storage, 0, os.getpid()
+        since = datetime.now().isoformat(sep=" ")
+        self._claim = f"pid {self._pid} on host {socket.gethostname()} since {since}".encode()
+        self._file = _locked_file(storage, self._claim) if storage.is_local else -1
+        if not storage.is_local:
+            storage.write(CLAIM, self._claim)
+
+    @classmethod
+    def acquire(cls, storage: Storage) -> PathLock:
+        """Acquire the lock of a path, or acquire it again.
+
+        Raises:
+            CheckpointLocked: if another process has it.
+            CheckpointError: if the path cannot be written.
+        """
+        storage.make("")
+        with _guard:
+            lock = _locks.get(storage.root)
+            if lock is None or lock._pid != os.getpid():  # a forked process has to lock for itself
+                lock = _locks[storage.root] = cls(storage)
+            lock._users += 1
+            return lock
+
+    def check(self) -> None:
+        """Check that no other driver has claimed the path since.
+
+        Raises:
+            CheckpointLocked: if another driver has claimed it.
+        """
+        found = None if self._storage.is_local else self._storage.read(CLAIM)
+        if found is not None and found != self._claim:
+            raise CheckpointLocked(
+                f"{self._storage.root} was claimed by {_holder(found)} while this process wrote to it, so this process "
+                "commits nothing there any more; end one of the drivers",
+                holder=_holder(found),
+            )
+
+    def release(self) -> None:
+        """Release the lock."""
+        with _guard:
+            self._users -= 1
+            if self._users:
+                return
+            if _locks.get(self._storage.root) is self:
+                del _locks[self._storage.root]
+            if self._storage.is_local:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._file, 0)
+                os.close(self._file)
+            elif self._storage.read(CLAIM) == self._claim:
+                self._storage.remove(CLAIM)
+
+
+def _locked_file(storage: Storage, claim: bytes) -> int:
+    path = f"{storage.root}/{LOCK}"
+    with storage_errors(path, "locked"):
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    until = time.monotonic() + _WAIT_S
+    while (other := _lock(file, fcntl.LOCK_EX)) is not None:
+        if time.monotonic() > until:
+            os.close(file)
+            raise CheckpointLocked(
+                f"{storage.root} is held by {other}: one driver saves to a path at a time; end that driver, or choose "
+                "another path",
+                holder=other,
+            )
+        time.sleep(_PAUSE_S)
+    os.ftruncate(file, 0)
+    os.pwrite(file, claim, 0)
+    return file
+
+
+def holder_of(storage: Storage) -> str | None:
+    """Return the process that may write to a path, as text; None if there is none."""
+    if not storage.is_local:
+        claim = storage.read(CLAIM)
+        return None if claim is None else f"claimed by {_holder(claim)}"
+    try:
+        file = os.open(f"{storage.root}/{LOCK}", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        other = _lock(file, fcntl.LOCK_SH)
+        return None if other is None else f"held by {other}"
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, kind: int) -> str | None:
+    """Lock an open file. Return the holder if another process has locked it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(os.pread(file, 1 << 10, 0))
+    except OSError:
+        pass  # a file system without locks promises less
+    return None
+
+
+def _holder(claim: bytes) -> str:
+    return claim.decode(errors="replace") or "a process that did not say its name"

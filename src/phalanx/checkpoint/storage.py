@@ -11,6 +11,8 @@ import secrets
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
 from phalanx.errors import CheckpointError, PhalanxError
 
 _BLOCK = 8 << 20
@@ -37,8 +39,6 @@ class FileFacts(NamedTuple):
     @classmethod
     def of(cls, data: bytes) -> FileFacts:
         """Return the facts of a file with this content."""
-        from xxhash import xxh3_128_hexdigest  # imported with the first save or load
-
         return cls(len(data), xxh3_128_hexdigest(data))
 
 
@@ -88,13 +88,11 @@ class Storage:
 
     def names(self) -> list[str]:
         """Return the names in the folder, sorted; none if it does not exist."""
-        with storage_errors(self.root, "read"):
+        with contextlib.suppress(FileNotFoundError), storage_errors(self.root, "read"):
             self._files.invalidate_cache()
-            try:
-                found = self._files.ls(self._base, detail=False)
-            except FileNotFoundError:
-                return []
-        return sorted({str(path).rstrip("/").rpartition("/")[2] for path in found} - {""})
+            found = self._files.ls(self._base, detail=False)
+            return sorted({str(path).rstrip("/").rpartition("/")[2] for path in found} - {""})
+        return []
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file below the folder, by name."""
@@ -110,26 +108,24 @@ class Storage:
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a file; None if there is none."""
-        try:
-            with storage_errors(self._at(name), "read"):
-                return self._files.cat_file(self._at(name))
-        except FileNotFoundError:
-            return None
+        with contextlib.suppress(FileNotFoundError), storage_errors(self._at(name), "read"):
+            return self._files.cat_file(self._at(name))
+        return None
 
     def facts(self, name: str) -> FileFacts | None:
         """Return the facts of a file by reading it; None if there is none."""
-        from xxhash import xxh3_128  # imported with the first save or load
-
-        found, size = xxh3_128(), 0
-        try:
-            with storage_errors(self._at(name), "read"), self.open(name, "rb") as file:
-                block = memoryview(bytearray(_BLOCK))  # reused: new memory is slow
-                while count := file.readinto(block):
-                    found.update(block[:count])
-                    size += count
-        except FileNotFoundError:
-            return None
-        return FileFacts(size, found.hexdigest())
+        with (
+            contextlib.suppress(FileNotFoundError),
+            storage_errors(self._at(name), "read"),
+            self.open(name, "rb") as file,
+        ):
+            digest, size = xxh3_128(), 0
+            block = memoryview(bytearray(_BLOCK))  # reused: new memory is slow
+            while count := file.readinto(block):
+                digest.update(block[:count])
+                size += count
+            return FileFacts(size, digest.hexdigest())
+        return None
 
     def missing(self, files: Mapping[str, FileFacts]) -> list[str]:
         """Return the files that are missing or have another size, sorted."""

@@ -10,8 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from phalanx.checkpoint.path_lock import holder_of
-from phalanx.checkpoint.steps import MANIFEST, Step, listed
+from phalanx.checkpoint.steps import MANIFEST, Step, holder_of, listed
 from phalanx.checkpoint.storage import Storage
 from phalanx.cli.common import AsJson, duration, show, titled_table
 from phalanx.display.byte_format import size

@@ -19,7 +19,7 @@ import numpy as np
 
 from phalanx.errors import DispatchError
 from phalanx.wire.lazy import lazy
-from phalanx.wire.memory import concat_arrays, concat_rows
+from phalanx.wire.memory import concat_arrays, concat_rows, select_rows
 
 if TYPE_CHECKING:
     import torch
@@ -106,8 +106,7 @@ def _tensor_take(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
         if not len(indices):
             return _like(_nested_slice(tensor.detach(), 0, 0), tensor)
         return _like(torch.nested.nested_tensor([rows[i] for i in indices], layout=tensor.layout), tensor)
-    index = torch.as_tensor(list(indices), dtype=torch.long, device=tensor.device)
-    return _like(tensor.detach().index_select(0, index), tensor)
+    return _like(select_rows(tensor, indices), tensor)
 
 
 def _tensor_split(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:

@@ -332,6 +332,15 @@ class Group:
             self.lifecycle.handle(event, epoch, cause)
             self._tell()
 
+    def resyncs(self) -> dict[tuple[str, str], list[Resync]]:
+        """Return the syncs that the group's weights came from, by role and name of the weights."""
+        found: dict[tuple[str, str], list[Resync]] = {}
+        for key, number in self.had_weights.items():
+            sent = {sync: newest for sync in list(self.syncs) if (newest := sync.newest(key)) is not None}
+            # A newer sync may replace the sync that sent them.
+            found[key] = [sync for sync in sent if sent[sync] >= number] or [s for s in sent if not sent[s]]
+        return found
+
     def note_weights(self, role: str, name: str, text: str) -> None:
         """Note the result of a sync of a role's weights, for status displays."""
         with self._lock:

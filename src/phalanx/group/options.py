@@ -154,6 +154,10 @@ class _Policy:
         """Return the times of recoveries, in seconds, that count at ``now``."""
         return [at for at in recoveries if now - at < self.window_s]
 
+    def allows_preemption(self, count: int) -> bool:
+        """Return whether another preemption may be recovered after ``count`` of them."""
+        return True
+
 
 @dataclass(frozen=True)
 class RestartPolicy(_Policy):
@@ -202,5 +206,4 @@ class ReplacePolicy(_Policy):
         return len(self.recent(failures, now)) < self.max_failures
 
     def allows_preemption(self, count: int) -> bool:
-        """Return whether another preemption may be recovered after ``count`` of them."""
         return self.max_preemptions is None or count < self.max_preemptions

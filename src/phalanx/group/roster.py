@@ -1,21 +1,29 @@
-"""Who the ranks of a group are, published for its views in other processes.
+"""Who the ranks of a group are, published for its views in other processes, and of a detached group for later drivers.
 
 The owner publishes a roster after every change of members. A view reads it when a rank refuses a call, since it is of a
-later epoch, or has left.
+later epoch, or has left. ``px.attach`` reads the record of a detached group.
 """
 
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cloudpickle
 
-from phalanx.backends.backend_types import Endpoint, RankOutcome
+from phalanx.backends.backend_types import Backend, Endpoint, RankOutcome
+from phalanx.errors import DeclarationError
+from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.wire.messages import ProcessInfo
+
+#: Of a detached record: raised where a driver could not read what another version has left.
+PROTOCOL = 4
+_HEADER = b"phalanx group, protocol %d\n"
+_HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 
 
 @dataclass(frozen=True)
@@ -46,21 +54,77 @@ class Roster:
         return cloudpickle.dumps(self)
 
 
+@dataclass(frozen=True)
+class DetachedRecord:
+    """Record of a detached group for later drivers; plain values only: its ``members`` lack their handles.
+
+    It is published as a line of bytes, which every version reads, and the pickled record, which versions of the same
+    protocol read.
+    """
+
+    card: GroupCard
+    members: tuple[Endpoint, ...]
+    reservations: dict[str, tuple[str, ...]]
+
+    @staticmethod
+    def of(group: Group) -> DetachedRecord:
+        """Return the present record of a group."""
+        members = tuple(replace(endpoint, handle=None) for endpoint in group.endpoints)
+        keys = {key: tuple(held.reservation.keys) for key, held in group.pool.holdings.items()}
+        return DetachedRecord(group.card, members, keys)
+
+    def to_bytes(self) -> bytes:
+        return _HEADER % PROTOCOL + cloudpickle.dumps(self)
+
+    @staticmethod
+    def from_bytes(name: str, kept: bytes) -> DetachedRecord:
+        """Return the record of the group of that name.
+
+        Raises:
+            DeclarationError: another version of the library started the group; nothing of its record was unpickled.
+        """
+        head = _HEADER_READ.match(kept)
+        if head is None or int(head[1]) != PROTOCOL:
+            raise DeclarationError(
+                f"group {name!r} was started by another version of phalanx (protocol "
+                f"{head[1].decode() if head else '1'}; here {PROTOCOL}); use the same version in both drivers"
+            )
+        return pickle.loads(memoryview(kept)[head.end() :])
+
+
 def key_of(facts: ProcessInfo) -> tuple[int, float]:
     """Return the identity of a process: its id, and when it reported."""
     return facts.pid, facts.started
 
 
 def publish(group: Group) -> None:
-    """Publish the roster, if the group has travelled; called after every change of members."""
+    """Publish the members of a group that has travelled, or is detached; called after every change of members."""
     if group.roster_key and not group.closed:
         group.backend.publish(group.roster_key, Roster.of(group).to_bytes())
+    if group.card.detached:
+        group.backend.publish(_detached_key(group.name), DetachedRecord.of(group).to_bytes())
 
 
 def withdraw(group: Group) -> None:
-    """Withdraw the published roster, since the group is closed."""
+    """Withdraw what was published, since the group is closed."""
     if group.roster_key and group.backend.connected():
         group.backend.publish(group.roster_key, None)
+    if group.card.detached:
+        group.backend.publish(_detached_key(group.name), None)
+
+
+def read_record(backend: Backend, name: str) -> DetachedRecord | None:
+    """Return the record of the detached group of that name, None if there is none.
+
+    Raises:
+        DeclarationError: another version of the library started the group.
+    """
+    published = backend.published(_detached_key(name))
+    return None if published is None else DetachedRecord.from_bytes(name, published)
+
+
+def _detached_key(name: str) -> str:
+    return f"detached/{name}"
 
 
 def look(group: Group) -> None:

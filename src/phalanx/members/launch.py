@@ -1,13 +1,11 @@
-"""Starting a group: processes first, then ranks in their true order, then the users' objects.
-
-Also the calls of a start: constructors, and the calls that a restart makes again.
-"""
+"""Starts the processes of ranks: reserves what they need, puts them in rank order, and sends each its rank config."""
 
 from __future__ import annotations
 
-import contextlib
+import re
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -16,56 +14,37 @@ from phalanx.backends.backend_types import (
     Facade,
     Reservation,
     ReserveRequest,
-    RuntimeFactory,
     SpawnRequest,
     Ticket,
 )
-from phalanx.calls.call import Call
-from phalanx.calls.call_state import Results
 from phalanx.calls.compose import encode_body
-from phalanx.calls.listeners import everywhere
-from phalanx.calls.run_on import submit_unchecked
-from phalanx.dispatch.plan import CallPlan, GatherPlan
+from phalanx.display.log_merging import label_of
 from phalanx.errors import PlacementError
-from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.options import GroupOptions
-from phalanx.members.rank_config import setups_of
+from phalanx.group.resize_plan import fitted
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
-from phalanx.topology.slots import Slot
-from phalanx.wire.call_page import SETUP_CALL
-from phalanx.wire.messages import STORE_VARIABLE, Message, RankConfig, library_call
-from phalanx.worker.handlers import make_runtime, rejoin
+from phalanx.topology.accelerators import in_use
+from phalanx.topology.environment import rank_environment
+from phalanx.topology.slots import Slot, SlotView, id_key
+from phalanx.wire.messages import STORE_VARIABLE, RankConfig
+from phalanx.worker.handlers import make_runtime
 
-#: Variables by which ranks find each other, sent again to ranks that rejoin.
-_MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
-
-
+_LABEL_LENGTH = 80
 _NONE: Mapping[int, Endpoint] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Processes:
-    """Names of a group's processes for users of the backend, and the factory of their runtime.
-
-    ``names`` are by slot. Left out, a process bears the names of the classes and offers their registered methods.
-    """
-
-    class_name: str
-    methods: tuple[Facade, ...]
-    names: tuple[str, ...] | None = None
-    namespace: str | None = None
-    factory: RuntimeFactory = make_runtime
 
 
 @dataclass
 class Launched:
-    """Processes that are becoming ranks, in their order: a ticket ends when its rank's constructors have returned."""
+    """Processes that are becoming ranks, in their order: a ticket ends when its rank's constructors have returned.
+
+    ``extras`` reserves what they hold beside their slots: one reservation, or none.
+    """
 
     endpoints: list[Endpoint]
     tickets: list[Ticket]
-    extras: Reservation | None
+    extras: list[Reservation]
     setups: list[RankConfig]
 
 
@@ -78,7 +57,7 @@ def launch(
     kept: Mapping[int, Endpoint] = _NONE,
     places: Sequence[Slot] = (),
     name: str = "",
-    processes: Processes | None = None,
+    amend_request: Callable[[SpawnRequest], SpawnRequest] | None = None,
     amend: Callable[[RankConfig], RankConfig] | None = None,
 ) -> Launched:
     """Start a process per slot and send each process its rank config; does not wait for the constructors.
@@ -92,7 +71,7 @@ def launch(
         places: slot of each rank, if new ranks join a world with the kept ranks; a new rank serves its store then.
             Without, new ranks get the numbers after the kept ranks.
         name: name by which ranks know the group, if it differs from its own name.
-        processes: their names and runtime; None: those of the group's classes.
+        amend_request: changes names, methods or runtime of the processes before they are started.
         amend: changes each rank's config before it is sent.
 
     Raises:
@@ -104,36 +83,42 @@ def launch(
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
     new = [rank for rank in range(pool.world_size) if rank not in kept]
     slots = {rank: (places or pool.slots)[rank] for rank in new}
-    extras = None if places else _reserve_extras(pool, list(slots.values()), name, core.options)
+    extras = [] if places else _reserve_extras(pool, list(slots.values()), name, core.options)
     endpoints: list[Endpoint] = []
     try:
-        request = _request(core, pool, slots, processes or _processes(core))
+        request = _request(core, pool, slots)
+        request = request if amend_request is None else amend_request(request)
         endpoints = backend.spawn(replace(request, timeout=max(0.1, deadline - time.monotonic())))
         everyone = _in_rank_order(pool, [*kept.values(), *endpoints], places)
-        setups = setups_of(core, pool, everyone, name, epoch, new[0] if places else 0)
+        setups = _rank_configs(core, pool, everyone, name, epoch, new[0] if places else 0)
         told = [replace(setups[rank], trace=trace, rejoining=bool(places)) for rank in new]
         told = told if amend is None else [amend(setup) for setup in told]
         ordered = [everyone[rank] for rank in new]
         for endpoint, setup in zip(ordered, told, strict=True):
             endpoint.facts = endpoint.facts._replace(files=setup.files)
-        tickets = _send(core, ordered, told)
+        # Classes and arguments are encoded, and stored if large, once for all ranks.
+        body, refs = encode_body(core, {role: (b.cls, b.args, b.kwargs) for role, b in core.roles.items()})
+        tickets = [
+            backend.setup(endpoint, setup.pack(body), refs)
+            for endpoint, setup in zip(ordered, told, strict=True)
+        ]
         shown = session.show_ranks if core.options.show_ranks is None else core.options.show_ranks
         session.display.begin(backend, ordered, told[0].label, shown)
     except BaseException:
         backend.kill(endpoints)
-        if extras is not None:
-            backend.release(extras.keys)
+        for reservation in extras:
+            backend.release(reservation.keys)
         raise
     return Launched(ordered, tickets, extras, told)
 
 
 def _reserve_extras(
     pool: ResourcePool, slots: Sequence[Slot], name: str, options: GroupOptions
-) -> Reservation | None:
-    """CPUs, memory and custom resources that the group asks for beside its slots, on the slots' own nodes."""
+) -> list[Reservation]:
+    """Reserve CPUs, memory and custom resources that the group asks for beside its slots, on the slots' own nodes."""
     bundle = options.extras()
     if not bundle:
-        return None
+        return []
     backend = pool.backend_api
     reservations = {key: holding.reservation for key, holding in pool.holdings.items()}
     nodes = backend.nodes_of(slots, reservations)
@@ -146,40 +131,30 @@ def _reserve_extras(
         timeout=options.start_timeout,
         on_nodes=tuple(nodes),
     )
-    return backend.reserve(request)
+    return [backend.reserve(request)]
 
 
-def _processes(core: Group) -> Processes:
-    methods = [
-        Facade(f"{role}__{method}" if role else method, role, method)
-        for role, bound in core.roles.items()
-        for method in bound.methods
-    ]
-    names = tuple(f"{core.name}:{index}" for index in range(core.world_size))
-    class_name = "_".join(bound.cls.__name__ for bound in core.roles.values())
-    return Processes(class_name, tuple(methods), names if core.options.detached else None)
-
-
-def _request(
-    core: Group, pool: ResourcePool, slots: Mapping[int, Slot], processes: Processes
-) -> SpawnRequest:
-    """Return the request for processes on ``slots``, by rank."""
-    holding = next(iter(pool.holdings.values()))
-    shares = [h.share() for h in pool.holdings.values()]
+def _request(core: Group, pool: ResourcePool, slots: Mapping[int, Slot]) -> SpawnRequest:
+    """Return the request for processes on ``slots``, by rank, which bear the names of the classes and methods."""
+    shares = [holding.share() for holding in pool.holdings.values()]
     if any(share != shares[0] for share in shares):
         raise PlacementError(
             f"group {core.name!r} cannot be started on {pool!r}: its parts give different shares to a process "
             f"({shares}); merge pools with the same use_gpu, accelerators_per_slot and max_colocate_count"
         )
+    methods = [
+        Facade(f"{role}__{method}" if role else method, role, method)
+        for role, bound in core.roles.items()
+        for method in bound.methods
+    ]
     return SpawnRequest(
-        class_name=processes.class_name,
-        methods=processes.methods,
+        class_name="_".join(bound.cls.__name__ for bound in core.roles.values()),
+        methods=tuple(methods),
         slots=tuple(slots.values()),
-        reservations={key: h.reservation for key, h in pool.holdings.items()},
-        resources=holding.share(),
-        factory=processes.factory,
-        names=processes.names and tuple(processes.names[rank] for rank in slots),
-        namespace=processes.namespace,
+        reservations={key: holding.reservation for key, holding in pool.holdings.items()},
+        resources=shares[0],
+        factory=make_runtime,
+        names=tuple(f"{core.name}:{rank}" for rank in slots) if core.options.detached else None,
         runtime_env=core.options.runtime_env,
         max_concurrency=core.options.max_concurrency,
         detached=core.options.detached,
@@ -195,83 +170,88 @@ def _in_rank_order(
     return [by_slot[slot] for slot in places or learnt]
 
 
-def _send(core: Group, endpoints: Sequence[Endpoint], setups: Sequence[RankConfig]) -> list[Ticket]:
-    """Send classes and arguments, encoded, and stored if large, once for all ranks."""
-    made = {role: (bound.cls, bound.args, bound.kwargs) for role, bound in core.roles.items()}
-    body, refs = encode_body(core, made)
-    return [
-        core.backend.setup(endpoint, setup.pack(body), refs)
-        for endpoint, setup in zip(endpoints, setups, strict=True)
-    ]
+def _rank_configs(
+    core: Group, pool: ResourcePool, endpoints: Sequence[Endpoint], name: str, epoch: int, server: int
+) -> list[RankConfig]:
+    """Return the configs by rank; ``server`` is the rank that serves torch's store: a new rank with a port for it."""
+    options, size = core.options, len(endpoints)
+    view = SlotView(tuple(endpoint.slot for endpoint in endpoints))
+    folder = session.unused(folder_name(name, epoch))
+    devices_on, slots_on = _devices_by_node(pool, endpoints), _slots_by_node(pool, endpoints)
+    # Variables that Ray sets before the process starts belong to the group too: they override our defaults.
+    given = {**(options.runtime_env or {}).get("env_vars", {}), **options.env}
+    address, port = endpoints[server].facts.slot.node_ip, endpoints[server].facts.store_port
+    setups: list[RankConfig] = []
+    for rank, endpoint in enumerate(endpoints):
+        facts, holding = endpoint.facts.slot, pool.holdings[endpoint.slot.pool]
+        kind = in_use(holding.resource, {}) if holding.resource else None
+        own = holding.accelerators.get(endpoint.slot, facts.accelerator_ids)
+        local_rank, local_size = view.local_ranks[rank], view.local_world_sizes[rank]
+        environment = rank_environment(
+            rank=rank,
+            world_size=size,
+            local_rank=local_rank,
+            local_world_size=local_size,
+            master_addr=address,
+            master_port=port,
+            visible=options.visible_devices,
+            own_ids=own,
+            node_ids=devices_on[facts.node_id],
+            # From a rank without any, CUDA is hidden, whose mask torch reads before anything else.
+            accelerator=kind or (None if facts.accelerator_ids else in_use("GPU", {})),
+            cpus_of_node=facts.cpus_of_node,
+            slots_on_node=slots_on[facts.node_id],
+            threads=facts.threads,
+            group_env=given,
+        )
+        own_folder = endpoint.facts.folder
+        setups.append(
+            RankConfig(
+                rank,
+                size,
+                local_rank,
+                local_size,
+                group=name,
+                epoch=epoch,
+                environment={**environment, STORE_VARIABLE: f"{address}:{port}/{epoch}"},
+                host=facts.host,
+                node_id=facts.node_id,
+                accelerator_ids=own,
+                device_type=kind.torch_device if kind and own else "cpu",
+                local_device=int(environment["LOCAL_RANK"]) if own else 0,
+                meshes={name: fitted(mesh, size) for name, mesh in options.meshes.items()},
+                asynchronous=options.max_concurrency is not None,
+                files=f"{own_folder}/{session.run_id}/{folder}/rank-{rank}" if own_folder else "",
+                label=label_of(core.card.classes.items()),
+                serves=rank == server,
+                had_weights=dict(core.had_weights),
+                published_weights=dict(core.published_weights),
+            )
+        )
+    return setups
 
 
-@contextlib.contextmanager
-def constructors(core: Group, ranks: range | None = None) -> Generator[Call]:
-    """Return a context around the call of the constructors of the new epoch, or of some of its ranks.
-
-    If it ends with an error, the remaining results are not read. The caller ends the processes.
-    """
-    ranks = range(core.world_size) if ranks is None else ranks
-    plan = CallPlan(ranks, (), {}, GatherPlan("list", range(len(ranks))))
-    call = Call(
-        core,
-        core.epoch,
-        plan,
-        "",
-        "__init__",
-        SETUP_CALL,
-        everywhere,
-        acts=False,
-        is_init=True,
-        limit=core.options.start_timeout,
-    )
-    call.tell(call.heard.planned)
-    try:
-        yield call
-    except BaseException as error:
-        if call.was_sent:
-            call.arrivals.disregard()
-        call.tell_end(error)
-        raise
+def _slots_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> Counter[str]:
+    """Count the slots of the blocks that the ranks are in: other groups on them work at the same time."""
+    by_block: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    for endpoint in endpoints:
+        by_block[endpoint.slot.pool, endpoint.slot.block][endpoint.facts.slot.node_id] += 1
+    found: Counter[str] = Counter()
+    for (name, block), ranks in by_block.items():
+        is_spread = len(ranks) > 1  # a placement group that is not ours
+        found.update(ranks if is_spread else dict.fromkeys(ranks, pool.holdings[name].blocks[block]))
+    return found
 
 
-def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket]) -> None:
-    """Note that the processes of an epoch exist, and have received their rank configs."""
-    call.epoch = epoch
-    call.arrivals = Results(call.core.backend, tickets)
-    for _ in tickets:
-        call.tell(call.heard.composed, Message(""))
-        call.tell(call.heard.posted)
-    call.note_sent(0)
+def _devices_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> dict[str, list[str]]:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for endpoint in endpoints:
+        ids = pool.holdings[endpoint.slot.pool].accelerators.get(endpoint.slot, ())
+        found[endpoint.facts.slot.node_id].update(ids)
+    return {node: sorted(ids, key=lambda own: id_key([own])) for node, ids in found.items()}
 
 
-def rejoin_calls(
-    core: Group, launched: Launched, staying: Mapping[int, Endpoint], epoch: int
-) -> list[Ticket]:
-    """Run ``rejoin()`` on the ranks that stay while the others are made; return the tickets of all, by rank."""
-    environment = launched.setups[0].environment
-    message = library_call(rejoin, epoch, {name: environment[name] for name in _MEETING})
-    tickets = {setup.rank: ticket for setup, ticket in zip(launched.setups, launched.tickets, strict=True)}
-    tickets |= {rank: core.backend.submit(endpoint, message) for rank, endpoint in staying.items()}
-    return [tickets[rank] for rank in sorted(tickets)]
-
-
-def make_again(core: Group, trace: str = "", joining: range | None = None) -> None:
-    """Repeat the calls of the rerun log on the ranks of this epoch, in order.
-
-    On ``joining`` ranks, only calls that went to all ranks with equal arguments are repeated.
-
-    Raises:
-        RemoteCallError, WorkerDiedError, CallTimeout: a call failed.
-    """
-    epoch = core.epoch
-    for made in core.reruns.to_make():
-        entry = made.within(epoch.size) if joining is None else made.extended(joining)
-        if entry is None:
-            continue
-        number = core.new_number()
-        again = entry.messages(number, epoch.number, trace)
-        plan = CallPlan(entry.ranks, (), {}, GatherPlan("list", range(len(entry.ranks))))
-        limit = core.options.start_timeout
-        call = submit_unchecked(core, epoch, plan, entry.role, entry.method, again, number, limit=limit)
-        call.result(None)
+def folder_name(group: str, epoch: int) -> str:
+    """Return a name for the folder of a group that is safe in a path: ``<group>-<epoch>``. Pure."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", group)[:_LABEL_LENGTH].lstrip(".") or "group"
+    return f"{safe}-{epoch}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from phalanx.calls.run_on import run_on
 from phalanx.errors import DispatchError
@@ -11,7 +11,7 @@ from phalanx.group.resize_plan import fitted
 from phalanx.topology.mesh import Mesh
 from phalanx.worker import handlers
 
-#: Of a rank: the coordinates by axis in each mesh that its worker registered, by name.
+#: Of a rank: the coordinates by axis in each mesh that its workers registered, by name.
 Places = Mapping[str, Mapping[str, int]]
 
 
@@ -27,8 +27,7 @@ def mesh_of(core: Group, name: str = "default") -> Mesh:
     if name in given and name not in epoch.meshes:
         epoch.meshes[name] = fitted(given[name], epoch.size)
     if name not in epoch.meshes:
-        places = [run_on(core, handlers.meshes, role=role).result(None) for role in core.card.methods]
-        epoch.meshes[name] = told_mesh(core.name, name, places, given)
+        epoch.meshes[name] = _registered_mesh(core, name)
     return epoch.meshes[name]
 
 
@@ -37,29 +36,24 @@ def known_meshes(core: Group) -> dict[str, Mesh]:
     return {**core.epoch.meshes, **{name: mesh_of(core, name) for name in core.card.meshes}}
 
 
-def told_mesh(group: str, name: str, told: Iterable[Sequence[Places]], given: Collection[str]) -> Mesh:
-    """The mesh of that name; ``told`` are the places by rank, of each role, ``given`` the names of other meshes. Pure.
+def _registered_mesh(core: Group, name: str) -> Mesh:
+    """Return the mesh of that name which the ranks registered.
 
     Raises:
         DispatchError: there is none of that name, or not every rank registered its place.
     """
-    found: dict[str, dict[int, Mapping[str, int]]] = {}
-    ranks = range(0)
-    for answers in told:
-        ranks = range(len(answers))
-        for rank, places in enumerate(answers):
-            for key, coordinates in places.items():
-                found.setdefault(key, {})[rank] = coordinates
-    if name not in found:
-        known = sorted({*given, *found})
+    places: list[Places] = run_on(core, handlers.meshes).result(None)
+    registered = {key for meshes in places for key in meshes}
+    if name not in registered:
+        known = sorted({*core.card.meshes, *registered})
         raise DispatchError(
-            f"group {group!r} has no mesh {name!r} (it has: {', '.join(known) or 'none'}); pass "
+            f"group {core.name!r} has no mesh {name!r} (it has: {', '.join(known) or 'none'}); pass "
             "mesh=px.Mesh(dp=..., tp=...) to px.WorkerGroup, or call self.register_mesh(name, ...) in the worker"
         )
-    missing = [rank for rank in ranks if rank not in found[name]]
+    missing = [rank for rank, meshes in enumerate(places) if name not in meshes]
     if missing:
         raise DispatchError(
-            f"mesh {name!r} of group {group!r}: ranks {missing} have not registered their place; every rank "
+            f"mesh {name!r} of group {core.name!r}: ranks {missing} have not registered their place; every rank "
             "must call self.register_mesh(name, ...)"
         )
-    return Mesh.from_coordinates([dict(found[name][rank]) for rank in ranks])
+    return Mesh.from_coordinates([dict(meshes[name]) for meshes in places])

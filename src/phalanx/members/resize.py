@@ -6,22 +6,25 @@ leaving ranks stay until they have finished.
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from phalanx.calls.call import Call
+from phalanx.calls.call_state import seconds_until
 from phalanx.calls.in_flight import streams_on
 from phalanx.calls.run_on import run_on
-from phalanx.errors import CallTimeout, GroupClosed
+from phalanx.errors import CallTimeout, GroupBroken, GroupClosed
 from phalanx.group.epoch import Epoch
-from phalanx.group.group import Group
+from phalanx.group.group import Group, Resync
 from phalanx.group.roster import publish
+from phalanx.members.launch import Launched, launch
 from phalanx.members.meshes import mesh_of
-from phalanx.members.processes import dismiss, joining, restart
+from phalanx.members.processes import close_workers, constructors, make_again, restart, sent_to, stop
 from phalanx.members.recovery import ensure_ready
-from phalanx.members.weight_resync import bring_to_joined, mend_sources
 from phalanx.worker import handlers
 
 _LOOKS_EVERY_S = 0.05
+_LEAVE_PATIENCE_S = 65.0  # a rank that leaves hands its items over, for which its channels take 60 s at most
 
 
 def change_members(core: Group, size: int, timeout: float | None) -> None:
@@ -34,7 +37,9 @@ def change_members(core: Group, size: int, timeout: float | None) -> None:
             next change.
     """
     if size > core.world_size:
-        mend_sources(core)
+        # Not while members change: the locks of several groups are taken in another order there.
+        for sync in _syncs_to(core):
+            sync.mend_source()
     with core.changing:
         ensure_ready(core)
         core.check()
@@ -60,19 +65,41 @@ def restart_with(core: Group, size: int) -> None:
 
 
 def _grow(core: Group, size: int) -> None:
-    old = core.epoch
+    """Start ranks behind the present ones; they get weights, and then calls. After an error the group is as it was."""
+    old, ranks = core.epoch, range(core.world_size, size)
     ground = core.pool.first(size)
     slots = ground.slots[old.size :]
-    ground.claim(core.tenant, slots)
-    try:
-        with joining(core, ground, range(old.size, size)):
-            bring_to_joined(core)
-    except BaseException:
-        ground.unclaim(core.tenant, slots)
-        raise
+    with contextlib.ExitStack() as undo:
+        ground.claim(core.tenant, slots)
+        undo.callback(ground.unclaim, core.tenant, slots)
+        with constructors(core, ranks) as call:
+            kept = dict(enumerate(old.endpoints))
+            launched = launch(core, ground, old.number + 1, trace=call.trace, kept=kept)
+            undo.callback(_remove, core, launched, old)
+            epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
+            sent_to(call, epoch, launched.tickets)
+            call.result(None)
+            make_again(core, call.trace, ranks)
+            for sync in _syncs_to(core):
+                sync.bring(core)
+        undo.pop_all()
+    core.extras += launched.extras
     with core.send_lock:
-        epoch = core.change(core.endpoints, size)
-        _tell(core, epoch)
+        _tell(core, core.change(core.endpoints, size))
+
+
+def _remove(core: Group, launched: Launched, old: Epoch) -> None:
+    """End ranks that were to join, and return to the ranks before."""
+    stop(core, launched.endpoints)
+    for reservation in launched.extras:
+        core.backend.release(reservation.keys)
+    with contextlib.suppress(GroupClosed, GroupBroken):
+        core.change(old.endpoints, old.size)
+
+
+def _syncs_to(core: Group) -> set[Resync]:
+    """Return the syncs that joining ranks get weights by."""
+    return {sync for syncs in core.resyncs().values() for sync in syncs}
 
 
 def _shrink(core: Group, size: int) -> None:
@@ -111,7 +138,8 @@ def _finish(core: Group, timeout: float | None) -> None:
             timeout=timeout,
         )
     leavers = epoch.endpoints[epoch.size :]
-    dismiss(core, epoch, tail)
+    close_workers(core, epoch, tail, _LEAVE_PATIENCE_S)
+    stop(core, leavers)
     for endpoint in leavers:
         endpoint.retired = True
     core.leaving = None
@@ -128,7 +156,7 @@ def _late(core: Group, epoch: Epoch, limit: float | None) -> list[int]:
     while True:
         for stream in streams:
             stream.run_to_end()  # its reader may be the caller that waits here
-        left = None if limit is None else max(0.0, limit - core.backend.now())
+        left = seconds_until(limit, core.backend)
         late = _at_calls(core, epoch, tail, _LOOKS_EVERY_S if streams else left)
         if not late or (limit is not None and core.backend.now() >= limit):
             return late

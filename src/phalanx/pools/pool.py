@@ -13,12 +13,10 @@ from phalanx.errors import DeclarationError, PlacementError
 from phalanx.pools.slot_reservation import (
     SlotReservation,
     Tenant,
-    book,
     books,
     check_options,
     explain_slots,
     resource_of,
-    unbook,
 )
 from phalanx.session.session import session
 from phalanx.topology.placement import bundle_resources
@@ -349,17 +347,35 @@ class ResourcePool:
             )
 
     def claim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
-        """Book a share of every slot, or of ``slots``, for a group.
+        """Book a share of every slot, or of ``slots``, for a group, unless it has one.
 
         Raises:
-            PlacementError: the pool is closed, or a slot has no share left.
+            PlacementError: the pool is closed, or a slot has no share left; nothing was booked.
         """
         self._check_open()
-        book(self._holdings, self._view.slots if slots is None else slots, group)
+        wanted = self._view.slots if slots is None else slots
+        with books:
+            booked = {slot: self._holdings[slot.pool].groups[slot] for slot in wanted}
+            for slot, on_it in booked.items():
+                most = self._holdings[slot.pool].max_colocate_count
+                if group not in on_it and len(on_it) >= most:
+                    raise PlacementError(
+                        f"group {group.name!r} does not fit on {slot}: it holds {len(on_it)} of "
+                        f"max_colocate_count={most} groups already "
+                        f"({', '.join(g.name for g in on_it)}); close one of them, or make the pool with a larger "
+                        "max_colocate_count"
+                    )
+            for on_it in booked.values():
+                if group not in on_it:
+                    on_it.append(group)
 
     def unclaim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
         """Take a group out of the books, or off these slots. Idempotent."""
-        unbook(self._holdings, self._view.slots if slots is None else slots, group)
+        with books:
+            for slot in self._view.slots if slots is None else slots:
+                on_it = self._holdings[slot.pool].groups[slot]
+                if group in on_it:
+                    on_it.remove(group)
 
 
 def _check_free(pool: str, holding: SlotReservation, slots: Sequence[Slot]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from phalanx.backends.backend_types import Backend, Reservation, ReserveRequest
 from phalanx.display.tables import Table
-from phalanx.errors import DeclarationError, PlacementError
+from phalanx.errors import DeclarationError
 from phalanx.session.session import session
 from phalanx.topology.accelerators import resource_names
 from phalanx.topology.placement import share
@@ -50,7 +51,7 @@ class SlotReservation:
     accelerators_per_slot: int
     detached: bool
     reservation_name: str = ""
-    groups: dict[Slot, list[Tenant]] = field(default_factory=dict[Slot, list[Tenant]], init=False)
+    groups: defaultdict[Slot, list[Tenant]] = field(default_factory=lambda: defaultdict(list), init=False)
     facts: dict[Slot, SlotFacts] = field(default_factory=dict[Slot, SlotFacts], init=False)
     accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]], init=False)
     lock: threading.RLock = field(default_factory=threading.RLock, init=False)
@@ -142,37 +143,6 @@ def accelerator_text(holding: SlotReservation, slot: Slot) -> str | None:
 
 books = threading.Lock()
 """Held during changes of the bookings: several threads may start groups."""
-
-
-def book(holdings: Mapping[str, SlotReservation], slots: Sequence[Slot], group: Tenant) -> None:
-    """Book a share of each of these slots for a group, unless it has one.
-
-    Raises:
-        PlacementError: a slot has no share left; nothing was booked.
-    """
-    with books:
-        slots = [slot for slot in slots if group not in holdings[slot.pool].groups.get(slot, ())]
-        for slot in slots:
-            holding = holdings[slot.pool]
-            on_it = holding.groups.get(slot, [])
-            if len(on_it) >= holding.max_colocate_count:
-                raise PlacementError(
-                    f"group {group.name!r} does not fit on {slot}: it holds {len(on_it)} of "
-                    f"max_colocate_count={holding.max_colocate_count} groups already "
-                    f"({', '.join(g.name for g in on_it)}); close one of them, or make the pool with a larger "
-                    "max_colocate_count"
-                )
-        for slot in slots:
-            holdings[slot.pool].groups.setdefault(slot, []).append(group)
-
-
-def unbook(holdings: Mapping[str, SlotReservation], slots: Sequence[Slot], group: Tenant) -> None:
-    """Take a group off these slots, as far as it is on them."""
-    with books:
-        for slot in slots:
-            on_it = holdings[slot.pool].groups.get(slot, [])
-            if group in on_it:
-                on_it.remove(group)
 
 
 def explain_slots(

@@ -18,17 +18,15 @@ class BackgroundThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._changed = threading.Condition(
-            threading.RLock()
-        )  # the collector may begin work while it is held
+        # Of an RLock: the collector may begin work while it is held.
+        self._changed = threading.Condition(threading.RLock())
         self._due: dict[Background, float] = {}
         self._now: Background | None = None
         self._thread: threading.Thread | None = None
 
     def _is_running(self) -> bool:
-        return (
-            self._thread is not None and self._thread.is_alive()
-        )  # not so in a fork of the process that had it
+        # Not so in a fork of the process that had it.
+        return self._thread is not None and self._thread.is_alive()
 
     def has(self, work: Background) -> bool:
         """Return whether a turn of this work is taken, or due."""

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from phalanx.backends.backend_types import Backend, Endpoint
@@ -39,42 +39,33 @@ class RankOutput:
         self._offset = 0
         self._lock = threading.Lock()
 
-    def look(self) -> bool:
-        """Read new output; return False once the process has ended and all of its output was read."""
+    def look(self, last: bool = False) -> bool:
+        """Read new output; return False if none will follow: the process has ended, or this is the ``last`` look."""
         with self._lock:
-            alive = self._alive()  # before reading: all output of a dead process is there now
-            self._read(last=not alive)
-            return alive
+            last = last or not self._is_alive()  # before reading: all output of a dead process is there now
+            lines = [line for data in self._new() for line in self._lines.feed(data)]
+            self.group.add(self._rank, [*lines, *(self._lines.finish() if last else [])], time.monotonic())
+            return not last
 
-    def finish(self) -> None:
-        """Read all that there is."""
-        with self._lock:
-            self._read(last=True)
-
-    def _read(self, *, last: bool) -> None:
-        lines = [line for data in self._new() for line in self._lines.feed(data)]
-        self.group.add(self._rank, [*lines, *(self._lines.finish() if last else [])], time.monotonic())
-
-    def _alive(self) -> bool:
+    def _is_alive(self) -> bool:
         handle = self._handle()
         try:
             return handle is not None and not self._backend.dead_of([replace(self._place, handle=handle)])
         except Exception:  # the backend is shut down
             return False
 
-    def _new(self) -> list[bytes]:
-        """Return output written since the last call; at least one chunk, perhaps empty."""
-        path, found = self._place.facts.log, list[bytes]()
-        while path:
-            try:
-                data = self._backend.read(self._place, path, self._offset, _CHUNK)
-            except Exception:  # not there yet, or its node was lost: failing to read logs is harmless
-                data = b""
-            found.append(data)
-            self._offset += len(data)
-            if len(data) < _CHUNK:
-                break
-        return found or [b""]
+    def _new(self) -> Iterator[bytes]:
+        """Yield the output written since the last call; at least one chunk, perhaps empty."""
+        size = _CHUNK
+        while size == _CHUNK:
+            data = b""
+            if path := self._place.facts.log:
+                # Not there yet, or its node was lost: failing to read logs is harmless.
+                with contextlib.suppress(Exception):
+                    data = self._backend.read(self._place, path, self._offset, _CHUNK)
+            size = len(data)
+            self._offset += size
+            yield data
 
 
 class Display:
@@ -110,7 +101,7 @@ class Display:
             ended = [one for one in self._sources if files is None or one.files in files]
             self._sources = [one for one in self._sources if one not in ended]
         for source in ended:
-            source.finish()
+            source.look(last=True)
         self._write({source.group for source in ended}, None)
 
     def _turn(self) -> float | None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 from phalanx.backends.backend_types import Backend
 from phalanx.display.registry_records import GroupRecord, RunRecord, to_bytes
@@ -35,16 +35,6 @@ def _version() -> str:
         return "unknown"
 
 
-class OpenGroup(Protocol):
-    """A group whose record is published until nothing of it is left (``fully_closed``)."""
-
-    @property
-    def fully_closed(self) -> bool: ...
-    @property
-    def backend(self) -> Backend: ...
-    def record(self) -> GroupRecord: ...
-
-
 class Publisher:
     """Publishes records of groups. A group whose state cannot be published works nevertheless."""
 
@@ -53,8 +43,8 @@ class Publisher:
         self._lock = threading.Lock()
         self._keys: dict[str, Backend] = {}
 
-    def changed(self, group: OpenGroup) -> None:
-        """Publish a group's state as it is when the background thread gets to it; does not wait."""
+    def changed(self, group: Any) -> None:
+        """Publish the state of a ``Group`` as it is when the background thread gets to it; does not wait."""
         self._queue.add(self._publish, group)
 
     def add(self, backend: Backend, record: GroupRecord) -> Callable[[], None]:
@@ -72,12 +62,11 @@ class Publisher:
             return
         with self._lock:
             ended = {key: one for key, one in self._keys.items() if backend in (None, one)}
-            self._keys = {key: one for key, one in self._keys.items() if key not in ended}
         for key, one in ended.items():
-            self._write(one, key, None)
+            self._withdraw(one, key)
 
-    def _publish(self, group: OpenGroup) -> None:
-        record = group.record()
+    def _publish(self, group: Any) -> None:
+        record: GroupRecord = group.record()
         if group.fully_closed:
             self._withdraw(group.backend, record.key)
         else:

@@ -9,7 +9,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from phalanx.backends.backend_types import CLUSTER_LEFT, Backend
 from phalanx.config import Shown, backend_name, running_cluster, settings, shown_ranks
@@ -24,18 +24,6 @@ from phalanx.wire.value import Value
 
 _METRICS_AFTER_S = 5.0
 _log = logging.getLogger("phalanx")
-
-
-class OpenPool(Protocol):
-    """A pool that holds slots."""
-
-    number: int
-
-    @property
-    def closed(self) -> bool: ...
-    @property
-    def backend_api(self) -> Backend: ...
-    def let_go(self, everything: bool = False) -> None: ...
 
 
 class Session:
@@ -67,32 +55,25 @@ class Session:
         self.group_numbers = itertools.count(1)
         self._used_names: set[str] = set()
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._pools: weakref.WeakSet[OpenPool] = weakref.WeakSet()
-        self._kept_pools: set[OpenPool] = set()
+        self._pools: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._kept_pools: set[Any] = set()
         self._before_groups: list[Callable[[Backend | None], None]] = []
         self._at_shutdown: list[Callable[[], None]] = []
 
     # Its connection
 
-    def connect(
-        self,
-        backend: str | None,
-        counts: Mapping[str, float],
-        address: str | None,
-        options: Mapping[str, Any],
-    ) -> None:
-        """Start or join the cluster of a backend; see :func:`init`."""
+    def connect(self, backend: str | None, given: Mapping[str, Any]) -> None:
+        """Start or join the cluster of a backend, with options for ``ray.init``; see :func:`init`."""
         chosen = backend_name(backend or self._default_backend())
         with self._lock:
+            counts = {"CPU": given.get("num_cpus"), "GPU": given.get("num_gpus")}
             self._inline_resources = {
-                name: float(counts[key])
-                for key, name in (("num_cpus", "CPU"), ("num_gpus", "GPU"))
-                if key in counts
+                name: float(count) for name, count in counts.items() if count is not None
             }
             if chosen == "inline":
                 self._backends.pop("inline", None)
             else:
-                self._start_ray({**counts, **({"address": address} if address else {}), **options})
+                self._start_ray(given)
             if backend is not None:
                 self._backend = chosen
 
@@ -187,24 +168,24 @@ class Session:
         """Return the group that this process made with that number; None if it was garbage-collected."""
         return next((one for one in self.groups() if one.owner and one.card.number == number), None)
 
-    def add_pool(self, pool: OpenPool) -> None:
+    def add_pool(self, pool: Any) -> None:
         """Note a pool that has reserved slots."""
         with self._open_lock:
             self._pools.add(pool)
 
-    def keep_pool(self, pool: OpenPool) -> None:
+    def keep_pool(self, pool: Any) -> None:
         """Keep a pool alive whose groups other processes know, even if no reference to it is left in this process."""
         with self._open_lock:
             self._kept_pools.add(pool)
 
-    def forget_pool(self, pool: OpenPool) -> None:
+    def forget_pool(self, pool: Any) -> None:
         """Remove a closed pool. Idempotent."""
         with self._open_lock:
             self._pools.discard(pool)
             self._kept_pools.discard(pool)
 
-    def pools(self) -> list[OpenPool]:
-        """Return the pools that hold slots, in the order in which they were made."""
+    def pools(self) -> list[Any]:
+        """Return the pools that hold slots, each a ``ResourcePool``, in the order in which they were made."""
         with self._open_lock:
             there = list(self._pools)
         return sorted((pool for pool in there if not pool.closed), key=lambda pool: pool.number)
@@ -335,13 +316,12 @@ def init(
     Raises:
         DeclarationError: this process is connected already and options are given that cannot be applied any more.
     """
-    counts = {
-        key: value for key, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)) if value is not None
-    }
+    named = {"num_cpus": num_cpus, "num_gpus": num_gpus, "address": address or None}
+    given = {name: value for name, value in named.items() if value is not None} | ray_options
     shown = None if show_ranks is None else shown_ranks(show_ranks)
     if shown is None and ray_options.get("log_to_driver") is False:
         shown = ()
-    session.connect(backend, counts, address, ray_options)
+    session.connect(backend, given)
     if shown is not None:
         session.show_ranks = shown
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -35,8 +35,7 @@ class Pending:
 class _Wait:
     future: Future[Any]
     work: Callable[[], Any]
-    pending: Pending | None = None
-    in_part_since: float | None = field(default=None, init=False)
+    in_part_since: float | None = None
 
     def do(self) -> None:
         if not self.future.set_running_or_notify_cancel():
@@ -64,7 +63,7 @@ class WaitThreads:
         self._idle = 0  # threads that wait for work, minus the number of waits in the queue
         self._done = 0
         self._done_before = 0
-        self._others: list[_Wait] = []
+        self._others: dict[_Wait, Pending] = {}
         self._looker = Background(self._look, thread=monitor_thread)
 
     def submit(self, work: Callable[[], R], pending: Pending | None = None) -> Future[R]:
@@ -73,12 +72,12 @@ class WaitThreads:
         Without ``pending`` it begins now, on an additional thread if necessary.
         """
         future: Future[R] = Future()
-        wait = _Wait(future, work, pending)
+        wait = _Wait(future, work)
         with self._lock:
             if pending is None or self._idle or self._threads < self._most:
                 self._begin(wait)
                 return future
-            self._others.append(wait)
+            self._others[wait] = pending
         self._looker.begin()
         return future
 
@@ -102,7 +101,9 @@ class WaitThreads:
         with self._lock:
             self._done += 1
             if self._others and self._threads <= self._most:
-                return self._others.pop(0)
+                first = next(iter(self._others))
+                del self._others[first]
+                return first
             self._idle += 1
         try:
             return self._work.get(timeout=self._idle_s)
@@ -117,47 +118,39 @@ class WaitThreads:
     def _look(self) -> float | None:
         """Hand finished waits to free threads; if no thread made progress, to an additional thread."""
         with self._lock:
-            others = list(self._others)
+            others = dict(self._others)
         if not others:
             return None
-        ended, now = _ended([wait.pending for wait in others if wait.pending is not None]), time.monotonic()
-        over, rest = list[_Wait](), list[_Wait]()
-        for wait in others:
-            (over if _is_over(wait, ended, now) else rest).append(wait)
-        in_part = [wait for wait in rest if _is_over_in_part(wait, ended, now)]
+        ended, now = _ended(others.values()), time.monotonic()
+        over, in_part = list[_Wait](), list[_Wait]()
+        for wait, pending in others.items():
+            has_ended = [id(ref) in ended for ref in pending.refs]
+            is_late = pending.deadline is not None and now >= pending.deadline
+            if is_late or all(has_ended) or wait.future.cancelled():
+                over.append(wait)
+            elif any(has_ended):
+                if wait.in_part_since is None:
+                    wait.in_part_since = now
+                if now - wait.in_part_since > _ENDED_IN_PART_S:  # it may have failed, which ends a call
+                    in_part.append(wait)
         with self._lock:
             free = self._idle + max(0, self._most + _SPARE - self._threads)
             is_stuck, self._done_before = self._done == self._done_before, self._done
             # A wait that is over in part may take its thread for long: it is no reason for an additional one.
             for wait in [*over, *in_part][:free] or over[: int(is_stuck)]:
-                if wait in self._others:  # else a thread took it meanwhile
-                    self._others.remove(wait)
+                if self._others.pop(wait, None) is not None:  # else a thread took it meanwhile
                     self._begin(wait)
         return _LOOK_EVERY_S
 
 
-def _is_over(wait: _Wait, ended: Collection[int], now: float) -> bool:
-    """Return whether all references of a wait have ended, its deadline has passed, or it was cancelled."""
-    pending = wait.pending
-    if pending is None or wait.future.cancelled():
-        return True
-    is_late = pending.deadline is not None and now >= pending.deadline
-    return is_late or all(id(ref) in ended for ref in pending.refs)
-
-
-def _is_over_in_part(wait: _Wait, ended: Collection[int], now: float) -> bool:
-    """Return whether a reference ended so long ago that it may have failed, which ends a call."""
-    refs = () if wait.pending is None else wait.pending.refs
-    if wait.in_part_since is None and any(id(ref) in ended for ref in refs):
-        wait.in_part_since = now
-    return wait.in_part_since is not None and now - wait.in_part_since > _ENDED_IN_PART_S
-
-
-def _ended(waits: Sequence[Pending]) -> set[int]:
+def _ended(waits: Iterable[Pending]) -> set[int]:
     """Return the ids of the references that have ended; all references of a backend that raises."""
+    by_backend: dict[int, tuple[Backend, dict[int, Ref]]] = {}
+    for pending in waits:
+        _, refs = by_backend.setdefault(id(pending.backend), (pending.backend, {}))
+        refs.update((id(ref), ref) for ref in pending.refs)
     ended: set[int] = set()
-    for backend in {id(one.backend): one.backend for one in waits}.values():
-        refs = {id(ref): ref for one in waits if one.backend is backend for ref in one.refs}
+    for backend, refs in by_backend.values():
         ids = [*refs]
         try:
             done = backend.wait([*refs.values()], len(refs), 0)[0] if refs else []

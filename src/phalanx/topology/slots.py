@@ -182,11 +182,12 @@ def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> tuple[int,
     order: list[int] = []
     for block in SlotView(tuple(slots)).blocks:
         _check_one_node([slots[i] for i in block], [facts[i] for i in block])
-        order += sorted(block, key=lambda i: (_id_key(facts[i].accelerator_ids), slots[i].bundle))
+        order += sorted(block, key=lambda i: (id_key(facts[i].accelerator_ids), slots[i].bundle))
     return tuple(order)
 
 
-def _id_key(ids: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
+def id_key(ids: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
+    """Return the key that sorts accelerator ids: numbers as numbers, before names as text."""
     return tuple((0, int(i), "") if i.isascii() and i.isdigit() else (1, 0, i) for i in ids)
 
 

@@ -8,12 +8,12 @@ detected, because both sides name the box by the same pair.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
-from phalanx.weights.boxes import blocks
+from phalanx.weights.boxes import Box, blocks, whole
 from phalanx.weights.plan import Plan
 from phalanx.weights.tensors import INTEGERS, cut, dtype_named
 
@@ -38,76 +38,78 @@ def digest_boxes(
     *,
     verify: Verify = "sampled",
     version: int = 0,
-) -> dict[int, list[tuple[str, bytes]]]:
-    """Return (label, digest) of all boxes that a rank sends or has received, by peer, in the order of the plan.
+) -> dict[int, list[tuple[str, Box, bytes]]]:
+    """Return (tensor, box, digest) of all boxes that a rank sends or has received, by peer, in the order of the plan.
 
-    A label names the tensor and the box.
+    A tensor has the name that it has at the target.
 
     Args:
         plan: the rank's part of the plan.
         tensors: local tensors of the rank by name.
         version: moves the sample from sync to sync, equally on both sides.
     """
-    digests: dict[int, list[tuple[str, bytes]]] = defaultdict(list)
+    digests: dict[int, list[tuple[str, Box, bytes]]] = defaultdict(list)
+    viewed: dict[tuple[str, str], Any] = {}
     for batch, pair, box in plan.transfers() if verify != "off" else ():
         name, at, peers = pair.source, box.source_at, box.targets
         if side == "target":
             name, at, peers = pair.target, box.target_at, (box.source,)
-        part, dtype = cut(tensors[name], at, box.box.sizes), dtype_named(batch.dtype)
-        digest = tensor_digest(part, dtype, verify=verify, version=version)
+        dtype, key = dtype_named(batch.dtype), (name, batch.dtype)
+        if key not in viewed:  # once for all boxes of a tensor: a view takes as long as a sample
+            viewed[key] = _view(tensors[name], dtype, verify)
+        digest = _box_digest(viewed[key], Box(at, box.box.sizes), dtype, verify, version)
         for peer in peers:
-            digests[peer].append((f"{pair.target} {box.box}", digest))
+            digests[peer].append((pair.target, box.box, digest))
     return digests
 
 
-def tensor_digest(
-    tensor: torch.Tensor,
-    dtype: torch.dtype | None = None,
-    *,
-    verify: Verify = "sampled",
-    version: int = 0,
-) -> bytes:
-    """Return 8 bytes that depend on the elements of ``tensor``, as ``dtype``, and on their order.
+def tensor_digest(tensor: torch.Tensor, *, verify: Verify = "sampled", version: int = 0) -> bytes:
+    """Return 8 bytes that depend on the elements of ``tensor``, and on their order.
 
     A sample has an element of about each 32 KB, and of each row (the last dimension) if rows are few. ``version``
     decides which element.
     """
-    dtype = dtype or tensor.dtype
-    if verify == "full":
-        shape, limit = tuple(tensor.shape), max(1, _BLOCK_BYTES // dtype.itemsize)
-        together = tensor.is_contiguous() and tensor.dtype == dtype
-        parts = [tensor] if together else (cut(tensor, at, sizes) for at, sizes in blocks(shape, limit))
-        return _xxhash(_bytes(part, dtype) for part in parts)
-    index: tuple[Any, ...] = ()
-    if tensor.dim() and tensor.numel():
-        # by the sent type, which both sides know: both take the same positions
-        index = _sampled_elements(tensor.shape, dtype.itemsize, version)
-    if tensor.device.type == "cpu" and tensor.dtype == dtype and not tensor.is_conj():
-        # numpy takes the sample in a fifth of the time that torch takes
-        array: Any = tensor.detach().view(INTEGERS[dtype.itemsize]).numpy()
-        return _xxhash([array[index].tobytes()])
-    return _xxhash([_bytes(tensor[index], dtype)])
+    dtype = tensor.dtype
+    return _box_digest(_view(tensor, dtype, verify), whole(tensor.shape), dtype, verify, version)
 
 
-def _sampled_elements(shape: Sequence[int], itemsize: int, version: int) -> tuple[Any, ...]:
-    """Return the index of a sample: elements of each row, or of some rows if these are many and short."""
-    length = shape[-1]
-    step = min(_STRIDE_BYTES // itemsize, length)
-    last = slice(version * _TURN % step, None, step)
-    if len(shape) == 1:
-        return (last,)
-    wanted = max(_FEWEST_ROWS, shape[-2] * length * itemsize // _STRIDE_BYTES)
-    every = max(1, shape[-2] // wanted)
-    return (..., slice(version * _TURN % every, None, every), last)
+def _view(tensor: torch.Tensor, dtype: torch.dtype, verify: Verify) -> Any:
+    """Return an array for a sample, which numpy takes in a fifth of torch's time, or else a tensor."""
+    if verify == "full" or tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.is_conj():
+        return tensor.detach()
+    return tensor.detach().view(INTEGERS[dtype.itemsize]).numpy()
 
 
-def _xxhash(blocks: Any) -> bytes:
-    from xxhash import xxh3_64  # loaded only if digests are made
+def _box_digest(elements: Any, box: Box, dtype: torch.dtype, verify: Verify, version: int) -> bytes:
+    """Return the digest of a box of ``elements``, cast to ``dtype``; see :func:`tensor_digest`."""
+    import xxhash  # loaded only if digests are made
 
-    digest = xxh3_64()
-    for block in blocks:
-        digest.update(block)
+    if verify == "sampled":
+        sample = elements[_sampled_elements(box, dtype.itemsize, version)]
+        is_array = not isinstance(sample, torch.Tensor)
+        return xxhash.xxh3_64_digest(sample.tobytes() if is_array else _bytes(sample, dtype))
+    part, limit = cut(elements, *box), max(1, _BLOCK_BYTES // dtype.itemsize)
+    together = part.is_contiguous() and part.dtype == dtype
+    digest = xxhash.xxh3_64()
+    for block in [part] if together else (cut(part, *block) for block in blocks(box.sizes, limit)):
+        digest.update(_bytes(block, dtype))
     return digest.digest()
+
+
+def _sampled_elements(box: Box, itemsize: int, version: int) -> tuple[slice, ...]:
+    """Return the index of a sample of a box: elements of each row, or of some rows if these are many and short.
+
+    It depends on the box and the size of the sent type, which both sides know, so both take the same elements.
+    """
+    steps, turn = [1] * len(box.sizes), version * _TURN
+    if steps:
+        length = box.sizes[-1]
+        steps[-1] = max(1, min(_STRIDE_BYTES // itemsize, length))
+        if len(steps) > 1:
+            rows = box.sizes[-2]
+            steps[-2] = max(1, rows // max(_FEWEST_ROWS, rows * length * itemsize // _STRIDE_BYTES))
+    ranges = zip(*box, steps, strict=True)
+    return tuple(slice(start + turn % step, start + size, step) for start, size, step in ranges)
 
 
 def _bytes(tensor: torch.Tensor, dtype: torch.dtype) -> Any:

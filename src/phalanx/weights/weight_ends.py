@@ -12,6 +12,7 @@ import torch
 from phalanx.declare.weight_declarations import Accepted, Load
 from phalanx.errors import DeclarationError, WeightsError, WeightsVerificationError
 from phalanx.tracing.spans import span as px_span
+from phalanx.weights.boxes import Box
 from phalanx.weights.buckets import Slot, read_slot, write_slot
 from phalanx.weights.digests import DIGEST_BYTES, digest_boxes, tensor_digest
 from phalanx.weights.local_layout import (
@@ -96,13 +97,13 @@ class WeightSource(WeightEnd):
                 )
 
         @functools.cache
-        def digests() -> Mapping[int, list[tuple[str, bytes]]]:
+        def digests() -> Mapping[int, list[tuple[str, Box, bytes]]]:
             check()
             return digest_boxes(self._plan, tensors, "source", verify=sync.verify, version=sync.number)
 
         def note(target: int) -> bytes:
             """Return the version and the digest of each box for a target, in the plan's order."""
-            own = (digest for _, digest in digests().get(target, ()))
+            own = (digest for *_, digest in digests().get(target, ()))
             return sync.number.to_bytes(DIGEST_BYTES, "little") + b"".join(own)
 
         version = Outgoing(lambda slot: read_slot(tensors, slot), note, check)
@@ -193,7 +194,7 @@ class WeightTarget(WeightEnd):
         registry.finish(key, number, self._connection)
         return time.perf_counter() - began
 
-    def _verify(self, peer: str, number: int, note: bytes, own: Sequence[tuple[str, bytes]]) -> None:
+    def _verify(self, peer: str, number: int, note: bytes, own: Sequence[tuple[str, Box, bytes]]) -> None:
         """Compare the tensors with the version and the digests of a source.
 
         Raises:
@@ -203,7 +204,8 @@ class WeightTarget(WeightEnd):
         if (sent := int.from_bytes(head, "little")) != number:
             problem = f"{peer} sent version {sent}, expected version {number}; sync again"
             raise lost(peer, problem, WeightsVerificationError)
-        wrong = sorted(label for (label, digest), part in zip(own, parts, strict=True) if digest != part)
+        compared = zip(own, parts, strict=True)
+        wrong = sorted(f"{name} {box}" for (name, box, digest), part in compared if digest != part)
         if wrong:
             labels = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
             raise lost(

@@ -83,7 +83,7 @@ class WeightSync:
             any text, or a function.
         fused: ``px.weights.Fused`` rules in addition to the built-in rules (``qkv_proj``, ``gate_up_proj``). Rules
             for Megatron are ``px.weights.Fused.megatron_qkv(...)`` and ``px.weights.Fused.megatron_glu()``.
-        verify: "sampled" compares digests of an element of about each 8 KB, "full" of every bit, "off" of nothing.
+        verify: "sampled" compares digests of an element of about each 32 KB, "full" of every bit, "off" of nothing.
         expect_change: True warns at the first sync that changed nothing, False at the second in a row.
         transport: "auto" chooses by the locations of the ranks: shared memory or CUDA IPC on a node, NCCL (device
             tensors) or gloo between nodes. "shared memory", "cuda ipc", "nccl" and "gloo" override the choice for

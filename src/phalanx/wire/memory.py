@@ -14,7 +14,7 @@ import mmap
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,9 @@ HUGE_FROM = 4 << 20
 
 PARALLEL_FROM = 8 << 20
 """Copies from this many bytes on are divided over threads; below, waking them costs more than it saves."""
+
+_TORCH_PARALLEL_FROM = 1 << 15
+"""torch divides copies of this many elements over threads, which wait long for cores that ranks use."""
 
 _CHUNK = 4 << 20
 _MOST_THREADS = 8
@@ -191,46 +194,39 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_copiers.cache_clear)
 
 
-def _run_all(jobs: Sequence[Callable[[], object]]) -> None:
-    """Run the jobs on the copying threads. Return when all are done, and raise the first error then."""
-    if len(jobs) == 1:
-        jobs[0]()
+def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
+    """Copy each source into its target, in pieces on the copying threads if they are large.
+
+    NumPy releases the interpreter lock in each piece. The first error is raised when all are done.
+    """
+    pairs = list(zip(targets, sources, strict=True))
+    if sum(target.nbytes for target in targets) < PARALLEL_FROM:
+        for dst, src in pairs:
+            dst[:] = src
         return
-    running = [_copiers().submit(job) for job in jobs]
+    pieces = [
+        (dst[at : at + _CHUNK], src[at : at + _CHUNK])
+        for dst, src in pairs
+        for at in range(0, dst.nbytes, _CHUNK)
+    ]
+    running = [_copiers().submit(np.copyto, *piece) for piece in pieces]
     wait(running)
     for future in running:
         future.result()
 
 
-def _byte_jobs(dst: Bytes, src: Bytes) -> list[Callable[[], object]]:
-    """Return copies of pieces of ``_CHUNK`` bytes; NumPy releases the interpreter lock in each."""
-
-    def piece(start: int) -> Callable[[], None]:
-        return lambda: np.copyto(dst[start : start + _CHUNK], src[start : start + _CHUNK])
-
-    return [piece(start) for start in range(0, dst.nbytes, _CHUNK)]
-
-
 def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:
     """Copy each buffer into memory of its own (`allocate`), in parallel if they are large."""
     blocks = [allocate(view.nbytes) for view in views]
-    pairs = [
-        (bytes_of(block), np.frombuffer(view, dtype=np.uint8))
-        for block, view in zip(blocks, views, strict=True)
-    ]
-    if sum(view.nbytes for view in views) < PARALLEL_FROM:
-        for dst, src in pairs:
-            dst[:] = src
-    else:
-        _run_all([job for dst, src in pairs for job in _byte_jobs(dst, src)])
+    _copy_all(list(map(bytes_of, blocks)), [np.frombuffer(view, np.uint8) for view in views])
     return blocks
 
 
 def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Join tensors along dim 0, in new memory that none of them shares, detached from any graph.
 
-    Large contiguous CPU tensors of equal dtype and row shape are copied directly into huge pages, in parallel. Other
-    tensors (other devices or layouts, subclasses, dtypes to be promoted) are passed to ``torch.cat``.
+    Contiguous CPU tensors of equal dtype and row shape are copied directly, large ones in parallel into huge pages.
+    Other tensors (other devices or layouts, subclasses, dtypes to be promoted) are passed to ``torch.cat``.
 
     Raises:
         ValueError: if there are no tensors.
@@ -240,13 +236,20 @@ def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         raise ValueError("concat_rows: no tensors given; expected one at least, for dtype and row shape")
     pieces = [tensor.detach() for tensor in tensors]
     plain = _have_equal_rows(pieces, torch.Tensor) and all(map(_is_plain, pieces))
-    if not plain or sum(piece.nbytes for piece in pieces) < HUGE_FROM:
+    if not plain or sum(piece.numel() for piece in pieces) < _TORCH_PARALLEL_FROM:
         return torch.cat(pieces)
     shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
-    out = tensor_over(allocate(sum(piece.nbytes for piece in pieces)), pieces[0].dtype, shape)
-    parts = out.split([piece.shape[0] for piece in pieces])
-    _run_all([job for part in zip(parts, pieces, strict=True) for job in _byte_jobs(*map(bytes_of, part))])
-    return out
+    return tensor_over(_joined([bytes_of(piece) for piece in pieces]), pieces[0].dtype, shape)
+
+
+def select_rows(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    """Return the rows ``indices`` of a tensor in new memory, detached from any graph."""
+    rows = tensor.detach()
+    is_big = rows.numel() >= _TORCH_PARALLEL_FROM and rows.nbytes < PARALLEL_FROM
+    if not is_big or not _is_plain(rows) or min(indices, default=0) < 0:
+        return rows.index_select(0, torch.as_tensor(list(indices), dtype=torch.long, device=rows.device))
+    taken = bytes_of(rows).reshape(len(rows), -1).take(indices, axis=0)
+    return tensor_over(torch.from_numpy(taken), rows.dtype, (len(indices), *rows.shape[1:]))
 
 
 def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -265,25 +268,26 @@ def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any
     if not plain or dtype.hasobject or total < PARALLEL_FROM:
         return np.concatenate(arrays)
     shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
-    out = allocate(total).numpy()
-    parts = np.split(out, list(itertools.accumulate(array.nbytes for array in arrays))[:-1])
-    flat = [array.reshape(-1).view(np.uint8) for array in arrays]
-    _run_all([job for dst, src in zip(parts, flat, strict=True) for job in _byte_jobs(dst, src)])
-    return out.view(dtype).reshape(shape)
+    joined = _joined([array.reshape(-1).view(np.uint8) for array in arrays])
+    return joined.numpy().view(dtype).reshape(shape)
+
+
+def _joined(parts: Sequence[Bytes]) -> torch.Tensor:
+    """Return a new block with all parts in sequence."""
+    ends = list(itertools.accumulate(part.nbytes for part in parts))
+    block = allocate(ends[-1])
+    _copy_all(np.split(bytes_of(block), ends[:-1]), parts)
+    return block
 
 
 def _have_equal_rows(pieces: Sequence[Any], kind: type) -> bool:
     first = pieces[0]
-    return first.ndim > 0 and all(
-        type(piece) is kind
-        and piece.dtype == first.dtype
-        and piece.ndim == first.ndim
-        and piece.shape[1:] == first.shape[1:]
-        for piece in pieces
-    )
+    found = {(type(piece), piece.dtype, piece.ndim, piece.shape[1:]) for piece in pieces}
+    return first.ndim > 0 and found == {(kind, first.dtype, first.ndim, first.shape[1:])}
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether the bytes of a tensor are all that there is of it."""
-    on_cpu = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    return on_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return False
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

@@ -245,7 +245,6 @@ class RankConfig:
     accelerator_ids: tuple[str, ...] = ()
     device_type: str = "cpu"
     local_device: int = 0
-    threads: int | None = None
     meshes: dict[str, Mesh] = field(default_factory=dict[str, Mesh])
     asynchronous: bool = False
     files: str = ""

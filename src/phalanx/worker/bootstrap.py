@@ -13,6 +13,7 @@ from dataclasses import fields
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.worker import REJOINING
 from phalanx.display.log_merging import HEADER
+from phalanx.topology.environment import THREADS
 from phalanx.wire.messages import RankConfig
 
 
@@ -32,8 +33,10 @@ def apply(setup: RankConfig, in_driver: bool) -> str | None:
     log = _redirect_output(setup)
     os.environ.update(setup.environment)
     torch = sys.modules.get("torch")
-    if torch is not None and setup.threads:  # imported before: its thread count is already fixed
-        torch.set_num_threads(setup.threads)
+    threads = setup.environment.get(THREADS, "")
+    # If torch was imported before, its thread count is fixed already.
+    if torch is not None and threads.isdigit() and int(threads):
+        torch.set_num_threads(int(threads))
     return log
 
 

@@ -147,9 +147,8 @@ def described(result: Any) -> tuple[PartInfo, Any]:
     try:
         leaves, _ = flatten(result, "")
         return PartInfo(rows_of(leaves, ""), nbytes, settings_of(leaves)), output
-    except (
-        DispatchError
-    ):  # leaves of different row counts: valid as a result, but not as the rows of another call
+    except DispatchError:
+        # Leaves of different row counts: valid as a result, but not as the rows of another call.
         return PartInfo(None, nbytes), output
 
 

@@ -21,6 +21,7 @@ from phalanx.declare.state_declarations import StateOf, declared_states, statefu
 from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
 from phalanx.weights.boxes import LocalBox, complete, volume
 from phalanx.weights.local_layout import ShardSpec, dtensor_boxes, local_of, named_tensors, read_megatron
+from phalanx.weights.tensors import cut
 
 Path = tuple[str | int | tuple[str, int], ...]
 """Place of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
@@ -76,10 +77,7 @@ class LocalTensor:
     def box_at(self, offsets: Sequence[int]) -> torch.Tensor:
         """Return the view of the box that begins at ``offsets`` of the global tensor."""
         patch = next(patch for patch in self.patches if patch.box.offsets == tuple(offsets))
-        view = self.local.detach()
-        for dim, (start, size) in enumerate(zip(patch.at, patch.box.sizes, strict=True)):
-            view = view.narrow(dim, start, size)
-        return view
+        return cut(self.local, patch.at, patch.box.sizes)
 
     def like(self, parameter: LocalTensor) -> LocalTensor:
         """Return the tensor with the layout of its parameter, if it has the same local shape and none of its own."""
@@ -89,12 +87,26 @@ class LocalTensor:
 
 
 class SavedLeaf(NamedTuple):
-    """A leaf that was saved; ``dtype`` is None for a pickled value. ``sharded``: it was saved in several boxes."""
+    """A leaf that was saved.
+
+    Attributes:
+        path: its place in the state.
+        dtype: None for a pickled value.
+        shape: of the global tensor.
+        sharded: it was saved in several boxes.
+        ranks: that had it; None: all.
+    """
 
     path: Path
     dtype: torch.dtype | None = None
     shape: tuple[int, ...] = ()
     sharded: bool = False
+    ranks: frozenset[int] | None = None
+
+    @property
+    def part(self) -> str:
+        """Outermost key of the state; "" for a value that is the complete state."""
+        return str(self.path[0]) if self.path else ""
 
 
 class RankState:
@@ -148,7 +160,7 @@ class RankState:
         Raises:
             CheckpointMismatch: if the leaves do not fit; the error names them.
         """
-        names = sorted({str(leaf.path[0]) for leaf in saved.values() if leaf.path})
+        names = sorted({leaf.part for leaf in saved.values() if leaf.path})
         self._planned = []
         for component in self._components:
             if component.name and parts is not None and component.name not in parts:
@@ -334,10 +346,8 @@ class _Optimizer(_Component):
         found: dict[str, tuple[torch.Tensor, LocalTensor, Mapping[str, Any]]] = {}
         for number, group in enumerate(self._owner.param_groups):
             for index, parameter in enumerate(group["params"]):
-                name, tensor = known.get(_identity(parameter)) or (
-                    f"group {number}.{index}",
-                    LocalTensor.of("", parameter),
-                )
+                own = _identity(parameter)
+                name, tensor = known.get(own) or (f"group {number}.{index}", LocalTensor.of("", parameter))
                 found[name] = (parameter, tensor, group)
         return found
 

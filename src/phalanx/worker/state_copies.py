@@ -44,12 +44,16 @@ def copy_state(states: Mapping[str, RankState], older: StateCopy | None = None) 
             if not isinstance(value, LocalTensor):
                 made.leaves[place], made.data[place] = SavedLeaf(path), _pickled(value)
                 continue
-            local, buffer = value.local, buffers.get(place)
-            if not _is_alike(buffer, local):
-                buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
-            made.leaves[place] = SavedLeaf(path, local.dtype, value.shape)
-            made.data[place] = buffer.copy_(local)
+            made.leaves[place] = SavedLeaf(path, value.local.dtype, value.shape)
+            made.data[place] = host_copy(value.local, buffers.get(place))
     return made
+
+
+def host_copy(tensor: torch.Tensor, buffer: Any) -> torch.Tensor:
+    """Copy a tensor into host memory: into ``buffer`` if that is a tensor of the same shape and type."""
+    if not _is_alike(buffer, tensor):
+        buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return buffer.copy_(tensor)
 
 
 def _is_alike(value: Any, tensor: torch.Tensor) -> TypeGuard[torch.Tensor]:

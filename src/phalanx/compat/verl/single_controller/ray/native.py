@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from phalanx.backends.backend_types import Backend, Facade, Reservation, Ticket
+from phalanx.backends.backend_types import Backend, Facade, Reservation, SpawnRequest, Ticket
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
 from phalanx.calls.health_check import watch
@@ -29,7 +29,8 @@ from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.group.options import GroupOptions
-from phalanx.members.launch import Launched, Processes, constructors, launch, sent_to
+from phalanx.members.launch import Launched, launch
+from phalanx.members.processes import constructors, sent_to
 from phalanx.members.recovery import ensure_ready
 from phalanx.pools.pool import ResourcePool, SlotReservation
 from phalanx.session.session import session
@@ -178,16 +179,21 @@ def start(
     session.add_group(core)
     methods = tuple(Facade(name, "", name) for name in names.methods)
     runtime = make_overlay_runtime if overlay.active() else make_runtime
-    processes = Processes(class_name, methods, names.actors, names.namespace, runtime)
-    launched = launch(core, pool, 0, name=names.group, processes=processes, amend=amend)
+
+    def amend_request(request: SpawnRequest) -> SpawnRequest:
+        return replace(
+            request, methods=methods, names=names.actors, namespace=names.namespace, factory=runtime
+        )
+
+    launched = launch(core, pool, 0, name=names.group, amend_request=amend_request, amend=amend)
     _settle(launched, core)
     unpublish = _published(core, names)
     extras, backend = launched.extras, pool.backend_api  # not the core, which holds the ranks
 
     def release() -> None:
         unpublish()
-        if extras is not None:
-            backend.release(extras.keys)
+        for reservation in extras:
+            backend.release(reservation.keys)
 
     handles = [endpoint.handle for endpoint in launched.endpoints]
     calls = _tracked(core) if overlay.active() and not options.detached else None
@@ -214,7 +220,8 @@ def _settle(launched: Launched, core: Group) -> None:
             call.result(None)
     except BaseException:
         core.backend.kill(launched.endpoints)
-        _release_extras(launched, core.backend)
+        for reservation in launched.extras:
+            core.backend.release(reservation.keys)
         raise
 
 
@@ -229,8 +236,3 @@ def _published(core: Group, names: GroupNames) -> Callable[[], None]:
         detached=False,  # px.attach does not find it
     )
     return session.publisher.add(core.backend, entry)
-
-
-def _release_extras(launched: Launched, backend: Backend) -> None:
-    if launched.extras is not None:
-        backend.release(launched.extras.keys)

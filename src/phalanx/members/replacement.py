@@ -1,0 +1,260 @@
+"""Replacement of ranks: new processes for some ranks, while the others keep theirs; see ``px.replace_ranks``.
+
+The new ranks are constructed while the others run ``rejoin()``. Then states are restored, and weights synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from phalanx.backends.backend_types import Endpoint
+from phalanx.calls.run_on import run_on
+from phalanx.errors import CallError, GroupBroken, PhalanxError, WorkerDiedError
+from phalanx.group.epoch import Epoch
+from phalanx.group.group import Group, Resync
+from phalanx.group.lifecycle import State
+from phalanx.group.snapshot_placement import Snapshot, lost_copies
+from phalanx.members.launch import launch
+from phalanx.members.processes import (
+    constructors,
+    end,
+    make_again,
+    new_ranks,
+    open_for_calls,
+    sent_to,
+    stop,
+)
+from phalanx.members.snapshots import take_together
+from phalanx.wire.messages import STORE_VARIABLE, library_call
+from phalanx.worker import handlers
+
+#: Variables by which ranks find each other, sent again to ranks that rejoin.
+_MEETING = ("MASTER_ADDR", "MASTER_PORT", STORE_VARIABLE)
+_RESTORED_WITHIN_S = 300.0
+_ANSWER_S = 1.0
+_INTERRUPTED_S = 1.0
+_log = logging.getLogger("phalanx")
+
+
+def lost_ranks(core: Group) -> Sequence[int]:
+    """Return the ranks that died: all ranks, if a start has left none.
+
+    Ranks that the failure has named as dead count too, and ranks whose processes an inspection finds dead: not every
+    loss is known at once, least of all the loss of a node.
+    """
+    backend, epoch = core.backend, core.epoch
+    endpoints = epoch.endpoints[: epoch.size]
+    if not endpoints:
+        return range(epoch.size)
+    gone = set(backend.dead_of(endpoints))
+    living = [rank for rank in range(len(endpoints)) if rank not in gone]
+    sights = backend.sights([endpoints[rank] for rank in living], False)
+    gone.update(rank for rank, sight in zip(living, sights, strict=True) if sight.gone)
+    if core.lifecycle.state is State.BROKEN and isinstance(core.lifecycle.cause, CallError):
+        died = {one.rank: one for one in core.lifecycle.cause.failures if one.kind == "died"}
+        named = [rank for rank in died if rank < len(endpoints)]
+        lost_nodes = {epoch.nodes[rank] for rank in named if died[rank].exit == "node lost"}
+        gone.update(named, (rank for rank in range(len(endpoints)) if epoch.nodes[rank] in lost_nodes))
+    return sorted(gone)
+
+
+def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[int, ...]:
+    """Replace ranks of a group that this process owns, and restore states; see ``px.replace_ranks``.
+
+    Ranks on draining nodes are replaced too, since their slots move: no process is started on such nodes.
+
+    Returns:
+        The ranks that were replaced.
+
+    Raises:
+        GroupBroken: no rank has the state of a lost rank any more; the group is as it was.
+        Errors of the constructors and of ``rejoin()``.
+    """
+    going = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
+    gone = tuple(sorted({*ranks, *going}))
+    if len(gone) == core.world_size and (state != "none" or not core.endpoints):
+        raise GroupBroken(
+            f"px.replace_ranks({core.name}): all {core.world_size} ranks are to be replaced, so that nobody has their "
+            "state. restart() makes them anew; px.load brings back what was saved",
+            group=core.name,
+            cause=core.lifecycle.cause,
+        )
+    snapshot = _complete_snapshot(core, gone) if state == "snapshot" else None
+    left = core.begin_restart(gone=gone)
+    number = core.epoch.number
+    with new_ranks(core, "be given new ranks", lambda: _undo(core, left, number)):
+        _start_replacements(core, left, gone)
+        if snapshot is not None:
+            _restore(core, snapshot, gone)
+        elif state == "peer":
+            _copy_from_peer(core, gone)
+        _resync_weights(core, gone)
+        open_for_calls(core)
+    if snapshot is not None:
+        # A new snapshot has a second copy of each state again. Until then, some states have none.
+        core.snapshot = snapshot.without(gone)
+        # Another rank may be lost meanwhile, as it may be right after this.
+        with contextlib.suppress(GroupBroken, WorkerDiedError):
+            take_together([core])
+    return gone
+
+
+def _complete_snapshot(core: Group, gone: Collection[int]) -> Snapshot:
+    """Return the snapshot that a group can go back to without some of its ranks.
+
+    Raises:
+        GroupBroken: there is none, or the copies of some states were lost with their holders.
+    """
+    snapshot = core.snapshot
+    if snapshot is None:
+        raise GroupBroken(
+            f"px.replace_ranks({core.name}): there is no snapshot of the group, so that the state of "
+            f"ranks {sorted(gone)} "
+            "is lost. Call px.snapshot(group) after a step; or say state='peer' where all ranks have the same state, "
+            "state='none' where they need none; or restart() and load what was saved",
+            group=core.name,
+            cause=core.lifecycle.cause,
+        )
+    lost = lost_copies(snapshot.holders, gone)
+    if lost:
+        told = ", ".join(f"of rank {rank} (held by rank {snapshot.holders[rank]})" for rank in lost)
+        raise GroupBroken(
+            f"px.replace_ranks({core.name}): snapshot {snapshot.number} cannot be restored: the only other copy of the "
+            f"state {told} is lost too. restart() makes all ranks anew; px.load brings back what was saved",
+            group=core.name,
+            cause=core.lifecycle.cause,
+        )
+    return snapshot
+
+
+def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None:
+    """Start processes for ranks that are gone from the epoch left, and have the ranks that stay rejoin with them."""
+    members = left.endpoints[: left.size]
+    stop(core, [left.endpoints[rank] for rank in gone] + list(left.endpoints[left.size :]))
+    core.pool.repair(core.options.start_timeout)
+    staying = {rank: endpoint for rank, endpoint in enumerate(members) if rank not in gone}
+    with constructors(core) as call:
+        ground, places = core.pool.first(left.size), [endpoint.slot for endpoint in members]
+        launched = launch(core, ground, call.epoch.number, trace=call.trace, kept=staying, places=places)
+        new = dict(zip(sorted(gone), launched.endpoints, strict=True))
+        epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
+        environment = launched.setups[0].environment
+        meeting = {name: environment[name] for name in _MEETING}
+        message = library_call(handlers.rejoin, epoch.number, meeting)
+        tickets = dict(zip(new, launched.tickets, strict=True))
+        tickets |= {rank: core.backend.submit(endpoint, message) for rank, endpoint in staying.items()}
+        sent_to(call, epoch, [tickets[rank] for rank in range(left.size)])
+        call.result(None)
+        make_again(core, call.trace)
+
+
+def _restore(core: Group, snapshot: Snapshot, new: Collection[int]) -> None:
+    """Restore all ranks to a snapshot: ``new`` ranks from the copies of their holders."""
+    copies = {
+        rank: _run(core, [snapshot.holders[rank]], handlers.give_copy, rank, snapshot.number) for rank in new
+    }
+    everyone = range(core.world_size)
+    each = [copies.get(rank) for rank in everyone]
+    _run(core, everyone, handlers.restore_snapshot, snapshot.number, each=each)
+
+
+def _copy_from_peer(core: Group, new: Collection[int]) -> None:
+    """Give ranks that are ``new`` the state of a rank that is not."""
+    peer = next(rank for rank in range(core.world_size) if rank not in new)
+    copy = _run(core, [peer], handlers.copy_of_now)
+    for rank in new:
+        _run(core, [rank], handlers.restore_snapshot, 0, True, each=[copy])
+
+
+def _run(core: Group, ranks: Sequence[int], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Run a function on some ranks of a group that gets new ranks; return the result of the first.
+
+    Raises:
+        CallTimeout: a rank has not returned within 300 s.
+        RemoteCallError, WorkerDiedError: a rank failed, or was lost.
+    """
+    call = run_on(core, function, *args, ranks=ranks, title="px.replace_ranks", checked=False, **options)
+    return call.result(_RESTORED_WITHIN_S)[0]
+
+
+def _resync_weights(core: Group, new: Collection[int]) -> None:
+    """Sync weights to ranks that are ``new`` in place of others, and with them to all.
+
+    Where that cannot be, the group works on without: the new ranks refuse methods that need weights.
+
+    Raises:
+        PhalanxError: the group lost a rank during the sync.
+    """
+    failures: dict[Resync, str] = {}
+    for (role, name), syncs in core.resyncs().items():
+        why = "" if syncs else "no px.WeightSync that brought them is there any more"
+        for sync in syncs:
+            if sync not in failures:
+                failures[sync] = sync.doubt() or _resync_failure(core, sync)
+            why = why or failures[sync]
+        if why:
+            _log.warning(
+                "group %r: ranks %s are new, and have not got weights %r%s: %s. They refuse methods that need them; "
+                "sync them once the source has what they are to have",
+                core.name,
+                sorted(new),
+                name,
+                f" of role {role!r}" if role else "",
+                why,
+            )
+
+
+def _resync_failure(core: Group, sync: Resync) -> str:
+    """Sync weights; return the reason of a failure as text."""
+    try:
+        with core.preparing():
+            sync.bring(core)
+    except PhalanxError as error:
+        if core.lifecycle.state is not State.RESTARTING:
+            raise  # the replacement itself has failed
+        return f"their sync failed: {str(error).partition(chr(10))[0]}"
+    return ""
+
+
+def _undo(core: Group, left: Epoch, number: int) -> None:
+    """End the ranks that were started where a replacement failed; have the others ready for another try."""
+    is_current = core.epoch.number == number
+    started = [endpoint for endpoint in core.endpoints if endpoint not in left.endpoints]
+    if is_current and not core.endpoints:  # ranks that stay are members again, for another try or to be ended
+        core.enter(left.endpoints)
+    core.backend.kill(started)
+    if is_current:
+        settle(core, left.endpoints)
+    if core.closed:  # close() found no members to end
+        end(core, core.epoch, 0.0)
+
+
+def settle(core: Group, staying: Sequence[Endpoint]) -> None:
+    """Make the ``staying`` ranks of the present epoch ready for the next change.
+
+    Their calls are interrupted, and their collectives are aborted, since a rank that waits in a collective for a rank
+    that never joins would wait for ever. Ranks that do not react are stopped, and count as lost.
+    """
+    backend, endpoints = core.backend, core.endpoints
+    if core.closed or backend.immediate or not backend.connected():
+        return  # close() ends them all
+    dead = backend.dead_of(endpoints)
+    ranks = [rank for rank, one in enumerate(endpoints) if one in staying and rank not in dead]
+    if not ranks:
+        return
+    results = run_on(core, handlers.meet, ranks=ranks, title="settle", checked=False).arrivals
+
+    def late(seconds: float) -> list[Endpoint]:
+        return [endpoints[ranks[position]] for position in results.pending(seconds)]
+
+    busy = late(_ANSWER_S)
+    for endpoint, sight in zip(busy, backend.sights(busy, False), strict=True):
+        for call in sight.running:
+            backend.cancel([endpoint], [call])
+    if busy and (busy := late(_INTERRUPTED_S)):
+        backend.sever(busy)
+        busy = late(_INTERRUPTED_S)
+    backend.kill(busy)
