@@ -85,6 +85,25 @@ def test_a_group_whose_first_rank_was_replaced_is_found(drive: Callable[[str], s
         px.attach("replaced").close(pool=True)
 
 
+def test_ranks_in_another_order_than_their_slots_keep_their_processes(drive: Callable[[str], str]) -> None:
+    """As accelerators can order them; here the order is made up, since it is that of devices of a node."""
+    drive("""
+        import phalanx.pools.pool as pools
+
+        orders = iter([(1, 0)])
+        pools.order_ranks = lambda slots, facts: next(orders, tuple(range(len(slots))))
+        pool = px.ResourcePool([2], use_gpu=False, detached=True)
+        group = px.WorkerGroup(pool, Counter, name="turned", detached=True)
+        assert [group[rank].up(rank + 5) for rank in range(2)] == [5, 6]
+        px.replace_ranks(group, 1, state="none")
+        assert group.up(1) == [6, 1]
+    """)
+    try:
+        assert px.attach("turned").up(1) == [7, 2]
+    finally:
+        px.attach("turned").close(pool=True)
+
+
 def declared_elsewhere() -> type:
     class Elsewhere(px.Worker):
         @px.register

@@ -124,6 +124,21 @@ def test_no_more_calls_are_under_way_than_allowed(ray_cluster: Any) -> None:
             assert [call.result() for call in calls] == [[4.0] * 2] * 20
 
 
+def test_calls_that_are_over_make_room_at_once_and_others_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHALANX_MAX_IN_FLIGHT", "3")
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool, Writer) as bounded,
+    ):
+        for _ in range(3):
+            bounded.total(torch.ones(4))
+        kept = [bounded.total.submit(torch.ones(4))]
+        assert len(bounded.core.recent) == 1
+        for _ in range(4):
+            kept.append(bounded.total.submit(torch.ones(4)))
+            assert len(bounded.core.recent) == min(len(kept), 3)
+
+
 class Store:
     """A transport of which only the store is looked at."""
 

@@ -97,6 +97,8 @@ class SpawnRequest:
 class Endpoint:
     """A worker process. ``facts`` is its report; ``handle`` is the backend's own object.
 
+    Records of detached groups have it: another protocol (``group/roster.py``) goes with any other field.
+
     ``retired`` is True if the process left its group and all its calls have ended. ``since`` is the epoch in which it
     joined its group; -1: none.
     """

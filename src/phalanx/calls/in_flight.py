@@ -44,18 +44,17 @@ def streams_on(group: Group, ranks: Sequence[int]) -> list[PendingStream]:
 
 
 def make_room(group: Group) -> None:
-    """Forget the calls that are over. Wait for the oldest where as many are in flight as the group may have."""
-    for waits in (False, True):
-        for reference in list(group.recent):
-            if waits and len(group.recent) < group.max_in_flight:
+    """Forget calls that are over, and wait for the oldest other where as many are in flight as the group may have."""
+    for reference in list(group.recent):
+        oldest: Call | None = reference()
+        if oldest is not None and not oldest.over:
+            if len(group.recent) < group.max_in_flight:
                 return
-            oldest: Call | None = reference()
-            if oldest is not None and not oldest.over:
-                if not waits or oldest.streams is not None:  # it may wait until the caller reads on
-                    continue
-                oldest.arrivals.pending(None)
-            with contextlib.suppress(ValueError, IndexError):  # another thread was faster
-                group.recent.remove(reference)
+            if oldest.streams is not None:  # it may wait until the caller reads on
+                continue
+            oldest.arrivals.pending(None)
+        with contextlib.suppress(ValueError, IndexError):  # another thread was faster
+            group.recent.remove(reference)
 
 
 def wait_for_any(seconds: float) -> bool:

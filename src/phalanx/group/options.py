@@ -155,7 +155,7 @@ class _Policy:
         return [at for at in recoveries if now - at < self.window_s]
 
     def allows_preemption(self, count: int) -> bool:
-        """Return whether another preemption may be recovered after ``count`` of them."""
+        """Return whether another preemption may be recovered after ``count`` of them: always, without a limit."""
         return True
 
 
@@ -206,4 +206,5 @@ class ReplacePolicy(_Policy):
         return len(self.recent(failures, now)) < self.max_failures
 
     def allows_preemption(self, count: int) -> bool:
+        """Return whether ``max_preemptions`` is not reached after ``count`` of them."""
         return self.max_preemptions is None or count < self.max_preemptions

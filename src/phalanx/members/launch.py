@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections import Counter, defaultdict
@@ -86,7 +87,7 @@ def launch(
     extras = [] if places else _reserve_extras(pool, list(slots.values()), name, core.options)
     endpoints: list[Endpoint] = []
     try:
-        request = _request(core, pool, slots)
+        request = _request(core, pool, slots, kept)
         request = request if amend_request is None else amend_request(request)
         endpoints = backend.spawn(replace(request, timeout=max(0.1, deadline - time.monotonic())))
         everyone = _in_rank_order(pool, [*kept.values(), *endpoints], places)
@@ -134,7 +135,9 @@ def _reserve_extras(
     return [backend.reserve(request)]
 
 
-def _request(core: Group, pool: ResourcePool, slots: Mapping[int, Slot]) -> SpawnRequest:
+def _request(
+    core: Group, pool: ResourcePool, slots: Mapping[int, Slot], kept: Mapping[int, Endpoint]
+) -> SpawnRequest:
     """Return the request for processes on ``slots``, by rank, which bear the names of the classes and methods."""
     shares = [holding.share() for holding in pool.holdings.values()]
     if any(share != shares[0] for share in shares):
@@ -147,6 +150,9 @@ def _request(core: Group, pool: ResourcePool, slots: Mapping[int, Slot]) -> Spaw
         for role, bound in core.roles.items()
         for method in bound.methods
     ]
+    # By slot: ranks are known later, so a kept process may have the number of another rank.
+    taken = {endpoint.name for endpoint in kept.values()}
+    free = (name for number in itertools.count() if (name := f"{core.name}:{number}") not in taken)
     return SpawnRequest(
         class_name="_".join(bound.cls.__name__ for bound in core.roles.values()),
         methods=tuple(methods),
@@ -154,7 +160,7 @@ def _request(core: Group, pool: ResourcePool, slots: Mapping[int, Slot]) -> Spaw
         reservations={key: holding.reservation for key, holding in pool.holdings.items()},
         resources=shares[0],
         factory=make_runtime,
-        names=tuple(f"{core.name}:{rank}" for rank in slots) if core.options.detached else None,
+        names=tuple(itertools.islice(free, len(slots))) if core.options.detached else None,
         runtime_env=core.options.runtime_env,
         max_concurrency=core.options.max_concurrency,
         detached=core.options.detached,

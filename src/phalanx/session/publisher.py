@@ -75,12 +75,13 @@ class Publisher:
     def _withdraw(self, backend: Backend, key: str) -> None:
         self._write(backend, key, None)
         with self._lock:
-            self._keys.pop(key, None)
+            if self._keys.get(key) is backend:  # else another group of the run has published it since
+                del self._keys[key]
 
     def _put(self, backend: Backend, record: GroupRecord) -> None:
         run = run_record(record.run, backend.job())
         withdrawn_later = [run] if record.detached else [run, record]  # a detached group stays published
-        if run.key not in self._keys:
+        if self._keys.get(run.key) is not backend:
             atexit.unregister(self.finish)
             atexit.register(self.finish)
             self._write(backend, run.key, to_bytes(run))

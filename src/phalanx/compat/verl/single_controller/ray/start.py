@@ -147,8 +147,8 @@ def _master(request: StartRequest, pool: native.ResourcePool) -> tuple[str, str]
 
 
 def _amended(
-    setup: native.RankSetup, request: StartRequest, master: tuple[str, str] | None
-) -> native.RankSetup:
+    setup: native.RankConfig, request: StartRequest, master: tuple[str, str] | None
+) -> native.RankConfig:
     """Return a rank's config with the variables of verl's workers, besides torch's own."""
     local = {
         "RAY_LOCAL_RANK": str(setup.local_rank),
