@@ -18,7 +18,7 @@ LINES = {
     "api": 1190,
     "backends": 2250,
     "calls": 2260,
-    "channels": 2150,
+    "channels": 2160,
     "checkpoint": 1930,
     "cli": 930,
     "collect": 550,
@@ -36,7 +36,7 @@ LINES = {
     "testing": 260,
     "topology": 900,
     "tracing": 1100,
-    "weights": 2900,
+    "weights": 2880,
     "wire": 1350,
     "worker": 1680,
 }

@@ -93,9 +93,21 @@ def test_rows_are_selected_as_torch_selects_them(dtype: torch.dtype, monkeypatch
         expected = whole.index_select(0, torch.tensor(list(indices), dtype=torch.long))
         assert selected.dtype == dtype
         assert torch.equal(selected.view(torch.uint8), expected.view(torch.uint8))
+        assert selected.resize_(100).shape == (100,)
     for outside in (8, -1):
         with pytest.raises(IndexError):
             select_rows(whole, [outside])
+
+
+@pytest.mark.usefixtures("small_thresholds")
+@pytest.mark.parametrize(
+    "odd",
+    [torch.eye(4).to_sparse(), torch._efficientzerotensor((4, 2))],
+    ids=["sparse", "without memory"],
+)
+def test_tensors_that_are_more_than_their_bytes_are_left_to_torch(odd: torch.Tensor) -> None:
+    assert torch.equal(concat_rows([odd, odd]).to_dense()[4:], odd.to_dense())
+    assert torch.equal(select_rows(odd, [3, 0]).to_dense(), odd.to_dense()[[3, 0]])
 
 
 @pytest.mark.usefixtures("small_thresholds")

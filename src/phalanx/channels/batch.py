@@ -18,7 +18,7 @@ from phalanx.channels.payloads import source, unpack
 from phalanx.channels.staleness_state import RequestId
 from phalanx.collect.join import join_rows
 from phalanx.dispatch.split import slice_rows
-from phalanx.errors import DeclarationError, DispatchError
+from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
 from phalanx.wire.codec import Policy
@@ -145,23 +145,16 @@ class Batch(StoredParts):
             )
 
     def _read(self) -> Value:
-        values: list[Any] = []
-        unreadable: list[int] = []
         try:
-            for part in self._ranges:
-                try:
-                    values.append(self._read_part(part))
-                except FetchFailed:
-                    unreadable.append(part.number)
-            if not unreadable:
-                return join_rows(values) if self._is_cut else values[0] if self.joined else values
+            values = [self._read_part(part) for part in self._ranges]
+            return join_rows(values) if self._is_cut else values[0] if self.joined else values
+        except FetchFailed:
+            raise self._lose_unreadable() from None
         except DispatchError as error:
             raise DispatchError(
                 f"channel {self._channel._name!r}: the rows of its items cannot be joined, since the items are not "
                 f"alike; put items of one structure, or take them unjoined by take(n). {error}"
             ) from None
-        self._open, self._end = False, "requeued"
-        raise lost_items(self._channel._name, self._channel._request("requeue", self._lease, unreadable))
 
     @property
     def _is_cut(self) -> bool:
@@ -171,6 +164,17 @@ class Batch(StoredParts):
     def _read_part(self, part: RowRange) -> Value:
         value = unpack(self._backend, part.item.payload, Policy.VIEW if self._is_cut else Policy.PRIVATE)
         return value if part.whole else slice_rows(value, part.start, part.start + part.rows)
+
+    def _lose_unreadable(self) -> ItemsLost:
+        """Return the readable items to the channel, and the error that names the losses of the others."""
+        unreadable: list[int] = []
+        for part in self._ranges:
+            try:
+                unpack(self._backend, part.item.payload, Policy.VIEW)
+            except FetchFailed:
+                unreadable.append(part.number)
+        self._open, self._end = False, "requeued"
+        return lost_items(self._channel._name, self._channel._request("requeue", self._lease, unreadable))
 
     def ack(self) -> None:
         """Acknowledge the batch: its bytes are freed. Idempotent."""

@@ -304,9 +304,12 @@ class Channel(HubObject):
                 yield self.get()
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        with suppress(ChannelClosed):
-            while True:
-                yield await self.get_async()
+        while True:
+            try:
+                item = await self.get_async()
+            except ChannelClosed:
+                return
+            yield item
 
     def drop(self, reason: str, numbers: Iterable[int] | None = None) -> int:
         """Drop the waiting items, all or the given ``numbers``. Return the number of row ranges."""

@@ -24,8 +24,6 @@ _LEAST = 0, 1, 0, float("-inf")
 _log = logging.getLogger("phalanx")
 
 Callback = Callable[[], object]
-Versions = int | Sequence[int]
-"""Version of the first token of each row, or of all rows."""
 
 
 class RowLease:
@@ -42,7 +40,7 @@ class RowLease:
         self.number = lease[1]
         self.overdue = False
 
-    def accept(self, rows: int, versions: Versions) -> tuple[int, ...]:
+    def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
         """Accept rows for training, without a channel. A lease can be accepted in parts.
 
         Args:
@@ -59,7 +57,9 @@ class RowLease:
         count = whole_number(rows, "accept(rows")
         return self._staleness._request("accept", self._id, _row_versions(versions, count))
 
-    def put(self, channel: Channel, item: Value, versions: Versions, timeout: float | None = None) -> int:
+    def put(
+        self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
+    ) -> int:
         """Put the rows of an item into a channel. Rows that are too old are dropped.
 
         The rows count as accepted as soon as the channel contains them. The lease and the channel must belong to the
@@ -83,13 +83,13 @@ class RowLease:
         return channel._begin_put(item, timeout, leased).result()[1]
 
     async def put_async(
-        self, channel: Channel, item: Value, versions: Versions, timeout: float | None = None
+        self, channel: Channel, item: Value, versions: int | Sequence[int], timeout: float | None = None
     ) -> int:
         """Put the rows of an item in an event loop, as :meth:`put` does."""
         leased = self._leased(channel, item, versions)
         return (await channel._begin_put(item, timeout, leased).result_async())[1]
 
-    def _leased(self, channel: Channel, item: Value, versions: Versions) -> Leased:
+    def _leased(self, channel: Channel, item: Value, versions: int | Sequence[int]) -> Leased:
         rows = count_rows(item)
         if rows is None:
             raise ValueError(

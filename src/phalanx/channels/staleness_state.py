@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
 from typing import Any
 
 Done = Callable[[Any], None]
@@ -95,7 +95,10 @@ Row = tuple[ItemRows, int]
 
 @dataclass(slots=True)
 class ReadyRows:
-    """Rows ``start`` to ``stop`` of a version in a saved state, which were accepted without a channel."""
+    """Rows ``start`` to ``stop`` of a version in a saved state, which were accepted without a channel.
+
+    States of older versions have ``item`` and ``taken``.
+    """
 
     item: None
     start: int
@@ -284,8 +287,8 @@ class StalenessState:
 
     def state(self) -> dict[str, Any]:
         """Return the state to save, with the ready rows that are in no channel."""
-        rows = [(item, row) for item, row in self._ordered() if not item.in_channel]
-        outside = [ReadyRows(None, row, row + 1, item.versions[row]) for item, row in rows]
+        versions = [item.versions[row] for item, row in self._ordered() if not item.in_channel]
+        outside = [ReadyRows(None, 0, len(list(run)), version) for version, run in groupby(versions)]
         return {"stats": self.stats(), "outside": outside}
 
     def restore(self, state: dict[str, Any], rows: Iterable[Row]) -> None:
@@ -355,9 +358,11 @@ class StalenessState:
         """
         done = 0
         for item, row in self._ordered():
+            if done == rows:
+                break
             trained = min(self.version + done // self.rows_per_version, last)
             lag = max(0, trained - item.versions[row])
-            if done < rows and lag <= self.max_lag:
+            if lag <= self.max_lag:
                 del self._ready[item, row]
                 self.lags[lag] += 1
                 done += 1

@@ -242,17 +242,17 @@ def _results(calls: Sequence[Call], title: str) -> list[list[Any]]:
         raise type(first)(text) from None
 
 
-def call_ranks(
+def _call_ranks(
     group: Ranks, title: str, handler: Callable[..., Any], each: Sequence[Any], *args: Any
 ) -> list[Any]:
     """Return the results of ``handler(runtime, value, *args)`` by rank."""
     return _results([_send(group, title, handler, each, *args)], title)[0]
 
 
-def plan_group(group: Ranks, title: str, save: str, *, model: bool = False) -> dict[str, list[SavePlan]]:
+def _plan_group(group: Ranks, title: str, save: str, *, model: bool = False) -> dict[str, list[SavePlan]]:
     """Have the ranks plan a save, of the ``model`` alone or of all. Return their plans by role."""
     ranks = range(len(group.ranks))
-    plans: list[dict[str, SavePlan]] = call_ranks(
+    plans: list[dict[str, SavePlan]] = _call_ranks(
         group, title, handlers.plan_save, ranks, save, group.role, len(ranks) == 1, model
     )
     for rank, one in zip(group.ranks, plans, strict=True):
@@ -339,7 +339,7 @@ class _GroupSave:
         save = f"{writer.folder}/{prefix}"
         plans: dict[str, list[SavePlan]] = {}
         self._metadata: dict[str, Metadata] = {}
-        for role, offered in plan_group(group, f"{title}: plan", save).items():
+        for role, offered in _plan_group(group, f"{title}: plan", save).items():
             merged, self._metadata[role] = merge_plans(offered)
             plans[role] = FileSystemWriter(".").prepare_global_plan(merged)  # names the file of each rank
         folders = {role: writer.part(prefix + role_title(role)) for role in plans}
@@ -458,7 +458,7 @@ class GroupLoad:
     def plan(self) -> None:
         """Have the ranks check that all fits, and that some rank takes each value."""
         ranks = range(len(self._group.ranks))
-        reports: list[LoadReport] = call_ranks(
+        reports: list[LoadReport] = _call_ranks(
             self._group, f"{self._title}: plan", handlers.plan_load, ranks, self._token, self._sources
         )
         left = sorted(set.intersection(*(report.left for report in reports)))
@@ -478,7 +478,7 @@ class GroupLoad:
             return
         facts = [(name, found) for name, found in step.files.items() if step.path(name) in self._files]
         each = [dict(facts[rank :: len(group.ranks)]) for rank in range(len(group.ranks))]
-        wrong = call_ranks(group, f"{self._title}: verify", handlers.damaged_files, each, step.folder)
+        wrong = _call_ranks(group, f"{self._title}: verify", handlers.damaged_files, each, step.folder)
         if any(wrong):
             ranks = ", ".join(str(rank) for rank, names in zip(group.ranks, wrong, strict=True) if names)
             raise step.corrupted(
@@ -489,7 +489,7 @@ class GroupLoad:
     def read(self) -> int:
         """Have the ranks read the files. Return the bytes."""
         tokens = [self._token] * len(self._group.ranks)
-        return sum(call_ranks(self._group, f"{self._title}: read", handlers.load, tokens))
+        return sum(_call_ranks(self._group, f"{self._title}: read", handlers.load, tokens))
 
 
 def load_groups(loads: Sequence[GroupLoad]) -> int:
@@ -567,7 +567,7 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
         raise CheckpointError(f"{path} is there already; give the path of a folder that is not")
     folder = f"{path}.{secrets.token_hex(4)}.part"
     title = f"save model of {group.name!r}"
-    roles = plan_group(group, f"{title}: plan", folder, model=True)
+    roles = _plan_group(group, f"{title}: plan", folder, model=True)
     if len(roles) != 1:
         names = sorted(roles)
         raise CheckpointError(
@@ -579,7 +579,7 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
     try:
         with storage_errors(path, "written"):
             places = create_files(Path(folder), tensors, shard_bytes)
-        written = call_ranks(group, f"{title}: write", handlers.write_model, plans, folder, role, places)
+        written = _call_ranks(group, f"{title}: write", handlers.write_model, plans, folder, role, places)
         with storage_errors(path, "written"):
             if os.path.isdir(path):
                 os.rmdir(path)

@@ -37,7 +37,7 @@ PARALLEL_FROM = 8 << 20
 """Copies from this many bytes on are divided over threads; below, waking them costs more than it saves."""
 
 _TORCH_PARALLEL_FROM = 1 << 15
-"""torch divides copies of this many elements over threads, which wait long for cores that ranks use."""
+"""torch divides a copy of this many elements over threads, which wait long for cores that ranks use."""
 
 _CHUNK = 4 << 20
 _MOST_THREADS = 8
@@ -235,8 +235,9 @@ def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if not tensors:
         raise ValueError("concat_rows: no tensors given; expected one at least, for dtype and row shape")
     pieces = [tensor.detach() for tensor in tensors]
-    plain = _have_equal_rows(pieces, torch.Tensor) and all(map(_is_plain, pieces))
-    if not plain or sum(piece.numel() for piece in pieces) < _TORCH_PARALLEL_FROM:
+    sizes = [piece.numel() for piece in pieces]
+    small = max(sizes) < _TORCH_PARALLEL_FROM and sum(sizes) * pieces[0].element_size() < HUGE_FROM
+    if small or not _have_equal_rows(pieces, torch.Tensor) or not all(map(_is_plain, pieces)):
         return torch.cat(pieces)
     shape = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
     return tensor_over(_joined([bytes_of(piece) for piece in pieces]), pieces[0].dtype, shape)
@@ -245,11 +246,13 @@ def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def select_rows(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     """Return the rows ``indices`` of a tensor in new memory, detached from any graph."""
     rows = tensor.detach()
-    is_big = rows.numel() >= _TORCH_PARALLEL_FROM and rows.nbytes < PARALLEL_FROM
-    if not is_big or not _is_plain(rows) or min(indices, default=0) < 0:
+    is_big = rows.numel() >= _TORCH_PARALLEL_FROM and _is_plain(rows) and rows.nbytes < PARALLEL_FROM
+    if not is_big or min(indices, default=0) < 0 or max(indices, default=0) >= len(rows):
         return rows.index_select(0, torch.as_tensor(list(indices), dtype=torch.long, device=rows.device))
-    taken = bytes_of(rows).reshape(len(rows), -1).take(indices, axis=0)
-    return tensor_over(torch.from_numpy(taken), rows.dtype, (len(indices), *rows.shape[1:]))
+    table, chosen = bytes_of(rows).reshape(len(rows), -1), np.array(indices, np.intp)
+    block = allocate(len(chosen) * table.shape[1])
+    np.take(table, chosen, axis=0, out=bytes_of(block).reshape(-1, table.shape[1]), mode="clip")
+    return tensor_over(block, rows.dtype, (len(chosen), *rows.shape[1:]))
 
 
 def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -267,16 +270,16 @@ def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any
     plain = _have_equal_rows(arrays, np.ndarray) and all(array.flags.c_contiguous for array in arrays)
     if not plain or dtype.hasobject or total < PARALLEL_FROM:
         return np.concatenate(arrays)
-    shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
     joined = _joined([array.reshape(-1).view(np.uint8) for array in arrays])
-    return joined.numpy().view(dtype).reshape(shape)
+    return joined.numpy().view(dtype).reshape(-1, *arrays[0].shape[1:])
 
 
 def _joined(parts: Sequence[Bytes]) -> torch.Tensor:
     """Return a new block with all parts in sequence."""
-    ends = list(itertools.accumulate(part.nbytes for part in parts))
+    ends = list(itertools.accumulate((part.nbytes for part in parts), initial=0))
     block = allocate(ends[-1])
-    _copy_all(np.split(bytes_of(block), ends[:-1]), parts)
+    memory = bytes_of(block)
+    _copy_all([memory[at:end] for at, end in itertools.pairwise(ends)], parts)
     return block
 
 
@@ -288,6 +291,6 @@ def _have_equal_rows(pieces: Sequence[Any], kind: type) -> bool:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Return whether the bytes of a tensor are all that there is of it."""
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        return False
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    kind = type(tensor), tensor.layout, tensor.device.type
+    has_more = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor._is_zerotensor()
+    return kind == (torch.Tensor, torch.strided, "cpu") and not has_more and tensor.is_contiguous()
