@@ -24,7 +24,7 @@ from phalanx.session.session import session
 from phalanx.wire.value import Value, as_integer
 
 E = TypeVar("E", bound=ChannelError)
-Order = Callable[[Batch], None]
+_Order = Callable[[Batch], None]
 _ERRORS: dict[str, tuple[type[ChannelError], str]] = {
     "full": (
         ChannelFull,
@@ -243,7 +243,7 @@ class Channel(HubObject):
         return await self._begin_take(n, True, timeout, order=self._order(balance, sort)).result_async()
 
     def _begin_take(
-        self, n: Any, joined: bool, timeout: float | None, at_least: Any = None, order: Order | None = None
+        self, n: Any, joined: bool, timeout: float | None, at_least: Any = None, order: _Order | None = None
     ) -> PendingRequest[Batch]:
         timeout = checked(timeout, "Channel.take")
         count = positive_number(n, "Channel.take_rows" if joined else "Channel.take")
@@ -275,7 +275,7 @@ class Channel(HubObject):
         error, text = known
         return self._error(error, text.format(*details, wanted=wanted, limit=self._limit))
 
-    def _order(self, balance: int | None, sort: bool) -> Order | None:
+    def _order(self, balance: int | None, sort: bool) -> _Order | None:
         """Return the function that orders the rows of a batch.
 
         Raises:

@@ -23,8 +23,6 @@ from phalanx.wire.value import Reduced, Value, as_integer
 _LEAST = 0, 1, 0, float("-inf")
 _log = logging.getLogger("phalanx")
 
-Callback = Callable[[], object]
-
 
 class RowLease:
     """Rows that may be generated. Rows that are not accepted at the end of the ``with`` block are dropped.
@@ -114,13 +112,13 @@ class RowLease:
         """Drop all running rows. Idempotent."""
         self._staleness._send("end", self._id, str(reason))
 
-    def _notify(self, on_overdue: Callback | None, watching: Future[Any]) -> None:
+    def _notify(self, on_overdue: Callable[[], object] | None, watching: Future[Any]) -> None:
         if watching.exception() is None and watching.result()[0] == "overdue":
             self.overdue = True
             if on_overdue is not None:  # a callback may call hubs, whose answers arrive on this thread
                 threading.Thread(target=self._call_back, args=(on_overdue,), daemon=True).start()
 
-    def _call_back(self, on_overdue: Callback) -> None:
+    def _call_back(self, on_overdue: Callable[[], object]) -> None:
         try:
             on_overdue()
         except Exception:
@@ -227,7 +225,7 @@ class StalenessManager(HubObject):
         return self._request("stats")
 
     def lease(
-        self, rows: int, timeout: float | None = None, *, on_overdue: Callback | None = None
+        self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
     ) -> RowLease:
         """Wait until ``rows`` rows may be generated, and count them as running.
 
@@ -244,13 +242,13 @@ class StalenessManager(HubObject):
         return self._begin(rows, timeout, on_overdue).result()
 
     async def lease_async(
-        self, rows: int, timeout: float | None = None, *, on_overdue: Callback | None = None
+        self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
     ) -> RowLease:
         """Lease rows in an event loop, as :meth:`lease` does."""
         return await self._begin(rows, timeout, on_overdue).result_async()
 
     def _begin(
-        self, rows: int, timeout: float | None, on_overdue: Callback | None
+        self, rows: int, timeout: float | None, on_overdue: Callable[[], object] | None
     ) -> PendingRequest[RowLease]:
         count, timeout = whole_number(rows, "lease(rows"), checked(timeout, "StalenessManager.lease")
 
