@@ -76,17 +76,11 @@ def allowed(step: Transition) -> bool:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_every_call_of_300_fault_schedules_ends_in_a_result_or_in_one_error(block: int) -> None:
-    ended = [end for seed in range(block * 30, block * 30 + 30) for end in play(seed)]
+def test_300_fault_schedules_end_in_results_or_errors_of_ours_and_keep_to_the_table(block: int) -> None:
+    schedules = [list(play(seed)) for seed in range(block * 30, block * 30 + 30)]
+    steps = [step for *_, story in schedules if isinstance(story, tuple) for step in story]
 
-    assert not [end for end in ended if isinstance(end, px.errors.InternalError)]
-
-
-@pytest.mark.parametrize("block", range(10))
-def test_no_fault_schedule_leads_to_a_state_outside_of_the_table(block: int) -> None:
-    stories = [list(play(seed))[-1] for seed in range(block * 30, block * 30 + 30)]
-    steps = [step for story in stories if isinstance(story, tuple) for step in story]
-
+    assert not [end for ends in schedules for end in ends if isinstance(end, px.errors.InternalError)]
     assert all(allowed(step) for step in steps)
     assert {step.after for step in steps} >= {State.READY, State.BROKEN, State.RESTARTING, State.CLOSED}
 

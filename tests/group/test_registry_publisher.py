@@ -97,9 +97,3 @@ def test_what_a_killed_driver_left_is_removed_by_whoever_looks(cluster_reader: C
 
     assert "orphan" in alive
     assert within(10.0, lambda: "orphan" not in [group.name for group in cluster_reader.notices().groups])
-
-
-def test_a_cluster_that_is_not_there_is_one_line_of_advice() -> None:
-    with pytest.raises(px.PlacementError, match=r"127\.0\.0\.1:1 does not answer.*--address") as caught:
-        ClusterReader("127.0.0.1:1")
-    assert "\n" not in str(caught.value)

@@ -247,23 +247,6 @@ def test_a_view_goes_on_with_ranks_that_have_other_processes(
     assert together.state == "ready"
 
 
-def test_a_view_goes_on_after_a_group_mended_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Together, on_failure=px.ReplacePolicy())
-        view = view_of(group, monkeypatch)
-        px.snapshot(group)
-        faults.kill(group, rank=2)
-        with pytest.raises(px.WorkerDiedError):
-            view.step()
-        with pytest.raises(px.GroupBroken):
-            view.step()  # nobody has mended it yet
-        with pytest.raises(px.WorkerDiedError):
-            group.step()
-        group.step()
-
-        assert view.step() == [(rank, 2) for rank in range(3)]
-
-
 def test_a_call_of_one_rank_that_refused_it_is_made_again_and_one_of_all_is_stale(
     together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,27 +48,26 @@ def placed(host: str) -> Any:
     return SimpleNamespace(facts=SimpleNamespace(slot=SimpleNamespace(host=host)))
 
 
-def test_ranks_that_are_ready_are_counted_and_the_first_that_is_not_is_looked_at() -> None:
-    assert looked(3, ProcessStatus(True, stack=STACK)) == (3, "rank 3: __init__ at train.py:9")
-
-
-def test_of_several_nodes_it_says_how_many_are_ready_and_which_has_the_most_to_wait_for() -> None:
-    assert looked(3, ProcessStatus(True, note="busy"), "aabb") == (
-        3,
-        "1 of 2 nodes ready; 1 of 2 on b; rank 3: busy",
-    )
-
-
-def test_a_rank_without_a_stack_says_why() -> None:
-    assert looked(0, ProcessStatus(False, note="its process is gone")) == (0, "rank 0: its process is gone")
-
-
-def test_when_all_are_ready_nothing_is_waited_for() -> None:
-    assert looked(4, ProcessStatus(True)) == (4, "")
-
-
-def test_before_the_processes_are_there_that_is_what_is_waited_for() -> None:
-    assert looked(0, ProcessStatus(True), sent=False) == (0, "waiting for processes")
+@pytest.mark.parametrize(
+    ("ready", "sight", "facts", "text"),
+    [
+        (3, ProcessStatus(True, stack=STACK), {}, "rank 3: __init__ at train.py:9"),
+        (
+            3,
+            ProcessStatus(True, note="busy"),
+            {"hosts": "aabb"},
+            "1 of 2 nodes ready; 1 of 2 on b; rank 3: busy",
+        ),
+        (0, ProcessStatus(False, note="its process is gone"), {}, "rank 0: its process is gone"),
+        (4, ProcessStatus(True), {}, ""),
+        (0, ProcessStatus(True), {"sent": False}, "waiting for processes"),
+    ],
+    ids=["a stack", "several nodes", "a process that is gone", "all are ready", "no process yet"],
+)
+def test_ranks_that_are_ready_are_counted_and_the_first_that_is_not_says_why(
+    ready: int, sight: ProcessStatus, facts: dict[str, Any], text: str
+) -> None:
+    assert looked(ready, sight, **facts) == (ready, text)
 
 
 @pytest.mark.slow
