@@ -27,10 +27,6 @@ def test_a_line_is_given_when_its_end_is_there() -> None:
     assert lines.feed(b"o\n") == ["two"]
 
 
-def test_equal_lines_are_all_given() -> None:
-    assert Lines().feed(b"same\n" * 4) == ["same"] * 4
-
-
 @pytest.mark.parametrize("mark", [HEADER + "rank 3 of 8", ":actor_name:A", ":job_id:01000000"])
 def test_lines_for_programs_are_left_out(mark: str) -> None:
     assert Lines().feed(f"{mark}\nvisible\n".encode()) == ["visible"]

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import phalanx as px
 from phalanx.display import progress as module
-from phalanx.display.progress import place, start_skew, waiting_nodes
+from phalanx.display.progress import place, start_skew
 
 
 @pytest.fixture
@@ -140,11 +140,3 @@ def test_the_last_rank_to_begin_and_the_last_to_end_are_named(
     times: list[tuple[float, float]], text: str
 ) -> None:
     assert start_skew(times) == text
-
-
-@pytest.mark.parametrize(
-    ("hosts", "waiting", "text"),
-    [("aabb", [2], "1 of 2 nodes ready; 1 of 2 on b"), ("aa", [1], ""), ("ab", [], "")],
-)
-def test_nodes_that_are_not_ready_are_counted(hosts: str, waiting: list[int], text: str) -> None:
-    assert waiting_nodes(hosts, waiting) == text

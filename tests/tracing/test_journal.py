@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import threading
 from pathlib import Path
@@ -49,19 +48,6 @@ def test_an_error_is_written_with_the_call(path: Path, waits: bool, starts: bool
 
     assert (part.error, part.returned is None) == ("ValueError: no", False)
     assert [part.started is None, part.finished is None] == [not starts] * 2
-
-
-def test_events_before_the_end_of_a_process_can_be_read(path: Path) -> None:
-    def begin() -> None:
-        note = Noted(SpanWriter(str(path)), 5).__enter__()
-        note.started(7)
-        span("step").__enter__()
-
-    contextvars.copy_context().run(begin)  # it is never left
-    found = reading(path)
-
-    assert (found.parts[5].started is None, found.parts[5].returned) == (False, None)
-    assert [(one.name, one.call, one.ended) for one in found.spans] == [("step", 5, None)]
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))

@@ -112,7 +112,3 @@ def test_slices_of_one_lane_nest_or_lie_apart(
 
 def _slice(times: tuple[int, int]) -> Slice:
     return Slice("x", times[0], times[1], "call")
-
-
-def test_a_trace_without_anything_gives_nothing() -> None:
-    assert (driver_slices(Trace(0, 1)), rank_slices(Trace(0, 1))) == ({}, {})
