@@ -69,7 +69,7 @@ PLACED = [
 ]
 
 
-@pytest.mark.parametrize("rows", [1, 3, 7, 8, 13])
+@pytest.mark.parametrize("rows", [1, 7, 8])
 @pytest.mark.parametrize(("sizes", "placements"), PLACED)
 def test_boxes_are_what_torch_distributes(
     sizes: tuple[int, ...], placements: list[Placement], rows: int
@@ -95,8 +95,8 @@ def fsdp_over_tp(full: torch.Tensor, mesh: DeviceMesh, tp_dim: int) -> nn.Module
 
 
 @pytest.mark.parametrize("tp_dim", [0, 1])
-@pytest.mark.parametrize("rows", [3, 7, 8, 10, 13])
-@pytest.mark.parametrize(("fsdp", "tp"), [(2, 2), (3, 2), (4, 2), (2, 3)])
+@pytest.mark.parametrize("rows", [3, 8, 13])
+@pytest.mark.parametrize(("fsdp", "tp"), [(2, 2), (4, 2), (2, 3)])
 def test_boxes_are_what_fsdp_over_tensor_parallelism_holds(
     fsdp: int, tp: int, rows: int, tp_dim: int
 ) -> None:
@@ -162,15 +162,6 @@ def test_a_large_strided_parameter_is_read_without_listing_its_rows() -> None:
         assert [str(p.box) for p in held(read_tensors({"w": tensor}), "w").boxes] == ["[0:38016, 0:8]"]
 
 
-def test_plain_tensors_are_whole_and_names_of_one_storage_a_tie() -> None:
-    table, scalar = torch.zeros(2, 3), torch.tensor(1.0)
-
-    reading = read_tensors({"embed": table, "head": table, "s": scalar})
-
-    assert [str(patch.box) for patch in held(reading, "embed").boxes] == ["[0:2, 0:3]"]
-    assert len(held(reading, "s").boxes) == 1 and reading.manifest.ties == (("head", "embed"),)
-
-
 @pytest.mark.parametrize(
     ("model", "boxes", "why"),
     [
@@ -178,7 +169,6 @@ def test_plain_tensors_are_whole_and_names_of_one_storage_a_tie() -> None:
         ({"w": [1.0]}, {}, "are no tensors"),
         ({"w": torch.zeros(1, dtype=torch.complex128)}, {}, "w has type complex128"),
         ({"w": torch.zeros(3)}, {"v": ShardSpec((3,), ())}, "names tensors that do not exist: v"),
-        ({"w": torch.zeros(3, 2)}, {"w": ShardSpec((8, 2), ())}, "w: the stated boxes"),
         ({"w": torch.zeros(3, 2)}, {"w": ShardSpec((8, 2), (((0, 0), (2, 2)),))}, "w: the stated boxes"),
         (
             {"w": torch.zeros(3, 2)},
@@ -190,14 +180,6 @@ def test_plain_tensors_are_whole_and_names_of_one_storage_a_tie() -> None:
 def test_what_cannot_be_read_is_refused_by_name(model: Any, boxes: dict[str, ShardSpec], why: str) -> None:
     with pytest.raises(DeclarationError, match=why):
         read_tensors(model, boxes)
-
-
-def test_stated_boxes_lie_one_after_another_in_the_local_tensor() -> None:
-    stated = ShardSpec((8, 2), (((0, 0), (1, 2)), ((4, 0), (2, 2))))
-
-    reading = read_tensors({"w": golden(8, 2)[[0, 4, 5]]}, {"w": stated})
-
-    assert holds_its_boxes(reading, "w", golden(8, 2))
 
 
 def tagged(tensor: torch.Tensor, dim: int | None = None, stride: int = 1) -> torch.Tensor:
