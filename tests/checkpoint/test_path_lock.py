@@ -7,7 +7,6 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,34 +30,20 @@ def storage(tmp_path: Path) -> Storage:
     return Storage(tmp_path / "run")
 
 
-@pytest.fixture
-def driver(storage: Storage) -> Iterator[subprocess.Popen[str]]:
-    """Another driver, in the middle of a step until its input ends."""
+def test_a_second_driver_is_refused_with_the_holder_until_that_is_killed(storage: Storage) -> None:
     command = [sys.executable, "-c", HOLD, storage.root]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "held\n"
+        name = f"held by pid {driver.pid} on host {socket.gethostname()} since"
 
+        with pytest.raises(px.checkpoint.CheckpointLocked, match=name):
+            StepWriter(storage.root, 1)
+        assert (holder_of(storage) or "").startswith(name)
 
-def test_a_second_driver_is_refused_with_the_holder(storage: Storage, driver: subprocess.Popen[str]) -> None:
-    name = f"held by pid {driver.pid} on host {socket.gethostname()} since"
-
-    with pytest.raises(px.checkpoint.CheckpointLocked, match=name):
-        StepWriter(storage.root, 1)
-    assert (holder_of(storage) or "").startswith(name)
-
-
-def test_the_leftovers_of_a_killed_driver_are_removed(
-    storage: Storage, driver: subprocess.Popen[str]
-) -> None:
-    driver.kill()
-    driver.wait()
+        driver.kill()
     assert holder_of(storage) is None
-
     StepWriter(storage.root, 2).commit()
-
     assert [(found.number, found.whole) for found in find_steps(storage)] == [(2, True)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import shutil
@@ -108,24 +107,6 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path)
     saved(tmp_path, 1)
     with pytest.raises(px.checkpoint.CheckpointError, match=r"step 5 is not in .*: 1"):
         read_step(str(tmp_path), 5)
-
-
-def test_a_disk_that_is_full_at_the_manifest_leaves_the_step_before_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved(tmp_path, 1)
-    real = os.fsync
-
-    def full(number: int) -> None:
-        if "manifest.json" in os.readlink(f"/proc/self/fd/{number}"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(number)
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
-        saved(tmp_path, 2, keep=1)
-
-    assert steps(tmp_path) == [(1, True)]
 
 
 def test_all_folders_of_a_step_are_on_the_disk_before_its_manifest(
