@@ -84,10 +84,6 @@ def test_a_line_waits_for_other_ranks_to_print_it_and_no_longer() -> None:
     assert lines.take(None) == []
 
 
-def test_a_line_that_one_rank_prints_twice_comes_twice() -> None:
-    assert merged((0, "."), (1, "."), (0, ".")).take(None) == ["[actor r0-1@a] .", "[actor r0@a] ."]
-
-
 def test_tracebacks_that_differ_are_not_mixed() -> None:
     first, second = TRACEBACK.decode().rstrip(), TRACEBACK.decode().rstrip().replace("bad", "worse")
 

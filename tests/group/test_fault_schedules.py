@@ -83,9 +83,3 @@ def test_300_fault_schedules_end_in_results_or_errors_of_ours_and_keep_to_the_ta
     assert not [end for ends in schedules for end in ends if isinstance(end, px.errors.InternalError)]
     assert all(allowed(step) for step in steps)
     assert {step.after for step in steps} >= {State.READY, State.BROKEN, State.RESTARTING, State.CLOSED}
-
-
-def test_a_schedule_of_faults_is_decided_by_its_seed() -> None:
-    kinds = [[type(end) for end in play(7)] for _ in range(2)]
-
-    assert kinds[0] == kinds[1]

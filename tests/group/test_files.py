@@ -38,19 +38,6 @@ def test_a_restarted_group_begins_new_files(backend: str) -> None:
     assert (before.endswith("-0/rank-0"), after.endswith("-1/rank-0")) == (True, True)
 
 
-def test_what_is_read_after_a_rank_died_is_what_it_wrote(backend: str) -> None:
-    def write(worker: px.Worker, path: str) -> None:
-        with open(path, "w") as file:
-            file.write("last words")
-
-    with px.ResourcePool([1], use_gpu=False) as pool:
-        group = px.WorkerGroup(pool, px.Worker)
-        endpoint = group.core.endpoints[0]
-        group.run(write, endpoint.facts.files + ".txt")
-        group.close()
-        assert group.core.backend.read(endpoint, endpoint.facts.files + ".txt", 0, 100) == b"last words"
-
-
 def test_the_inline_folder_is_gone_when_the_process_has_ended() -> None:
     script = (
         "import phalanx as px\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from typing import Any
 
 import pytest
@@ -139,12 +138,6 @@ def test_a_call_of_an_older_epoch_is_told_both_epochs() -> None:
 
     assert (error.epoch, error.current) == (0, 1)
     assert "this call of update belongs to epoch 0, the group is in epoch 1" in str(error)
-
-
-def test_a_step_pickles() -> None:
-    step = living().handle(Event.STARTED, 0)
-
-    assert str(pickle.loads(pickle.dumps(step))) == str(step)
 
 
 def test_the_story_is_bounded() -> None:

@@ -20,10 +20,10 @@ def going(node: str, deadline: float | None = 100.0) -> list[DrainingNode]:
     return [DrainingNode(node, deadline, "preempted")]
 
 
-def test_a_notice_names_ranks_node_deadline_and_reason() -> None:
+def test_a_notice_of_a_node_with_ranks_names_them_with_host_deadline_and_reason() -> None:
     board = NoticeQueue("actor")
 
-    board.see(going("a"), SLOTS)
+    board.see([*going("a"), *going("c")], SLOTS)
 
     assert board.take() == [PreemptionNotice("actor", (0, 1), "a", "host-a", 100.0, "preempted")]
 
@@ -37,14 +37,6 @@ def test_another_deadline_and_another_rank_on_the_node_are_told_anew() -> None:
     board.see(going("a", 50.0), [*SLOTS, SLOTS[0]])
 
     assert [(one.deadline, one.ranks) for one in board.take()] == [(50.0, (0, 1)), (50.0, (0, 1, 3))]
-
-
-def test_a_node_without_ranks_of_the_group_is_not_told() -> None:
-    board = NoticeQueue("actor")
-
-    board.see(going("c"), SLOTS)
-
-    assert board.take() == []
 
 
 def test_it_says_which_ranks_are_to_be_moved_also_once_their_node_is_gone() -> None:

@@ -143,15 +143,6 @@ def test_calls_of_ranks_that_left_go_to_others_and_none_runs_twice(
     assert (len(view), answered(group)) == (1, 12)
 
 
-def test_a_future_of_before_is_answered_once(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    view = view_of(group, monkeypatch)
-    sent = view.answers.submit(list(range(4)))
-    px.resize(group, 2)
-
-    assert sent.result() == [0, 10, 20, 30]
-    assert view.answers(list(range(4))) == [0, 10, 20, 30]
-
-
 def test_a_view_that_saw_none_of_many_changes_calls_who_is_there_and_the_roster_does_not_grow(
     group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

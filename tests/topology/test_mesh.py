@@ -36,10 +36,6 @@ def test_first_axis_is_slowest():
     ]
 
 
-def test_repr_reads_as_the_call_that_makes_it():
-    assert repr(Mesh(dp=2, pp=1, tp=2)) == "Mesh(dp=2, pp=1, tp=2)"
-
-
 def test_axes_shape_and_sizes():
     mesh = Mesh(dp=2, pp=1, tp=2)
 
