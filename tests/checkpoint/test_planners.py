@@ -29,7 +29,7 @@ from tests.weights.planning.layouts import Layout, blank, layouts, locals_of, ma
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 slow_to_draw = settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
