@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
 from phalanx.display.tables import Table
 
@@ -26,15 +23,6 @@ a note"""
 
 def test_a_table_is_drawn_as_text() -> None:
     assert str(TABLE) == TEXT
-
-
-def test_rich_draws_the_same() -> None:
-    drawn = io.StringIO()
-    Console(file=drawn, width=80).print(TABLE)
-
-    assert [line.strip() for line in drawn.getvalue().splitlines()] == [
-        line.strip() for line in TEXT.splitlines()
-    ]
 
 
 def test_a_cell_of_several_lines_takes_as_many() -> None:
