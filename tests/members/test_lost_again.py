@@ -1,7 +1,8 @@
-"""A rank is lost while the states of a group that lost another one are copied anew: both are replaced."""
+"""A policy replaces a lost rank and meets more trouble: another rank is lost meanwhile, or there is no room."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import phalanx as px
 from phalanx.calls.health_check import look_after
 from phalanx.members import snapshots
 from phalanx.testing import faults
-from phalanx.testing.scripted import scripted
+from phalanx.testing.scripted import Event, scripted
 from phalanx.worker import handlers
 from tests.members.ledger import Ledger
 
@@ -89,3 +90,31 @@ def test_a_snapshot_amid_which_a_rank_is_lost_counts_for_nobody_and_mends_nothin
     assert group.add(3) == [[1, 3]] * 4
     lose(group, 0)
     assert group.add(4) == [[1, 4]] * 4  # of one point, wherever its copy was
+
+
+@pytest.mark.parametrize("refused", ["reserve", "spawn"])
+def test_a_group_without_room_for_a_new_rank_is_restarted_instead_and_that_is_said(
+    refused: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    full: list[str] = []
+
+    def script(what: str, number: int) -> Event:
+        if what in full:
+            full.remove(what)
+            return "refuse"
+        return "fine"
+
+    with scripted(script), px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, Ledger, on_failure=px.ReplacePolicy())
+        group.add(1)
+        px.snapshot(group)
+        before = group.core.endpoints
+        lose(group, 1)
+        full.append(refused)
+
+        with caplog.at_level(logging.WARNING, "phalanx"):
+            assert group.add(2) == [[2]] * 3  # what the constructor made, and nothing of the snapshot
+
+        assert group.state == "ready"
+        assert not {id(one) for one in before} & {id(one) for one in group.core.endpoints}
+    assert any("is restarted instead" in one.getMessage() for one in caplog.records)
