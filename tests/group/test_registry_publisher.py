@@ -40,26 +40,12 @@ def seen(cluster_reader: ClusterReader, name: str) -> list[GroupRecord]:
     return [group for group in cluster_reader.notices().groups if group.name == name]
 
 
-def test_a_group_is_published_while_it_lives(pool: px.ResourcePool, cluster_reader: ClusterReader) -> None:
-    group = px.WorkerGroup(pool, Idle, name="published")
-    (entry,) = seen(cluster_reader, "published")
-    group.close()
-
-    assert (entry.run, entry.state, entry.epoch, entry.methods) == (
-        session.run_id,
-        "ready",
-        0,
-        {"": ["ping"]},
-    )
-    assert [rank.pid for rank in entry.ranks] == [e.facts.pid for e in group.core.endpoints]
-    assert seen(cluster_reader, "published") == []
-
-
-def test_a_broken_group_says_why_and_a_restarted_one_has_new_ranks(
+def test_a_group_is_published_while_it_lives_with_its_state_cause_and_ranks(
     pool: px.ResourcePool, cluster_reader: ClusterReader
 ) -> None:
     with px.WorkerGroup(pool, Idle, name="fragile") as group:
-        pids = [rank.pid for rank in seen(cluster_reader, "fragile")[0].ranks]
+        (ready,) = seen(cluster_reader, "fragile")
+        before = [endpoint.facts.pid for endpoint in group.core.endpoints]
         faults.kill(group, rank=1)
         with pytest.raises(px.WorkerDiedError):
             group.ping()
@@ -67,9 +53,17 @@ def test_a_broken_group_says_why_and_a_restarted_one_has_new_ranks(
         group.restart()
         (back,) = seen(cluster_reader, "fragile")
 
+    assert (ready.run, ready.state, ready.epoch, ready.methods) == (
+        session.run_id,
+        "ready",
+        0,
+        {"": ["ping"]},
+    )
+    assert [rank.pid for rank in ready.ranks] == before
     assert (broken.state, "rank 1" in (broken.cause or "")) == ("broken", True)
     assert (back.state, back.epoch, back.cause) == ("ready", 1, None)
-    assert set(pids).isdisjoint(rank.pid for rank in back.ranks)
+    assert {rank.pid for rank in back.ranks}.isdisjoint(before)
+    assert seen(cluster_reader, "fragile") == []
 
 
 def test_what_a_killed_driver_left_is_removed_by_whoever_looks(cluster_reader: ClusterReader) -> None:
