@@ -127,7 +127,7 @@ def test_a_group_takes_calls_only_when_it_is_ready(
     with pytest.raises(error, match=words) as caught:
         living(*TO_STATE[state]).check_callable()
 
-    if error is GroupBroken:
+    if isinstance(caught.value, GroupBroken):
         assert caught.value.cause is caught.value.__cause__ is FIRST
 
 
