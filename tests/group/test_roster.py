@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copyreg
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -279,27 +278,6 @@ def test_streams_of_a_view_go_on_after_one_was_stale(
         list(view.count.stream(3))
 
     assert list(view.count.stream(3)) == [0, 1, 2]
-
-
-def test_a_view_that_was_made_after_ranks_left_is_not_refused(
-    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    px.resize(group, 2)
-    view = view_of(group, monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(roster, "refresh", lambda _: pytest.fail("a rank refused a call"))
-
-        assert view.answers(list(range(4))) == [0, 10, 20, 30]
-
-
-def test_a_view_follows_ranks_that_work_together_to_another_number(
-    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    view = view_of(together, monkeypatch)
-    together.step()
-    px.resize(together, 2, via=tmp_path)
-
-    assert view.step() == [(0, 2), (1, 2)]
 
 
 def test_a_view_that_came_back_to_the_owner_goes_on(
