@@ -19,7 +19,7 @@ from phalanx.collect.join import gather, join_rows
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import count_rows, split_rows
-from tests.dispatch.support import Batch, FakeTarget, by_rank, meshed, outputs_of, run, same, spec_of
+from tests.dispatch.support import Batch, FakeTarget, meshed, outputs_of, run, same, spec_of
 
 MAKERS: dict[str, Callable[[int], Any]] = {
     "tensor": lambda n: torch.arange(n * 2, dtype=torch.bfloat16).reshape(n, 2),
@@ -102,17 +102,6 @@ def test_split_rows_and_join_rows_are_inverse(value: Any, parts: int) -> None:
     assert same(value, before)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 3, 17])
-@pytest.mark.parametrize("world", range(1, 9))
-def test_every_rank_is_called_whatever_the_rows(rows: int, world: int) -> None:
-    batch = {"x": torch.arange(rows), "temperature": 0.7}
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(world), (batch,), {})
-    seen = [args[0] for _, args, _ in by_rank(call)]
-    assert len(seen) == world
-    assert [len(piece["x"]) for piece in seen] == call.rows
-    assert all(piece["temperature"] == 0.7 for piece in seen)
-
-
 @pytest.mark.parametrize("make", [lambda t: t, lambda t: t.combine_chunks().to_batches()[0]])
 @pytest.mark.parametrize("world", [1, 3, 7])
 def test_arrow_rows_come_back(make: Callable[[Any], Any], world: int) -> None:
@@ -126,14 +115,6 @@ def test_balanced_arrow_rows_come_back() -> None:
     value = pa.table({"a": list(range(7)), "tokens": [9, 1, 1, 1, 5, 1, 1]})
     out = run(spec_of(Dispatch.mesh("actor", balance="tokens")), meshed(dp=3), value)
     assert out.equals(value)
-
-
-@pytest.mark.parametrize("world", [1, 2, 5])
-def test_jagged_rows_come_back(world: int) -> None:
-    rows = [torch.arange(n) for n in (3, 1, 4)]
-    value = torch.nested.nested_tensor(rows, layout=torch.jagged)
-    out = run(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(world), value)
-    assert all(map(torch.equal, out.unbind(), rows))
 
 
 def _lengths(value: Any) -> list[int]:

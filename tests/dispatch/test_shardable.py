@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from collections import OrderedDict, UserDict, namedtuple
+from collections import namedtuple
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict, tensorclass
 
 from phalanx.collect.join import join_rows
-from phalanx.dispatch.shardable import ops_for, register_row_type, replicate
-from phalanx.dispatch.split import Cut, count_rows, even_sizes, pad_rows, piece_bounds, slice_rows, split_rows
+from phalanx.dispatch.shardable import ops_for, register_row_type
+from phalanx.dispatch.split import count_rows, even_sizes, pad_rows, piece_bounds, split_rows
 from phalanx.errors import DispatchError
 from tests.dispatch.support import same
 
@@ -91,27 +91,9 @@ def test_a_wrong_registration_is_refused(cls: Any, functions: dict[str, Any]) ->
         register_row_type(cls, **given)
 
 
-@pytest.mark.parametrize(
-    "value", [3, "text", None, b"bytes", torch.tensor(1.0), np.array(2), {1, 2}, object(), torch.Size([2, 3])]
-)
-def test_values_without_rows(value: Any) -> None:
-    assert count_rows(value) is None
-    assert all(piece is value for piece in split_rows(value, 3))
-
-
 def test_counts_of_leaves_must_agree() -> None:
     with pytest.raises(DispatchError, match=r"value\['a'\] has 2, value\['b'\]\[1\]\.left has 3"):
         count_rows({"a": [1, 2], "b": (0, Pair([1, 2, 3], None))})
-
-
-def test_named_tuples_and_dict_types_are_kept() -> None:
-    value = Pair(OrderedDict(b=[1, 2], a=np.arange(2)), UserDict({"x": torch.arange(2)}))
-    first, second = split_rows(value, 2)
-    assert type(first) is Pair
-    assert type(first.left) is OrderedDict
-    assert list(second.left) == ["b", "a"]
-    assert type(second.right) is UserDict
-    assert second.right["x"].tolist() == [1]
 
 
 def test_a_dataclass_is_cut_without_its_constructor_and_forgets_what_was_cached() -> None:
@@ -163,13 +145,6 @@ def test_nested_tensors_are_cut_into_rows(layout: torch.layout) -> None:
     assert [row.tolist() for row in join_rows(pieces).unbind()] == [[0], [], [0, 1, 2]]
 
 
-def test_a_replicated_value_stands_whole_in_each_piece() -> None:
-    assert split_rows({"x": [1, 2], "all": replicate([7, 8, 9])}, 2) == [
-        {"x": [1], "all": [7, 8, 9]},
-        {"x": [2], "all": [7, 8, 9]},
-    ]
-
-
 def test_an_empty_structure_is_in_each_piece() -> None:
     assert split_rows((), 2) == [(), ()]
 
@@ -197,15 +172,6 @@ def test_rows_that_need_no_padding_are_the_same_object() -> None:
     value = torch.arange(4)
     assert pad_rows(value, 2) is value
     assert pad_rows([], 2) == []
-
-
-def test_a_range_of_rows_of_a_structure() -> None:
-    assert slice_rows({"x": [1, 2, 3], "c": 5}, 1, 3) == {"x": [2, 3], "c": 5}
-
-
-def test_a_cut_knows_the_callers_row_of_each_row() -> None:
-    assert Cut([2, 1], [[0, 2], [1]]).order == [0, 2, 1]
-    assert Cut([2, 1]).order is None
 
 
 def test_optional_packages_are_not_imported() -> None:
