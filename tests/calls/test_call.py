@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
@@ -19,24 +19,10 @@ from phalanx.group.lifecycle import State
 from tests.calls.fake_ranks import LATE, FakeArrivals, FakeBackend, call_on, endpoints, group_of
 
 
-def test_outputs_become_the_value() -> None:
-    assert call_on(group_of(3), 1, 2, 3).result(None) == [1, 2, 3]
-
-
 def test_a_value_stays() -> None:
     call = call_on(group_of(1), [1])
 
     assert call.result(None) is call.result(None)
-
-
-def test_a_failed_rank_makes_one_error_and_leaves_the_group_ready() -> None:
-    group = group_of(2)
-
-    with pytest.raises(px.RemoteCallError, match="rank 1") as caught:
-        call_on(group, 1, ValueError("odd")).result(None)
-
-    assert isinstance(caught.value, ValueError)
-    assert group.lifecycle.state is State.READY
 
 
 def test_a_loss_that_only_its_peers_have_told_of_is_the_cause() -> None:
@@ -53,22 +39,56 @@ def test_a_loss_that_only_its_peers_have_told_of_is_the_cause() -> None:
     assert transport.killed == [1]
 
 
-def test_whoever_raised_something_of_its_own_is_the_cause_though_others_are_gone_unnoticed() -> None:
+def test_a_rank_that_raised_an_error_of_its_own_is_the_cause_though_others_died_unnoticed() -> None:
     with pytest.raises(px.RemoteCallError, match="odd") as caught:
         call_on(group_of(2, FakeBackend(gone={1})), ValueError("odd"), LATE).result(None)
 
     assert (caught.value.cause_ranks, caught.value.lost) == ((0,), False)
 
 
-def test_ranks_that_outlive_the_grace_of_a_failed_call_are_stopped_and_the_group_is_broken() -> None:
-    transport = FakeBackend()
-    group = group_of(3, transport)
+def failed(call: Call) -> None:
+    for _ in range(2):  # the same end for everybody who asks
+        with pytest.raises(ValueError, match="odd"):
+            call.result(None)
 
-    with pytest.raises(ValueError):
-        call_on(group, ValueError("odd"), LATE, 1).result(None)
 
-    assert transport.killed == [1]
-    assert group.lifecycle.state is State.BROKEN
+def expired(call: Call) -> None:
+    for _ in range(2):
+        with pytest.raises(px.CallTimeout) as caught:
+            call.result(None)
+        assert caught.value.timeout == 5.0
+
+
+def cancelled(call: Call) -> None:
+    assert call.cancel()
+    with pytest.raises(px.CallCancelled):
+        call.result(None)
+
+
+@pytest.mark.parametrize(
+    ("end", "outcomes", "options", "severed", "killed", "state"),
+    [
+        (failed, [ValueError("odd"), LATE, 1], {}, [], [1], State.BROKEN),
+        (failed, [ValueError("odd"), LATE, 1], {"acts": False}, [], [], State.READY),
+        (expired, [1, LATE], {"limit": 5.0}, [], [1], State.BROKEN),
+        (cancelled, [1, LATE], {}, [1], [1], State.BROKEN),
+    ],
+    ids=["failed", "failed while the group starts", "expired", "cancelled"],
+)
+def test_ranks_that_do_not_end_with_their_call_are_stopped_and_the_group_is_broken(
+    end: Callable[[Call], None],
+    outcomes: list[Any],
+    options: dict[str, Any],
+    severed: list[int],
+    killed: list[int],
+    state: State,
+) -> None:
+    backend = FakeBackend()
+    group = group_of(len(outcomes), backend)
+
+    end(call_on(group, *outcomes, **options))
+
+    assert (backend.severed, backend.killed, group.lifecycle.state) == (severed, killed, state)
 
 
 def test_a_call_that_goes_down_with_stopped_ranks_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,51 +105,6 @@ def test_a_call_that_goes_down_with_stopped_ranks_names_the_cause(monkeypatch: p
 
     assert isinstance(told[0], px.GroupBroken)
     assert "odd" in str(told[0])
-
-
-def test_a_lost_rank_breaks_the_group() -> None:
-    group = group_of(2)
-
-    with pytest.raises(px.WorkerDiedError, match="rank 0"):
-        call_on(group, Lost("gone", "signal SIGKILL"), 1).result(None)
-
-    assert group.lifecycle.state is State.BROKEN
-
-
-def test_patience_that_is_over_leaves_the_call_going_on() -> None:
-    group = group_of(2)
-    call = call_on(group, 1, LATE)
-
-    with pytest.raises(px.CallTimeout):
-        call.result(3.0)
-    call.arrivals.outcomes[1] = 2
-
-    assert call.result(3.0) == [1, 2]
-    assert group.lifecycle.state is State.READY
-
-
-def test_a_deadline_that_is_over_ends_the_call_and_stops_who_is_late() -> None:
-    transport = FakeBackend()
-    group = group_of(2, transport)
-    call = call_on(group, 1, LATE, limit=5.0)
-
-    for _ in range(2):
-        with pytest.raises(px.CallTimeout) as caught:
-            call.result(None)
-
-    assert caught.value.timeout == 5.0
-    assert transport.killed == [1]
-    assert group.lifecycle.state is State.BROKEN
-
-
-def test_a_call_of_ranks_that_were_replaced_is_stale() -> None:
-    group = group_of(2)
-    call = call_on(group, 1, 2)
-
-    group.begin_restart()
-
-    with pytest.raises(px.errors.StaleEpoch, match="epoch 0"):
-        call.result(None)
 
 
 def test_a_call_of_ranks_that_stayed_goes_on_in_the_next_epoch() -> None:
@@ -170,27 +145,6 @@ def test_a_second_call_that_goes_down_with_the_first_names_the_cause_of_the_firs
 
     with pytest.raises(px.GroupBroken, match="the cause"):
         second.result(None)
-
-
-def test_a_cancelled_call_names_what_became_of_each_rank() -> None:
-    group = group_of(3, FakeBackend(drops={2}))
-    call = call_on(group, 1, ValueError("interrupted"), LATE)
-
-    assert call.cancel()
-
-    with pytest.raises(px.CallCancelled, match="had not begun it"):
-        call.result(None)
-    assert group.lifecycle.state is State.READY
-
-
-def test_what_does_not_yield_to_a_cancel_is_cut_off_its_peers_and_then_stopped() -> None:
-    transport = FakeBackend()
-    group = group_of(2, transport)
-
-    assert call_on(group, 1, LATE).cancel()
-
-    assert (transport.severed, transport.killed) == ([1], [1])
-    assert group.lifecycle.state is State.BROKEN
 
 
 class Yielding(FakeBackend):
@@ -248,13 +202,6 @@ def test_a_rank_that_had_no_process_group_to_be_cut_leaves_the_group_ready() -> 
     assert (transport.severed, group.lifecycle.state) == ([2], State.READY)
 
 
-def test_a_call_that_is_over_cannot_be_cancelled() -> None:
-    call = call_on(group_of(1), 1)
-
-    assert not call.cancel()
-    assert call.result(None) == [1]
-
-
 def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes() -> None:
     cancelling, go_on = threading.Event(), threading.Event()
 
@@ -291,17 +238,6 @@ def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error() -> None:
         given.extend(stream)
 
     assert given == [(0, 1)]
-
-
-def test_an_end_that_has_no_consequences_leaves_the_group_and_its_ranks_alone() -> None:
-    transport = FakeBackend()
-    group = group_of(2, transport)
-
-    with pytest.raises(px.WorkerInitError):
-        call_on(group, ValueError("odd"), LATE, acts=False, is_init=True).result(None)
-
-    assert transport.killed == []
-    assert group.lifecycle.state is State.READY
 
 
 def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector() -> None:
