@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.reaper import Reaper, look_at
 from phalanx.wire.call_page import available
 from phalanx.wire.messages import SideChannel
+from tests.support.fault_workers import within
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs /proc")
 
@@ -66,13 +67,6 @@ def tree() -> Iterator[Tree]:
     made.process.wait(5.0)
     assert made.process.stdout is not None
     made.process.stdout.close()
-
-
-def within(seconds: float, condition: Callable[[], object]) -> bool:
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit and not condition():
-        time.sleep(0.01)
-    return bool(condition())
 
 
 def watching(tree: Tree) -> Reaper:

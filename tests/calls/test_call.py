@@ -137,21 +137,14 @@ def test_a_view_learns_from_its_call_that_the_owner_closed_the_group() -> None:
     assert group.closed
 
 
-def test_a_second_call_that_goes_down_with_the_first_names_the_cause_of_the_first() -> None:
-    group = group_of(2)
-    second = call_on(group, Lost("stopped", intended=True), LATE)
-    with pytest.raises(ValueError):
-        call_on(group, ValueError("the cause"), LATE).result(None)
-
-    with pytest.raises(px.GroupBroken, match="the cause"):
-        second.result(None)
+CLOSED = "Connection closed by peer"
 
 
 class Yielding(FakeBackend):
     """Rank 1 ends its call when it is interrupted, rank 2 once its connections are cut, rank 3 never."""
 
     call: Call | None = None
-    said: str = "Connection closed by peer"
+    said: str = CLOSED
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
         self._end(1, RuntimeError("interrupted"), endpoints)
@@ -167,14 +160,20 @@ class Yielding(FakeBackend):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "severed", "killed"),
-    [(4, [2, 3], [3]), (3, [2], []), (2, [], [])],
-    ids=["stop", "cut", "interrupt"],
+    ("ranks", "said", "severed", "killed", "state"),
+    [
+        (4, CLOSED, [2, 3], [3], State.BROKEN),
+        (3, CLOSED, [2], [], State.BROKEN),  # a process group that was cut is of no use any more
+        (3, "interrupted", [2], [], State.READY),  # there was none
+        (2, CLOSED, [], [], State.READY),
+    ],
+    ids=["stop", "cut", "nothing to cut", "interrupt"],
 )
 def test_where_ranks_are_to_be_kept_a_failed_call_ends_on_its_peers_as_gently_as_they_let_it(
-    ranks: int, severed: list[int], killed: list[int]
+    ranks: int, said: str, severed: list[int], killed: list[int], state: State
 ) -> None:
     transport = Yielding()
+    transport.said = said
     group = group_of(ranks, transport)
     group.spare = True
     late = [LATE] * (ranks - 1)
@@ -183,23 +182,8 @@ def test_where_ranks_are_to_be_kept_a_failed_call_ends_on_its_peers_as_gently_as
     with pytest.raises(ValueError, match="bad batch") as raised:
         call.result(None)
 
-    assert (transport.severed, transport.killed) == (severed, killed)
+    assert (transport.severed, transport.killed, group.lifecycle.state) == (severed, killed, state)
     assert cast(px.CallError, raised.value).victims == tuple(range(1, ranks))
-    # A process group that was cut is of no use any more, though all its ranks are there.
-    assert group.lifecycle.state is (State.BROKEN if severed else State.READY)
-
-
-def test_a_rank_that_had_no_process_group_to_be_cut_leaves_the_group_ready() -> None:
-    transport = Yielding()
-    transport.said = "interrupted"
-    group = group_of(3, transport)
-    group.spare = True
-    transport.call = call = call_on(group, ValueError("bad batch"), LATE, LATE)
-
-    with pytest.raises(ValueError, match="bad batch"):
-        call.result(None)
-
-    assert (transport.severed, group.lifecycle.state) == ([2], State.READY)
 
 
 def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes() -> None:
@@ -319,32 +303,29 @@ class Steps(CallListener):
         self.seen.append(f"ended {type(error).__name__}")
 
 
-def heard(*outcomes: Any) -> tuple[Steps, Call]:
-    steps, listeners = Steps(), Listeners()
-    listeners.add(steps)
-    return steps, call_on(group_of(len(outcomes)), *outcomes, listeners=listeners)
+@pytest.mark.parametrize(
+    ("outcomes", "ask", "steps"),
+    [
+        ([1, 2], lambda call: call.result(None), ["asked", "arrived", "joined", "ended NoneType"]),
+        ([1, 2], lambda call: list(call.stream(None)), ["asked", "arrived 0", "arrived 1", "ended NoneType"]),
+        (
+            [ValueError("odd")],
+            lambda call: CallFuture(call).exception(),
+            ["asked", "ended RemoteCallError[ValueError]"],
+        ),
+    ],
+    ids=["result", "stream", "failure"],
+)
+def test_a_listener_hears_each_step_of_a_call_once_in_order(
+    outcomes: list[Any], ask: Callable[[Call], object], steps: list[str]
+) -> None:
+    heard, listeners = Steps(), Listeners()
+    listeners.add(heard)
+    call = call_on(group_of(len(outcomes)), *outcomes, listeners=listeners)
 
+    ask(call)
+    before = list(heard.seen)
+    ask(call)
 
-def test_listeners_hear_the_steps_in_their_order() -> None:
-    steps, call = heard(1, 2)
-
-    call.result(None)
-
-    assert steps.seen == ["asked", "arrived", "joined", "ended NoneType"]
-
-
-def test_an_end_is_told_once_however_often_it_is_asked_for() -> None:
-    steps, call = heard(ValueError("odd"))
-
-    for _ in range(3):
-        CallFuture(call).exception()
-
-    assert [step for step in steps.seen if step.startswith("ended")] == [f"ended {steps.seen[-1].split()[1]}"]
-
-
-def test_a_stream_tells_of_each_rank() -> None:
-    steps, call = heard(1, 2)
-
-    list(call.stream(None))
-
-    assert steps.seen == ["asked", "arrived 0", "arrived 1", "ended NoneType"]
+    assert before == steps
+    assert [step for step in heard.seen if step.startswith("ended")] == steps[-1:]

@@ -208,14 +208,6 @@ def test_notes_travel_with_it() -> None:
     assert pickle.loads(pickle.dumps(error)).__notes__ == ["mine"]
 
 
-def test_a_group_of_exceptions_is_caught_with_its_parts() -> None:
-    error = failed_with(ExceptionGroup("several", [ValueError("a"), decode_error()]))
-
-    with pytest.raises(ExceptionGroup) as caught:
-        raise error
-    assert [type(part) for part in caught.value.exceptions] == [ValueError, UnicodeDecodeError]
-
-
 def test_a_group_of_exceptions_splits_by_type() -> None:
     error = failed_with(ExceptionGroup("several", [ValueError("a"), KeyError("b")]))
     assert isinstance(error, ExceptionGroup)

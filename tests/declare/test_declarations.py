@@ -57,14 +57,6 @@ def test_a_custom_mode_reads_the_same_in_another_process() -> None:
     assert repr(cloudpickle.loads(cloudpickle.dumps(mode))) == repr(mode)
 
 
-def test_bare_register_means_one_to_all() -> None:
-    class Bare(px.Worker):
-        @px.register
-        def go(self) -> None: ...
-
-    assert registered_methods(Bare)["go"].mode == px.Dispatch.ONE_TO_ALL
-
-
 def test_an_unknown_mode_fails_at_class_creation() -> None:
     with pytest.raises(px.DeclarationError, match="unknown dispatch mode 'ONE_TO_NONE'"):
 
