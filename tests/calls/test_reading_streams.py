@@ -97,26 +97,22 @@ def test_every_item_of_each_rank_comes_once_and_in_order(buffer: int | None) -> 
     assert read(one) == {rank: made(rank, 50 + rank)[:-1] for rank in range(3)}
 
 
-def test_small_items_of_ranks_that_nobody_holds_back_are_fetched_several_at_a_time() -> None:
-    one, transport = reader([made(0, 100)], None)
+@pytest.mark.parametrize(
+    ("items", "buffer", "together"),
+    [
+        (made(0, 100), None, True),
+        (made(0, 100), 8, False),
+        ([*[bytes(1 << 20)] * 5, StreamEnd(5)], None, False),
+    ],
+    ids=["small items", "of ranks that wait for their reader", "large items"],
+)
+def test_small_items_of_ranks_that_nobody_holds_back_are_fetched_several_at_a_time(
+    items: list[Any], buffer: int | None, together: bool
+) -> None:
+    one, transport = reader([items], buffer)
     read(one)
 
-    assert max(transport.asked) > 1
-    assert len(transport.asked) < 20
-
-
-def test_ranks_that_wait_for_their_reader_are_let_go_on_by_one_item_at_a_time() -> None:
-    one, transport = reader([made(0, 100)], 8)
-    read(one)
-
-    assert set(transport.asked) == {1}
-
-
-def test_large_items_are_fetched_one_by_one() -> None:
-    one, transport = reader([[*[bytes(1 << 20)] * 5, StreamEnd(5)]], None)
-    read(one)
-
-    assert set(transport.asked) == {1}
+    assert len(transport.asked) < 20 if together else set(transport.asked) == {1}
 
 
 def test_an_item_that_cannot_be_had_fails_in_its_turn() -> None:

@@ -21,7 +21,6 @@ from phalanx.errors import (
     WorkerDiedError,
     WorkerInitError,
 )
-from phalanx.wire.failure import capture, report_of
 
 TRACEBACK = """Traceback (most recent call last):
   File "train.py", line 3, in update
@@ -92,12 +91,6 @@ def test_an_error_of_a_constructor_is_of_a_type_of_its_own_unless_the_rank_died(
     cause: RankReport, kind: type[CallError]
 ) -> None:
     assert type(combined(cause, init=True)) is kind
-
-
-def test_the_error_is_also_of_the_type_that_the_cause_raised() -> None:
-    cause = report_of(capture(KeyError("k"), rank=2))
-
-    assert isinstance(combined(gone(0), cause), KeyError)
 
 
 def test_no_failure_at_all_is_a_bug_of_ours() -> None:

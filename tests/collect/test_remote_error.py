@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import copy
 import dataclasses
@@ -27,23 +26,12 @@ from phalanx.errors import (
     WorkerInitError,
 )
 from phalanx.wire.failure import capture, report_of
+from tests.support.odd_exceptions import Frozen, OtherArguments, Slotted
 
 if sys.version_info < (3, 11):
     from exceptiongroup import ExceptionGroup
 
 TEXT = "group 'actor', method update: rank 1 raised something"
-
-
-class OtherArguments(Exception):
-    def __init__(self, code: int, *, reason: str) -> None:
-        super().__init__(f"{code}: {reason}")
-        self.code = code
-        self.reason = reason
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen(Exception):
-    code: int
 
 
 @dataclasses.dataclass
@@ -66,18 +54,6 @@ class OnlyRead(Exception):
     @property
     def rank(self) -> int:
         return 7
-
-
-class Slotted(Exception):
-    __slots__ = ("code",)
-
-    def __init__(self, code: int) -> None:
-        self.code = code
-
-
-class Abstract(Exception, abc.ABC):
-    @abc.abstractmethod
-    def needed(self) -> None: ...
 
 
 class OwnReduce(Exception):
@@ -112,28 +88,18 @@ def with_meta() -> Exception:
     return WithMeta.__new__(WithMeta, "text")
 
 
-def decode_error() -> UnicodeDecodeError:
-    return UnicodeDecodeError("utf-8", b"ab\xff", 2, 3, "invalid start byte")
-
-
 def failed_with(*excs: BaseException, plain: type[RemoteCallError] = RemoteCallError) -> RemoteCallError:
     failures = tuple(report_of(capture(exc, rank=rank)) for rank, exc in enumerate(excs))
     return remote_error(plain, TEXT, group="actor", method="update", failures=failures)
 
 
 EXCEPTIONS = [
-    ValueError("bad", 3),
     KeyError("k"),
     TwoBases("k"),
-    AssertionError(),
-    ZeroDivisionError("division by zero"),
-    RecursionError("deep"),
     ImportError("no", name="mod"),
     FileNotFoundError(2, "No such file", "/x"),
     BlockingIOError(11, "again", 5),
-    TimeoutError("slow"),
     UnicodeEncodeError("ascii", "ü", 0, 1, "ordinal not in range"),
-    decode_error(),
     SyntaxError("bad", ("f.py", 3, 1, "x =", 3, 2)),
     ExceptionGroup("several", [ValueError("a"), KeyError("b")]),
     OtherArguments(3, reason="why"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import importlib
 import pickle
@@ -21,30 +20,10 @@ import phalanx
 from phalanx.errors import PhalanxError, RankReport, RemoteCallError
 from phalanx.wire.exceptions import ITEM_LIMIT, pack, unpack
 from phalanx.wire.failure import RankFailure, capture, rebuild, report_of
+from tests.support.odd_exceptions import Frozen, OtherArguments, Slotted, decode_error
 
 if sys.version_info < (3, 11):
     from exceptiongroup import ExceptionGroup
-
-
-class OtherArguments(Exception):
-    def __init__(self, code: int, *, reason: str) -> None:
-        super().__init__(f"{code}: {reason}")
-        self.code = code
-        self.reason = reason
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen(Exception):
-    code: int
-    where: str = "here"
-
-
-class Slotted(ValueError):
-    __slots__ = ("_hidden", "code")
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
 
 
 class Refuses(Exception):
@@ -79,10 +58,6 @@ def raised(exc: BaseException) -> BaseException:
 
 def there_and_back(exc: BaseException) -> BaseException | None:
     return rebuild(pickle.loads(pickle.dumps(capture(exc, rank=1))))
-
-
-def decode_error() -> UnicodeDecodeError:
-    return UnicodeDecodeError("utf-8", b"ab\xff", 2, 3, "invalid start byte")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 
 import phalanx as px
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import StreamEnd
 from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder
 from phalanx.worker.worker_runtime import WorkerRuntime
@@ -38,19 +37,6 @@ class Source(px.Worker):
 @pytest.fixture
 def runtime() -> WorkerRuntime:
     return runtime_of(Source)
-
-
-@pytest.mark.parametrize("method", ["numbers", "numbers_async"])
-def test_items_come_one_by_one_and_their_number_last(runtime: WorkerRuntime, method: str) -> None:
-    assert list(runtime.stream(message(method))) == [1, 2, 3, StreamEnd(3)]
-
-
-def test_an_item_is_made_when_it_is_asked_for(runtime: WorkerRuntime) -> None:
-    items = runtime.stream(message("numbers"))
-    assert [next(items), next(items)] == [1, 2]
-
-    assert runtime.instances[""].notes == ["made 1", "made 2"]
-    list(items)
 
 
 def test_closing_it_in_the_middle_lets_the_method_clean_up_and_interrupts_the_call(

@@ -19,7 +19,7 @@ from phalanx.tracing.events import TrackKey
 from phalanx.tracing.spans import path_of, read_log
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, library_call
+from phalanx.wire.messages import library_call
 from phalanx.worker import handlers
 from phalanx.worker.worker_runtime import Loop, WorkerRuntime
 from tests.worker.runtimes import Services, message, runtime_of
@@ -39,11 +39,6 @@ class Worker(px.Worker):
 @pytest.fixture
 def runtime() -> WorkerRuntime:
     return runtime_of(Worker)
-
-
-@pytest.mark.parametrize("epoch", [3, ANY_EPOCH])
-def test_a_call_of_its_epoch_and_one_that_names_none_run(runtime: WorkerRuntime, epoch: int) -> None:
-    assert runtime.run(message("ping", epoch)) == 0
 
 
 @pytest.mark.parametrize("epoch", [2, 4])
