@@ -72,12 +72,6 @@ def test_threads_are_used_again() -> None:
     assert waiters.submit(threading.get_ident).result() == first
 
 
-def test_idle_threads_end() -> None:
-    waiters, before = WaitThreads(idle_s=0.01), awaiting()
-    waiters.submit(int).result()
-    assert within(30.0, lambda: awaiting() <= before and not waiters._threads)
-
-
 def test_many_waits_share_few_threads_and_all_come_to_their_end() -> None:
     waiters, before = WaitThreads(most=4), awaiting()
     events = [threading.Event() for _ in range(500)]
