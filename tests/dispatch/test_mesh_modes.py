@@ -24,9 +24,10 @@ def test_pp_as_dp_names_both_sizes() -> None:
         plan(spec_of(Dispatch.MEGATRON_PP_AS_DP), EIGHT, ([1, 2],), {})
 
 
-def test_a_group_without_the_mesh_is_refused() -> None:
-    with pytest.raises(DispatchError, match=r"update\(\).*splits over the mesh 'actor'.*there is no mesh"):
-        plan(spec_of(Dispatch.mesh("actor")), FakeTarget(4), ([1, 2],), {})
+@pytest.mark.parametrize("mode", [Dispatch.mesh("actor"), Dispatch.MEGATRON_COMPUTE])
+def test_a_group_without_the_mesh_is_refused(mode: Any) -> None:
+    with pytest.raises(DispatchError, match=r"update\(\).*splits over the mesh .*there is no mesh"):
+        plan(spec_of(mode), FakeTarget(4), ([1, 2],), {})
 
 
 def test_a_mesh_of_another_size_is_refused() -> None:

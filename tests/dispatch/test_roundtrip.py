@@ -20,7 +20,7 @@ from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.dispatch.modes import plan
 from phalanx.dispatch.shardable import register_row_type
 from phalanx.dispatch.split import count_rows, split_rows
-from tests.dispatch.support import Batch, FakeTarget, meshed, outputs_of, run, same, spec_of
+from tests.dispatch.support import Batch, FakeTarget, by_rank, meshed, outputs_of, run, same, spec_of
 
 
 @tensorclass
@@ -135,6 +135,12 @@ def test_split_rows_and_join_rows_are_inverse(value: Any, parts: int) -> None:
     assert counts == sorted(counts, reverse=True)
     assert same(join_rows(pieces), before)
     assert same(value, before)
+
+
+def test_ranks_without_rows_of_a_registered_type_get_a_piece_of_no_rows() -> None:
+    spec = spec_of(Dispatch.mesh("actor", balance=_lengths))
+    call = plan(spec, meshed(dp=3), (Table([7]),), {})
+    assert [args[0] for _, args, _ in by_rank(call)] == [Table([7]), Table([]), Table([])]
 
 
 def _lengths(value: Any) -> list[int]:

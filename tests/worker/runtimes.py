@@ -1,12 +1,10 @@
-"""The runtime of a rank in this process; nothing is sent, so no backend is needed."""
+"""The runtime of a rank in this process, as the inline backend has it."""
 
 from __future__ import annotations
 
-import itertools
 import pickle
-from collections.abc import Sequence
-from typing import Any
 
+from phalanx.backends.inline import InlineServices
 from phalanx.topology.slots import SlotFacts
 from phalanx.wire.codec import encode
 from phalanx.wire.messages import ANY_EPOCH, Message, RankCall, RankConfig
@@ -15,33 +13,14 @@ from phalanx.worker.worker_runtime import WorkerRuntime
 EPOCH = 3
 
 
-class Services:
-    """What a backend gives a rank."""
-
-    in_driver = True
-
-    def __init__(self) -> None:
-        self._ids = itertools.count(70000)
-
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
-        return SlotFacts("n", "h", "127.0.0.1", (), 1), ()
-
-    def call_id(self) -> int:
-        return next(self._ids)
-
-    def folder(self) -> str:
-        return ""
-
-    def put(self, value: Any) -> Any:
-        return value
-
-    def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
-        return list(refs)
+def empty_runtime() -> WorkerRuntime:
+    """Return a runtime whose worker was not made yet."""
+    return WorkerRuntime(InlineServices(SlotFacts("n", "h", "127.0.0.1", (), 1), ""))
 
 
 def runtime_of(cls: type) -> WorkerRuntime:
     """Return rank 0 of one, in ``EPOCH``."""
-    made = WorkerRuntime(Services())
+    made = empty_runtime()
     config = RankConfig(0, 1, 0, 1, "g", EPOCH, {})
     made.setup(config.pack(pickle.dumps(encode({"": (cls, (), {})}))), ())
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Generator
 import pytest
 
 import phalanx as px
+from phalanx.backends.inline import InlineServices
 from phalanx.wire import call_page
 from phalanx.wire.failure import RankFailure
 from phalanx.worker.control import INTERRUPT_SIGNAL, MARK_VARIABLE, STACKS_SIGNAL, Control, Interrupted
@@ -60,6 +62,8 @@ class Worker(px.Worker):
 @pytest.fixture
 def runtime(control: Control, monkeypatch: pytest.MonkeyPatch) -> WorkerRuntime:
     """Rank 0 of one, as in a process of its own."""
+    ids = itertools.count(70000)
+    monkeypatch.setattr(InlineServices, "call_id", lambda _: next(ids))
     made = runtime_of(Worker)
     monkeypatch.setattr(made, "_listed", control.listed)
     monkeypatch.setattr(made, "_step", control.step)

@@ -22,7 +22,7 @@ from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import library_call
 from phalanx.worker import handlers
 from phalanx.worker.worker_runtime import Loop, WorkerRuntime
-from tests.worker.runtimes import Services, message, runtime_of
+from tests.worker.runtimes import empty_runtime, message, runtime_of
 
 
 class Worker(px.Worker):
@@ -70,7 +70,7 @@ def test_whatever_else_is_raised_is_an_answer(runtime: WorkerRuntime) -> None:
 
 
 def test_a_traced_call_has_the_bytes_of_its_arguments_and_of_what_is_sent_back(tmp_path: Path) -> None:
-    runtime = WorkerRuntime(Services())
+    runtime = empty_runtime()
     runtime.trace_files.files = str(tmp_path / "rank")
     runtime.instances[""] = SimpleNamespace(double=lambda value: np.zeros(1 << 20, np.uint8))
 
@@ -84,7 +84,7 @@ def test_a_traced_call_has_the_bytes_of_its_arguments_and_of_what_is_sent_back(t
 
 def test_a_call_before_the_worker_is_made_says_so() -> None:
     with pytest.raises(DispatchError, match="in which the worker was not made"):
-        WorkerRuntime(Services()).run_direct("", "double", (), {}, ("", 3, 0), encode)
+        empty_runtime().run_direct("", "double", (), {}, ("", 3, 0), encode)
 
 
 def test_the_error_of_a_missing_module_says_where_ranks_look_for_modules() -> None:
