@@ -75,18 +75,14 @@ def watching(tree: Tree) -> Reaper:
     return reaper
 
 
-def test_the_whole_tree_is_ended(tree: Tree) -> None:
-    assert watching(tree).answer({"end": [tree.process.pid]}) == []
-
-    assert tree.alive() == []
-
-
-def test_descendants_of_a_rank_that_is_gone_are_found(tree: Tree) -> None:
+@pytest.mark.parametrize("died_before", [False, True])
+def test_the_whole_tree_of_a_rank_is_ended(tree: Tree, died_before: bool) -> None:
     reaper = watching(tree)
-    tree.process.kill()
-    tree.process.wait(5.0)
+    if died_before:
+        tree.process.kill()
+        tree.process.wait(5.0)
 
-    reaper.end([tree.process.pid])
+    assert reaper.answer({"end": [tree.process.pid]}) == []
 
     assert tree.alive() == []
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.backends.backend_types import Backend, Endpoint, FetchFailed, RankStream, Ref, ReserveRequest
+from phalanx.backends.backend_types import Backend, Endpoint, FetchFailed, Ref, ReserveRequest
 from phalanx.wire.codec import encode
-from phalanx.wire.messages import ANY_EPOCH, RankCall, StreamEnd
+from phalanx.wire.messages import ANY_EPOCH, RankCall
 
 _WITHIN_S = 60.0
 
@@ -33,33 +33,11 @@ class Small(px.Worker):
         """Raise."""
         raise ValueError(f"rank {self.rank} refuses")
 
-    @px.register
-    def count(self, n: int, *, refuse: bool = False) -> Iterator[int]:
-        """Yield ``n`` numbers, and then raise if told to."""
-        yield from range(1, n + 1)
-        if refuse:
-            self.refuse()
-
 
 def submit(backend: Backend, endpoint: Endpoint, method: str, *args: Any) -> Ref:
     """Send a call with its arguments in the message."""
     body = encode((args, {})).to_bytes()
     return backend.submit(endpoint, RankCall(ANY_EPOCH, "", method, body=body).pack()).value
-
-
-def stream(
-    backend: Backend, endpoint: Endpoint, n: int, buffer: int | None = None, **options: Any
-) -> RankStream:
-    """Send a call of the method that yields."""
-    body = encode(((n,), options)).to_bytes()
-    return backend.stream(endpoint, RankCall(ANY_EPOCH, "", "count", body=body).pack(), buffer)
-
-
-def taken(backend: Backend, stream: RankStream) -> Ref:
-    """Return the next reference of a stream, waiting for it."""
-    while (ref := stream.take()) is None:
-        assert backend.wait([stream.coming], 1, _WITHIN_S)[0]
-    return ref
 
 
 class BackendContracts:
@@ -136,47 +114,6 @@ class BackendContracts:
             backend.fetch([refused], _WITHIN_S)
         backend.disregard([submit(backend, endpoints[1], "refuse")])
         assert backend.wait([refused], 1, _WITHIN_S) == ([0], [])
-
-    def test_items_come_in_order_with_the_end_of_their_stream_last(
-        self, backend: Backend, endpoints: Sequence[Endpoint]
-    ) -> None:
-        items = stream(backend, endpoints[0], 3)
-        refs = [taken(backend, items) for _ in range(4)]
-        assert backend.fetch(refs, _WITHIN_S) == [1, 2, 3, StreamEnd(3)]
-        assert backend.wait([items.ended], 1, _WITHIN_S) == ([0], [])
-        assert items.take() is None
-
-    def test_a_rank_makes_no_more_items_than_there_is_room_for(
-        self, backend: Backend, endpoints: Sequence[Endpoint]
-    ) -> None:
-        items = stream(backend, endpoints[0], 50, buffer=2)
-        first = backend.fetch([taken(backend, items) for _ in range(5)], _WITHIN_S)
-        assert backend.wait([items.ended], 1, 0) == ([], [0])
-        while backend.outcome(taken(backend, items)).value != StreamEnd(50):
-            pass
-        assert first == [1, 2, 3, 4, 5]
-
-    def test_an_exception_is_the_last_item_of_its_stream(
-        self, backend: Backend, endpoints: Sequence[Endpoint]
-    ) -> None:
-        items = stream(backend, endpoints[1], 1, refuse=True)
-        first, last = (taken(backend, items) for _ in range(2))
-        assert backend.fetch([first], _WITHIN_S) == [1]
-        failure = backend.outcome(last).failure
-        assert failure is not None
-        assert failure.report.message == "rank 1 refuses"
-
-    def test_a_stream_that_is_cancelled_and_left_ends(
-        self, backend: Backend, endpoints: Sequence[Endpoint]
-    ) -> None:
-        items = stream(backend, endpoints[0], 200, buffer=2)
-        first = taken(backend, items)
-        backend.cancel(endpoints[:1], [backend.call_id(items.ended)])
-        items.leave()
-        while not backend.wait([items.ended], 1, 0)[0]:
-            backend.wait([items.ended, items.coming], 1, _WITHIN_S)
-            items.take()
-        assert backend.fetch([first], _WITHIN_S) == [1]
 
     def test_a_stored_value_is_found_at_its_address(self, backend: Backend) -> None:
         ref = backend.put(encode("here"))
