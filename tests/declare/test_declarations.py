@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
@@ -80,24 +80,6 @@ def test_a_name_that_hides_a_group_attribute_fails_at_class_creation(name: str) 
 def test_the_reserved_names_are_the_groups_public_attributes() -> None:
     public = {name for name in dir(WorkerGroup) if not name.startswith("_")}
     assert public <= RESERVED
-
-
-def test_a_method_that_yields_streams() -> None:
-    class Yields(px.Worker):
-        @px.register
-        def numbers(self) -> Iterator[int]:
-            yield 1
-
-        @px.register
-        async def later(self) -> AsyncIterator[int]:
-            yield 1
-
-        @px.register
-        def one(self) -> int:
-            return 1
-
-    streams = {name: spec.streams for name, spec in registered_methods(Yields).items()}
-    assert streams == {"numbers": True, "later": True, "one": False}
 
 
 @pytest.mark.parametrize(

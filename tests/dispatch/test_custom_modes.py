@@ -11,7 +11,7 @@ from phalanx.collect.join import gather
 from phalanx.declare.dispatch_modes import Dispatch, Execute, as_mode, custom_mode, register_dispatch_mode
 from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import split_rows
-from phalanx.errors import DispatchError
+from phalanx.errors import DeclarationError, DispatchError
 from tests.dispatch.support import FakeTarget, by_rank, outputs_of, run, spec_of
 
 FOUR = FakeTarget(4)
@@ -92,3 +92,8 @@ def test_a_registered_mode_is_known_by_its_name() -> None:
     )
     assert getattr(Dispatch, name) is mode
     assert run(spec_of(mode), FOUR, list(range(5))) == [[0, 1], [2], [3], [4]]
+
+
+def test_functions_of_a_mode_must_be_callable() -> None:
+    with pytest.raises(DeclarationError, match="collect_fn=None"):
+        register_dispatch_mode("NEVER", print, None)  # type: ignore[arg-type]
