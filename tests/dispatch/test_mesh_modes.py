@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from tensordict import TensorDict
@@ -55,6 +56,7 @@ def test_only_leaders_get_the_piece_and_all_get_replicated_values() -> None:
         (({"x": np.arange(4), "lengths": torch.tensor([9, 1, 1, 7])},), {}),
         ((TensorDict({"lengths": torch.tensor([9.0, 1.0, 1.0, 7.0])}, batch_size=[4]),), {}),
         (({"deep": {"lengths": np.array([9, 1, 1, 7])}},), {}),
+        ((pa.table({"lengths": [9, 1, 1, 7]}),), {}),
     ],
 )
 def test_rows_are_balanced_by_a_key_wherever_it_stands(args: Any, kwargs: Any) -> None:
