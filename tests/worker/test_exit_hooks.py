@@ -33,6 +33,7 @@ def test_one_that_fails_is_reported_and_the_others_run(capsys: pytest.CaptureFix
     closers.add(ran.append, 1)
     closers.add(fail, "no disk")
     assert [str(error) for error in closers.run()] == ["no disk"]
+    assert closers.run() == []
     assert ran == [1]
     assert "closer fail raised ValueError" in capsys.readouterr().err
 
