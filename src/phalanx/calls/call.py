@@ -75,6 +75,10 @@ class Call:
         self.method = method
         self.number = number
         self.acts = acts
+        #: Counter of the bytes that arrive; None if the call is not a user's.
+        self.meter: Meter | None = core.counts.arrived if acts else None
+        #: The memory in which its outputs are decoded: rows are copied when they are joined.
+        self.decodes = Policy.VIEW if plan.gather.collect == "join" else Policy.PRIVATE
         self.is_init = is_init
         self.verify: Callable[[Call, Sequence[Any]], None] | None = None
         self.listeners = listeners
@@ -105,16 +109,6 @@ class Call:
     def streams(self) -> PendingStream | None:
         """Its items, where it streams."""
         return self.arrivals if isinstance(self.arrivals, PendingStream) else None
-
-    @property
-    def meter(self) -> Meter | None:
-        """Counter of the bytes that arrive; None if the call is not a user's."""
-        return self.core.counts.arrived if self.acts else None
-
-    @property
-    def decodes(self) -> Policy:
-        """The memory in which its outputs are decoded: rows are copied when they are joined."""
-        return Policy.VIEW if self.plan.gather.collect == "join" else Policy.PRIVATE
 
     @property
     def cancelled(self) -> bool:

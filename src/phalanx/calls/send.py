@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from phalanx.backends.backend_types import FetchFailed, RankOutcome, RankStream, Ticket
 from phalanx.calls import health_check
@@ -171,7 +171,7 @@ def submit(
         nbytes += len(message.data)
     if streaming is not None:
         return PendingStream(backend, parts, streaming), nbytes
-    return Results(backend, [part for part in parts if isinstance(part, Ticket)]), nbytes
+    return Results(backend, cast("list[Ticket]", parts)), nbytes
 
 
 def _submit(

@@ -77,20 +77,20 @@ class CallInput:
             taken_rows, trim, order: ``rows``, ``trim`` and ``order`` of ``GatherPlan``.
             mask: of the padded rows, where the method takes it; None if no row is padded.
         """
-        chosen = self.mode.collect if collect is None or self.mode.collect == "none" else collect
+        own = self.spec.mode.collect
+        chosen = own if collect is None or own == "none" else collect
         if chosen in ("none", "first"):
-            count = int(chosen == "first")
-            take, trim, taken_rows = take[:count], trim and trim[:count], taken_rows and taken_rows[:count]
+            kept = int(chosen == "first")
+            take, trim, taken_rows = take[:kept], trim and trim[:kept], taken_rows and taken_rows[:kept]
         order = order if chosen == "join" else None
         # In a slice of the group, positions are not ranks.
         ranks = None if isinstance(self.ranks, range) else [self.ranks[position] for position in take]
         gather = GatherPlan(chosen, take, trim, order, taken_rows, ranks)
-        values = {argument.key: given(argument) for argument in self.arguments()}
-        args = tuple(values[index] for index in range(len(self.args)))
-        kwargs = {key: values[key] for key in self.kwargs}
+        values, count = [given(argument) for argument in self.arguments()], len(self.args)
+        kwargs = dict(zip(self.kwargs, values[count:], strict=True))
         if self.spec.pad_mask is not None:
             kwargs.setdefault(self.spec.pad_mask, mask or Same(None))
-        return CallPlan(self.ranks, args, kwargs, gather, rows, shared, pieces)
+        return CallPlan(self.ranks, tuple(values[:count]), kwargs, gather, rows, shared, pieces)
 
     def settled(self) -> CallInput:
         """Return the same call with the results in place of all futures.

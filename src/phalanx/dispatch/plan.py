@@ -81,15 +81,14 @@ class CallPlan:
     pieces: Sequence[int] | None = None
 
     def arguments(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Return the positional and the keyword arguments of each position, in order."""
-        count, names = len(self.ranks), tuple(self.kwargs)
-        args = _by_position(self.args, count)
-        if not names:
-            return ((values, {}) for values in args)
-        kwargs = _by_position(tuple(self.kwargs.values()), count)
-        return (
-            (values, dict(zip(names, named, strict=True))) for values, named in zip(args, kwargs, strict=True)
-        )
+        """Yield the positional and the keyword arguments of each position, in order."""
+        size, count, names = len(self.ranks), len(self.args), tuple(self.kwargs)
+        columns = [
+            itertools.repeat(argument.value, size) if isinstance(argument, Same) else argument.values
+            for argument in (*self.args, *self.kwargs.values())
+        ]
+        for values in zip(*columns, strict=True) if columns else itertools.repeat((), size):
+            yield values[:count], dict(zip(names, values[count:], strict=True)) if names else {}
 
     def keeps(self, position: int) -> bool:
         """Return whether the output of the rank at ``position`` is part of the result."""
@@ -104,13 +103,6 @@ class CallPlan:
     @cached_property
     def _taken(self) -> frozenset[int]:
         return frozenset(self.gather.take)
-
-
-def _by_position(arguments: Sequence[Same | Each], count: int) -> Iterator[tuple[Any, ...]]:
-    if not arguments:
-        return itertools.repeat((), count)
-    columns = (itertools.repeat(a.value, count) if isinstance(a, Same) else a.values for a in arguments)
-    return zip(*columns, strict=True)
 
 
 class Target(Protocol):

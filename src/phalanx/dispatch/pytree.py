@@ -145,6 +145,8 @@ def replaced(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], 
 
 def unwrap(value: Any) -> Any:
     """Return ``value`` as the worker sees it: values in ``px.replicate`` replace their wrappers."""
+    if type(value) in _NO_STRUCTURES:  # most arguments
+        return value
     return replaced(value, lambda leaf: isinstance(leaf, Replicate), lambda leaf: leaf.value)
 
 

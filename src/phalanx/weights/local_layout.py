@@ -29,7 +29,7 @@ _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
 _EXPERT = re.compile(r"(?<![^.])local_experts\.(\d+)(?![^.])")
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
-_Boxes = tuple[tuple[int, ...], Sequence[LocalBox]]
+TensorBoxes = tuple[tuple[int, ...], Sequence[LocalBox]]
 """The global shape of a tensor, and its boxes on a rank."""
 
 
@@ -169,27 +169,38 @@ def read_tensors(model: Any, boxes: Mapping[str, ShardSpec] | None = None) -> Lo
     Raises:
         DeclarationError: if a tensor cannot be read; the message names it.
     """
-    stated = dict(boxes or {})
-    tensors = named_tensors(model)
+    named = stated_tensors(model, boxes, "boxes=")
+    tensors = {name: tensor for name, (tensor, _) in named.items()}
+    return make_layout(tensors, {name: boxes_of(name, *tensor) for name, tensor in named.items()})
+
+
+def stated_tensors(
+    model: Any, boxes: Mapping[str, ShardSpec] | None, title: str
+) -> dict[str, tuple[torch.Tensor, ShardSpec | None]]:
+    """Return the tensors of a module or mapping by name, each with its stated layout, if any.
+
+    Raises:
+        DeclarationError: if ``boxes``, which errors call ``title``, has a name without a tensor.
+    """
+    tensors, stated = named_tensors(model), dict(boxes or {})
     unknown = sorted(stated.keys() - tensors.keys())
     if unknown:
         raise DeclarationError(
-            f"boxes= names tensors that do not exist: {', '.join(unknown[:5])}; expected some of "
+            f"{title} names tensors that do not exist: {', '.join(unknown[:5])}; expected some of "
             f"{', '.join(sorted(tensors)[:5])}, ..."
         )
-    boxes_of: dict[str, _Boxes] = {}
-    for name, tensor in tensors.items():
-        shape = tuple(tensor.shape)
-        if spec := stated.get(name):
-            boxes_of[name] = spec.shape, spec.local_boxes(name, tuple(local_of(tensor).shape))
-        elif isinstance(tensor, DTensor):
-            boxes_of[name] = shape, dtensor_boxes(name, tensor)
-        else:
-            boxes_of[name] = shape, complete(shape)
-    return make_layout(tensors, boxes_of)
+    return {name: (tensor, stated.get(name)) for name, tensor in tensors.items()}
 
 
-def make_layout(tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, _Boxes]) -> LocalLayout:
+def boxes_of(name: str, tensor: torch.Tensor, spec: ShardSpec | None) -> TensorBoxes:
+    """Return the global shape and the boxes of a tensor: stated, of a ``DTensor``, or those of a complete tensor."""
+    shape = tuple(tensor.shape)
+    if spec is not None:
+        return spec.shape, spec.local_boxes(name, tuple(local_of(tensor).shape))
+    return shape, dtensor_boxes(name, tensor) if isinstance(tensor, DTensor) else complete(shape)
+
+
+def make_layout(tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, TensorBoxes]) -> LocalLayout:
     """Return the layout of local tensors, without empty boxes, with ties found by their storage.
 
     Raises:
@@ -387,7 +398,7 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         DeclarationError: if tags and shapes contradict each other.
     """
     named: dict[str, torch.Tensor] = {}
-    boxes_of: dict[str, _Boxes] = {}
+    boxes_by_name: dict[str, TensorBoxes] = {}
     for local_name, tensor in named_tensors(model).items():
         if "_extra_state" in local_name:
             continue
@@ -399,11 +410,11 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         if rank.vocabulary is not None and name.endswith(_VOCABULARY):
             shape = (rank.vocabulary, *shape[1:])
             boxes = [_limit_rows(box, rank.vocabulary) for box in boxes]
-        boxes_of[name] = shape, boxes
-    return make_layout(named, boxes_of)
+        boxes_by_name[name] = shape, boxes
+    return make_layout(named, boxes_by_name)
 
 
-def _tagged_boxes(name: str, tensor: torch.Tensor, index: int, count: int) -> _Boxes:
+def _tagged_boxes(name: str, tensor: torch.Tensor, index: int, count: int) -> TensorBoxes:
     """Return global shape and boxes. Stride 2, of a gated MLP, is two boxes: [gate; up] of each rank."""
     sizes = tuple(tensor.shape)
     if not getattr(tensor, "tensor_model_parallel", False) or count == 1:

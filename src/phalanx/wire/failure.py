@@ -61,12 +61,14 @@ def capture(
     role: str | None = None,
     method: str | None = None,
     kind: FailureKind = "raised",
-    hint: str | None = None,
+    **facts: Any,
 ) -> RankFailure:
     """Return the failure to raise in place of `exc`. Never raises, whatever the exception's own methods do.
 
-    All its text can be encoded: a backend writes it where a lone surrogate would end the process.
+    All its text can be encoded: a backend writes it where a lone surrogate would end the process. `facts` are further
+    fields of the report.
     """
+    facts.setdefault("exception_bytes", pack(exc))
     report = RankReport(
         rank=rank,
         kind=kind,
@@ -76,8 +78,7 @@ def capture(
         message=_shortened(text_of(exc), _MESSAGE_LIMIT),
         traceback=_shortened(traceback_of(exc), _TRACEBACK_LIMIT),
         notes=tuple(_notes(exc)),
-        hint=hint,
-        exception_bytes=pack(exc),
+        **facts,
     )
     return RankFailure(report)
 

@@ -8,10 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Generator
-from dataclasses import fields
 
-from phalanx.declare.context import WorkerContext
-from phalanx.declare.worker import REJOINING
 from phalanx.display.log_merging import HEADER
 from phalanx.topology.environment import THREADS
 from phalanx.wire.messages import RankConfig
@@ -38,14 +35,6 @@ def apply(setup: RankConfig, in_driver: bool) -> str | None:
     if torch is not None and threads.isdigit() and int(threads):
         torch.set_num_threads(int(threads))
     return log
-
-
-def context_of_rank(setup: RankConfig, in_driver: bool) -> WorkerContext:
-    """Return the context that the users' objects of a rank share: fields of its configuration that have equal names."""
-    names = {one.name for one in fields(WorkerContext)} & {one.name for one in fields(RankConfig)}
-    context = WorkerContext(in_driver=in_driver, **{name: getattr(setup, name) for name in names})
-    context.shared[REJOINING] = setup.rejoining
-    return context
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ import signal
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import AbstractContextManager
 from itertools import islice
 from traceback import walk_stack
 from types import FrameType
@@ -60,23 +59,15 @@ class Control:
         self._main = threading.current_thread() is threading.main_thread()
         if self._main:
             signal.signal(INTERRUPT_SIGNAL, self._on_interrupt)
+        #: ``listed(number, method)``: a block in which the page shows a call as running.
+        self.listed = functools.partial(_Listed, self.page)
+        #: ``step(number)``: a block on the main thread that raises Interrupted if its call was, or is, cancelled.
+        self.step = functools.partial(_Step, self)
         threading.Thread(target=self._serve, name="phalanx-control", daemon=True).start()
 
     def describe(self) -> SideChannel:
         """Return the file descriptors for the node's agent."""
         return SideChannel(_start_ticks(), self.page.fd, self._stacks, self._wake, self._mark)
-
-    def listed(self, number: int, method: str) -> AbstractContextManager[None]:
-        """Show a call on the page as running."""
-        return _Listed(self.page, number, method)
-
-    def step(self, number: int) -> AbstractContextManager[None]:
-        """Let a call, or an item of it, be interrupted on the main thread.
-
-        Raises:
-            Interrupted: if the call was cancelled before the block, or is cancelled in it.
-        """
-        return _Step(self, number)
 
     @contextlib.contextmanager
     def task_step(self, number: int) -> Generator[None]:

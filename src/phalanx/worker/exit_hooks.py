@@ -11,7 +11,6 @@ import atexit
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 from phalanx.declare.context import current_context
@@ -25,8 +24,7 @@ class Closers:
 
     def __init__(self, *, own_process: bool) -> None:
         self._own_process = own_process
-        self._hooks = ExitStack()
-        self._errors: list[BaseException] = []
+        self._hooks: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         #: True if the group continues without this rank, which first hands over its channel items.
         self.hands_over = False
         #: The rank as text, from its setup on: "rank 2 of group 'actor'".
@@ -39,20 +37,19 @@ class Closers:
         if self._own_process:
             atexit.unregister(self.run)
             atexit.register(self.run)
-        self._hooks.callback(self._attempt, callback, args)
+        self._hooks.append((callback, args))
 
     def run(self) -> list[BaseException]:
-        """Run the registered hooks. Print their errors, and return them."""
-        self._hooks.close()
-        errors, self._errors = self._errors, []
+        """Run the registered hooks, and hooks that these register. Print their errors, and return them."""
+        errors: list[BaseException] = []
+        while self._hooks:
+            callback, args = self._hooks.pop()
+            try:
+                callback(*args)
+            except BaseException as error:
+                report(f"closer {getattr(callback, '__qualname__', callback)}", error)
+                errors.append(error)
         return errors
-
-    def _attempt(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
-        try:
-            callback(*args)
-        except BaseException as error:
-            report(f"closer {getattr(callback, '__qualname__', callback)}", error)
-            self._errors.append(error)
 
 
 def current_closers() -> Closers | None:

@@ -5,7 +5,6 @@ A function keeps its name and arguments from version to version: a driver may ca
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Mapping
@@ -78,7 +77,7 @@ def arm_profile(runtime: WorkerRuntime, key: str, order: ProfileOrder) -> None:
     Raises:
         DeclarationError: if calls of the rank interleave, or as for :class:`Profiling`.
     """
-    if runtime.place.asynchronous:
+    if runtime.asynchronous:
         raise DeclarationError(
             "profile(): the group was made with max_concurrency, so its calls interleave on one thread and no trace "
             "would be of one call; profile a group without it, or call torch.profiler in the worker itself"
@@ -127,7 +126,7 @@ def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -
         for instance in runtime.instances.values():
             own = getattr(instance, "rejoin", None)
             if callable(own):
-                runtime.run_to_end(own())
+                runtime.loop.run(own())
             else:
                 _join_world(instance, world)
         shared.pop(_LEFT, None)
@@ -205,7 +204,7 @@ async def hold_copies(
 ) -> None:
     """Hold copies of other ranks' states."""
     for rank, ref in copies.items():
-        _copies(runtime).hold(rank, number, last, await _fetched(runtime, ref))
+        _copies(runtime).hold(rank, number, last, await runtime.fetch(ref, FETCH_S))
 
 
 def give_copy(runtime: WorkerRuntime, rank: int, number: int) -> BackendRef:
@@ -227,10 +226,9 @@ async def restore_snapshot(
         copy: a copy that another rank holds; None: the rank's own.
         keep_rng: leave the random generators as they are.
     """
-    copies = _copies(runtime)
-    if copy is not None:
-        copies.put_back(number, await _fetched(runtime, copy))
-    copies.restore(number, _states(runtime, rng=not keep_rng), runtime.instances.values())
+    held = None if copy is None else await runtime.fetch(copy, FETCH_S)
+    states = _states(runtime, rng=not keep_rng)
+    _copies(runtime).restore(number, held, states, runtime.instances.values())
 
 
 def _states(runtime: WorkerRuntime, *, rng: bool = True) -> dict[str, rank_state.RankState]:
@@ -244,10 +242,3 @@ def _states(runtime: WorkerRuntime, *, rng: bool = True) -> dict[str, rank_state
 
 def _copies(runtime: WorkerRuntime) -> state_copies.StateCopies:
     return runtime.context.shared.setdefault("snapshots", state_copies.StateCopies())
-
-
-async def _fetched(runtime: WorkerRuntime, ref: BackendRef) -> Any:
-    """Fetch a copy. Calls of an asynchronous rank continue during the transfer."""
-    if runtime.interleaves:
-        return await asyncio.to_thread(runtime.fetch, ref, FETCH_S)
-    return runtime.fetch(ref, FETCH_S)

@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.state_declarations import StateOf, declared_states, stateful
-from phalanx.errors import CheckpointError, CheckpointMismatch, DeclarationError
+from phalanx.errors import CheckpointError, CheckpointMismatch
 from phalanx.weights.boxes import LocalBox, complete, volume
-from phalanx.weights.local_layout import ShardSpec, dtensor_boxes, local_of, named_tensors, read_megatron
+from phalanx.weights.local_layout import ShardSpec, boxes_of, local_of, read_megatron, stated_tensors
 from phalanx.weights.tensors import cut
 
 Path = tuple[str | int | tuple[str, int], ...]
@@ -60,12 +60,9 @@ class LocalTensor:
     def of(cls, name: str, tensor: torch.Tensor, spec: ShardSpec | None = None) -> LocalTensor:
         """Return a tensor with the layout that ``spec``, or else its type (``DTensor``), declares, if any."""
         local = local_of(tensor.detach())
-        if spec is not None:
-            shape, boxes = spec.shape, spec.local_boxes(name, tuple(local.shape))
-        elif isinstance(tensor, DTensor):
-            shape, boxes = tensor.shape, dtensor_boxes(name, tensor)
-        else:
+        if spec is None and not isinstance(tensor, DTensor):
             return replace(cls.complete(local), original=tensor)
+        shape, boxes = boxes_of(name, tensor, spec)
         filled = tuple(patch for patch in boxes if volume(patch.box))
         return cls(local, tuple(shape), filled, original=tensor)
 
@@ -301,14 +298,8 @@ class _Model(_Component):
                 name: LocalTensor(tensor, tuple(held[name].shape), held[name].boxes)
                 for name, tensor in tensors.items()
             }
-        named, boxes = named_tensors(declared.model), dict(declared.boxes or {})
-        unknown = sorted(boxes.keys() - named.keys())
-        if unknown:
-            raise DeclarationError(
-                f"px.register_state(boxes=...) names tensors that do not exist: {', '.join(unknown[:5])}; expected "
-                f"some of {', '.join(sorted(named)[:5])}, ..."
-            )
-        return {name: LocalTensor.of(name, tensor, boxes.get(name)) for name, tensor in named.items()}
+        named = stated_tensors(declared.model, declared.boxes, "px.register_state(boxes=...)")
+        return {name: LocalTensor.of(name, *tensor) for name, tensor in named.items()}
 
     def leaves(self) -> Iterator[tuple[Path, Any]]:
         return ((("model", name), tensor) for name, tensor in self.tensors().items())
@@ -457,11 +448,10 @@ def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTens
                 f"{key}: saved as values by rank, and here as a sharded tensor; load into the layout that saved it, or "
                 "declare there how it is sharded and save again"
             )
-        shapes, types = (list(leaf.shape), list(target.shape)), (leaf.dtype, target.local.dtype)
-        for word, (there, here) in (("shape", shapes), ("type", types)):
-            if there != here:
-                wrong.append(f"{key} has {word} {there} where it was saved, and {here} here")
-                break
+        there, here = (list(leaf.shape), leaf.dtype), (list(target.shape), target.local.dtype)
+        if there != here:
+            at, word = (0, "shape") if there[0] != here[0] else (1, "type")
+            wrong.append(f"{key} has {word} {there[at]} where it was saved, and {here[at]} here")
     if wrong:
         raise CheckpointMismatch(f"{len(wrong)} tensors differ: {'; '.join(wrong[:5])}")
 

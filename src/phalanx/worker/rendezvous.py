@@ -71,23 +71,20 @@ def _wrap(names: dict[str, Any], name: str, wrapper: Callable[..., Any]) -> None
 
 def _put_handler(module: Any) -> None:
     """Put the handler in front of torch's ``env://``."""
-    _wrap(module._rendezvous_handlers, "env", _handle)
+    _wrap(module._rendezvous_handlers, "env", _rendezvous)
 
 
-def _handle(
+def _rendezvous(
     original: Callable[..., Iterator[Any]],
     url: str,
     timeout: timedelta = timedelta(minutes=30),
     **kwargs: Any,
 ) -> Iterator[Any]:
     named = os.environ.get(STORE_VARIABLE, "")
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    if named == "inline" or named.partition("/")[0] == address:
-        return _join(url, timeout, named)
-    return original(url, timeout=timeout, **kwargs)  # users may name a store of their own
-
-
-def _join(url: str, timeout: timedelta, named: str) -> Iterator[Any]:
+    address, _, epoch = named.partition("/")
+    if named != "inline" and address != f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}":
+        yield from original(url, timeout=timeout, **kwargs)  # users may name a store of their own
+        return
     import torch.distributed as dist
 
     query = parse_qs(urlparse(url).query)
@@ -103,7 +100,6 @@ def _join(url: str, timeout: timedelta, named: str) -> Iterator[Any]:
         yield dist.HashStore(), rank, world_size
     else:
         _wrap(dist.distributed_c10d.__dict__, "_new_process_group_helper", _note_connections)
-        address, _, epoch = named.partition("/")
         host, _, port = address.rpartition(":")
         with collectives.noting():
             store = dist.TCPStore(host, int(port), None, False, timeout=timeout, wait_for_workers=False)

@@ -151,16 +151,19 @@ class StateCopies:
         """
         return _numbered(self._held.get(rank, {}), number, f"the state of rank {rank}")
 
-    def put_back(self, number: int, copy: StateCopy) -> None:
-        """Take a copy that another rank held as this rank's own."""
-        self._own = {number: copy}
-
-    def restore(self, number: int, states: Mapping[str, RankState], workers: Iterable[Any]) -> None:
+    def restore(
+        self, number: int, held: StateCopy | None, states: Mapping[str, RankState], workers: Iterable[Any]
+    ) -> None:
         """Restore ``states``, in their order, and drop the gradients of the failed step from the workers' attributes.
+
+        Args:
+            held: the copy that another rank held, from now on the rank's own; None: the rank has its copy.
 
         Raises:
             CheckpointError: if there is no copy of that number, or it does not fit.
         """
+        if held is not None:
+            self._own = {number: held}
         copy = _numbered(self._own, number, "its own state")
         for role, state in states.items():
             _restore_role(state, copy, role)

@@ -8,10 +8,11 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from threading import get_native_id
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol
@@ -42,7 +43,7 @@ from phalanx.wire.messages import (
     is_library_call,
 )
 from phalanx.wire.unpack import received
-from phalanx.worker.bootstrap import apply, context_of_rank, importing
+from phalanx.worker.bootstrap import apply, importing
 from phalanx.worker.call_values import Arguments, arguments_of, described, encoded, sent_bytes
 from phalanx.worker.control import Interrupted, control
 from phalanx.worker.exit_hooks import CLOSERS, Closers, report
@@ -96,24 +97,20 @@ class Loop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Return the value of an awaitable."""
-
-        async def wait() -> Any:
-            return await awaitable
-
+    def run(self, result: Any) -> Any:
+        """Return the result of a user's function: that of an awaitable once it is there."""
+        if not isinstance(result, Awaitable):
+            return result
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             # A rank in the driver's process ends by being dropped; the loop holds sockets.
             weakref.finalize(self, self._loop.close).atexit = False
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return _run_until_complete(self._loop, wait())
+        if asyncio._get_running_loop() is None:  # pyright: ignore[reportPrivateUsage]  # the public one raises
+            return _run_until_complete(self._loop, result)
         # Inline ranks in a notebook: its loop runs on this thread.
         thread = ThreadPoolExecutor(1)
         try:
-            return thread.submit(_run_until_complete, self._loop, wait()).result()
+            return thread.submit(_run_until_complete, self._loop, result).result()
         finally:
             thread.shutdown(wait=False)
 
@@ -158,8 +155,8 @@ class WorkerRuntime:
     Attributes:
         in_driver: True if the rank shares the driver's process.
         instances: the users' objects by role.
-        context: the place of the rank, shared by its objects.
-        place: the configuration of the rank; before its setup, that of no rank.
+        context: the place of the rank, shared by its objects; before its setup, that of no rank.
+        loop: runs ``async`` functions of users to their end.
         weights: its published and accepted weights, and why methods of a role may not run on them.
         closers: its exit hooks.
         profiling: its running profile.
@@ -173,13 +170,12 @@ class WorkerRuntime:
         self._services = services
         self.in_driver = services.in_driver
         self.instances: dict[str, Any] = {}
-        self.context = WorkerContext()
-        self.place = RankConfig(UNKNOWN_RANK, 1, 0, 1, "", ANY_EPOCH, {}, host=socket.gethostname())
+        self.context = WorkerContext(rank=UNKNOWN_RANK, host=socket.gethostname())
         self.closers = Closers(own_process=not services.in_driver)
         self.profiling: Profiling | None = None
         self.call_log: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self.trace_files = TraceFiles(own_process=not services.in_driver)
-        self._loop = Loop()
+        self.loop = Loop()
         self._listening: socket.socket | None = None
         self._control = None if services.in_driver else control()
         side = self._control
@@ -188,8 +184,8 @@ class WorkerRuntime:
         #: Context in which a call, or an item of it, can be interrupted; its task, if calls interleave. Of ranks that
         #: share the driver's process: in which the calling thread is this rank.
         self._step = side.step if side else lambda number: present(self.context)
-        #: True if calls interleave on the running loop of the process.
-        self.interleaves = False
+        #: True if the group has ``max_concurrency``, and if calls interleave on the running loop of the process.
+        self.asynchronous = self.interleaves = False
         # Ctrl-C reaches ranks in the driver's process; in another process a method raised it.
         self._passes = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
         self._log: str | None = None
@@ -215,12 +211,13 @@ class WorkerRuntime:
             When the constructors began and ended, as Unix times.
         """
         (setup, body), call_id = RankConfig.unpack(data), self._services.call_id()
-        self.place = setup
         self.epoch = setup.epoch
         self._set_context(setup)
         step = self._step  # constructors are no tasks
-        if setup.asynchronous and not self.in_driver:
-            self.interleaves, self._passes = True, (SystemExit, GeneratorExit)
+        self.asynchronous = setup.asynchronous
+        self.interleaves = setup.asynchronous and not self.in_driver
+        if self.interleaves:
+            self._passes = (SystemExit, GeneratorExit)
             self._step = self._control.task_step if self._control else step
         try:
             self._log = apply(setup, self.in_driver)
@@ -250,9 +247,13 @@ class WorkerRuntime:
 
     def _set_context(self, setup: RankConfig) -> None:
         self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
-        self.context = context = context_of_rank(setup, self.in_driver)
-        context.shared[CLOSERS] = self.closers
-        context.measure = getattr(self._services, "measure", None)
+        names = {one.name for one in fields(WorkerContext)} & {one.name for one in fields(RankConfig)}
+        self.context = context = WorkerContext(
+            in_driver=self.in_driver,
+            measure=getattr(self._services, "measure", None),
+            shared={CLOSERS: self.closers, REJOINING: setup.rejoining},
+            **{name: getattr(setup, name) for name in names},
+        )
         if self._control is not None:
             context.tell = self._control.page.tell
             self._control.page.runs_on(get_native_id())
@@ -272,14 +273,15 @@ class WorkerRuntime:
         """Store a value. Return a reference that an output may contain, and that other ranks can fetch."""
         return BackendRef(self._services.put(value))
 
-    def fetch(self, ref: BackendRef, timeout: float) -> Any:
-        """Return the value of a reference.
+    async def fetch(self, ref: BackendRef, timeout: float) -> Any:
+        """Return the value of a reference. Calls of an asynchronous rank continue during the transfer.
 
         Raises:
             TimeoutError: if it does not arrive within ``timeout`` seconds.
             Exception: of the backend, if the value was lost.
         """
-        return self._services.fetch([ref.ref], timeout)[0]
+        get = partial(self._services.fetch, [ref.ref], timeout)
+        return (await asyncio.to_thread(get) if self.interleaves else get())[0]
 
     def lost(self, reason: str) -> None:
         """Note that this rank ended without having been closed, if it has no process whose end would show it."""
@@ -298,7 +300,7 @@ class WorkerRuntime:
             close = getattr(instance, "close", None)
             if callable(close):
                 try:
-                    self.run_to_end(close())
+                    self.loop.run(close())
                 except BaseException as error:
                     report(f"close() of {type(instance).__qualname__}", error)
                     errors.append(error)
@@ -335,8 +337,8 @@ class WorkerRuntime:
                         result = await self._value(result)
                     if type(result) in _GENERATORS:
                         result = [item async for item in self._items(result) if call.keep]
-                pack = described if call.returns > OUTPUT else encoded
-                return _packed(result if call.keep else None, note, pack)
+                result, pack = result if call.keep else None, described if call.returns > OUTPUT else encoded
+                return pack(result) if note is None else _noted(result, note, pack)
         except self._passes:
             raise
         except BaseException as error:
@@ -436,12 +438,8 @@ class WorkerRuntime:
                     f"{method}() was called on a worker process in which {role or 'the worker'} was not made, or was "
                     "closed; call it once the group has started and before it is closed"
                 )
-            result = getattr(self.instances[role], method)(*args, **kwargs)
-            return _packed(await self._value(result), note, pack)
-
-    def run_to_end(self, result: Any) -> Any:
-        """Return the result of a user's function: that of an awaitable once it is there."""
-        return self._loop.run(result) if isinstance(result, Awaitable) else result
+            result = await self._value(getattr(self.instances[role], method)(*args, **kwargs))
+            return pack(result) if note is None else _noted(result, note, pack)
 
     # Steps of a call
 
@@ -473,7 +471,7 @@ class WorkerRuntime:
         """Return the result of a user's function: that of an awaitable once it is there."""
         if self.interleaves and isinstance(result, Awaitable):
             return await result
-        return self.run_to_end(result)
+        return self.loop.run(result)
 
     async def _items(self, source: Any) -> AsyncGenerator[Any]:
         """Yield the items of a generator of either kind. Closing this closes the generator."""
@@ -514,31 +512,30 @@ class WorkerRuntime:
         If an argument is the result of a call that failed, the failure keeps the type of that call's error, so that
         ``except KeyError`` on the driver catches it here too.
         """
-        kept: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         if isinstance(error, RankFailure):
             from phalanx.collect.failures import is_cut_off  # loaded only if a call failed
 
             upstream = error.report
             if upstream.exception_bytes is not None:
-                kept = {"exception_bytes": upstream.exception_bytes}
+                facts["exception_bytes"] = upstream.exception_bytes
             cls = ArgumentLost if upstream.lost or is_cut_off(upstream) else DispatchError
             error = cls(f"an argument of this call is the result of a call that failed: {error}")
-        place, accelerators = self.place, ",".join(self.place.accelerator_ids)
-        kind = "cancelled" if isinstance(error, Interrupted) else kind
-        hint = _MODULES if isinstance(error, ModuleNotFoundError) else None
-        report = capture(
-            error, rank=place.rank, kind=kind, role=role or None, method=method, hint=hint
-        ).report
-        more = replace(
-            report,
-            host=place.host,
+        context, accelerators = self.context, ",".join(self.context.accelerator_ids)
+        return capture(
+            error,
+            rank=context.rank,
+            kind="cancelled" if isinstance(error, Interrupted) else kind,
+            role=role or None,
+            method=method,
+            hint=_MODULES if isinstance(error, ModuleNotFoundError) else None,
+            host=context.host,
             pid=os.getpid(),
             accelerator=f"GPU {accelerators}" if accelerators else None,
-            node_id=place.node_id or None,
+            node_id=context.node_id or None,
             log_path=self._log,
-            **kept,
+            **facts,
         )
-        return RankFailure(more)
 
 
 def _completed(coroutine: Any) -> Any:
@@ -559,18 +556,16 @@ def _check_yields(source: Any) -> Any:
     return source
 
 
-def _packed(result: Any, note: Noted | None, pack: Callable[[Any], Any]) -> Any:
+def _noted(result: Any, note: Noted, pack: Callable[[Any], Any]) -> Any:
     """Return a result as it is sent, noted in the trace."""
-    if note is None:
-        return pack(result)
     note.finished()
     packed = pack(result)
     note.result_bytes = sent_bytes(packed)
     return packed
 
 
-def _run_until_complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    task = loop.create_task(coroutine)
+def _run_until_complete(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[Any]) -> Any:
+    task = asyncio.ensure_future(awaitable, loop=loop)
     try:
         return loop.run_until_complete(task)
     except BaseException:
