@@ -62,7 +62,7 @@ class Ranks:
         if self.group is None:
             pool = px.ResourcePool([len(outcomes)], use_gpu=False, backend="inline")
             self.group = px.WorkerGroup(pool, Worker)
-        self.events += [EVENTS.get(id(outcome), "fine") for outcome in outcomes]
+        self.events.extend(EVENTS.get(id(outcome), "fine") for outcome in outcomes)
         return self.group.answer.options(**options).submit(list(outcomes))
 
     def end(self, rank: int, error: Exception) -> None:
