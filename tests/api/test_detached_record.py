@@ -21,10 +21,6 @@ def of_another_version(kept: bytes) -> bytes:
     )
 
 
-def test_a_record_is_read_back_as_it_was_left() -> None:
-    assert DetachedRecord.from_bytes("g", a_record().to_bytes()) == a_record()
-
-
 def test_the_protocol_is_compared_before_anything_is_unpickled() -> None:
     kept = of_another_version(a_record().to_bytes())
     with pytest.raises(px.DeclarationError, match=rf"protocol 99; here {PROTOCOL}.*same version in both"):

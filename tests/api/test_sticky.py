@@ -61,11 +61,6 @@ PROCESSES = [object() for _ in range(6)]
 loads = st.dictionaries(st.integers(0, 5), st.integers(0, 9), min_size=1)
 
 
-def test_new_keys_spread_over_idle_ranks() -> None:
-    pins = Pins(2)
-    assert [pins.rank_of(key, {0: 0, 1: 0, 2: 0}, PROCESSES) for key in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
 def test_a_key_whose_process_is_lost_or_replaced_is_pinned_anew() -> None:
     pins = Pins(5)
     pins.rank_of("a", {0: 0, 1: 1}, PROCESSES)

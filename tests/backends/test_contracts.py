@@ -1,24 +1,24 @@
-"""The verbs of each contract, called directly on each backend that is shipped."""
+"""The methods of a backend, called directly on each that is shipped."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from phalanx.backends.backend_types import Backend
-from phalanx.backends.inline import InlineBackend
-from phalanx.session.session import session
+import phalanx as px
 from tests.conformance.backends import BackendContracts
-
-SLOW_ON_RAY = True
 
 
 class TestInline(BackendContracts):
     @pytest.fixture(scope="class")
-    def transport(self) -> Backend:
-        return InlineBackend()
+    def pool(self) -> Iterator[px.ResourcePool]:
+        with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+            yield pool
 
 
 class TestRay(BackendContracts):
     @pytest.fixture(scope="class")
-    def transport(self, ray_cluster: None) -> Backend:
-        return session.get_backend("ray")
+    def pool(self, ray_cluster: None) -> Iterator[px.ResourcePool]:
+        with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
+            yield pool

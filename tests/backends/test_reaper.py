@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.reaper import Reaper, look_at
 from phalanx.wire.call_page import available
 from phalanx.wire.messages import SideChannel
+from tests.support.fault_workers import within
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs /proc")
 
@@ -68,31 +69,20 @@ def tree() -> Iterator[Tree]:
     made.process.stdout.close()
 
 
-def within(seconds: float, condition: Callable[[], object]) -> bool:
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit and not condition():
-        time.sleep(0.01)
-    return bool(condition())
-
-
 def watching(tree: Tree) -> Reaper:
     reaper = Reaper()
     reaper.answer({"watch": [(tree.process.pid, tree.started, tree.target.side.mark)]})  # type: ignore[union-attr]
     return reaper
 
 
-def test_the_whole_tree_is_ended(tree: Tree) -> None:
-    assert watching(tree).answer({"end": [tree.process.pid]}) == []
-
-    assert tree.alive() == []
-
-
-def test_descendants_of_a_rank_that_is_gone_are_found(tree: Tree) -> None:
+@pytest.mark.parametrize("died_before", [False, True])
+def test_the_whole_tree_of_a_rank_is_ended(tree: Tree, died_before: bool) -> None:
     reaper = watching(tree)
-    tree.process.kill()
-    tree.process.wait(5.0)
+    if died_before:
+        tree.process.kill()
+        tree.process.wait(5.0)
 
-    reaper.end([tree.process.pid])
+    assert reaper.answer({"end": [tree.process.pid]}) == []
 
     assert tree.alive() == []
 

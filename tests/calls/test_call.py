@@ -1,280 +1,244 @@
-"""A call from its sending to its end, on ranks that are values."""
+"""A call from its sending to its end, on ranks that a script holds up, ends and loses."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 import phalanx as px
 from phalanx.backends.backend_types import Endpoint, FetchFailed, Lost
-from phalanx.calls.call import Call
-from phalanx.calls.future import CallFuture
-from phalanx.calls.listeners import CallInfo, CallListener, Listeners
-from phalanx.group.lifecycle import State
-from tests.calls.fake_ranks import LATE, FakeArrivals, FakeBackend, call_on, endpoints, group_of
+from phalanx.backends.inline import InlineRank
+from phalanx.calls.listeners import CallInfo, CallListener, everywhere
+from phalanx.testing.scripted import Event, ScriptedBackend, scripted
+from phalanx.wire.failure import capture
+
+LATE, DEAD, FAULT = object(), object(), object()
+EVENTS: dict[int, Event] = {id(LATE): "hang", id(DEAD): "die", id(FAULT): "raise"}
 
 
-def test_outputs_become_the_value() -> None:
-    assert call_on(group_of(3), 1, 2, 3).result(None) == [1, 2, 3]
+class Worker(px.Worker):
+    @px.register(px.Dispatch.ALL_TO_ALL)
+    def answer(self, outcome: Any) -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
-def test_a_value_stays() -> None:
-    call = call_on(group_of(1), [1])
+class Ranks:
+    """A group of which each call says what becomes of it; notes which ranks are cut off their peers and stopped."""
 
-    assert call.result(None) is call.result(None)
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque()
+        self.severed: list[int] = []
+        self.killed: list[int] = []
+        self.backend: Any = None
+        self.group: Any = None
+
+    def script(self, what: str, number: int) -> Event:
+        return self.events.popleft() if what == "call" and self.events else "fine"
+
+    def watch(self, backend: ScriptedBackend) -> None:
+        kill = backend.kill
+        self.backend = backend
+        self.backend.kill = lambda ended: (self.killed.extend(map(self.rank_of, ended)), kill(ended))[1]
+        self.backend.sever = lambda cut: self.severed.extend(map(self.rank_of, cut))
+
+    def rank_of(self, endpoint: Endpoint) -> int:
+        return endpoint.slot.bundle
+
+    def submit(self, *outcomes: Any, **options: Any) -> px.CallFuture[Any]:
+        """Send a call that ends on each rank with an outcome.
+
+        It is a value or an exception of the worker, ``LATE`` (it never ends), ``DEAD`` (its process dies), or ``FAULT``
+        (an error that leaves no frames of a worker in this process).
+        """
+        if self.group is None:
+            pool = px.ResourcePool([len(outcomes)], use_gpu=False, backend="inline")
+            self.group = px.WorkerGroup(pool, Worker)
+        self.events.extend(EVENTS.get(id(outcome), "fine") for outcome in outcomes)
+        return self.group.answer.options(**options).submit(list(outcomes))
+
+    def end(self, rank: int, error: Exception) -> None:
+        """End what a late rank runs."""
+        for key, result in self.backend._results.items():
+            if self.rank_of(result.endpoint) == rank and result.at > self.backend.now():
+                result.ref.failure = capture(error, rank=rank)
+                self.backend._results[key] = result._replace(at=self.backend.now())
+
+    def lose(self, *ranks: int) -> None:
+        """End processes without anybody being told."""
+        self.backend.dead_of = lambda endpoints: []
+        for rank in ranks:
+            self.group.core.endpoints[rank].handle.end(Lost("its node is gone", "node lost"))
 
 
-def test_a_failed_rank_makes_one_error_and_leaves_the_group_ready() -> None:
-    group = group_of(2)
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    made = Ranks()
+    with scripted(made.script) as backend:
+        made.watch(backend)
+        yield made
+        made.group.pool.close()
 
-    with pytest.raises(px.RemoteCallError, match="rank 1") as caught:
-        call_on(group, 1, ValueError("odd")).result(None)
 
-    assert isinstance(caught.value, ValueError)
-    assert group.lifecycle.state is State.READY
+def test_a_value_stays(ranks: Ranks) -> None:
+    future = ranks.submit([1])
+
+    assert future.result() is future.result()
 
 
-def test_a_loss_that_only_its_peers_have_told_of_is_the_cause() -> None:
-    transport = FakeBackend(gone={2, 3})
-    group = group_of(4, transport)
+def test_a_loss_that_only_its_peers_have_told_of_is_the_cause(ranks: Ranks) -> None:
     reset = RuntimeError("[gloo/transport/tcp/pair.cc:547] Read error: Connection reset by peer")
+    future = ranks.submit(reset, LATE, LATE, LATE)
+    ranks.lose(2, 3)
 
     with pytest.raises(px.WorkerDiedError, match="node lost") as caught:
-        call_on(group, reset, LATE, LATE, LATE).result(None)
+        future.result()
 
     assert (caught.value.cause_ranks, caught.value.victims) == ((2, 3), (0, 1))
     assert "ranks 2-3" in str(caught.value).partition("\n")[0]
     assert caught.value.lost
-    assert transport.killed == [1]
+    assert ranks.killed == [1]
 
 
-def test_whoever_raised_something_of_its_own_is_the_cause_though_others_are_gone_unnoticed() -> None:
+def test_a_rank_that_raised_an_error_of_its_own_is_the_cause_though_others_died_unnoticed(
+    ranks: Ranks,
+) -> None:
+    future = ranks.submit(ValueError("odd"), LATE)
+    ranks.lose(1)
+
     with pytest.raises(px.RemoteCallError, match="odd") as caught:
-        call_on(group_of(2, FakeBackend(gone={1})), ValueError("odd"), LATE).result(None)
+        future.result()
 
     assert (caught.value.cause_ranks, caught.value.lost) == ((0,), False)
 
 
-def test_ranks_that_outlive_the_grace_of_a_failed_call_are_stopped_and_the_group_is_broken() -> None:
-    transport = FakeBackend()
-    group = group_of(3, transport)
+def failed(future: px.CallFuture[Any]) -> None:
+    with pytest.raises(ValueError, match="odd"):
+        future.result()
 
+
+def expired(future: px.CallFuture[Any]) -> None:
+    for _ in range(2):  # the same end for everybody who asks
+        with pytest.raises(px.CallTimeout) as caught:
+            future.result()
+        assert caught.value.timeout == 5.0
+
+
+def cancelled(future: px.CallFuture[Any]) -> None:
+    assert future.cancel()
+    with pytest.raises(px.CallCancelled):
+        future.result()
+
+
+@pytest.mark.parametrize(
+    ("end", "outcomes", "options", "severed"),
+    [
+        (failed, [ValueError("odd"), LATE, 1], {}, []),
+        (expired, [1, LATE], {"timeout": 5.0}, []),
+        (cancelled, [1, LATE], {}, [1]),
+    ],
+)
+def test_ranks_that_do_not_end_with_their_call_are_stopped_and_the_group_is_broken(
+    ranks: Ranks, end: Callable[[Any], None], outcomes: list[Any], options: dict[str, Any], severed: list[int]
+) -> None:
+    end(ranks.submit(*outcomes, **options))
+
+    assert (ranks.severed, ranks.killed, ranks.group.state) == (severed, [1], "broken")
+
+
+def test_a_call_that_goes_down_with_stopped_ranks_names_the_cause(ranks: Ranks) -> None:
+    told: list[BaseException | None] = []
+    other = ranks.submit(LATE, LATE)
+    call, kill = ranks.submit(ValueError("odd"), LATE), ranks.backend.kill
+
+    def ask_the_other(stopped: Sequence[Endpoint]) -> tuple[int, ...]:
+        ranks.backend.kill = kill
+        still_there = kill(stopped)
+        told.append(other.exception())
+        return still_there
+
+    ranks.backend.kill = ask_the_other
     with pytest.raises(ValueError):
-        call_on(group, ValueError("odd"), LATE, 1).result(None)
-
-    assert transport.killed == [1]
-    assert group.lifecycle.state is State.BROKEN
-
-
-def test_a_call_that_goes_down_with_stopped_ranks_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    group, told = group_of(2), list[BaseException | None]()
-    other = call_on(group, Lost("stopped"), Lost("stopped"))
-
-    def ask_the_other(stopped: object) -> tuple[int, ...]:
-        told.append(CallFuture(other).exception())
-        return ()
-
-    monkeypatch.setattr(group.backend, "kill", ask_the_other)
-    with pytest.raises(ValueError):
-        call_on(group, ValueError("odd"), LATE).result(None)
+        call.result()
 
     assert isinstance(told[0], px.GroupBroken)
     assert "odd" in str(told[0])
 
 
-def test_a_lost_rank_breaks_the_group() -> None:
-    group = group_of(2)
+def test_a_call_on_a_group_that_is_closed_ends(ranks: Ranks) -> None:
+    call = ranks.submit(LATE)
 
-    with pytest.raises(px.WorkerDiedError, match="rank 0"):
-        call_on(group, Lost("gone", "signal SIGKILL"), 1).result(None)
+    ranks.group.close()
 
-    assert group.lifecycle.state is State.BROKEN
-
-
-def test_patience_that_is_over_leaves_the_call_going_on() -> None:
-    group = group_of(2)
-    call = call_on(group, 1, LATE)
-
-    with pytest.raises(px.CallTimeout):
-        call.result(3.0)
-    call.arrivals.outcomes[1] = 2
-
-    assert call.result(3.0) == [1, 2]
-    assert group.lifecycle.state is State.READY
+    with pytest.raises(px.GroupClosed, match="before answer ended"):
+        call.result()
 
 
-def test_a_deadline_that_is_over_ends_the_call_and_stops_who_is_late() -> None:
-    transport = FakeBackend()
-    group = group_of(2, transport)
-    call = call_on(group, 1, LATE, limit=5.0)
+def test_a_view_learns_from_its_call_that_the_owner_closed_the_group(ranks: Ranks) -> None:
+    call = ranks.submit(LATE)
+    ranks.group.core.owner = False
 
-    for _ in range(2):
-        with pytest.raises(px.CallTimeout) as caught:
-            call.result(None)
-
-    assert caught.value.timeout == 5.0
-    assert transport.killed == [1]
-    assert group.lifecycle.state is State.BROKEN
-
-
-def test_a_call_of_ranks_that_were_replaced_is_stale() -> None:
-    group = group_of(2)
-    call = call_on(group, 1, 2)
-
-    group.begin_restart()
-
-    with pytest.raises(px.errors.StaleEpoch, match="epoch 0"):
-        call.result(None)
-
-
-def test_a_call_of_ranks_that_stayed_goes_on_in_the_next_epoch() -> None:
-    group = group_of(2)
-    call = call_on(group, 1, 2)
-
-    kept = group.epoch.endpoints
-    group.begin_restart()
-    group.enter([*kept, *endpoints(1, first=2)])
-
-    assert call.result(None) == [1, 2]
-
-
-def test_a_call_on_a_group_that_was_closed_meanwhile_says_so() -> None:
-    group = group_of(1)
-    call = call_on(group, Lost("gone", intended=True))
-
-    group.begin_close()
-
-    with pytest.raises(px.GroupClosed, match="before update ended"):
-        call.result(None)
-
-
-def test_a_view_learns_from_its_call_that_the_owner_closed_the_group() -> None:
-    group = group_of(1, owner=False)
+    ranks.backend.kill(ranks.group.core.endpoints)
 
     with pytest.raises(px.GroupClosed, match="by its owner"):
-        call_on(group, Lost("gone", intended=True)).result(None)
-
-    assert group.closed
-
-
-def test_a_second_call_that_goes_down_with_the_first_names_the_cause_of_the_first() -> None:
-    group = group_of(2)
-    second = call_on(group, Lost("stopped", intended=True), LATE)
-    with pytest.raises(ValueError):
-        call_on(group, ValueError("the cause"), LATE).result(None)
-
-    with pytest.raises(px.GroupBroken, match="the cause"):
-        second.result(None)
+        call.result()
+    assert ranks.group.closed
 
 
-def test_a_cancelled_call_names_what_became_of_each_rank() -> None:
-    group = group_of(3, FakeBackend(drops={2}))
-    call = call_on(group, 1, ValueError("interrupted"), LATE)
-
-    assert call.cancel()
-
-    with pytest.raises(px.CallCancelled, match="had not begun it"):
-        call.result(None)
-    assert group.lifecycle.state is State.READY
-
-
-def test_what_does_not_yield_to_a_cancel_is_cut_off_its_peers_and_then_stopped() -> None:
-    transport = FakeBackend()
-    group = group_of(2, transport)
-
-    assert call_on(group, 1, LATE).cancel()
-
-    assert (transport.severed, transport.killed) == ([1], [1])
-    assert group.lifecycle.state is State.BROKEN
-
-
-class Yielding(FakeBackend):
-    """Rank 1 ends its call when it is interrupted, rank 2 once its connections are cut, rank 3 never."""
-
-    call: Call | None = None
-    said: str = "Connection closed by peer"
-
-    def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
-        self._end(1, RuntimeError("interrupted"), endpoints)
-        return super().cancel(endpoints, ids)
-
-    def sever(self, endpoints: Sequence[Endpoint]) -> None:
-        super().sever(endpoints)
-        self._end(2, RuntimeError(self.said), endpoints)
-
-    def _end(self, rank: int, error: Exception, among: Sequence[Endpoint]) -> None:
-        if self.call is not None and rank in [endpoint.handle for endpoint in among]:
-            cast(FakeArrivals, self.call.arrivals).outcomes[rank] = error
+CLOSED = "Connection closed by peer"
 
 
 @pytest.mark.parametrize(
-    ("ranks", "severed", "killed"),
-    [(4, [2, 3], [3]), (3, [2], []), (2, [], [])],
-    ids=["stop", "cut", "interrupt"],
+    ("count", "said", "severed", "killed", "state"),
+    [
+        (4, CLOSED, [2, 3], [3], "broken"),
+        (3, CLOSED, [2], [], "broken"),  # a process group that was cut is of no use any more
+        (3, "interrupted", [2], [], "ready"),  # there was none
+        (2, CLOSED, [], [], "ready"),
+    ],
+    ids=["stop", "cut", "nothing to cut", "interrupt"],
 )
 def test_where_ranks_are_to_be_kept_a_failed_call_ends_on_its_peers_as_gently_as_they_let_it(
-    ranks: int, severed: list[int], killed: list[int]
+    ranks: Ranks, count: int, said: str, severed: list[int], killed: list[int], state: str
 ) -> None:
-    transport = Yielding()
-    group = group_of(ranks, transport)
-    group.spare = True
-    late = [LATE] * (ranks - 1)
-    transport.call = call = call_on(group, ValueError("bad batch"), *late)
+    """Rank 1 ends its call when it is interrupted, rank 2 once its connections are cut, rank 3 never."""
+    call = ranks.submit(ValueError("bad batch"), *[LATE] * (count - 1))
+    cancel, sever = ranks.backend.cancel, ranks.backend.sever
+    ranks.backend.cancel = lambda *which: (ranks.end(1, RuntimeError("interrupted")), cancel(*which))[1]
+    ranks.backend.sever = lambda cut: (ranks.end(2, RuntimeError(said)), sever(cut))[1]
+    ranks.group.core.spare = True
 
     with pytest.raises(ValueError, match="bad batch") as raised:
-        call.result(None)
+        call.result()
 
-    assert (transport.severed, transport.killed) == (severed, killed)
-    assert cast(px.CallError, raised.value).victims == tuple(range(1, ranks))
-    # A process group that was cut is of no use any more, though all its ranks are there.
-    assert group.lifecycle.state is (State.BROKEN if severed else State.READY)
+    assert (ranks.severed, ranks.killed, ranks.group.state) == (severed, killed, state)
+    assert cast(px.CallError, raised.value).victims == tuple(range(1, count))
 
 
-def test_a_rank_that_had_no_process_group_to_be_cut_leaves_the_group_ready() -> None:
-    transport = Yielding()
-    transport.said = "interrupted"
-    group = group_of(3, transport)
-    group.spare = True
-    transport.call = call = call_on(group, ValueError("bad batch"), LATE, LATE)
-
-    with pytest.raises(ValueError, match="bad batch"):
-        call.result(None)
-
-    assert (transport.severed, group.lifecycle.state) == ([2], State.READY)
-
-
-def test_a_call_that_is_over_cannot_be_cancelled() -> None:
-    call = call_on(group_of(1), 1)
-
-    assert not call.cancel()
-    assert call.result(None) == [1]
-
-
-def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes() -> None:
+def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes(ranks: Ranks) -> None:
     cancelling, go_on = threading.Event(), threading.Event()
+    seen: list[type] = []
+    call = ranks.submit(1, LATE)
 
-    class Slow(FakeBackend):
-        def cancel(self, endpoints: Any, ids: Any) -> list[bool]:
-            cancelling.set()
-            go_on.wait(10)
-            return [True] * len(endpoints)
+    def cancel(endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
+        cancelling.set()
+        go_on.wait(10)
+        return [True] * len(endpoints)
 
-    call = call_on(group_of(2, Slow()), 1, LATE)
+    ranks.backend.cancel = cancel
     canceller = threading.Thread(target=call.cancel)
+    asker = threading.Thread(target=lambda: seen.append(type(call.exception())))
     canceller.start()
     cancelling.wait(10)
-    call.arrivals.outcomes[1] = ValueError("interrupted")
-    seen: list[type] = []
-
-    def ask() -> None:
-        seen.append(type(CallFuture(call).exception()))
-
-    asker = threading.Thread(target=ask)
+    ranks.end(1, ValueError("interrupted"))
     asker.start()
     go_on.set()
     for thread in (canceller, asker):
@@ -283,9 +247,9 @@ def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes() -> None
     assert seen == [px.CallCancelled]
 
 
-def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error() -> None:
-    stream = call_on(group_of(3), 1, ValueError("odd"), 3).stream(None)
-    given = []
+def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error(ranks: Ranks) -> None:
+    stream = ranks.submit(1, ValueError("odd"), 3).stream()
+    given: list[Any] = []
 
     with pytest.raises(px.RemoteCallError):
         given.extend(stream)
@@ -293,29 +257,19 @@ def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error() -> None:
     assert given == [(0, 1)]
 
 
-def test_an_end_that_has_no_consequences_leaves_the_group_and_its_ranks_alone() -> None:
-    transport = FakeBackend()
-    group = group_of(2, transport)
-
-    with pytest.raises(px.WorkerInitError):
-        call_on(group, ValueError("odd"), LATE, acts=False, is_init=True).result(None)
-
-    assert transport.killed == []
-    assert group.lifecycle.state is State.READY
-
-
-def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector() -> None:
+def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector(ranks: Ranks) -> None:
     class Argument:
         pass
 
-    def fail(argument: Argument) -> CallFuture[Any]:
-        future: CallFuture[Any] = CallFuture(call_on(group_of(1), ValueError("odd")))
+    def fail(argument: Argument) -> px.CallFuture[Any]:
+        future = ranks.submit(FAULT)
         try:
             future.result()
-        except ValueError:
+        except px.RemoteCallError:
             return future
         raise LookupError
 
+    ranks.submit(1).result()
     gc.disable()
     try:
         argument = Argument()
@@ -323,45 +277,49 @@ def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector() -> N
         future = fail(argument)
         del argument
         assert seen() is None
-        assert isinstance(future.exception(), ValueError)
+        assert isinstance(future.exception(), px.RemoteCallError)
     finally:
         gc.enable()
 
 
-def test_a_call_that_a_restart_ended_is_freed_without_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = group_of(1)
-    call = call_on(group, ValueError("odd"))
+def test_a_call_that_a_restart_ended_is_freed_without_the_collector(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    future: Any = ranks.submit(FAULT)
+    core = ranks.group.core
+    restarted = replace(core.endpoints[0], handle=InlineRank(None))
 
     def restarted_meanwhile(timeout: float | None) -> Any:
-        group.begin_restart()
-        group.enter(endpoints(1, first=5))
+        core.begin_restart()
+        core.enter([restarted])
         raise FetchFailed
 
-    monkeypatch.setattr(call.arrivals, "fetch", restarted_meanwhile)
+    monkeypatch.setattr(future.call.arrivals, "fetch", restarted_meanwhile)
     gc.disable()
     try:
         with pytest.raises(px.errors.StaleEpoch):
-            call.result(None)
-        seen = weakref.ref(call)
-        del call
+            future.result()
+        seen = weakref.ref(future.call)
+        del future
         monkeypatch.undo()
         assert seen() is None
     finally:
         gc.enable()
 
 
-def test_a_group_that_broke_under_a_stream_keeps_no_frames_of_whoever_streamed() -> None:
-    group = group_of(2)
-
+def test_a_group_that_broke_under_a_stream_keeps_no_frames_of_whoever_streamed(ranks: Ranks) -> None:
     with pytest.raises(px.WorkerDiedError):
-        list(call_on(group, Lost("gone", "signal SIGKILL"), 1).stream(None))
+        list(ranks.submit(DEAD, 1).stream())
 
-    assert group.lifecycle.cause is not None
-    assert group.lifecycle.cause.__traceback__ is None
+    cause = ranks.group.core.lifecycle.cause
+    assert cause is not None
+    assert cause.__traceback__ is None
 
 
-def test_a_failed_rank_is_seen_beside_one_that_returned_and_one_that_is_late() -> None:
-    assert call_on(group_of(3), 1, ValueError("odd"), LATE).has_failed()
+def test_a_failed_rank_is_seen_beside_one_that_returned_and_one_that_is_late(ranks: Ranks) -> None:
+    future: Any = ranks.submit(1, ValueError("odd"), LATE)
+
+    assert future.call.has_failed()
 
 
 class Steps(CallListener):
@@ -383,32 +341,31 @@ class Steps(CallListener):
         self.seen.append(f"ended {type(error).__name__}")
 
 
-def heard(*outcomes: Any) -> tuple[Steps, Call]:
-    steps, listeners = Steps(), Listeners()
-    listeners.add(steps)
-    return steps, call_on(group_of(len(outcomes)), *outcomes, listeners=listeners)
+@pytest.mark.parametrize(
+    ("outcomes", "ask", "steps"),
+    [
+        ([1, 2], lambda future: future.result(), ["asked", "arrived", "joined", "ended NoneType"]),
+        ([1, 2], lambda future: list(future.stream()), ["asked", "arrived 0", "arrived 1", "ended NoneType"]),
+        (
+            [ValueError("odd"), 2],
+            lambda future: future.exception(),
+            ["asked", "ended RemoteCallError[ValueError]"],
+        ),
+    ],
+    ids=["result", "stream", "failure"],
+)
+def test_a_listener_hears_each_step_of_a_call_once_in_order(
+    ranks: Ranks, outcomes: list[Any], ask: Callable[[Any], object], steps: list[str]
+) -> None:
+    heard = Steps()
+    ranks.submit(1, 2).result()  # the group starts
+    everywhere.add(heard)
+    future = ranks.submit(*outcomes)
 
+    ask(future)
+    before = list(heard.seen)
+    ask(future)
+    everywhere.remove(heard)
 
-def test_listeners_hear_the_steps_in_their_order() -> None:
-    steps, call = heard(1, 2)
-
-    call.result(None)
-
-    assert steps.seen == ["asked", "arrived", "joined", "ended NoneType"]
-
-
-def test_an_end_is_told_once_however_often_it_is_asked_for() -> None:
-    steps, call = heard(ValueError("odd"))
-
-    for _ in range(3):
-        CallFuture(call).exception()
-
-    assert [step for step in steps.seen if step.startswith("ended")] == [f"ended {steps.seen[-1].split()[1]}"]
-
-
-def test_a_stream_tells_of_each_rank() -> None:
-    steps, call = heard(1, 2)
-
-    list(call.stream(None))
-
-    assert steps.seen == ["asked", "arrived 0", "arrived 1", "ended NoneType"]
+    assert before == steps
+    assert [step for step in heard.seen if step.startswith("ended")] == steps[-1:]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import NoneType
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.calls.call_outcome import CallObservation, CallOutcome, decide
-from phalanx.errors import CallCancelled, CallTimeout, GroupClosed, RankReport, WorkerDiedError
+from phalanx.errors import (
+    CallCancelled,
+    CallTimeout,
+    GroupClosed,
+    RankReport,
+    RemoteCallError,
+    WorkerDiedError,
+)
 
 
 def report(rank: int, kind: str = "raised", **more: object) -> RankReport:
@@ -18,65 +28,50 @@ def seen(why: str, *reports: RankReport, **more: object) -> CallObservation:
     return CallObservation(why, "actor", "update", reports, **more)  # pyright: ignore[reportArgumentType]
 
 
-def test_an_exception_on_ranks_that_all_ended_has_no_consequences() -> None:
-    ending = decide(seen("failed", report(1)))
-
-    assert (ending.stop, ending.breaks, ending.closes) == ((), False, False)
-
-
-def test_a_lost_rank_breaks_the_group() -> None:
-    ending = decide(seen("failed", report(0, "died"), report(1)))
-
-    assert isinstance(ending.error, WorkerDiedError)
-    assert ending.breaks
-
-
-def test_ranks_still_at_a_failed_call_are_stopped() -> None:
-    ending = decide(seen("failed", report(0), report(1, "stopped", victim=True), pending=[1]))
-
-    assert (ending.stop, ending.breaks) == ([1], True)
-
-
-def test_ranks_that_their_owner_ended_close_the_group_here() -> None:
-    ending = decide(seen("failed", report(0, "died"), by_owner=True))
-
-    assert isinstance(ending.error, GroupClosed)
-    assert (ending.closes, ending.breaks) == (True, False)
-
-
-@pytest.mark.parametrize("why", ["impatient", "expired"])
-def test_ranks_that_all_ended_while_somebody_looked_give_their_values(why: str) -> None:
-    assert decide(seen(why)) == CallOutcome(over=False)
-
-
-def test_patience_that_is_over_ends_the_wait_alone() -> None:
-    ending = decide(seen("impatient", report(0, "timeout", state="running"), pending=[0], waited=3.0))
-
-    assert isinstance(ending.error, CallTimeout)
-    assert (ending.over, ending.stop, ending.breaks) == (False, (), False)
-
-
-def test_a_deadline_that_is_over_stops_who_is_late_and_breaks_the_group() -> None:
-    late = [report(0, "timeout", state="finished"), report(1, "timeout", state="running")]
-    ending = decide(seen("expired", *late, pending=[1], waited=3.0))
-
-    assert isinstance(ending.error, CallTimeout)
-    assert (ending.over, ending.stop, ending.breaks) == (True, [1], True)
+LATE = [report(0, "timeout", state="finished"), report(1, "timeout", state="running")]
+ENDINGS: dict[str, tuple[CallObservation, type, CallOutcome]] = {
+    "raised, all ranks ended": (seen("failed", report(1)), RemoteCallError, CallOutcome()),
+    "raised, a rank is late": (
+        seen("failed", report(0), report(1, "stopped", victim=True), pending=[1]),
+        *(RemoteCallError, CallOutcome(stop=[1], breaks=True)),
+    ),
+    "a rank died": (seen("failed", report(0, "died"), report(1)), WorkerDiedError, CallOutcome(breaks=True)),
+    "the owner ended the ranks": (
+        seen("failed", report(0, "died"), by_owner=True),
+        *(GroupClosed, CallOutcome(closes=True)),
+    ),
+    "patience over, all ended since": (seen("impatient"), NoneType, CallOutcome(over=False)),
+    "patience over": (
+        seen("impatient", *LATE, pending=[1], waited=3.0),
+        CallTimeout,
+        CallOutcome(over=False),
+    ),
+    "deadline over, all ended since": (seen("expired"), NoneType, CallOutcome(over=False)),
+    "deadline over": (
+        seen("expired", *LATE, pending=[1], waited=3.0),
+        *(CallTimeout, CallOutcome(stop=[1], breaks=True)),
+    ),
+    "cancelled, all returned before": (
+        seen("cancelled", report(0, "cancelled", state="finished")),
+        *(NoneType, CallOutcome(over=False)),
+    ),
+    "cancelled, all yielded": (
+        seen("cancelled", report(0, "cancelled"), report(1, "cancelled", state="finished")),
+        *(CallCancelled, CallOutcome()),
+    ),
+    "cancelled, connections were cut": (
+        seen("cancelled", report(0, "cancelled"), severed=True),
+        *(CallCancelled, CallOutcome(breaks=True)),
+    ),
+}
 
 
-def test_a_cancel_that_came_after_every_rank_had_returned_cancels_nothing() -> None:
-    assert decide(seen("cancelled", report(0, "cancelled", state="finished"))) == CallOutcome(over=False)
+@pytest.mark.parametrize(("observation", "error", "outcome"), ENDINGS.values(), ids=ENDINGS)
+def test_a_call_ends_as_was_observed(observation: CallObservation, error: type, outcome: CallOutcome) -> None:
+    ending = decide(observation)
 
-
-def test_a_cancel_to_which_all_ranks_yield_leaves_the_group_ready() -> None:
-    ending = decide(seen("cancelled", report(0, "cancelled"), report(1, "cancelled", state="finished")))
-
-    assert isinstance(ending.error, CallCancelled)
-    assert not ending.breaks
-
-
-def test_a_cancel_that_cut_ranks_off_their_peers_breaks_the_group() -> None:
-    assert decide(seen("cancelled", report(0, "cancelled"), severed=True)).breaks
+    assert isinstance(ending.error, error)
+    assert replace(ending, error=None) == outcome
 
 
 @given(

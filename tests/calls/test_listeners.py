@@ -1,19 +1,19 @@
-"""Who hears of calls, and what becomes of a listener that raises."""
+"""Listeners of calls: which steps they hear, and what becomes of a listener that raises."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import phalanx as px
 from phalanx.calls.listeners import STEPS, CallInfo, CallListener, Listeners, everywhere
-from tests.calls.fake_ranks import call_on, group_of
 
 
 class Ends(CallListener):
-    """Hears of ends."""
+    """Counts the calls that end."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.count = 0
@@ -23,19 +23,6 @@ class Ends(CallListener):
         self.count += 1
         if self._error is not None:
             raise self._error
-
-
-def test_a_list_without_listeners_has_nobody_to_tell() -> None:
-    heard = Listeners().heard
-
-    assert not any(getattr(heard, step) for step in STEPS)
-
-
-def test_a_listener_is_told_only_of_steps_that_it_overrides() -> None:
-    listeners = Listeners()
-    listeners.add(Ends())
-
-    assert [step for step in STEPS if getattr(listeners.heard, step)] == ["ended"]
 
 
 class Asked(CallListener):
@@ -54,42 +41,53 @@ class Echo(px.Worker):
         return value
 
 
-def test_calls_that_are_waited_for_together_are_each_heard_to_be_asked_for() -> None:
+@pytest.fixture
+def group() -> Iterator[Any]:
+    before = list(everywhere.all)
     with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
-        group: Any = px.WorkerGroup(pool, Echo)
-        everywhere.add(asked := Asked())
-        futures = [group.give.submit(1), group.give.submit(2)]
+        yield px.WorkerGroup(pool, Echo)
+    for listener in set(everywhere.all) - set(before):
+        everywhere.remove(listener)
 
-        px.gather(*futures)
-        everywhere.remove(asked)
+
+def test_a_listener_is_told_only_of_steps_that_it_overrides() -> None:
+    listeners = Listeners()
+    before = [step for step in STEPS if getattr(listeners.heard, step)]
+    listeners.add(Ends())
+
+    assert (before, [step for step in STEPS if getattr(listeners.heard, step)]) == ([], ["ended"])
+
+
+def test_calls_that_are_waited_for_together_are_each_heard_to_be_asked_for(group: Any) -> None:
+    everywhere.add(asked := Asked())
+    futures = [group.give.submit(1), group.give.submit(2)]
+
+    px.gather(*futures)
 
     assert asked.numbers == [future.call.number for future in futures]
 
 
-def test_a_call_is_heard_by_those_who_were_there_when_it_was_planned() -> None:
-    listeners = Listeners()
-    call = call_on(group_of(1), 1, listeners=listeners)
-    listeners.add(late := Ends())
+def test_a_call_is_heard_by_those_who_were_there_when_it_was_planned(group: Any) -> None:
+    future = group.give.submit(1)
+    everywhere.add(late := Ends())
 
-    call.result(None)
+    future.result()
 
     assert late.count == 0
 
 
 def test_a_listener_that_raises_is_removed_and_reported_once_and_the_call_goes_on(
-    caplog: pytest.LogCaptureFixture,
+    group: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    listeners = Listeners()
-    listeners.add(bad := Ends(RuntimeError("out of ink")))
-    listeners.add(good := Ends())
-    calls = [call_on(group_of(1), number, listeners=listeners) for number in range(3)]
+    everywhere.add(bad := Ends(RuntimeError("out of ink")))
+    everywhere.add(good := Ends())
+    futures = [group.give.submit(number) for number in range(3)]
 
     with caplog.at_level(logging.WARNING, "phalanx"):
-        values = [call.result(None) for call in calls]
+        values = [future.result() for future in futures]
 
-    assert values == [[0], [1], [2]]
-    assert good.count == 3
+    assert (values, good.count) == ([[0], [1], [2]], 3)
     assert [record.message for record in caplog.records] == [
         "Ends raised RuntimeError: out of ink, and hears of no further calls"
     ]
-    assert bad not in listeners.all
+    assert bad not in everywhere.all

@@ -1,127 +1,83 @@
-"""Items of ranks that are values, read in turn: small ones of ranks that nobody holds back come several at a time."""
+"""How items of streams are fetched: small items of ranks that do not wait for their reader, several at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from phalanx.backends.backend_types import FetchFailed, RankOutcome
-from phalanx.calls.call_state import PendingStream, Streaming
-from phalanx.calls.item_stream import Reader
-from phalanx.wire.failure import capture
-from phalanx.wire.messages import StreamEnd
-
-Ref = tuple[int, int]  # rank and index
+import phalanx as px
 
 
-@dataclass
-class Made:
-    """What a rank has made; all of it is there."""
+class Unreadable:
+    """Travels, but does not arrive."""
 
-    rank: int
-    count: int
-    ended: str = "ended"
-    taken: int = 0
-
-    @property
-    def coming(self) -> Made:
-        return self
-
-    def take(self) -> Ref | None:
-        if self.taken == self.count:
-            return None
-        self.taken += 1
-        return self.rank, self.taken - 1
-
-    def leave(self) -> None:
-        pass
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
 
 
-@dataclass
-class Items:
-    """Gives values by reference, and counts how it is asked. Exceptions cannot be had."""
+class Source(px.Worker):
+    @px.register
+    def numbers(self, n: int) -> Iterator[int]:
+        for index in range(n):
+            yield 100 * self.rank + index
 
-    values: Sequence[Sequence[Any]]
-    immediate: bool = False
-    asked: list[int] = field(default_factory=list[int])
+    @px.register
+    def blobs(self, n: int) -> Iterator[bytes]:
+        for _ in range(n):
+            yield bytes(1 << 20)
 
-    def now(self) -> float:
-        return 0.0
-
-    def wait(self, refs: Sequence[Any], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
-        return list(range(len(refs))), []
-
-    def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
-        self.asked.append(len(refs))
-        found = [self.values[rank][index] for rank, index in refs]
-        if any(isinstance(one, Exception) for one in found):
-            raise FetchFailed
-        return found
-
-    def outcome(self, ref: Ref) -> RankOutcome:
-        value = self.values[ref[0]][ref[1]]
-        return (
-            RankOutcome(failure=capture(value, rank=ref[0]))
-            if isinstance(value, Exception)
-            else RankOutcome(value)
-        )
+    @px.register
+    def unreadable(self, n: int) -> Iterator[Any]:
+        yield from range(n)
+        yield Unreadable()
+        yield from range(n)
 
 
-def reader(values: Sequence[Sequence[Any]], buffer: int | None) -> tuple[Reader, Items]:
-    transport = Items(values)
-    streams: Any = [Made(rank, len(items)) for rank, items in enumerate(values)]
-    given: Any = transport
-    arrivals = PendingStream(given, streams, Streaming(frozenset(range(len(values))), buffer))
-    return Reader(arrivals, given), transport
+@pytest.fixture
+def group() -> Iterator[Any]:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        yield px.WorkerGroup(pool, Source)
 
 
-def read(one: Reader) -> dict[int, list[Any]]:
-    found: dict[int, list[Any]] = {}
-    while (item := one.take(None)) is not None:
-        if type(item[1]) is not StreamEnd:
-            found.setdefault(item[0], []).append(item[1])
-    return found
-
-
-def made(rank: int, count: int) -> list[Any]:
-    return [*(100 * rank + index for index in range(count)), StreamEnd(count)]
+@pytest.fixture
+def fetches(group: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many items are fetched at a time, as from a backend where items arrive without being taken."""
+    sizes: list[int] = []
+    backend = group.core.backend
+    fetch = backend.fetch
+    monkeypatch.setattr(backend, "immediate", False)
+    monkeypatch.setattr(
+        backend, "fetch", lambda refs, *more: (sizes.append(len(refs)), fetch(refs, *more))[1]
+    )
+    return sizes
 
 
 @pytest.mark.parametrize("buffer", [None, 8])
-def test_every_item_of_each_rank_comes_once_and_in_order(buffer: int | None) -> None:
-    one, _ = reader([made(rank, 50 + rank) for rank in range(3)], buffer)
+def test_every_item_of_each_rank_comes_once_and_in_order(group: Any, fetches: list[int], buffer: Any) -> None:
+    items = list(group.numbers.stream(50, buffer=buffer))
 
-    assert read(one) == {rank: made(rank, 50 + rank)[:-1] for rank in range(3)}
-
-
-def test_small_items_of_ranks_that_nobody_holds_back_are_fetched_several_at_a_time() -> None:
-    one, transport = reader([made(0, 100)], None)
-    read(one)
-
-    assert max(transport.asked) > 1
-    assert len(transport.asked) < 20
+    for rank in range(2):
+        assert [item for of, item in items if of == rank] == [100 * rank + index for index in range(50)]
 
 
-def test_ranks_that_wait_for_their_reader_are_let_go_on_by_one_item_at_a_time() -> None:
-    one, transport = reader([made(0, 100)], 8)
-    read(one)
+@pytest.mark.parametrize(
+    ("method", "buffer", "together"),
+    [("numbers", None, True), ("numbers", 8, False), ("blobs", None, False)],
+    ids=["small items", "small items of ranks that wait for their reader", "large items"],
+)
+def test_small_items_of_ranks_that_nobody_holds_back_are_fetched_several_at_a_time(
+    group: Any, fetches: list[int], method: str, buffer: int | None, together: bool
+) -> None:
+    list(getattr(group[0], method).stream(100 if method == "numbers" else 5, buffer=buffer))
 
-    assert set(transport.asked) == {1}
+    assert 0 < len(fetches) < 20 if together else set(fetches) == {1}
 
 
-def test_large_items_are_fetched_one_by_one() -> None:
-    one, transport = reader([[*[bytes(1 << 20)] * 5, StreamEnd(5)]], None)
-    read(one)
+def test_an_item_that_cannot_be_read_fails_in_its_turn(group: Any, fetches: list[int]) -> None:
+    items: list[int] = []
+    with pytest.raises(px.RemoteCallError, match="unpickled"):
+        items.extend(group[0].unreadable.stream(4, buffer=None))
 
-    assert set(transport.asked) == {1}
-
-
-def test_an_item_that_cannot_be_had_fails_in_its_turn() -> None:
-    one, _ = reader([[0, 1, 2, 3, ValueError("lost"), 5, StreamEnd(6)]], None)
-
-    assert [one.take(None) for _ in range(4)] == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    with pytest.raises(FetchFailed):
-        one.take(None)
+    assert items == [0, 1, 2, 3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -20,15 +19,6 @@ from tests.dispatch.support import Batch, same
 
 def rows(count: int, **fields: Any) -> GatherPlan:
     return GatherPlan("join", range(count), **fields)
-
-
-def test_a_value_plan_gives_the_one_output() -> None:
-    output = object()
-    assert gather(GatherPlan("first", (0,)), [output]) is output
-
-
-def test_a_list_plan_gives_the_taken_outputs_in_its_order() -> None:
-    assert gather(GatherPlan("list", (3, 1)), [None, "b", None, "d"]) == ["d", "b"]
 
 
 def test_structures_are_joined_leaf_by_leaf() -> None:
@@ -49,20 +39,6 @@ def test_structures_are_joined_leaf_by_leaf() -> None:
 
 def test_keys_in_another_order_are_the_same_keys() -> None:
     assert join_rows([{"a": [1], "b": [2]}, {"b": [4], "a": [3]}]) == {"a": [1, 3], "b": [2, 4]}
-
-
-def test_scalar_tensors_that_differ_come_back_by_piece() -> None:
-    out = gather(rows(2), [torch.tensor(1.0), torch.tensor(2.0)])
-    assert isinstance(out, PerShard)
-    assert [value.item() for value in out] == [1.0, 2.0]
-
-
-def test_none_from_every_rank_is_none() -> None:
-    assert gather(rows(3), [None, None, None]) is None
-
-
-def test_a_number_from_some_ranks_and_none_from_others_is_kept_by_piece() -> None:
-    assert join_rows([None, 3]) == PerShard([None, 3])
 
 
 @pytest.mark.parametrize(
@@ -92,16 +68,20 @@ def test_ranks_of_a_slice_are_named_as_ranks_of_the_group() -> None:
         gather(rows(2, ranks=(4, 6)), [[1], None])
 
 
-def test_tensordicts_with_other_keys_are_refused() -> None:
-    one = TensorDict({"a": torch.zeros(1)}, batch_size=[1])
-    two = TensorDict({"b": torch.zeros(1)}, batch_size=[1])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [
+            TensorDict({"a": torch.zeros(1)}, batch_size=[1]),
+            TensorDict({"b": torch.zeros(1)}, batch_size=[1]),
+        ],
+        [pa.table({"a": [1]}), pa.table({"b": [1]})],
+    ],
+    ids=["TensorDict", "Arrow"],
+)
+def test_tables_with_other_columns_are_refused(outputs: list[Any]) -> None:
     with pytest.raises(DispatchError, match="cannot be joined"):
-        join_rows([one, two])
-
-
-def test_arrow_tables_with_other_columns_are_refused() -> None:
-    with pytest.raises(DispatchError, match="cannot be joined"):
-        join_rows([pa.table({"a": [1]}), pa.table({"b": [1]})])
+        join_rows(outputs)
 
 
 def test_pieces_without_rows_keep_dtype_and_shape() -> None:
@@ -158,31 +138,6 @@ def test_only_leaves_with_the_rows_of_the_padded_piece_are_trimmed() -> None:
     }
 
 
-def test_a_list_plan_trims_each_output() -> None:
-    plan = GatherPlan("list", range(2), trim=[(2, 1), (2, 2)])
-    assert gather(plan, [{"x": [1, 1], "n": 2}, {"x": [2, 3], "n": 2}]) == [
-        {"x": [1], "n": 2},
-        {"x": [2, 3], "n": 2},
-    ]
-
-
-def test_rows_go_back_to_their_places() -> None:
-    plan = rows(2, order=[2, 0, 1], rows=[2, 1])
-    out = gather(plan, [{"x": torch.tensor([20, 0]), "l": ["c", "a"]}, {"x": torch.tensor([10]), "l": ["b"]}])
-    assert out["x"].tolist() == [0, 10, 20]
-    assert out["l"] == ["a", "b", "c"]
-
-
 def test_more_rows_than_were_given_are_joined() -> None:
     out = gather(rows(2, rows=[1, 2]), [torch.arange(3), torch.arange(5)])
     assert out.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
-
-
-def test_no_pieces_are_refused() -> None:
-    with pytest.raises(DispatchError, match="at least one piece"):
-        join_rows([])
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_numbers_that_are_not_a_number_are_equal(count: int) -> None:
-    assert math.isnan(join_rows([{"kl": float("nan")}] * count)["kl"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
@@ -57,14 +57,6 @@ def test_a_custom_mode_reads_the_same_in_another_process() -> None:
     assert repr(cloudpickle.loads(cloudpickle.dumps(mode))) == repr(mode)
 
 
-def test_bare_register_means_one_to_all() -> None:
-    class Bare(px.Worker):
-        @px.register
-        def go(self) -> None: ...
-
-    assert registered_methods(Bare)["go"].mode == px.Dispatch.ONE_TO_ALL
-
-
 def test_an_unknown_mode_fails_at_class_creation() -> None:
     with pytest.raises(px.DeclarationError, match="unknown dispatch mode 'ONE_TO_NONE'"):
 
@@ -88,24 +80,6 @@ def test_a_name_that_hides_a_group_attribute_fails_at_class_creation(name: str) 
 def test_the_reserved_names_are_the_groups_public_attributes() -> None:
     public = {name for name in dir(WorkerGroup) if not name.startswith("_")}
     assert public <= RESERVED
-
-
-def test_a_method_that_yields_streams() -> None:
-    class Yields(px.Worker):
-        @px.register
-        def numbers(self) -> Iterator[int]:
-            yield 1
-
-        @px.register
-        async def later(self) -> AsyncIterator[int]:
-            yield 1
-
-        @px.register
-        def one(self) -> int:
-            return 1
-
-    streams = {name: spec.streams for name, spec in registered_methods(Yields).items()}
-    assert streams == {"numbers": True, "later": True, "one": False}
 
 
 @pytest.mark.parametrize(

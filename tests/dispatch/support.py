@@ -90,8 +90,8 @@ def same(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, tuple | list):
         return len(left) == len(right) and all(map(same, left, right))
-    if dataclasses.is_dataclass(left):
-        return same(vars(left), vars(right))
     if hasattr(left, "batch_size"):
         return left.batch_size == right.batch_size and same(left.to_dict(), right.to_dict())
+    if dataclasses.is_dataclass(left):
+        return same(vars(left), vars(right))
     return bool(left == right)

@@ -36,11 +36,6 @@ def as_they_are(group: Any, outputs: list[Any]) -> list[Any]:
 TWO_TO_ALL = as_mode({"dispatch_fn": two_to_all_dispatch_fn, "collect_fn": as_they_are})
 
 
-def test_two_values_interleaved_over_four_ranks() -> None:
-    out = run(spec_of(TWO_TO_ALL), FOUR, x=[1, 2], y=[5, 6], method=lambda x, y: 2 + y + x)
-    assert out == [8, 10, 8, 10]
-
-
 def test_a_dispatch_function_that_appends_leaves_the_callers_list_alone() -> None:
     x = [1, 2]
     plan(spec_of(TWO_TO_ALL), FOUR, (x,), {})

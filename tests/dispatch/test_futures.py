@@ -9,7 +9,7 @@ import torch
 
 from phalanx.declare.dispatch_modes import Dispatch, custom_mode
 from phalanx.dispatch.modes import plan
-from phalanx.dispatch.plan import FuturePiece, Same
+from phalanx.dispatch.plan import FuturePiece
 from phalanx.errors import DispatchError
 from tests.dispatch.support import FakeFuture, FakeTarget, by_rank, meshed, spec_of
 
@@ -48,11 +48,6 @@ def test_padding_travels_with_the_piece_where_other_arguments_have_rows() -> Non
     call = plan(spec, TWO, (FakeFuture(None), torch.arange(5)), {})
     assert next(call.arguments())[0][0].pad_to_multiple == 4
     assert call.gather.trim == [(4, 3), (4, 2)]
-
-
-def test_a_future_for_all_ranks_stays_as_it_is() -> None:
-    future = FakeFuture(1)
-    assert plan(spec_of(Dispatch.ONE_TO_ALL), TWO, (future,), {}).args == (Same(future),)
 
 
 def test_futures_in_a_dealt_list_go_whole_to_their_ranks() -> None:

@@ -11,10 +11,10 @@ import torch
 
 from phalanx.declare.dispatch_modes import Dispatch, Execute
 from phalanx.dispatch.modes import plan, plan_execute_all, plan_execute_rank_zero
-from phalanx.dispatch.plan import Each, Same
+from phalanx.dispatch.plan import Same
 from phalanx.dispatch.shardable import replicate
 from phalanx.errors import DispatchError
-from tests.dispatch.support import Batch, FakeTarget, by_rank, echo, meshed, run, same, spec_of
+from tests.dispatch.support import Batch, FakeTarget, by_rank, meshed, run, same, spec_of
 
 FOUR = FakeTarget(4)
 
@@ -40,26 +40,18 @@ def test_rows_are_split_over_4096_ranks_in_order() -> None:
     assert [name for piece in pieces for name in piece["names"]] == batch["names"]
 
 
-def test_one_to_all_returns_a_list_by_rank() -> None:
-    assert run(spec_of(Dispatch.ONE_TO_ALL), FOUR, 7) == [7, 7, 7, 7]
-
-
-@pytest.mark.parametrize("mode", [Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE])
-def test_list_modes_deal_one_element_to_each_rank(mode: Any) -> None:
-    out = run(spec_of(mode), FOUR, [1, 2, 3, 4], y=("a", "b", "c", "d"), method=lambda x, y: (x, y))
-    assert out == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
-
-
-@pytest.mark.parametrize("mode", [Dispatch.ALL_TO_ALL, Dispatch.DP_COMPUTE])
-@pytest.mark.parametrize("given", [[1, 2, 3], 5, torch.zeros(4)])
-def test_list_modes_name_the_argument_that_cannot_be_dealt(mode: Any, given: Any) -> None:
-    with pytest.raises(DispatchError, match=r"update\(\).*'batch' is an? .*world_size = 4"):
-        plan(spec_of(mode, update), FOUR, (given,), {})
-
-
-def test_list_mode_gives_a_replicated_argument_whole() -> None:
-    call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, ([1, 2, 3, 4], replicate([5, 6])), {})
+def test_a_list_mode_deals_an_element_of_each_list_to_each_rank_and_sends_replicated_values_whole() -> None:
+    call = plan(
+        spec_of(Dispatch.DP_COMPUTE), FOUR, ([1, 2, 3, 4], replicate([5, 6])), {"y": ("a", "b", "c", "d")}
+    )
     assert call.args[1] == Same([5, 6])
+    assert by_rank(call) == [(rank, (rank + 1, [5, 6]), {"y": "abcd"[rank]}) for rank in range(4)]
+
+
+@pytest.mark.parametrize("given", [[1, 2, 3], 5, torch.zeros(4)])
+def test_a_list_mode_names_the_argument_that_cannot_be_dealt(given: Any) -> None:
+    with pytest.raises(DispatchError, match=r"update\(\).*'batch' is an? .*world_size = 4"):
+        plan(spec_of(Dispatch.ALL_TO_ALL, update), FOUR, (given,), {})
 
 
 def test_a_list_that_is_changed_after_planning_changes_nothing() -> None:
@@ -67,10 +59,6 @@ def test_a_list_that_is_changed_after_planning_changes_nothing() -> None:
     call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, (given,), {})
     given[0] = 99
     assert next(call.arguments()) == ((1,), {})
-
-
-def test_rank_zero_mode_returns_the_value_itself() -> None:
-    assert run(spec_of(Dispatch.RANK_ZERO), FOUR, [1, 2]) == [1, 2]
 
 
 @pytest.mark.parametrize("name", sorted(set(Dispatch.names()) - {"DIRECT_ROLLOUT_METHOD"}))
@@ -145,32 +133,27 @@ def test_arguments_without_any_rows_go_to_every_rank_as_they_are() -> None:
     )
 
 
-def test_scalar_tensors_have_no_rows() -> None:
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (torch.arange(4), torch.tensor(2.0)), {})
-    assert isinstance(call.args[0], Each)
-    assert isinstance(call.args[1], Same)
-
-
 def test_a_function_is_needed_in_front_of_the_rows() -> None:
     with pytest.raises(DispatchError, match=r"first positional argument is a Tensor .*; expected a function"):
         plan(spec_of(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC), FOUR, (torch.zeros(4),), {})
 
 
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1, 2, 3), {}), ((1,), {"scael": 2})])
-@pytest.mark.parametrize("mode", [Dispatch.ONE_TO_ALL, Dispatch.DP_COMPUTE_PROTO, Dispatch.RANK_ZERO])
-def test_wrong_arguments_are_refused_with_the_signature(mode: Any, args: Any, kwargs: Any) -> None:
+def test_wrong_arguments_are_refused_with_the_signature(args: Any, kwargs: Any) -> None:
     with pytest.raises(DispatchError, match=r"update\(.*the method is update\(batch.*, scale"):
-        plan(spec_of(mode, update), FOUR, args, kwargs)
+        plan(spec_of(Dispatch.ONE_TO_ALL, update), FOUR, args, kwargs)
 
 
-def test_a_slice_counts_as_a_world_of_its_own() -> None:
-    call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, ([10, 20],), {}, ranks=[3, 1])
-    assert [(rank, args) for rank, args, _ in by_rank(call)] == [(3, (10,)), (1, (20,))]
-
-
-def test_a_slice_splits_rows_over_its_ranks() -> None:
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (list(range(5)),), {}, ranks=range(1, 3))
-    assert [(rank, args[0]) for rank, args, _ in by_rank(call)] == [(1, [0, 1, 2]), (2, [3, 4])]
+@pytest.mark.parametrize(
+    ("mode", "given", "ranks", "pieces"),
+    [
+        (Dispatch.DP_COMPUTE, [10, 20], [3, 1], [10, 20]),
+        (Dispatch.ROWS, [0, 1, 2, 3, 4], range(1, 3), [[0, 1, 2], [3, 4]]),
+    ],
+)
+def test_a_slice_counts_as_a_world_of_its_own(mode: Any, given: Any, ranks: Any, pieces: list[Any]) -> None:
+    call = plan(spec_of(mode), FOUR, (given,), {}, ranks=ranks)
+    assert [(rank, args[0]) for rank, args, _ in by_rank(call)] == list(zip(ranks, pieces, strict=True))
 
 
 @pytest.mark.parametrize("ranks", [[], [4], [-1, 0]])
@@ -180,43 +163,29 @@ def test_ranks_outside_the_group_are_refused(ranks: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "seen"),
+    "kwargs", [{}, {"x": [1, 2, 3]}, {"x": (1, 2, 3, 4)}, {"x": [1, 2, 3, 4], "y": 5}], ids=repr
+)
+def test_execute_all_sends_all_ranks_the_same_unless_all_arguments_are_lists_of_world_size(
+    kwargs: dict[str, Any],
+) -> None:
+    call = plan_execute_all(spec_of(Dispatch.ONE_TO_ALL), FOUR, (), kwargs)
+    assert by_rank(call) == [(rank, (), kwargs) for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "pieces", "trim"),
     [
-        ((), {"x": [1, 2, 3, 4]}, [1, 2, 3, 4]),
-        ((), {"x": [1, 2, 3]}, [[1, 2, 3]] * 4),
-        ((), {"x": (1, 2, 3, 4)}, [(1, 2, 3, 4)] * 4),
-        (([1, 2, 3, 4],), {}, [1, 2, 3, 4]),
+        (5, [[0, 1, 2, 0], [3, 4, 3, 4]], [(4, 3), (4, 2)]),
+        (1, [[0, 0, 0, 0], []], [(4, 1), (0, 0)]),
+        (8, [[0, 1, 2, 3], [4, 5, 6, 7]], None),
     ],
 )
-def test_execute_all_deals_only_lists_of_world_size(args: Any, kwargs: Any, seen: list[Any]) -> None:
-    call = plan_execute_all(spec_of(Dispatch.ONE_TO_ALL), FOUR, args, kwargs)
-    assert [(*a, *k.values())[0] for _, a, k in by_rank(call)] == seen
-
-
-def test_execute_all_deals_only_when_every_argument_can_be_dealt() -> None:
-    call = plan_execute_all(spec_of(Dispatch.ONE_TO_ALL), FOUR, ([1, 2, 3, 4],), {"y": 5})
-    assert call.args[0] == Same([1, 2, 3, 4])
-
-
-def test_execute_all_without_arguments_calls_every_rank() -> None:
-    assert list(plan_execute_all(spec_of(Dispatch.ONE_TO_ALL), FOUR, (), {}).ranks) == [0, 1, 2, 3]
-
-
-def test_execute_rank_zero_passes_lists_as_they_are() -> None:
-    call = plan_execute_rank_zero(spec_of(Dispatch.DP_COMPUTE, echo), FOUR, ([1, 2, 3, 4],), {})
-    assert by_rank(call) == [(0, ([1, 2, 3, 4],), {})]
-    assert call.gather.collect == "first"
-
-
-def test_padding_repeats_the_rows_of_the_piece_from_its_first() -> None:
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4), FakeTarget(2), (torch.arange(5),), {})
-    assert [args[0].tolist() for _, args, _ in by_rank(call)] == [[0, 1, 2, 0], [3, 4, 3, 4]]
-    assert call.gather.trim == [(4, 3), (4, 2)]
-
-
-def test_a_piece_of_no_rows_stays_empty() -> None:
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4), FakeTarget(2), ([7],), {})
-    assert [args[0] for _, args, _ in by_rank(call)] == [[7, 7, 7, 7], []]
+def test_padding_repeats_the_rows_of_a_piece_from_its_first_if_it_has_any(
+    rows: int, pieces: list[list[int]], trim: Any
+) -> None:
+    call = plan(spec_of(Dispatch.ROWS, pad_to_multiple=4), FakeTarget(2), (torch.arange(rows),), {})
+    assert [args[0].tolist() for _, args, _ in by_rank(call)] == pieces
+    assert call.gather.trim == trim
 
 
 def test_the_mask_marks_real_rows() -> None:
@@ -233,19 +202,6 @@ def test_the_mask_cannot_be_given_by_the_caller() -> None:
     spec = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask="mask")
     with pytest.raises(DispatchError, match="'mask' was given"):
         plan(spec, FOUR, (torch.zeros(4),), {"mask": None})
-
-
-def test_nothing_is_trimmed_where_nothing_was_padded() -> None:
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=2), FakeTarget(2), (torch.arange(4),), {})
-    assert call.gather.trim is None
-
-
-def test_a_mean_weighted_by_the_mask_equals_the_mean_of_all_rows() -> None:
-    spec = spec_of(Dispatch.DP_COMPUTE_METRIC, pad_to_multiple=4, pad_mask="mask")
-    sums = run(
-        spec, FOUR, torch.arange(7, dtype=torch.float64), method=lambda x, mask: (x[mask].sum(), mask.sum())
-    )
-    assert sum(s for s, _ in sums) / sum(n for _, n in sums) == 3.0
 
 
 def test_mesh_modes_refuse_part_of_a_coordinate() -> None:

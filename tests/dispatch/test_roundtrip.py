@@ -4,22 +4,51 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import TensorDict, tensorclass
 
 from phalanx.collect.join import gather, join_rows
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.dispatch.modes import plan
+from phalanx.dispatch.shardable import register_row_type
 from phalanx.dispatch.split import count_rows, split_rows
 from tests.dispatch.support import Batch, FakeTarget, by_rank, meshed, outputs_of, run, same, spec_of
+
+
+@tensorclass
+class Rollout:
+    ids: torch.Tensor
+    reward: torch.Tensor
+
+
+@dataclasses.dataclass
+class Table:
+    """Of a type that a user registers, by slices and joins alone."""
+
+    rows: list[int]
+
+
+register_row_type(
+    Table,
+    count=lambda table: len(table.rows),
+    slice=lambda table, start, stop: Table(table.rows[start:stop]),
+    concat=lambda tables: Table([row for table in tables for row in table.rows]),
+)
+
+
+def arrow_table(rows: int) -> pa.Table:
+    return pa.table(
+        {"a": pa.array(range(rows), pa.int64()), "b": pa.array(map(str, range(rows)), pa.string())}
+    )
+
 
 MAKERS: dict[str, Callable[[int], Any]] = {
     "tensor": lambda n: torch.arange(n * 2, dtype=torch.bfloat16).reshape(n, 2),
@@ -29,6 +58,12 @@ MAKERS: dict[str, Callable[[int], Any]] = {
     "dict": lambda n: {"a": torch.arange(n), "b": {"c": np.arange(n)}, "nothing": None},
     "dataclass": lambda n: Batch(torch.arange(n), [str(i) for i in range(n)], {"w": np.ones(n)}),
     "tuple": lambda n: (torch.arange(n), list(range(n))),
+    "table": arrow_table,
+    "record batch": lambda n: arrow_table(n + 1).to_batches()[0],
+    "records": lambda n: np.array([(i, i / 2) for i in range(n)], "i4,f8").view(np.recarray),
+    "tensorclass": lambda n: Rollout(ids=torch.arange(n), reward=torch.rand(n), batch_size=[n]),
+    "texts": lambda n: TensorDict({"x": torch.arange(n), "text": list(map(str, range(n)))}, batch_size=[n]),
+    "registered": lambda n: Table(list(range(n))),
 }
 VALUES = st.tuples(st.sampled_from(sorted(MAKERS)), st.integers(0, 40)).map(lambda kn: MAKERS[kn[0]](kn[1]))
 OPTIONS = st.fixed_dictionaries({"pad_to_multiple": st.sampled_from([None, 1, 2, 3, 8])})
@@ -102,38 +137,10 @@ def test_split_rows_and_join_rows_are_inverse(value: Any, parts: int) -> None:
     assert same(value, before)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 3, 17])
-@pytest.mark.parametrize("world", range(1, 9))
-def test_every_rank_is_called_whatever_the_rows(rows: int, world: int) -> None:
-    batch = {"x": torch.arange(rows), "temperature": 0.7}
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(world), (batch,), {})
-    seen = [args[0] for _, args, _ in by_rank(call)]
-    assert len(seen) == world
-    assert [len(piece["x"]) for piece in seen] == call.rows
-    assert all(piece["temperature"] == 0.7 for piece in seen)
-
-
-@pytest.mark.parametrize("make", [lambda t: t, lambda t: t.combine_chunks().to_batches()[0]])
-@pytest.mark.parametrize("world", [1, 3, 7])
-def test_arrow_rows_come_back(make: Callable[[Any], Any], world: int) -> None:
-    value = make(pa.table({"a": list(range(5)), "b": [str(i) for i in range(5)]}))
-    out = run(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(world), value)
-    assert type(out) is type(value)
-    assert out.equals(value)
-
-
-def test_balanced_arrow_rows_come_back() -> None:
-    value = pa.table({"a": list(range(7)), "tokens": [9, 1, 1, 1, 5, 1, 1]})
-    out = run(spec_of(Dispatch.mesh("actor", balance="tokens")), meshed(dp=3), value)
-    assert out.equals(value)
-
-
-@pytest.mark.parametrize("world", [1, 2, 5])
-def test_jagged_rows_come_back(world: int) -> None:
-    rows = [torch.arange(n) for n in (3, 1, 4)]
-    value = torch.nested.nested_tensor(rows, layout=torch.jagged)
-    out = run(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(world), value)
-    assert all(map(torch.equal, out.unbind(), rows))
+def test_ranks_without_rows_of_a_registered_type_get_a_piece_of_no_rows() -> None:
+    spec = spec_of(Dispatch.mesh("actor", balance=_lengths))
+    call = plan(spec, meshed(dp=3), (Table([7]),), {})
+    assert [args[0] for _, args, _ in by_rank(call)] == [Table([7]), Table([]), Table([])]
 
 
 def _lengths(value: Any) -> list[int]:
@@ -159,9 +166,3 @@ def test_nested_structures_of_every_kind_are_cut_and_joined() -> None:
     assert (pieces[1]["b"], pieces[1]["c"][1]["d"]) == ({}, [3, 4])
     assert isinstance(pieces[0]["e"], Pair)
     assert join_rows(pieces)["c"][0].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_sparse_rows_come_back() -> None:
-    value = torch.eye(4).to_sparse()
-    pieces = split_rows(value, 3)
-    assert torch.equal(join_rows(pieces).to_dense(), torch.eye(4))

@@ -25,7 +25,7 @@ from phalanx.collect.join import join_rows
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.dispatch.batch_metadata import PerShard, differing, digest
 from phalanx.dispatch.modes import plan
-from phalanx.dispatch.split import split_rows
+from phalanx.dispatch.split import count_rows, split_rows
 from phalanx.errors import DispatchError
 from tests.dispatch.support import FakeTarget, meshed, run, spec_of
 
@@ -75,27 +75,32 @@ def test_a_batch_keeps_its_settings_and_rows(settings: dict[str, Any], rows: int
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=told_apart)
-def test_a_plain_value_comes_back_once(value: Any) -> None:
-    joined = join_rows([pickle.loads(pickle.dumps(value)) for _ in range(3)])
-    assert told_apart(joined) == told_apart(value)
+def test_a_plain_value_has_no_rows_goes_whole_to_every_piece_and_comes_back_once(value: Any) -> None:
+    pieces = split_rows(value, 3)
+    assert count_rows(value) is None
+    assert [piece is value for piece in pieces] == [True] * 3
+    assert told_apart(join_rows([pickle.loads(pickle.dumps(piece)) for piece in pieces])) == told_apart(value)
 
 
 @pytest.mark.parametrize(
     "values",
-    [(1, 2), (1, True), (1, 1.0), (1, None), ("a", b"a"), (np.int8(1), np.int16(1)), (Kind, Kind.GREEDY)],
+    [
+        *(
+            (1, 2),
+            (1, True),
+            (1, 1.0),
+            (1, None),
+            ("a", b"a"),
+            (np.int8(1), np.int16(1)),
+            (Kind, Kind.GREEDY),
+        ),
+        (torch.tensor(1), torch.tensor(1.0)),
+        *((value, value) for value in (object(), lambda: 3, np.array(None))),
+    ],
 )
-def test_values_that_differ_in_value_or_type_come_back_by_piece(values: Any) -> None:
+def test_values_that_differ_or_cannot_be_compared_come_back_by_piece(values: Any) -> None:
     assert list(join_rows(list(values))) == list(values)
     assert isinstance(join_rows(list(values)), PerShard)
-
-
-def test_tensors_of_one_number_that_differ_come_back_by_piece() -> None:
-    assert isinstance(join_rows([torch.tensor(1), torch.tensor(1.0)]), PerShard)
-
-
-@pytest.mark.parametrize("value", [object(), lambda: 3, np.array(None)])
-def test_what_only_its_type_could_compare_comes_back_by_piece(value: Any) -> None:
-    assert isinstance(join_rows([value, value]), PerShard)
 
 
 def test_one_piece_gives_the_value_itself() -> None:
@@ -125,12 +130,10 @@ def test_values_by_piece_are_a_sequence_that_survives_pickling() -> None:
     assert pickle.loads(pickle.dumps(values)) == values != [1, 2.5]
 
 
-@pytest.mark.parametrize("mode", [Dispatch.DP_COMPUTE_PROTO, Dispatch.DP_COMPUTE_METRIC, Dispatch.mesh()])
-@pytest.mark.parametrize("rows", [2, 3])
-def test_values_by_piece_are_no_rows_whatever_their_number(mode: Any, rows: int) -> None:
-    batch = {"ids": torch.zeros(rows), "temp": PerShard([0.7, 0.8])}
+def test_values_by_piece_are_no_rows_though_they_are_as_many() -> None:
+    batch = {"ids": torch.zeros(2), "temp": PerShard([0.7, 0.8])}
     with pytest.raises(DispatchError, match=r"x\['temp'\] is PerShard\(\[0\.7, 0\.8\]\).*px\.replicate"):
-        plan(spec_of(mode, lambda x: x), meshed(dp=2), (batch,), {})
+        plan(spec_of(Dispatch.ROWS, lambda x: x), FakeTarget(2), (batch,), {})
 
 
 def test_values_by_piece_go_whole_where_that_is_said() -> None:
@@ -159,11 +162,6 @@ def test_a_table_of_unknown_rows_is_refused_and_not_replicated(table: Any) -> No
         with pytest.raises(DispatchError, match=r"x\['t'\] is a .*register_row_type.*px\.replicate"):
             plan(spec_of(Dispatch.DP_COMPUTE_PROTO, lambda x: x), FakeTarget(2), (batch,), {})
     assert split_rows(px.replicate(table), 2)[1] is table
-
-
-@pytest.mark.parametrize("value", PLAIN, ids=told_apart)
-def test_plain_values_are_no_tables(value: Any) -> None:
-    assert split_rows(value, 2) == [value, value] or value != value
 
 
 def test_a_digest_is_the_same_in_another_process() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -97,13 +96,6 @@ def test_a_list_keeps_its_type_and_attributes(rows: list[int], parts: int) -> No
         parts + 1
     )
     assert joined == rows
-
-
-def test_arrays_of_records_keep_their_type() -> None:
-    whole = np.rec.array([(1, 2.0), (3, 4.0)], dtype=[("a", "i4"), ("b", "f8")])
-    joined = join_rows(split_rows(whole, 2))
-    assert type(joined) is np.recarray
-    assert joined.a.tolist() == [1, 3]
 
 
 def test_a_locked_tensordict_stays_locked() -> None:

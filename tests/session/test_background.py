@@ -9,22 +9,19 @@ from phalanx.session.background import Background
 from tests.support.fault_workers import within
 
 
-def test_its_thread_begins_with_the_first_work_and_ends_when_nothing_is_left() -> None:
-    turns: list[str] = []
-    one = Background(lambda: turns.append(threading.current_thread().name))
+def test_its_thread_begins_with_the_first_work_and_takes_turns_until_nothing_is_left() -> None:
+    left, threads = [0.0, 0.0, None], set[str]()
+
+    def turn() -> float | None:
+        threads.add(threading.current_thread().name)
+        return left.pop(0)
+
+    one = Background(turn)
     before = one.running
     one.begin()
 
-    assert within(30.0, lambda: not one.running)
-    assert (before, turns) == (False, ["phalanx-background"])
-
-
-def test_turns_are_taken_until_one_says_that_nothing_is_left() -> None:
-    left = [0.0, 0.0, None]
-    one = Background(lambda: left.pop(0))
-    one.begin()
-
     assert within(30.0, lambda: not left and not one.running)
+    assert (before, threads) == (False, {"phalanx-background"})
 
 
 def test_work_that_comes_during_a_turn_is_done_in_another() -> None:

@@ -28,8 +28,8 @@ class Events:
         return [i for i, end in enumerate(ended) if end], [i for i, end in enumerate(ended) if not end]
 
 
-def pending(*events: threading.Event, deadline: float | None = None) -> Pending:
-    return Pending(Events(), events, deadline)  # pyright: ignore[reportArgumentType]
+def pending(*events: threading.Event, deadline: float | None = None, backend: Any = None) -> Pending:
+    return Pending(backend or Events(), events, deadline)
 
 
 def awaiting() -> int:
@@ -72,12 +72,6 @@ def test_threads_are_used_again() -> None:
     assert waiters.submit(threading.get_ident).result() == first
 
 
-def test_idle_threads_end() -> None:
-    waiters, before = WaitThreads(idle_s=0.01), awaiting()
-    waiters.submit(int).result()
-    assert within(30.0, lambda: awaiting() <= before and not waiters._threads)
-
-
 def test_many_waits_share_few_threads_and_all_come_to_their_end() -> None:
     waiters, before = WaitThreads(most=4), awaiting()
     events = [threading.Event() for _ in range(500)]
@@ -90,18 +84,28 @@ def test_many_waits_share_few_threads_and_all_come_to_their_end() -> None:
     assert most == 4
 
 
-def test_what_has_ended_does_not_wait_behind_what_has_not(occupied: WaitThreads) -> None:
-    over = threading.Event()
-    over.set()
-    assert occupied.submit(lambda: "here", pending(over)).result(30.0) == "here"
+class Left(Events):
+    """A backend that cannot be asked any more."""
+
+    def wait(self, *_: Any) -> Any:
+        raise OSError("left")
 
 
-def test_a_wait_that_has_ended_in_part_is_looked_at_since_that_part_may_have_failed(
-    occupied: WaitThreads,
-) -> None:
-    over = threading.Event()
-    over.set()
-    assert occupied.submit(lambda: "failed", pending(over, threading.Event())).result(30.0) == "failed"
+OVER, NEVER = threading.Event(), threading.Event()
+OVER.set()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        pytest.param(pending(OVER), id="it has ended"),
+        pytest.param(pending(OVER, NEVER), id="a part of it has ended, which may have failed"),
+        pytest.param(pending(NEVER, deadline=0.0), id="its deadline is over"),
+        pytest.param(pending(NEVER, backend=Left()), id="its backend cannot be asked"),
+    ],
+)
+def test_a_wait_does_not_stand_behind_others_that_last_once(occupied: WaitThreads, wait: Pending) -> None:
+    assert occupied.submit(lambda: "here", wait).result(30.0) == "here"
 
 
 def test_waits_that_have_ended_in_part_take_no_additional_threads_and_come_after_the_others() -> None:
@@ -117,10 +121,6 @@ def test_waits_that_have_ended_in_part_take_no_additional_threads_and_come_after
     assert awaiting() - before <= 2 + _SPARE + 1
     never.set()
     assert all(future.result(30.0) for future in futures)
-
-
-def test_a_wait_is_over_at_its_deadline(occupied: WaitThreads) -> None:
-    assert occupied.submit(lambda: "late", pending(threading.Event(), deadline=0.0)).result(30.0) == "late"
 
 
 def test_waits_that_depend_on_one_another_all_end() -> None:
@@ -143,12 +143,3 @@ def test_a_wait_that_was_cancelled_is_never_begun(occupied: WaitThreads) -> None
     occupied.submit(int, pending(over)).result(30.0)
 
     assert not begun.is_set()
-
-
-def test_a_backend_that_cannot_be_asked_leaves_the_answer_to_whoever_waits(occupied: WaitThreads) -> None:
-    class Left(Events):
-        def wait(self, *_: Any) -> Any:
-            raise OSError("left")
-
-    wait = Pending(Left(), [threading.Event()])  # pyright: ignore[reportArgumentType]
-    assert occupied.submit(lambda: "its own error", wait).result(30.0) == "its own error"

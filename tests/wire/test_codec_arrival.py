@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 from collections import namedtuple
 from typing import Any
 
@@ -72,15 +71,6 @@ def test_decoding_ends_with_its_block_and_nests() -> None:
     assert [a.flags.writeable for a in (inner, middle, outer)] == [True, False, True]
 
 
-def test_decoding_does_not_reach_other_threads() -> None:
-    arrived: list[Any] = []
-    with decoding(Policy.READONLY):
-        thread = threading.Thread(target=lambda: arrived.append(in_process(np.zeros(4))))
-        thread.start()
-        thread.join()
-    assert arrived[0].flags.writeable
-
-
 def test_decoding_does_not_reach_other_tasks() -> None:
     async def read(policy: Policy) -> bool:
         with decoding(policy):
@@ -142,10 +132,6 @@ def test_tokens_stand_in_order_each_object_once() -> None:
         restored = decode(encoded)
     assert list(encoded.tokens) == ["a", "b"]
     assert restored[0] is restored[2][0]
-
-
-def test_without_restore_a_token_stands_for_itself() -> None:
-    assert in_process([Token("a")], hoist={Token: lambda token: token.name}) == ["a"]
 
 
 def test_restore_may_decode_other_values_under_another_policy() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import importlib
-import os
 import pickle
 import runpy
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -23,30 +20,10 @@ import phalanx
 from phalanx.errors import PhalanxError, RankReport, RemoteCallError
 from phalanx.wire.exceptions import ITEM_LIMIT, pack, unpack
 from phalanx.wire.failure import RankFailure, capture, rebuild, report_of
+from tests.support.odd_exceptions import Frozen, OtherArguments, Slotted, decode_error
 
 if sys.version_info < (3, 11):
     from exceptiongroup import ExceptionGroup
-
-
-class OtherArguments(Exception):
-    def __init__(self, code: int, *, reason: str) -> None:
-        super().__init__(f"{code}: {reason}")
-        self.code = code
-        self.reason = reason
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen(Exception):
-    code: int
-    where: str = "here"
-
-
-class Slotted(ValueError):
-    __slots__ = ("_hidden", "code")
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
 
 
 class Refuses(Exception):
@@ -83,15 +60,10 @@ def there_and_back(exc: BaseException) -> BaseException | None:
     return rebuild(pickle.loads(pickle.dumps(capture(exc, rank=1))))
 
 
-def decode_error() -> UnicodeDecodeError:
-    return UnicodeDecodeError("utf-8", b"ab\xff", 2, 3, "invalid start byte")
-
-
 @pytest.mark.parametrize(
     ("exc", "fields"),
     [
         (ValueError("bad", 3), ("args",)),
-        (KeyError("k"), ("args",)),
         (OtherArguments(3, reason="why"), ("args", "code", "reason")),
         (Frozen(3, "there"), ("code", "where")),
         (Slotted(3), ("args", "code")),
@@ -104,7 +76,6 @@ def decode_error() -> UnicodeDecodeError:
         (SyntaxError("bad", ("f.py", 3, 1, "x =", 3, 2)), ("args", "filename", "lineno", "text")),
         (StopIteration(5), ("value",)),
         (SystemExit(3), ("code",)),
-        (KeyboardInterrupt(), ("args",)),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
@@ -187,25 +158,6 @@ def test_nothing_is_packed_of_an_exception_that_is_too_large() -> None:
 CLASSES = "class Gone(ValueError):\n    pass\n"
 
 
-def test_a_failure_arrives_where_its_class_cannot_be_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "only_on_the_worker.py").write_text(CLASSES)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    gone = __import__("only_on_the_worker").Gone
-    data = pickle.dumps(capture(gone("text"), rank=3))
-    code = (
-        "import pickle, sys; from phalanx.wire.failure import rebuild;"
-        "failure = pickle.loads(sys.stdin.buffer.read());"
-        "print(failure.report.type_name, failure.report.message, failure.report.rank, rebuild(failure))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(phalanx.__file__).parent.parent)}
-
-    said = subprocess.run([sys.executable, "-c", code], input=data, capture_output=True, env=environment)
-
-    assert said.stdout.decode().split() == ["only_on_the_worker.Gone", "text", "3", "None"]
-
-
 def test_a_part_of_a_group_without_its_class_is_stood_in_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,36 +175,29 @@ def test_a_part_of_a_group_without_its_class_is_stood_in_for(
     assert str(back.exceptions[0]) == "soon_gone.Gone: text"
 
 
-@pytest.mark.parametrize("exc", [Mute("x"), Refuses("x"), Holding("x", threading.Lock())])
-def test_a_strange_exception_is_captured_all_the_same(exc: Exception) -> None:
-    failure = pickle.loads(pickle.dumps(capture(raised(exc), rank=1)))
+@pytest.mark.parametrize(
+    ("exc", "message"),
+    [
+        (Mute("x"), "<str() of this Mute raised RuntimeError>"),
+        (Refuses("x"), "x"),
+        (Holding("x", threading.Lock()), "x"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_strange_exception_is_captured_all_the_same(exc: Exception, message: str) -> None:
+    report = pickle.loads(pickle.dumps(capture(raised(exc), rank=1))).report
 
-    assert failure.report.type_name == f"{__name__}.{type(exc).__name__}"
-    assert "in raised" in failure.report.traceback
-
-
-def test_an_exception_whose_text_raises_says_so() -> None:
-    assert capture(Mute(), rank=1).report.message == "<str() of this Mute raised RuntimeError>"
-
-
-def test_the_report_holds_what_was_given() -> None:
-    report = capture(ValueError("bad"), rank=2, role="actor", method="update", hint="less").report
-
-    assert (report.where(), report.role, report.method, report.type_name, report.message, report.hint) == (
-        "rank 2",
-        "actor",
-        "update",
-        "ValueError",
-        "bad",
-        "less",
-    )
+    assert (report.type_name, report.message) == (f"{__name__}.{type(exc).__name__}", message)
+    assert "in raised" in report.traceback
 
 
-def test_the_report_has_the_exception_once_it_is_taken_from_the_failure() -> None:
-    report = report_of(capture(ValueError("bad"), rank=2), at=3.5)
+def test_the_report_holds_what_was_given_and_the_exception_once_it_is_taken_from_the_failure() -> None:
+    failure = capture(ValueError("bad"), rank=2, role="actor", method="update", hint="less")
+    report = report_of(failure, at=3.5)
 
+    assert (report.where(), report.role, report.method, report.hint) == ("rank 2", "actor", "update", "less")
+    assert (report.type_name, report.message, report.at) == ("ValueError", "bad", 3.5)
     assert isinstance(report.exception, ValueError)
-    assert report.at == 3.5
 
 
 def test_a_failure_shows_rank_text_and_traceback() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.wire import memory
-from phalanx.wire.memory import allocate, concat_arrays, concat_rows, private_copies, select_rows
+from phalanx.wire.memory import BufferPool, allocate, concat_arrays, concat_rows, private_copies, select_rows
 
 
 @pytest.fixture(params=[False, True], ids=["one thread", "threads"])
@@ -76,12 +78,25 @@ DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex6
 
 
 @pytest.mark.usefixtures("small_thresholds")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rows_are_joined_in_order(dtype: torch.dtype) -> None:
-    whole = (torch.arange(24) % 3).reshape(8, 3).to(dtype)
-    joined = concat_rows([whole[:2], whole[2:2], whole[2:7], whole[7:]])
-    assert joined.dtype == dtype
-    assert joined.view(torch.uint8).tolist() == whole.view(torch.uint8).tolist()
+@pytest.mark.parametrize(
+    "whole",
+    [
+        *((torch.arange(24) % 3).reshape(8, 3).to(dtype) for dtype in DTYPES),
+        torch.arange(24.0).reshape(3, 8).T,
+        torch.tensor([[1 + 2j]] * 8).conj(),
+        torch.eye(8).to_sparse(),
+        torch._efficientzerotensor((8, 2)),
+    ],
+    ids=[*map(str, DTYPES), "with strides", "conjugate", "sparse", "without memory"],
+)
+def test_rows_of_any_tensor_are_joined_in_order(whole: torch.Tensor) -> None:
+    pieces = [
+        whole.narrow_copy(0, start, rows) if whole.is_sparse else whole[start : start + rows]
+        for start, rows in ((0, 2), (2, 0), (2, 5), (7, 1))
+    ]
+    joined = concat_rows(pieces)
+    assert joined.dtype == whole.dtype
+    assert torch.equal(joined.to_dense(), whole.to_dense().resolve_conj())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -100,24 +115,9 @@ def test_rows_are_selected_as_torch_selects_them(dtype: torch.dtype, monkeypatch
 
 
 @pytest.mark.usefixtures("small_thresholds")
-@pytest.mark.parametrize(
-    "odd",
-    [torch.eye(4).to_sparse(), torch._efficientzerotensor((4, 2))],
-    ids=["sparse", "without memory"],
-)
-def test_tensors_that_are_more_than_their_bytes_are_left_to_torch(odd: torch.Tensor) -> None:
-    assert torch.equal(concat_rows([odd, odd]).to_dense()[4:], odd.to_dense())
+@pytest.mark.parametrize("odd", [torch.eye(4).to_sparse(), torch._efficientzerotensor((4, 2))])
+def test_rows_of_a_tensor_that_is_more_than_its_bytes_are_selected_by_torch(odd: torch.Tensor) -> None:
     assert torch.equal(select_rows(odd, [3, 0]).to_dense(), odd.to_dense()[[3, 0]])
-
-
-@pytest.mark.usefixtures("small_thresholds")
-@pytest.mark.parametrize(
-    "whole",
-    [torch.arange(24.0).reshape(4, 6).T, torch.tensor([[1 + 2j], [3 - 1j]]).conj()],
-    ids=["with strides", "conjugate"],
-)
-def test_views_are_joined_right(whole: torch.Tensor) -> None:
-    assert torch.equal(concat_rows([whole[:1], whole[1:]]), whole.resolve_conj())
 
 
 @pytest.mark.usefixtures("small_thresholds")
@@ -150,9 +150,10 @@ def test_nothing_to_join_is_refused(join: Any) -> None:
 
 
 @pytest.mark.usefixtures("small_thresholds")
+@pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["f4", "?", "M8[s]", "U2", "O", "i4,u1"])
-def test_arrays_are_joined_in_order(dtype: str) -> None:
-    whole = np.arange(24).astype(dtype).reshape(8, 3)
+def test_arrays_are_joined_in_order(dtype: str, order: Any) -> None:
+    whole = np.arange(24).astype(dtype).reshape(8, 3, order=order)
     joined = concat_arrays([whole[:2], whole[2:2], whole[2:]])
     assert (joined.dtype, joined.tolist()) == (whole.dtype, whole.tolist())
 
@@ -164,14 +165,6 @@ def test_joined_arrays_are_writable_and_share_nothing() -> None:
     joined = concat_arrays([piece])
     joined[:] = 0
     assert piece.sum() == 6
-
-
-@pytest.mark.usefixtures("small_thresholds")
-def test_array_pieces_with_strides_are_joined_right() -> None:
-    whole = np.arange(24).reshape(4, 6)
-    assert (
-        concat_arrays([whole.T[:2], whole.T[2:, ::-1]]) == np.concatenate([whole.T[:2], whole.T[2:, ::-1]])
-    ).all()
 
 
 @settings(deadline=None, max_examples=50)
@@ -206,3 +199,66 @@ def test_a_forked_child_copies_with_threads_of_its_own() -> None:
     if child == 0:
         os._exit(0 if private_copies(source)[0].numpy().all() else 1)  # torch's threads do not survive a fork
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+MB = 1 << 20
+LINUX = sys.platform.startswith("linux")
+
+
+@pytest.fixture
+def pool() -> BufferPool:
+    return BufferPool(64 * MB) if LINUX else pytest.skip("no huge pages here")
+
+
+def address(block: np.ndarray) -> int:
+    return block.__array_interface__["data"][0]
+
+
+def freed(pool: BufferPool, nbytes: int) -> int:
+    """The address of a block that was used and is free again."""
+    block = pool.block(nbytes)
+    block[:] = 1
+    return address(block)
+
+
+def test_a_freed_block_serves_the_next_of_its_size(pool: BufferPool) -> None:
+    place = freed(pool, 8 * MB)
+    assert address(pool.block(8 * MB)) == place
+
+
+def test_a_block_is_not_free_while_anything_uses_it(pool: BufferPool) -> None:
+    block = torch.from_numpy(pool.block(8 * MB))
+    view = block[MB:].view(torch.float32)[5:]
+    place = block.data_ptr()
+    del block
+    gc.collect()
+    assert address(pool.block(8 * MB)) != place
+    view.fill_(2)
+
+
+@pytest.mark.parametrize(("kept", "asked"), [(8, 32), (32, 8)], ids=["too small", "much too large"])
+def test_a_block_of_another_size_stays_kept(pool: BufferPool, kept: int, asked: int) -> None:
+    place = freed(pool, kept * MB)
+    assert address(pool.block(asked * MB)) != place
+    assert address(pool.block(kept * MB)) == place
+
+
+def test_no_more_is_kept_than_the_bound(pool: BufferPool) -> None:
+    blocks = [pool.block(16 * MB) for _ in range(6)]
+    blocks.clear()
+    assert pool.kept_bytes == 64 * MB
+
+
+def test_a_block_larger_than_the_bound_is_not_kept(pool: BufferPool) -> None:
+    freed(pool, 80 * MB)
+    assert pool.kept_bytes == 0
+
+
+def test_blocks_start_on_a_huge_page(pool: BufferPool) -> None:
+    assert address(pool.block(5 * MB)) % (2 * MB) == 0
+
+
+@pytest.mark.skipif(not LINUX, reason="no huge pages here")
+def test_large_received_memory_is_used_again() -> None:
+    place = allocate(24 * MB).data_ptr()
+    assert allocate(24 * MB).data_ptr() == place

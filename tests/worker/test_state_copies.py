@@ -43,12 +43,3 @@ def test_a_holder_has_each_whole_snapshot_also_after_some_that_did_not_reach_it(
             holder.hold(0, last + 1, last, sent)
             last += 1
             assert held(holder, last) == values
-
-
-def test_a_tensor_that_changed_in_a_snapshot_that_failed_is_sent_with_the_next_one() -> None:
-    rank = StateCopies()
-    rank.take(1, 0, leaves([1]), again=False)
-    rank.take(2, 1, leaves([2]), again=True)  # does not arrive
-    _, sent = rank.take(2, 1, leaves([2]), again=True)
-
-    assert list(sent.data) == [("", "t0")]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 import phalanx as px
-from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import ANY_EPOCH, Message, RankCall, RankConfig, StreamEnd
 from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder
 from phalanx.worker.worker_runtime import WorkerRuntime
-from tests.worker.test_worker_runtime import Services
+from tests.worker.runtimes import message, runtime_of
 
 
 class Source(px.Worker):
@@ -39,27 +36,7 @@ class Source(px.Worker):
 
 @pytest.fixture
 def runtime() -> WorkerRuntime:
-    """Rank 0 of one, in epoch 3."""
-    made = WorkerRuntime(Services())
-    made.setup(RankConfig(0, 1, 0, 1, "g", 3, {}).pack(pickle.dumps(encode({"": (Source, (), {})}))), ())
-    return made
-
-
-def message(method: str, epoch: int = ANY_EPOCH, *, keep: bool = True) -> Message:
-    return RankCall(epoch, "", method, keep).pack()
-
-
-@pytest.mark.parametrize("method", ["numbers", "numbers_async"])
-def test_items_come_one_by_one_and_their_number_last(runtime: WorkerRuntime, method: str) -> None:
-    assert list(runtime.stream(message(method))) == [1, 2, 3, StreamEnd(3)]
-
-
-def test_an_item_is_made_when_it_is_asked_for(runtime: WorkerRuntime) -> None:
-    items = runtime.stream(message("numbers"))
-    assert [next(items), next(items)] == [1, 2]
-
-    assert runtime.instances[""].notes == ["made 1", "made 2"]
-    list(items)
+    return runtime_of(Source)
 
 
 def test_closing_it_in_the_middle_lets_the_method_clean_up_and_interrupts_the_call(
@@ -72,11 +49,6 @@ def test_closing_it_in_the_middle_lets_the_method_clean_up_and_interrupts_the_ca
 
     assert raised.value.report.kind == "cancelled"
     assert runtime.instances[""].notes == ["made 1", "over"]
-
-
-@pytest.mark.parametrize("method", ["numbers", "numbers_async"])
-def test_without_a_stream_the_items_come_as_a_list(runtime: WorkerRuntime, method: str) -> None:
-    assert pickle.loads(pickle.dumps(runtime.run(message(method)))) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("method", ["numbers", "numbers_async"])

@@ -1,8 +1,10 @@
-"""Where a process stands, asked from beside it, on processes that are no ranks; no Ray."""
+"""Processes of this machine as seen from outside: whether they die, and where they stand; no Ray."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,9 +52,9 @@ def test_a_process_that_imports_and_starts_threads_goes_on_however_often_it_is_a
 
 
 @needs_proc
-@pytest.mark.parametrize("signal", ["takes_the_signal", "leaves_it"])
-def test_a_process_that_waits_is_read_without_a_signal(signal: str) -> None:
-    with process("sleeps", signal) as target:
+@pytest.mark.parametrize("handler", ["takes_the_signal", "leaves_it"])
+def test_a_process_that_waits_is_read_without_a_signal(handler: str) -> None:
+    with process("sleeps", handler) as target:
         texts = (stacks_of([target])[0] for _ in range(100))  # it may not have come to sleep yet
         text, why = next((text, why) for text, why in texts if "in sleeps" in text)
 
@@ -104,3 +106,23 @@ def test_the_stack_of_one_thread_is_said_to_be_all_that_could_be_read() -> None:
         'File "/job/train.py", line 5 in step',
         "(native code holds the interpreter: only this thread could be read)",
     ]
+
+
+@pytest.mark.parametrize("threads", [0, 4])
+def test_a_process_that_was_killed_is_known_to_die_from_then_on(threads: int) -> None:
+    script = f"""
+import threading, time
+for _ in range({threads}):
+    threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+much = b"x" * (100 << 20)
+print(flush=True)
+time.sleep(100)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
+        target = ProcessHandle(child.pid, None)
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert not target.dies()
+        os.kill(child.pid, signal.SIGKILL)
+        for _ in range(1000):  # until it is a zombie, and beyond
+            assert target.dies()

@@ -1,0 +1,30 @@
+"""Exceptions that are harder to send than most: of other arguments than their text, frozen, or with slots."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+class OtherArguments(Exception):
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+    where: str = "here"
+
+
+class Slotted(ValueError):
+    __slots__ = ("_hidden", "code")
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def decode_error() -> UnicodeDecodeError:
+    return UnicodeDecodeError("utf-8", b"ab\xff", 2, 3, "invalid start byte")

@@ -1,0 +1,31 @@
+"""The runtime of a rank in this process, as the inline backend has it."""
+
+from __future__ import annotations
+
+import pickle
+
+from phalanx.backends.inline import InlineServices
+from phalanx.topology.slots import SlotFacts
+from phalanx.wire.codec import encode
+from phalanx.wire.messages import ANY_EPOCH, Message, RankCall, RankConfig
+from phalanx.worker.worker_runtime import WorkerRuntime
+
+EPOCH = 3
+
+
+def empty_runtime() -> WorkerRuntime:
+    """Return a runtime whose worker was not made yet."""
+    return WorkerRuntime(InlineServices(SlotFacts("n", "h", "127.0.0.1", (), 1), ""))
+
+
+def runtime_of(cls: type) -> WorkerRuntime:
+    """Return rank 0 of one, in ``EPOCH``."""
+    made = empty_runtime()
+    config = RankConfig(0, 1, 0, 1, "g", EPOCH, {})
+    made.setup(config.pack(pickle.dumps(encode({"": (cls, (), {})}))), ())
+    return made
+
+
+def message(method: str, epoch: int = ANY_EPOCH, *, keep: bool = True) -> Message:
+    """Return a call without arguments."""
+    return RankCall(epoch, "", method, keep).pack()
