@@ -59,7 +59,7 @@ MAKERS: dict[str, Callable[[int], Any]] = {
     "dataclass": lambda n: Batch(torch.arange(n), [str(i) for i in range(n)], {"w": np.ones(n)}),
     "tuple": lambda n: (torch.arange(n), list(range(n))),
     "table": arrow_table,
-    "record batch": lambda n: arrow_table(n + 1).to_batches()[0],
+    "record batch": lambda n: pa.RecordBatch.from_pylist(arrow_table(n).to_pylist(), arrow_table(n).schema),
     "records": lambda n: np.array([(i, i / 2) for i in range(n)], "i4,f8").view(np.recarray),
     "tensorclass": lambda n: Rollout(ids=torch.arange(n), reward=torch.rand(n), batch_size=[n]),
     "texts": lambda n: TensorDict({"x": torch.arange(n), "text": list(map(str, range(n)))}, batch_size=[n]),

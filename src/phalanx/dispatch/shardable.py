@@ -195,7 +195,7 @@ def _arrow_concat(tables: list[Any]) -> Any:
     if not as_batch:
         return owned
     batches = owned.combine_chunks().to_batches()
-    return batches[0] if batches else tables[0].schema.empty_table().to_batches()[0]
+    return batches[0] if batches else pyarrow.RecordBatch.from_pylist([], owned.schema)
 
 
 def _arrow_take(table: Any, indices: Sequence[int]) -> Any:
