@@ -36,6 +36,10 @@ def test_first_axis_is_slowest():
     ]
 
 
+def test_repr_reads_as_the_call_that_makes_it():
+    assert repr(Mesh(dp=2, pp=1, tp=2)) == "Mesh(dp=2, pp=1, tp=2)"
+
+
 def test_axes_shape_and_sizes():
     mesh = Mesh(dp=2, pp=1, tp=2)
 
@@ -47,9 +51,12 @@ def test_an_axis_may_have_any_name():
     assert Mesh(self=2, rank=3).coordinate(5, "rank") == 2
 
 
-@pytest.mark.parametrize("mesh", [Mesh(dp=-1, tp=2), Mesh(dp=4, tp=2)])
-def test_a_mesh_is_resolved_by_the_world_size(mesh: Mesh):
-    assert mesh.resolve(8) == Mesh(dp=4, tp=2)
+def test_the_rest_is_resolved_from_the_world_size():
+    assert Mesh(dp=-1, tp=2).resolve(8) == Mesh(dp=4, tp=2)
+
+
+def test_resolving_a_full_mesh_of_the_right_size_gives_itself():
+    assert Mesh(dp=4, tp=2).resolve(8) == Mesh(dp=4, tp=2)
 
 
 @pytest.mark.parametrize(
@@ -67,18 +74,33 @@ def test_a_mesh_that_does_not_fill_the_group_says_both_numbers(mesh: Mesh, world
 
 
 @pytest.mark.parametrize(
-    ("axes", "words"),
-    [
-        *(({"dp": size}, "whole number from 1") for size in (0, -2, 1.5, True, "2", None)),
-        ({"dp": -1, "tp": -1}, "dp, tp are all -1"),
-        ({}, "name at least one"),
-        ({"d p": 2}, "identifier"),
-    ],
-    ids=str,
+    "query",
+    [lambda m: m.world_size, lambda m: m.ranks(), lambda m: m.dp_groups(), lambda m: m.coordinates(0)],
 )
-def test_axes_that_make_no_mesh_are_refused(axes, words: str):
-    with pytest.raises(DeclarationError, match=words):
-        Mesh.of(axes)
+def test_an_unresolved_mesh_asks_to_be_resolved(query):
+    with pytest.raises(DispatchError, match=r"resolve\(world_size\)"):
+        query(Mesh(dp=-1, tp=2))
+
+
+@pytest.mark.parametrize("size", [0, -2, 1.5, True, "2", None])
+def test_a_size_that_is_no_count_is_refused(size):
+    with pytest.raises(DeclarationError, match="whole number from 1"):
+        Mesh(dp=size)
+
+
+def test_two_axes_cannot_both_be_the_rest():
+    with pytest.raises(DeclarationError, match="dp, tp are all -1"):
+        Mesh(dp=-1, tp=-1)
+
+
+def test_a_mesh_without_axes_is_refused():
+    with pytest.raises(DeclarationError, match="name at least one"):
+        Mesh()
+
+
+def test_an_axis_name_must_be_an_identifier():
+    with pytest.raises(DeclarationError, match="identifier"):
+        Mesh.of({"d p": 2})
 
 
 @given(meshes)
@@ -135,17 +157,33 @@ def test_coordinates_in_rank_order_equal_the_declared_mesh():
     assert Mesh.from_coordinates([mesh.coordinates(r) for r in range(4)]) == mesh
 
 
-@pytest.mark.parametrize(
-    ("mesh", "dp_axes", "groups", "collectors"),
-    [
-        (Mesh(pp=2, dp=2, cp=1, tp=2), ("dp",), ((0, 1, 4, 5), (2, 3, 6, 7)), (4, 6)),
-        (Mesh(pp=2, dp=2, tp=2), PP_AS_DP, ((0, 1), (4, 5), (2, 3), (6, 7)), (0, 4, 2, 6)),
-        (Mesh(pp=2, tp=2), ("dp",), ((0, 1, 2, 3),), (2,)),
-    ],
-    ids=["Megatron's layout", "stages as dp, which comes first", "no dp axis: one coordinate"],
-)
-def test_dp_groups_and_the_ranks_that_give_their_results(mesh: Mesh, dp_axes, groups, collectors):
-    assert (mesh.dp_groups(dp_axes), mesh.collectors(dp_axes)) == (groups, collectors)
+def test_pp_as_dp_puts_dp_first():
+    mesh = Mesh(pp=2, dp=4)  # rank = pp * 4 + dp
+
+    assert mesh.dp_groups(PP_AS_DP) == ((0,), (4,), (1,), (5,), (2,), (6,), (3,), (7,))
+
+
+def test_pp_as_dp_collects_from_every_stage():
+    mesh = Mesh(pp=2, dp=2, tp=2)
+
+    assert mesh.collectors(PP_AS_DP) == (0, 4, 2, 6)
+
+
+def test_megatron_layout_collects_from_the_last_stage():
+    mesh = Mesh(pp=2, dp=2, cp=1, tp=2)
+
+    assert (mesh.dp_groups(), mesh.collectors()) == (((0, 1, 4, 5), (2, 3, 6, 7)), (4, 6))
+
+
+def test_without_a_dp_axis_all_ranks_are_one_coordinate():
+    mesh = Mesh(pp=2, tp=2)
+
+    assert (mesh.dp_groups(), mesh.collectors(), mesh.leaders()) == (((0, 1, 2, 3),), (2,), (0,))
+
+
+def test_naming_a_dp_axis_twice_is_refused():
+    with pytest.raises(DispatchError, match="twice"):
+        Mesh(dp=2).dp_groups(("dp", "dp"))
 
 
 def test_a_slice_and_the_peers_along_an_axis():
@@ -156,48 +194,55 @@ def test_a_slice_and_the_peers_along_an_axis():
     assert mesh.peers(5, "cp") == (5,)
 
 
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        (lambda: Mesh(dp=-1, tp=2).world_size, r"resolve\(world_size\)"),
-        (lambda: Mesh(dp=-1, tp=2).dp_groups(), r"resolve\(world_size\)"),
-        (lambda: Mesh(dp=2).dp_groups(("dp", "dp")), "twice"),
-        (lambda: Mesh(dp=4).coordinates(4), r"rank 4 is not in Mesh\(dp=4\); expected 0 to 3"),
-        (lambda: Mesh(dp=2, tp=2, pp=1).rank(dp=0), "no coordinate for tp"),
-        (lambda: Mesh(dp=2).ranks(dp=2), "'dp': 2"),
-        (lambda: Mesh(dp=2).ranks(dp=-1), "'dp': 2"),
-        (lambda: Mesh(dp=2).ranks(typo=1), "'dp': 2"),
-    ],
-)
-def test_a_query_that_the_mesh_cannot_answer_is_refused(query, words: str):
-    with pytest.raises(DispatchError, match=words):
-        query()
+def test_a_rank_outside_the_mesh_is_refused():
+    with pytest.raises(DispatchError, match=r"rank 4 is not in Mesh\(dp=4\); expected 0 to 3"):
+        Mesh(dp=4).coordinates(4)
 
 
-def along_dp(*values: int) -> list[dict[str, int]]:
-    """What each rank reports of its axis dp."""
-    return [{"dp": value} for value in values]
+def test_a_rank_needs_a_coordinate_for_each_axis():
+    with pytest.raises(DispatchError, match="no coordinate for tp"):
+        Mesh(dp=2, tp=2, pp=1).rank(dp=0)
+
+
+@pytest.mark.parametrize("fixed", [{"dp": 2}, {"dp": -1}, {"typo": 1}])
+def test_a_coordinate_out_of_range_is_refused_with_the_sizes(fixed):
+    with pytest.raises(DispatchError, match=r"'dp': 2"):
+        Mesh(dp=2).ranks(**fixed)
 
 
 @pytest.mark.parametrize(
-    ("reported", "sizes", "words"),
+    ("reported", "words"),
     [
-        (along_dp(0, 1, 1), None, ["ranks 1, 2 all report dp=1"]),
-        ([{"dp": 0, "tp": 0}, {"dp": 0, "tp": 1}, {"dp": 1, "tp": 0}], None, ["no rank reports dp=1, tp=1"]),
-        ([{"dp": 0}, {"dp": 1, "tp": 0}], None, ["rank 0 report axes (dp)", "rank 1 report axes (dp, tp)"]),
-        (along_dp(0, 1), [2, 4], ["rank 0 hold dp to have size 2; rank 1 hold dp to have size 4"]),
-        (along_dp(0, 1, 1), [3, 3, 3], ["no rank reports dp=2"]),
-        (along_dp(0, 3), [2, 2], ["rank 1 reports dp=3, outside"]),
-        (along_dp(0, 10**12), None, ["dp=1000000000000, reported by rank 1"]),
-        (along_dp(0, -1), None, ["rank 1 reports dp=-1"]),
-        ([], None, ["one dict"]),
+        ([{"dp": 0}, {"dp": 1}, {"dp": 1}], ["ranks 1, 2 all report dp=1"]),
+        ([{"dp": 0, "tp": 0}, {"dp": 0, "tp": 1}, {"dp": 1, "tp": 0}], ["no rank reports dp=1, tp=1"]),
+        ([{"dp": 0}, {"dp": 1, "tp": 0}], ["rank 0 report axes (dp)", "rank 1 report axes (dp, tp)"]),
+        ([{"dp": 0}, {"dp": 10**12}], ["dp=1000000000000, reported by rank 1"]),
+        ([{"dp": 0}, {"dp": -1}], ["rank 1 reports dp=-1"]),
+        ([], ["one dict"]),
     ],
 )
-def test_coordinates_that_do_not_tile_name_the_ranks_in_conflict(reported, sizes, words):
+def test_coordinates_that_do_not_tile_name_the_ranks_in_conflict(reported, words):
     with pytest.raises(DeclarationError) as caught:
-        Mesh.from_coordinates(reported, sizes=sizes and along_dp(*sizes))
+        Mesh.from_coordinates(reported)
 
     assert all(word in str(caught.value) for word in words)
+
+
+def test_ranks_that_hold_an_axis_to_have_different_sizes_are_named():
+    sizes = [{"dp": 2}, {"dp": 4}]
+
+    with pytest.raises(DeclarationError, match=r"rank 0 hold dp .* size 2; rank 1 hold dp .* size 4"):
+        Mesh.from_coordinates([{"dp": 0}, {"dp": 1}], sizes=sizes)
+
+
+def test_agreed_sizes_that_no_rank_fills_are_a_conflict():
+    with pytest.raises(DeclarationError, match="no rank reports dp=2"):
+        Mesh.from_coordinates([{"dp": 0}, {"dp": 1}, {"dp": 1}], sizes=[{"dp": 3}] * 3)
+
+
+def test_a_coordinate_outside_the_reported_sizes_names_the_rank():
+    with pytest.raises(DeclarationError, match="rank 1 reports dp=3, outside"):
+        Mesh.from_coordinates([{"dp": 0}, {"dp": 3}], sizes=[{"dp": 2}] * 2)
 
 
 def test_importing_the_mesh_loads_nothing_heavy():
