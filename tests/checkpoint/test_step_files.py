@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -61,22 +60,3 @@ def test_a_block_that_the_system_refuses_or_takes_in_parts_is_written_completely
     expected = written(tmp_path / "file", [BLOCK + 99])
 
     assert (tmp_path / "file").read_bytes() == expected
-
-
-def test_a_block_is_written_while_the_next_is_gathered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gathered, real = threading.Event(), os.write
-
-    def write(file: int, data: Any) -> int:
-        assert gathered.wait(60)
-        return real(file, data)
-
-    monkeypatch.setattr(os, "write", write)
-
-    with StepFiles(str(tmp_path)).create_stream(str(tmp_path / "file"), "wb") as stream:
-        stream.write(bytes(2 * BLOCK - 1))
-        gathered.set()
-        stream.write(b"1")
-
-    assert (tmp_path / "file").read_bytes() == bytes(2 * BLOCK - 1) + b"1"

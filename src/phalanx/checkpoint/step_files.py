@@ -11,7 +11,6 @@ import io
 import mmap
 import os
 from collections.abc import Callable, Generator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -65,19 +64,15 @@ class DirectFile(io.FileIO):
 
 
 class OutputStream(io.RawIOBase):
-    """A stream that gathers blocks and digests them. A thread writes a block while the next is gathered.
+    """A stream that gathers blocks, digests and writes them.
 
     Attributes:
         error: the first error. ``torch.save`` raises another error in its place.
     """
 
-    def __init__(
-        self, write: Callable[[memoryview], object], check: Callable[[], object], thread: Executor
-    ) -> None:
-        self._write, self._check, self._thread = write, check, thread
-        self._block, self._spare = (memoryview(mmap.mmap(-1, _BLOCK)) for _ in range(2))
-        self._spare_written: Future[object] = Future()
-        self._spare_written.set_result(None)
+    def __init__(self, write: Callable[[memoryview], object], check: Callable[[], object]) -> None:
+        self._write, self._check = write, check
+        self._block = memoryview(mmap.mmap(-1, _BLOCK))
         self._filled, self._size = 0, 0
         self._digest = xxhash.xxh3_128()
         self.error: BaseException | None = None
@@ -85,9 +80,10 @@ class OutputStream(io.RawIOBase):
     def write(self, data: Any) -> int:
         rest = np.frombuffer(data, np.uint8)
         count = len(rest)
+        block = np.frombuffer(self._block, np.uint8)
         while len(rest):
             part = rest[: _BLOCK - self._filled]
-            np.frombuffer(self._block, np.uint8)[self._filled : self._filled + len(part)] = part
+            block[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
             rest = rest[len(part) :]
             if self._filled == _BLOCK:
@@ -101,7 +97,6 @@ class OutputStream(io.RawIOBase):
     def finish(self) -> FileFacts:
         """Write the last block, and return the facts of the file."""
         self._put()
-        self._spare_written.result()
         return FileFacts(self._size, self._digest.hexdigest())
 
     def _put(self) -> None:
@@ -109,12 +104,10 @@ class OutputStream(io.RawIOBase):
         try:
             self._check()
             self._digest.update(block)
-            self._spare_written.result()
-            self._spare_written = self._thread.submit(self._write, block)
+            self._write(block)
         except BaseException as error:
             self.error = self.error or error
             raise
-        self._block, self._spare = self._spare, self._block
 
 
 class StepFiles:
@@ -139,15 +132,14 @@ class StepFiles:
             if not writes:
                 yield file
                 return
-            with ThreadPoolExecutor(1, "phalanx-save") as thread:
-                stream = OutputStream(file.write, self._check, thread)
-                try:
-                    yield stream
-                    self.facts[name] = stream.finish()
-                    if direct:
-                        os.fsync(file.fileno())
-                except BaseException as error:
-                    raise (stream.error or error) from None
+            stream = OutputStream(file.write, self._check)
+            try:
+                yield stream
+                self.facts[name] = stream.finish()
+                if direct:
+                    os.fsync(file.fileno())
+            except BaseException as error:
+                raise (stream.error or error) from None
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
         return f"{os.fspath(path)}/{suffix}"
