@@ -84,6 +84,11 @@ class Plain(px.Worker):
         await asyncio.sleep(0)
         return rows
 
+    @px.register
+    async def fail_later(self) -> None:
+        await asyncio.sleep(0)
+        raise KeyError("later")
+
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def same(self, rows: Any) -> Any:
         return rows
@@ -299,6 +304,15 @@ def test_asynchronous_ranks_interleave_at_awaits(asynchronous: Any) -> None:
     waiting = asynchronous.wait_for_release.submit()
     asynchronous.release()
     assert waiting.result(timeout=60) == ["released", "released"]
+
+
+def test_the_traceback_of_an_async_method_is_of_its_own_error(plain: Any) -> None:
+    with pytest.raises(KeyError) as caught:
+        plain.fail_later()
+
+    traceback = caught.value.failures[0].traceback  # type: ignore[attr-defined]
+    assert "in fail_later" in traceback
+    assert "no running event loop" not in traceback
 
 
 @pytest.mark.parametrize("method", ["same", "same_later"])

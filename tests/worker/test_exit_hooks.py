@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -36,6 +37,20 @@ def test_one_that_fails_is_reported_and_the_others_run(capsys: pytest.CaptureFix
     assert closers.run() == []
     assert ran == [1]
     assert "closer fail raised ValueError" in capsys.readouterr().err
+
+
+def test_one_that_fails_with_nowhere_to_report_it_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closers, ran = Closers(own_process=False), []
+    closers.add(ran.append, 1)
+    closers.add(fail, "no disk")
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+
+    assert [str(error) for error in closers.run()] == ["no disk"]
+    assert ran == [1]
 
 
 def test_an_orderly_exit_runs_them(tmp_path: Path) -> None:

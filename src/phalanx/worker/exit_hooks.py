@@ -11,6 +11,7 @@ import atexit
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from phalanx.declare.context import current_context
@@ -47,8 +48,9 @@ class Closers:
             try:
                 callback(*args)
             except BaseException as error:
-                report(f"closer {getattr(callback, '__qualname__', callback)}", error)
                 errors.append(error)
+                with suppress(Exception):  # nothing to print to, such as a closed stderr
+                    report(f"closer {getattr(callback, '__qualname__', callback)}", error)
         return errors
 
 

@@ -448,10 +448,11 @@ def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTens
                 f"{key}: saved as values by rank, and here as a sharded tensor; load into the layout that saved it, or "
                 "declare there how it is sharded and save again"
             )
-        there, here = (list(leaf.shape), leaf.dtype), (list(target.shape), target.local.dtype)
-        if there != here:
-            at, word = (0, "shape") if there[0] != here[0] else (1, "type")
-            wrong.append(f"{key} has {word} {there[at]} where it was saved, and {here[at]} here")
+        shapes, types = (list(leaf.shape), list(target.shape)), (leaf.dtype, target.local.dtype)
+        for word, (there, here) in (("shape", shapes), ("type", types)):
+            if there != here:
+                wrong.append(f"{key} has {word} {there} where it was saved, and {here} here")
+                break
     if wrong:
         raise CheckpointMismatch(f"{len(wrong)} tensors differ: {'; '.join(wrong[:5])}")
 

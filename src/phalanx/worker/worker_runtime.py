@@ -8,7 +8,7 @@ import socket
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import fields, replace
@@ -101,16 +101,20 @@ class Loop:
         """Return the result of a user's function: that of an awaitable once it is there."""
         if not isinstance(result, Awaitable):
             return result
+
+        async def wait() -> Any:
+            return await result
+
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             # A rank in the driver's process ends by being dropped; the loop holds sockets.
             weakref.finalize(self, self._loop.close).atexit = False
-        if asyncio._get_running_loop() is None:  # pyright: ignore[reportPrivateUsage]  # the public one raises
-            return _run_until_complete(self._loop, result)
+        if not _is_in_loop():
+            return _run_until_complete(self._loop, wait())
         # Inline ranks in a notebook: its loop runs on this thread.
         thread = ThreadPoolExecutor(1)
         try:
-            return thread.submit(_run_until_complete, self._loop, result).result()
+            return thread.submit(_run_until_complete, self._loop, wait()).result()
         finally:
             thread.shutdown(wait=False)
 
@@ -337,7 +341,8 @@ class WorkerRuntime:
                         result = await self._value(result)
                     if type(result) in _GENERATORS:
                         result = [item async for item in self._items(result) if call.keep]
-                result, pack = result if call.keep else None, described if call.returns > OUTPUT else encoded
+                result = result if call.keep else None
+                pack = described if call.returns > OUTPUT else encoded
                 return pack(result) if note is None else _noted(result, note, pack)
         except self._passes:
             raise
@@ -564,8 +569,17 @@ def _noted(result: Any, note: Noted, pack: Callable[[Any], Any]) -> Any:
     return packed
 
 
-def _run_until_complete(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[Any]) -> Any:
-    task = asyncio.ensure_future(awaitable, loop=loop)
+def _is_in_loop() -> bool:
+    """Return whether a loop runs on this thread. The answer is no context of later errors."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _run_until_complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    task = loop.create_task(coroutine)
     try:
         return loop.run_until_complete(task)
     except BaseException:
