@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,6 +173,20 @@ def test_of_a_replaced_rank_a_call_is_stale_and_of_one_that_left_it_is_made_agai
         assert later[2].answer(3) == (0, 30)
 
     assert view.answers(list(range(8))) == [10 * x for x in range(8)]
+
+
+def test_a_process_left_in_peace_if_it_came_after_the_last_of_its_rank_that_did_not(
+    group: px.WorkerGroup,
+) -> None:
+    endpoint = group.core.endpoints[1]
+    now = roster.Roster(5, group.core.endpoints[:1], {1: 3})
+
+    assert [now.left_in_peace(1, replace(endpoint, since=since)) for since in (2, 3, 4)] == [
+        False,
+        True,
+        True,
+    ]
+    assert not now.left_in_peace(0, group.core.endpoints[0]), "a member has not left"
 
 
 def test_of_ranks_that_a_restart_ended_calls_are_stale(
