@@ -94,6 +94,7 @@ def test_an_iteration_that_ends_in_a_function_of_the_user_ends_no_loop_of_a_call
         asyncio.run(awaited())
 
 
+@pytest.mark.slow_on_cluster
 def test_outputs_that_are_there_are_streamed_also_after_a_restart(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool, Model) as own:
         future = own.told.submit(1)

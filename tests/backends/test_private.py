@@ -20,6 +20,7 @@ PRIVATE = re.compile(
 STARTS_A_CLUSTER = {"get", "put", "wait", "kill", "cancel", "get_actor", "get_runtime_context", "nodes"}
 
 
+@pytest.mark.slow
 def test_each_private_part_works_on_a_cluster_and_raises_after_it_was_left() -> None:
     ran = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120)
 

@@ -243,6 +243,7 @@ def test_cancel_of_a_call_that_is_over_changes_nothing(group: px.WorkerGroup) ->
     assert future.result() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_restart_replays_and_makes_old_futures_stale(group: px.WorkerGroup) -> None:
     group.load(100)
     group.load(200)

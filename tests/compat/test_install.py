@@ -10,6 +10,7 @@ import pytest
 from tests.compat.overlay.test_reach import INSTALL, run
 
 
+@pytest.mark.slow
 def test_the_names_of_the_tutorial_are_modules_of_this_package() -> None:
     output = run(
         """

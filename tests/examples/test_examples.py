@@ -36,7 +36,13 @@ def final_reward(output: str) -> float:
     return float(last[1])
 
 
-@pytest.mark.parametrize("chapter", TUTORIAL, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "chapter",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] if "megatron" in path.stem else [], id=path.stem)
+        for path in TUTORIAL
+    ],
+)
 def test_a_chapter_of_the_tutorial_runs_in_one_process(chapter: Path, tmp_path: Path) -> None:
     run(chapter, backend="inline", folder=tmp_path)
 
