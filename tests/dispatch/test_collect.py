@@ -76,22 +76,28 @@ def test_where_no_output_is_wanted_none_leaves_its_rank() -> None:
     assert not any(call.keeps(position) for position in range(4))
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"dispatch_mode": Dispatch.ROWS, "collect": "sum"}, "one of 'join', 'list', 'first', 'none'"),
-        (
-            {"dispatch_mode": custom_mode(print, len, "PAIRED"), "collect": "list"},
-            "PAIRED.*function of its own",
-        ),
-        ({"dispatch_mode": Dispatch.RANK_ZERO, "collect": "join"}, "only rank 0 runs the method"),
-        ({"execute_mode": Execute.RANK_ZERO, "collect": len}, "only rank 0 runs the method"),
-        *(
-            ({"dispatch_mode": Dispatch.DIRECT_ROLLOUT_METHOD, "collect": c}, "DIRECT_ROLLOUT")
-            for c in COLLECTS
-        ),
-    ],
-)
-def test_a_collect_that_the_mode_cannot_have_is_refused(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(DeclarationError, match=text):
-        register(**options)
+def test_an_unknown_collect_lists_what_is_known() -> None:
+    with pytest.raises(
+        DeclarationError, match="collect='sum'; expected one of 'join', 'list', 'first', 'none'"
+    ):
+        register(Dispatch.ROWS, collect="sum")  # type: ignore[call-overload]
+
+
+def test_a_custom_mode_collects_by_its_own_function() -> None:
+    mode = custom_mode(print, len, "PAIRED")
+
+    with pytest.raises(DeclarationError, match="PAIRED, which has a collect function of its own"):
+        register(mode, collect="list")
+
+
+@pytest.mark.parametrize("collect", ["join", "list", len])
+def test_one_output_is_the_value_already(collect: Any) -> None:
+    for given in ({"dispatch_mode": Dispatch.RANK_ZERO}, {"execute_mode": Execute.RANK_ZERO}):
+        with pytest.raises(DeclarationError, match="only rank 0 runs the method"):
+            register(**given, collect=collect)
+
+
+@pytest.mark.parametrize("collect", COLLECTS)
+def test_what_cannot_be_called_collects_nothing(collect: str) -> None:
+    with pytest.raises(DeclarationError, match="DIRECT_ROLLOUT_METHOD"):
+        register(Dispatch.DIRECT_ROLLOUT_METHOD, collect=collect)

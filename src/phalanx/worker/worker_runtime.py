@@ -251,6 +251,7 @@ class WorkerRuntime:
 
     def _set_context(self, setup: RankConfig) -> None:
         self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
+        # The users' objects see the fields of the configuration that have equal names.
         names = {one.name for one in fields(WorkerContext)} & {one.name for one in fields(RankConfig)}
         self.context = context = WorkerContext(
             in_driver=self.in_driver,
