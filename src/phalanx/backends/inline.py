@@ -17,7 +17,7 @@ import socket
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +39,7 @@ from phalanx.backends.backend_types import (
 )
 from phalanx.config import threads_by_choice
 from phalanx.errors import CallCancelled, PlacementError
+from phalanx.topology.environment import variables_set
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot, SlotFacts
 from phalanx.wire.codec import Encoded
@@ -271,7 +272,7 @@ class InlineBackend(Backend):
             if not rank.alive:
                 return InlineRef(lost=rank.lost)
             try:
-                with _environment(rank.environment):
+                with variables_set(rank.environment):
                     return InlineRef(work())
             except RankFailure as failure:
                 return InlineRef(failure=failure)
@@ -364,19 +365,6 @@ class InlineBackend(Backend):
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         return lost or endpoint.handle.lost or Lost("the rank was stopped", "stopped")
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Generator[None]:
-    """Set a rank's environment variables during a call, and restore the former values afterwards."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name in changes:
-            os.environ.pop(name, None)
-        os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
 def _remove(folder: str, owner: int) -> None:

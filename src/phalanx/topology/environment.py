@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal
 
 from phalanx.errors import DeclarationError, PlacementError
@@ -110,3 +112,16 @@ def _check_text(env: Mapping[str, Any]) -> None:
                 f"environment variable {name}={value!r} is a {type(value).__name__}; expected text: write "
                 f"{name}={str(value)!r}"
             )
+
+
+@contextlib.contextmanager
+def variables_set(changes: Mapping[str, str]) -> Generator[None]:
+    """Set environment variables of this process during a block, and restore the former values afterwards."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name in changes:
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if value is not None})

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -20,17 +21,26 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore
 
 from phalanx.errors import WeightsTransferError
+from phalanx.topology.environment import variables_set
 from phalanx.weights.buckets import Bucket, SlotView
 from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, Side, lost
 from phalanx.worker.rendezvous import collectives
 
 _POLL_S = 0.0005
+_NOT_WATCHED = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
+"""Read by torch when it creates a group. Its watchdog ends a process that lost a peer, and lets a group that is freed
+wait a minute for that. It does not see the operations of a group of this mode."""
 _Member = tuple[Side, int]
 _Subgroup = tuple[int, tuple[int, ...]]
 
 
 def _name(member: _Member) -> str:
     return f"{member[0]} rank {member[1]}"
+
+
+def _abort(group: ProcessGroup) -> None:
+    with contextlib.suppress(RuntimeError):  # gloo has no abort: its sockets close with the group
+        group.abort()
 
 
 class ProcessGroupEndpoint(Endpoint):
@@ -61,9 +71,8 @@ class ProcessGroupEndpoint(Endpoint):
         absent: list[str] = []
         try:
             # the sockets are noted, so that a cancelled call can close them
-            with collectives.noting():
+            with collectives.noting(), variables_set(_NOT_WATCHED):
                 store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
-                store.set_timeout(limit)
                 arrivals = PrefixStore(f"{prefix}/members", store)
                 arrivals.set(_name(self._me), "here")
                 try:
@@ -200,9 +209,8 @@ class ProcessGroupEndpoint(Endpoint):
         work.wait()
 
     def close(self) -> None:
-        groups = [*self._groups.values()][::-1]
-        self._groups, self._buffers = {}, []
+        groups, self._groups = [*self._groups.values()], {}
         self._is_closed = True
-        for group in groups:
-            with contextlib.suppress(RuntimeError):  # gloo has no abort: its sockets close with the group
-                group.abort()
+        with ThreadPoolExecutor(len(groups) or 1) as threads:  # NCCL needs half a second to abort a group
+            list(threads.map(_abort, groups))
+        self._buffers = []  # until then, a kernel may be writing to them

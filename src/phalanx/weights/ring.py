@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import SlotView
-from phalanx.weights.shared_memory import DeviceMemory, HostMemory
+from phalanx.weights.shared_memory import DeviceMemory, HostMemory, memory_on
 from phalanx.weights.transport_interface import Deadline, Endpoint, Outgoing, lost
 
 _SEGMENTS = 2
@@ -97,9 +97,7 @@ class RingSender(Endpoint):
 
     def __post_init__(self) -> None:
         self._nbytes = nbytes = -(-self.capacity // 64) * 64
-        total = nbytes * _SEGMENTS
-        on_host = self.device.type == "cpu"
-        self._memory = HostMemory.create(total) if on_host else DeviceMemory.create(total, self.device)
+        self._memory = memory_on(self.device).create(nbytes * _SEGMENTS, self.device)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("")
         self._listener.listen(1024)
@@ -171,16 +169,11 @@ class RingReceiver(Endpoint):
         for source in self.streams:
             peer, address = f"source rank {source}", self.request.addresses[source]
             handle, total = address.handle, address.nbytes * _SEGMENTS
-            on_host = self.device.type == "cpu"
             connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 connecting.settimeout(deadline.left(peer))
                 connecting.connect(address.socket)
-                self._rings[source] = (
-                    HostMemory.open(handle, total)
-                    if on_host
-                    else DeviceMemory.open(handle, total, self.device)
-                )
+                self._rings[source] = memory_on(self.device).open(handle, total, self.device)
             except BaseException as error:
                 connecting.close()
                 if not isinstance(error, OSError | WeightsTransferError):

@@ -42,14 +42,14 @@ class HostMemory:
         self._alive[self.tensor.data_ptr()] = self
 
     @classmethod
-    def create(cls, nbytes: int) -> HostMemory:
+    def create(cls, nbytes: int, device: torch.device | None = None) -> HostMemory:
         """Allocate memory. Its pages cost nothing before they are written."""
         fd = os.memfd_create("phalanx-weights", os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
         return cls(fd, nbytes)
 
     @classmethod
-    def open(cls, handle: bytes, nbytes: int) -> HostMemory:
+    def open(cls, handle: bytes, nbytes: int, device: torch.device | None = None) -> HostMemory:
         """Open another process's memory."""
         return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC), nbytes)
 
@@ -178,6 +178,11 @@ class DeviceMemory:
             with torch.cuda.device(self._device):
                 torch.cuda.current_stream(self._device).synchronize()
                 _call("cudaFree" if self._owner else "cudaIpcCloseMemHandle", ctypes.c_void_p(pointer))
+
+
+def memory_on(device: torch.device) -> type[HostMemory] | type[DeviceMemory]:
+    """Return the kind of memory that two processes of a node see on ``device``."""
+    return HostMemory if device.type == "cpu" else DeviceMemory
 
 
 def device_id(device: torch.device) -> str:

@@ -26,8 +26,9 @@ TRANSPORTS = ("auto", SHARED_MEMORY, CUDA_IPC, GLOO, NCCL)
 """Values of ``WeightSync(transport=)``."""
 WITH_DELTAS = (SHARED_MEMORY, GLOO)
 """Transports whose buckets are in host memory and may have any length."""
-_RING_BUCKET_BYTES = 16 << 20
-"""Maximum bucket on a node. Larger copies are not faster, and the first write of the ring is slower than any copy."""
+_RING_BUCKET_BYTES = {SHARED_MEMORY: 16 << 20, CUDA_IPC: 64 << 20}
+"""Maximum bucket on a node. In host memory larger copies are not faster, and the first write of the ring is slower than
+any copy. In device memory a bucket takes about as long as a copy of 64 MB."""
 _LEAST_BUCKET_BYTES = 4096
 _ORDER = (Locality.REMOTE, Locality.NODE, Locality.PROCESS)
 """Order in which both sides work, so that no two ranks wait for each other crosswise."""
@@ -150,5 +151,5 @@ def _streams(request: ConnectRequest, transport: str, rank: int) -> Mapping[int,
         most = max(Counter(target for target, _ in pairs).values(), default=1)
         limit = max(_LEAST_BUCKET_BYTES, limit // most)
     elif transport != COPY:
-        limit = min(limit, _RING_BUCKET_BYTES)
+        limit = min(limit, _RING_BUCKET_BYTES[transport])
     return bucket_streams(plan, request.side, rank, limit, localities, by_readers=by_readers)

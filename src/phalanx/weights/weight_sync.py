@@ -94,8 +94,8 @@ class WeightSync:
         staleness: manager that gets each version once the targets have it. Its versions then have the numbers of
             the weights. Up to ``rows_per_version`` rows count as trained per version, none if the source's ``step`` is
             the same.
-        bucket_bytes: size of the buckets in which weights are sent. Between ranks of a node they have at most 16 MB,
-            and each source keeps two of them in memory.
+        bucket_bytes: size of the buckets in which weights are sent. Between ranks of a node they have at most 16 MB
+            in host memory and 64 MB in device memory, and each source keeps two of them.
         timeout: seconds that a rank waits for its peers during a sync.
 
     Raises:
