@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import phalanx as px
+from phalanx.weights.weight_handlers import _sync_both
 from tests.weights.weight_workers import NAME, Accepter, Publisher, groups, told
 
 SLOW_ON_RAY = True
@@ -144,6 +148,47 @@ def test_shared_weights_are_the_sources_storage_and_nothing_moves() -> None:
         assert (version.nbytes, version.moved) == (0, ())
         assert sync().number == 2
         assert sync().changed == 0
+
+
+class FormerSharer(Sharer):
+    """Knows whether the storage that its weights had before exists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        array = np.zeros((2, 3), np.float32)
+        self.former = weakref.ref(array)
+        self.model.weight.data = torch.from_numpy(array)
+
+    @px.register
+    def has_former(self) -> bool:
+        return self.former() is not None
+
+
+def test_shared_weights_free_the_storage_from_before() -> None:
+    with groups(px.colocate({"actor": Trainer, "rollout": FormerSharer})) as (group,):
+        sync = px.WeightSync(group.actor, group.rollout, NAME)
+        sync()
+        assert group.rollout.has_former() == [False]
+
+
+def test_the_error_of_a_target_is_not_replaced_by_those_of_its_source_that_is_then_closed() -> None:
+    closed = threading.Event()
+
+    class Source:
+        def send(self, request: Any) -> None:
+            closed.wait(20)
+            raise KeyError("no connection")
+
+        def close(self) -> None:
+            closed.set()
+
+    class Target:
+        def receive(self, request: Any) -> None:
+            raise px.weights.WeightsVerificationError("these differ")
+
+    ends: list[Any] = [Source(), Target(), None]
+    with pytest.raises(px.weights.WeightsVerificationError, match="these differ"):
+        _sync_both(*ends)
 
 
 def test_shared_weights_are_shared_again_after_a_restart() -> None:

@@ -25,8 +25,8 @@ _STRIDE_BYTES = 1 << 15
 """A sample has an element of about each so many bytes: it costs the cache lines that it touches."""
 _FEWEST_ROWS = 64
 """Every row of a matrix with no more rows is sampled."""
-_TURN = 40503
-"""Prime to every step of a sample, so that each position is sampled in some version."""
+_TURN = 2654435761
+"""A prime that divides no step of a sample, so that each position is sampled in some version."""
 _BLOCK_BYTES = 1 << 20
 """Size of the blocks in which memory that is not contiguous is digested in full, so that they stay in the cache."""
 
@@ -108,8 +108,11 @@ def _sampled_elements(box: Box, itemsize: int, version: int) -> tuple[slice, ...
         if len(steps) > 1:
             rows = box.sizes[-2]
             steps[-2] = max(1, rows // max(_FEWEST_ROWS, rows * length * itemsize // _STRIDE_BYTES))
-    ranges = zip(*box, steps, strict=True)
-    return tuple(slice(start + turn % step, start + size, step) for start, size, step in ranges)
+    sample: list[slice] = []
+    for start, size, step in zip(*box, steps, strict=True):
+        sample.append(slice(start + turn % step, start + size, step))
+        turn //= step  # so that rows and columns do not turn together
+    return tuple(sample)
 
 
 def _bytes(tensor: torch.Tensor, dtype: torch.dtype) -> Any:

@@ -1,4 +1,4 @@
-"""Ranks of different nodes: a torch process group that spans both sides, of NCCL or gloo, for this sync alone.
+"""A torch process group that spans both sides, of NCCL or gloo, for this sync alone: mostly for ranks of several nodes.
 
 It is created next to the default group with the first sync, over a store that a rank of the source serves already:
 no port is agreed on. All ranks work in rounds of the same order. In round ``n`` they exchange the buckets of
@@ -9,9 +9,9 @@ sync creates another one.
 
 from __future__ import annotations
 
-import contextlib
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -28,19 +28,15 @@ from phalanx.worker.rendezvous import collectives
 
 _POLL_S = 0.0005
 _NOT_WATCHED = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
-"""Read by torch when it creates a group. Its watchdog ends a process that lost a peer, and lets a group that is freed
-wait a minute for that. It does not see the operations of a group of this mode."""
+"""Keeps the operations of a group from torch's watchdog, which ends a process that lost a peer, and for a minute before
+holds up whoever frees the group. Torch reads the variable when it creates a group."""
+_environment_lock = threading.Lock()
 _Member = tuple[Side, int]
 _Subgroup = tuple[int, tuple[int, ...]]
 
 
 def _name(member: _Member) -> str:
     return f"{member[0]} rank {member[1]}"
-
-
-def _abort(group: ProcessGroup) -> None:
-    with contextlib.suppress(RuntimeError):  # gloo has no abort: its sockets close with the group
-        group.abort()
 
 
 class ProcessGroupEndpoint(Endpoint):
@@ -71,18 +67,19 @@ class ProcessGroupEndpoint(Endpoint):
         absent: list[str] = []
         try:
             # the sockets are noted, so that a cancelled call can close them
-            with collectives.noting(), variables_set(_NOT_WATCHED):
+            with collectives.noting():
                 store = TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
                 arrivals = PrefixStore(f"{prefix}/members", store)
                 arrivals.set(_name(self._me), "here")
-                try:
-                    for number, (subgroup, members) in enumerate(self._members.items()):
-                        if self._me in members:
-                            own_store = PrefixStore(f"{prefix}/{number}", store)
-                            self._groups[subgroup] = self._make(own_store, members, limit)
-                except (RuntimeError, ValueError):
+                try:  # NCCL waits for its ranks without a limit
+                    arrivals.wait(names, limit)
+                except RuntimeError:
                     absent = [name for name in names if not arrivals.check([name])]
                     raise
+                for number, (subgroup, members) in enumerate(self._members.items()):
+                    if self._me in members:
+                        own_store = PrefixStore(f"{prefix}/{number}", store)
+                        self._groups[subgroup] = self._make(own_store, members, limit)
         except (RuntimeError, ValueError) as error:  # torch's errors of stores and connections
             self.close()
             raise lost(
@@ -91,6 +88,9 @@ class ProcessGroupEndpoint(Endpoint):
                 f"{', '.join(absent) or 'no rank'} did not come. Ranks of both groups must reach each other's ports "
                 "(GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
+        if self._is_closed:  # meanwhile, by another thread
+            self.close()
+            raise WeightsTransferError("this process group was closed; sync again")
 
         # A bucket of each source, kept from sync to sync.
         self._buffers = [
@@ -104,7 +104,9 @@ class ProcessGroupEndpoint(Endpoint):
         if device.type == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = limit
-            backend, kind = dist.ProcessGroupNCCL(store, rank, size, options), ProcessGroup.BackendType.NCCL
+            with _environment_lock, variables_set(_NOT_WATCHED):
+                backend = dist.ProcessGroupNCCL(store, rank, size, options)
+            kind = ProcessGroup.BackendType.NCCL
         else:
             backend = dist.ProcessGroupGloo(store, rank, size, timeout=limit)
             kind = ProcessGroup.BackendType.GLOO
@@ -149,8 +151,9 @@ class ProcessGroupEndpoint(Endpoint):
         lengths = self._exchange_lengths(buckets, [0] * len(buckets), deadline)
         notes = [torch.empty(length, dtype=torch.uint8, device=self.device) for length in lengths]
         self._exchange(buckets, notes, deadline)
-        contents: list[Any] = [note.cpu().numpy() for note in notes]
-        return {source: bytes(content) for source, content in zip(self.streams, contents, strict=True)}
+        return {
+            source: note.cpu().numpy().tobytes() for source, note in zip(self.streams, notes, strict=True)
+        }
 
     def _exchange_lengths(
         self, buckets: Sequence[Bucket], lengths: Sequence[int], deadline: Deadline
@@ -175,26 +178,25 @@ class ProcessGroupEndpoint(Endpoint):
                 group = self._groups[bucket.source, bucket.readers]
                 work = group.broadcast([memory], dist.BroadcastOptions())  # from rank 0, the source
                 self._wait(work, peer, deadline)
-            for bucket, work in self._begin(single):
-                peer = _name(self._peer(bucket))
+            for peer, work in self._begin(single):
                 self._wait(work, peer, deadline)
-        except RuntimeError as error:
+        except (RuntimeError, KeyError) as error:  # no group: closed by another thread, which has the reason
             problem = f"{peer} ended, or did not respond in time, while weights were sent ({error})"
             raise lost(peer, problem) from error
 
-    def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]]) -> Iterator[tuple[Bucket, Any]]:
-        """Begin the operations of buckets with a single reader. For NCCL they are coalesced into one operation."""
+    def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]]) -> list[tuple[str, Any]]:
+        """Begin the operations of buckets with a single reader, each with its peer. NCCL has one for all of them."""
         group, everyone, device = self._groups[None], self._members[None], self.device
         coalesces = device.type == "cuda" and len(single) > 0
         if coalesces:
             group._start_coalescing(device)
-        works: list[Any] = []
+        works: list[tuple[str, Any]] = []
         for bucket, memory in single:
-            transfer = group.send if self._me[0] == "source" else group.recv
-            works.append(transfer([memory], everyone.index(self._peer(bucket)), 0))
+            peer, transfer = self._peer(bucket), group.send if self._me[0] == "source" else group.recv
+            works.append((_name(peer), transfer([memory], everyone.index(peer), 0)))
         if coalesces:
-            works = [group._end_coalescing(device)]
-        return zip((bucket for bucket, _ in single), works, strict=False)
+            return [(" or ".join(name for name, _ in works), group._end_coalescing(device))]
+        return works
 
     def _peer(self, bucket: Bucket) -> _Member:
         return ("target", bucket.readers[0]) if self._me[0] == "source" else ("source", bucket.source)
@@ -203,14 +205,15 @@ class ProcessGroupEndpoint(Endpoint):
         if self.device.type != "cuda":
             work.wait(timedelta(seconds=deadline.left(peer)))
             return
-        while not work.is_completed():  # a wait for NCCL has no timeout, and would not be interrupted
+        while not work.is_completed():  # the wait of a group of NCCL cannot be interrupted
             deadline.left(peer)
             time.sleep(_POLL_S)
-        work.wait()
+        work.wait()  # raises the error of an operation that failed
 
     def close(self) -> None:
         groups, self._groups = [*self._groups.values()], {}
         self._is_closed = True
-        with ThreadPoolExecutor(len(groups) or 1) as threads:  # NCCL needs half a second to abort a group
-            list(threads.map(_abort, groups))
+        # NCCL needs half a second for each. Gloo raises an error that nobody reads: its sockets close with the group.
+        with ThreadPoolExecutor(len(groups) or 1) as threads:
+            threads.map(ProcessGroup.abort, groups)
         self._buffers = []  # until then, a kernel may be writing to them

@@ -66,10 +66,8 @@ class PeerConnection:
             raise self._ended() from error
 
     def _ended(self) -> Exception:
-        return lost(
-            self.peer,
-            f"{self.peer} ended the connection while weights were sent: its process or its sync ended",
-        )
+        problem = "ended the connection while weights were sent: its process or its sync ended"
+        return lost(self.peer, f"{self.peer} {problem}")
 
     def close(self) -> None:
         """End the connection. The peer notices at once, and so does a thread of this process that waits for it."""

@@ -120,13 +120,7 @@ class DeviceMemory:
         self._owner = owner
         self.handle = handle
         # the form in which torch takes memory of other libraries
-        array = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (pointer, False),
-            "strides": None,
-            "version": 3,
-        }
+        array = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "version": 3}
         self.tensor = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array))
         if self.tensor.data_ptr() != pointer:
             self.close()

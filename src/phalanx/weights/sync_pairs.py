@@ -215,11 +215,11 @@ def connect_pair(
             if refusal is None:
                 undo.pop_all()
                 return pair
-    raise WeightsTransferError(f"weights {target.key[1]!r} cannot be sent by CUDA IPC: {refusal}")
+    raise WeightsTransferError(f"weights {target.key[1]!r} cannot be sent from device to device: {refusal}")
 
 
 def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
-    """Create the endpoints of all ranks; return the error of a rank that cannot use CUDA IPC."""
+    """Create the endpoints of all ranks; return the error of a rank that cannot use a device path."""
     addresses: dict[int, Any] = {}
     for side in (pair.source, pair.target):
         request = replace(pair.request, side=side.side, key=side.key, ranks=side.ranks, addresses=addresses)

@@ -28,7 +28,7 @@ WITH_DELTAS = (SHARED_MEMORY, GLOO)
 """Transports whose buckets are in host memory and may have any length."""
 _RING_BUCKET_BYTES = {SHARED_MEMORY: 16 << 20, CUDA_IPC: 64 << 20}
 """Maximum bucket on a node. In host memory larger copies are not faster, and the first write of the ring is slower than
-any copy. In device memory a bucket takes about as long as a copy of 64 MB."""
+any copy. On a device, messages between the ranks take longer than the copies of smaller buckets."""
 _LEAST_BUCKET_BYTES = 4096
 _ORDER = (Locality.REMOTE, Locality.NODE, Locality.PROCESS)
 """Order in which both sides work, so that no two ranks wait for each other crosswise."""

@@ -55,7 +55,7 @@ class WeightEnd:
     def close(self) -> None:
         """Release connections and memory, and end a transfer that is waiting on any thread. May be called again."""
         for part in (*self._endpoints, self._memory):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):  # the device may have failed: the first error counts
                 if part is not None:
                     part.close()
 
@@ -146,6 +146,7 @@ class WeightTarget(WeightEnd):
         layout, memory = _target_layout(accepted, request.complete)
         if STORAGE in request.transports.values():
             share_storage(source, accepted, layout.manifest)
+            layout = read_layout(accepted)  # not the storage from before
         super().__init__(registry, request, rank, layout)
         self._memory = memory
 

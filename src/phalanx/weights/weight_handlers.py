@@ -12,7 +12,7 @@ from phalanx.weights.plan import RankLocation
 from phalanx.weights.shared_memory import device_id
 from phalanx.weights.tensors import device_of
 from phalanx.weights.transport_interface import ConnectRequest, Description, Sent, Side, SyncRequest
-from phalanx.weights.transports import CUDA_IPC
+from phalanx.weights.transports import CUDA_IPC, NCCL
 from phalanx.weights.versions import Key, Weights
 from phalanx.wire.messages import STORE_VARIABLE
 
@@ -70,7 +70,7 @@ def _location(runtime: WorkerRuntime, device: str) -> RankLocation:
 def connect(runtime: WorkerRuntime, request: ConnectRequest) -> object:
     """Create this rank's endpoints, and return the address of a source.
 
-    A rank that cannot use CUDA IPC returns the error instead, and the driver chooses another transport.
+    A rank that cannot use a device path returns the error instead, and the driver chooses another transport.
     """
     from phalanx.weights.weight_ends import WeightSource, WeightTarget  # FSDP: only on ranks with weights
 
@@ -86,7 +86,7 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> object:
         target.connect()
         return None
     except WeightsTransferError as error:
-        if CUDA_IPC not in request.transports.values():
+        if not {CUDA_IPC, NCCL} & set(request.transports.values()):
             raise
         return error
 
@@ -135,9 +135,8 @@ def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest)
             seconds = target.receive(request)
             return sending.result(), seconds
         except BaseException as error:
-            source.close()
-            cause = sending.exception()
-            is_lost = isinstance(error, WeightsTransferError)
-            if is_lost and cause is not None and not isinstance(cause, WeightsTransferError):
+            cause = sending.exception() if sending.done() else None
+            source.close()  # which causes errors of its own
+            if cause is not None and isinstance(error, WeightsTransferError):
                 raise cause from None  # the reason why the target lost its source
             raise
