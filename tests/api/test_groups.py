@@ -294,6 +294,30 @@ def test_the_driver_may_be_an_actor_itself(ray_cluster: None) -> None:
     assert ray.get(Driver.remote().drive.remote(), timeout=100) == ["0", "1"]
 
 
+class Closing(px.Worker):
+    """Ends a task of its event loop in ``close()``."""
+
+    @px.register
+    async def begin(self, path: str) -> None:
+        self.path, self.stop = path, asyncio.Event()
+        self.task = asyncio.create_task(self.stop.wait())
+
+    async def close(self) -> None:
+        self.stop.set()
+        await asyncio.wait_for(self.task, 3)
+        Path(self.path).write_text("closed")
+
+
+@pytest.mark.slow
+def test_an_asynchronous_rank_closes_on_its_own_event_loop(ray_cluster: None, tmp_path: Path) -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool:
+        group = px.WorkerGroup(pool, Closing, max_concurrency=4)
+        group.begin(str(tmp_path / "closed"))
+        group.close()
+
+    assert (tmp_path / "closed").read_text() == "closed"
+
+
 @pytest.fixture(scope="module")
 def asynchronous(ray_cluster: None) -> Iterator[Any]:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:

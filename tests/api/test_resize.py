@@ -294,21 +294,38 @@ class Picky(px.Worker):
         if self.rank == 2:
             raise ValueError("rank 2 does not want to")
 
+        self.count = 0
+
     @px.register
     def who(self) -> tuple[int, int]:
         return self.rank, self.world_size
+
+    @px.register
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
 
 
 @pytest.mark.slow_on_cluster
 def test_a_rank_that_cannot_join_leaves_the_group_as_it_was(backend: str) -> None:
     with px.ResourcePool([2], use_gpu=False) as full:
         group = px.WorkerGroup(full, Picky)
+        px.snapshot(group)
+        group.add()
         full.grow(1)
         with pytest.raises(ValueError, match="does not want to"):
             px.resize(group, 3)
 
         assert (group.state, group.who()) == ("ready", [(0, 2), (1, 2)])
         full.shrink()  # nothing is on it
+        px.restore(group)
+        assert group.add() == [1, 1]
 
 
 class Trained(px.Worker):

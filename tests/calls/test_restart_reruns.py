@@ -47,6 +47,17 @@ def test_of_calls_that_nobody_waits_for_one_of_each_method_is_kept_beside_the_ne
     assert group.what_is_loaded() == [[49, 49]] * 2
 
 
+def test_a_call_that_a_restart_has_repeated_is_repeated_though_its_old_future_is_stale(group: Any) -> None:
+    future = group.load.submit(7)
+    group.restart()
+    with pytest.raises(px.errors.StaleEpoch):
+        future.result()
+
+    group.restart()
+
+    assert group.what_is_loaded() == [[7, 0]] * 2
+
+
 @pytest.mark.parametrize("ends", [[0, 1], [1, 0]], ids=["in order", "the failed call first"])
 def test_a_call_that_failed_leaves_the_one_before_it(group: Any, ends: list[int]) -> None:
     futures = [group.load.submit(7), group.load.submit(-1)]

@@ -256,6 +256,16 @@ def test_ranks_without_a_state_are_replaced_without_one(three: px.ResourcePool) 
     assert group.run(lambda worker: worker.rank) == [0, 1, 2]
 
 
+def test_a_snapshot_without_the_states_of_new_ranks_is_none(three: px.ResourcePool) -> None:
+    group = px.WorkerGroup(three, Counter)
+    px.snapshot(group)
+
+    px.replace_ranks(group, [1], state="none")
+
+    with pytest.raises(px.checkpoint.CheckpointError, match="there is no snapshot"):
+        px.restore(group)
+
+
 @pytest.mark.slow_on_cluster
 def test_random_numbers_and_moments_go_on_from_the_snapshot(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Trainer)

@@ -312,7 +312,8 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
     @property
     def _is_current(self) -> bool:
-        return self.call.core.epoch is self.call.epoch and self.call.error is None
+        call = self.call
+        return call.error is None and call.core.epoch.has_kept(call.plan.ranks, call.epoch)
 
     def _taken(self, until: float | None) -> Any:
         call = self.call

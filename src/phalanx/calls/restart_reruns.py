@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from phalanx.calls.listeners import CallInfo
+from phalanx.errors import StaleEpoch
 from phalanx.wire.messages import OUTPUT, Message
 
 
@@ -71,6 +72,8 @@ class RerunLog:
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
         """Note how a call ended: a failed call is not repeated, a successful call replaces earlier calls."""
+        if isinstance(error, StaleEpoch):  # a restart took its end for a success, and has repeated it
+            return
         with self._lock:
             for entry in [entry for entry in self.entries if entry.call() is call]:
                 entry.succeeded = True

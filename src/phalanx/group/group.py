@@ -251,8 +251,15 @@ class Group:
         return self.epoch
 
     def started(self) -> None:
-        """Note that all ranks are there."""
-        self._handle(Event.STARTED)
+        """Note that all ranks are there.
+
+        Raises:
+            GroupBroken: the group broke meanwhile, by a call of a rank that stayed.
+        """
+        with self._lock:
+            if self.lifecycle.state is State.BROKEN:
+                raise self.lifecycle.broken_error()
+            self._handle(Event.STARTED)
 
     def change(self, endpoints: Sequence[Endpoint], size: int, *, joining: bool = False) -> Epoch:
         """Begin the next epoch with ranks that come or go, while the others are at work.

@@ -225,20 +225,24 @@ def close(core: Group, patience: float | None = None) -> None:
         patience: seconds for the workers' own ``close()``; None: 5 s, or 1 s if a worker is in a call.
     """
     withdraw(core)
-    end(core, core.epoch, _patience(core) if patience is None else patience)
-    core.pool.unclaim(core.tenant)
-    core.finish_close()
+    try:
+        end(core, core.epoch, _patience(core) if patience is None else patience)
+    finally:  # also after an interrupt
+        core.pool.unclaim(core.tenant)
+        core.finish_close()
 
 
 def end(core: Group, epoch: Epoch, patience: float) -> None:
     """End the processes of an epoch, with all that they started; they have ``patience`` seconds to close first."""
-    if patience:
-        close_workers(core, epoch, range(len(epoch.endpoints)), patience)
-    if core.before_end:
-        gather_before_end(core, _patience(core))
-    stop(core, epoch.endpoints)
-    while core.extras:
-        core.backend.release(core.extras.pop().keys)
+    try:
+        if patience:
+            close_workers(core, epoch, range(len(epoch.endpoints)), patience)
+        if core.before_end:
+            gather_before_end(core, _patience(core))
+    finally:  # also after an interrupt: nobody else knows of these processes
+        stop(core, epoch.endpoints or [endpoint for endpoint in epoch.stay if endpoint is not None])
+        while core.extras:
+            core.backend.release(core.extras.pop().keys)
 
 
 def close_workers(core: Group, epoch: Epoch, ranks: range, patience: float) -> None:

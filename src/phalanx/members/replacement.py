@@ -93,7 +93,9 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
             _copy_from_peer(core, gone)
         _resync_weights(core, gone)
         open_for_calls(core)
-    if snapshot is not None:
+    if snapshot is None:
+        core.snapshot = None  # the new ranks are not in it
+    else:
         # A new snapshot has a second copy of each state again. Until then, some states have none.
         core.snapshot = snapshot.without(gone)
         # Another rank may be lost meanwhile, as it may be right after this.

@@ -17,6 +17,7 @@ from phalanx.errors import CallTimeout, GroupBroken, GroupClosed
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group, Resync
 from phalanx.group.roster import publish
+from phalanx.group.snapshot_placement import Snapshot
 from phalanx.members.launch import Launched, launch
 from phalanx.members.meshes import mesh_of
 from phalanx.members.processes import close_workers, constructors, make_again, restart, sent_to, stop
@@ -66,7 +67,7 @@ def restart_with(core: Group, size: int) -> None:
 
 def _grow(core: Group, size: int) -> None:
     """Start ranks behind the present ones; they get weights, and then calls. After an error the group is as it was."""
-    old, ranks = core.epoch, range(core.world_size, size)
+    old, snapshot, ranks = core.epoch, core.snapshot, range(core.world_size, size)
     ground = core.pool.first(size)
     slots = ground.slots[old.size :]
     with contextlib.ExitStack() as undo:
@@ -75,7 +76,7 @@ def _grow(core: Group, size: int) -> None:
         with constructors(core, ranks) as call:
             kept = dict(enumerate(old.endpoints))
             launched = launch(core, ground, old.number + 1, trace=call.trace, kept=kept)
-            undo.callback(_remove, core, launched, old)
+            undo.callback(_remove, core, launched, old, snapshot)
             epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
             sent_to(call, epoch, launched.tickets)
             call.result(None)
@@ -88,13 +89,14 @@ def _grow(core: Group, size: int) -> None:
         _tell(core, core.change(core.endpoints, size))
 
 
-def _remove(core: Group, launched: Launched, old: Epoch) -> None:
+def _remove(core: Group, launched: Launched, old: Epoch, snapshot: Snapshot | None) -> None:
     """End ranks that were to join, and return to the ranks before."""
     stop(core, launched.endpoints)
     for reservation in launched.extras:
         core.backend.release(reservation.keys)
     with contextlib.suppress(GroupClosed, GroupBroken):
         core.change(old.endpoints, old.size)
+        core.snapshot = snapshot  # its ranks are the same
 
 
 def _syncs_to(core: Group) -> set[Resync]:

@@ -46,9 +46,9 @@ def call_log(runtime: WorkerRuntime) -> list[tuple[int, str]]:
     return list(runtime.call_log)
 
 
-def close(runtime: WorkerRuntime) -> None:
-    """Run the users' ``close()`` of each role."""
-    runtime.close()
+def close(runtime: WorkerRuntime) -> Any:
+    """Run the users' ``close()`` of each role, and the exit hooks."""
+    return runtime.own(runtime.close())
 
 
 def follow(
@@ -106,7 +106,7 @@ _LEFT = "left world"
 _World = tuple[str, timedelta]
 
 
-def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> None:
+def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> Any:
     """Enter an epoch, together with the constructors of the new ranks.
 
     Each object's ``rejoin()`` is called, in the order of their creation. The variables that differ in the epoch are set
@@ -115,6 +115,10 @@ def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -
     Raises:
         BaseException: if a ``rejoin()`` raises it.
     """
+    return runtime.own(_rejoin(runtime, epoch, environment))
+
+
+async def _rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> None:
     runtime.epoch = epoch
     shared = runtime.context.shared
     world: _World | None = None
@@ -126,7 +130,7 @@ def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -
         for instance in runtime.instances.values():
             own = getattr(instance, "rejoin", None)
             if callable(own):
-                runtime.loop.run(own())
+                await runtime.value(own())
             else:
                 _join_world(instance, world)
         shared.pop(_LEFT, None)

@@ -294,7 +294,11 @@ class WorkerRuntime:
             callback(reason)
         self.closers.if_lost.clear()
 
-    def close(self) -> None:
+    def own(self, steps: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
+        """Return steps of the library that call users' functions, for the rank's loop; without one, run them."""
+        return steps if self.interleaves else _completed(steps)
+
+    async def close(self) -> None:
         """Run the users' ``close()`` of each role, last created first, then the exit hooks.
 
         Raises:
@@ -305,7 +309,7 @@ class WorkerRuntime:
             close = getattr(instance, "close", None)
             if callable(close):
                 try:
-                    self.loop.run(close())
+                    await self.value(close())
                 except BaseException as error:
                     report(f"close() of {type(instance).__qualname__}", error)
                     errors.append(error)
@@ -339,7 +343,7 @@ class WorkerRuntime:
                 with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
                     result = function(*args, **kwargs)
                     if isinstance(result, Awaitable):
-                        result = await self._value(result)
+                        result = await self.value(result)
                     if type(result) in _GENERATORS:
                         result = [item async for item in self._items(result) if call.keep]
                 result = result if call.keep else None
@@ -381,7 +385,7 @@ class WorkerRuntime:
                     function, args, kwargs = self._method(call, refs, note)
                 with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
                     with self._step(call_id):
-                        source = _check_yields(await self._value(function(*args, **kwargs)))
+                        source = _check_yields(await self.value(function(*args, **kwargs)))
                     async with aclosing(self._items(source)) as items:
                         while True:
                             with self._step(call_id):
@@ -439,13 +443,16 @@ class WorkerRuntime:
         ):
             if note is not None:
                 note.started(nbytes)
-            if role not in self.instances:
-                raise DispatchError(
-                    f"{method}() was called on a worker process in which {role or 'the worker'} was not made, or was "
-                    "closed; call it once the group has started and before it is closed"
-                )
-            result = await self._value(getattr(self.instances[role], method)(*args, **kwargs))
+            self._check_made(role, method)
+            result = await self.value(getattr(self.instances[role], method)(*args, **kwargs))
             return pack(result) if note is None else _noted(result, note, pack)
+
+    def _check_made(self, role: str, method: str) -> None:
+        if role not in self.instances:
+            raise DispatchError(
+                f"{method}() was called on a worker process in which {role or 'the worker'} was not made, or was "
+                "closed; call it once the group has started and before it is closed"
+            )
 
     # Steps of a call
 
@@ -473,7 +480,7 @@ class WorkerRuntime:
                 torn = WeightsTorn(f"{full_name(call.role, call.method)}: {reason}")
                 raise self.failure(torn, call.role, call.method)
 
-    async def _value(self, result: Any) -> Any:
+    async def value(self, result: Any) -> Any:
         """Return the result of a user's function: that of an awaitable once it is there."""
         if self.interleaves and isinstance(result, Awaitable):
             return await result
@@ -484,12 +491,12 @@ class WorkerRuntime:
         plain = isinstance(source, GeneratorType)
         try:
             while True:
-                item = next(source, _OVER) if plain else await self._value(anext(source, _OVER))
+                item = next(source, _OVER) if plain else await self.value(anext(source, _OVER))
                 if item is _OVER:
                     return
                 yield item
         finally:
-            await self._value(source.close() if plain else source.aclose())
+            await self.value(source.close() if plain else source.aclose())
 
     def _method(
         self, call: RankCall, refs: Sequence[Any], note: Noted | None
@@ -508,6 +515,7 @@ class WorkerRuntime:
         target = self.instances.get(call.role, self.context.roles)  # a group as a whole has its roles by name
         if call.method == RUN:
             return args[0], (target, *args[1:]), kwargs
+        self._check_made(call.role, call.method)
         return getattr(target, call.method), args, kwargs
 
     def failure(
