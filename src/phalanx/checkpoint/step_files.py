@@ -164,6 +164,8 @@ def write_items(
         with suppress(CheckpointError):  # its remains take space that a note of the error may need
             Storage(folder).remove(f"{plan.storage_data.prefix}0.distcp")
         raise
+    if len(results) != len(plan.items):
+        raise CheckpointError(f"torch wrote {len(results)} of {len(plan.items)} items to {folder}")
     return results, files.facts
 
 
