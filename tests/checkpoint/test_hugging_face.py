@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,3 +87,29 @@ def test_what_is_no_safetensors_file_is_named(two: px.ResourcePool, tmp_path: Pa
 
     with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"model\.safetensors"):
         px.load(px.WorkerGroup(two, Rows), tmp_path, format="hugging face")
+
+
+def test_a_folder_that_is_not_there_is_named(two: px.ResourcePool, tmp_path: Path) -> None:
+    with pytest.raises(px.checkpoint.CheckpointError, match="none has no safetensors files"):
+        px.load(px.WorkerGroup(two, Rows), tmp_path / "none", format="hugging face")
+
+
+def test_a_file_without_its_end_is_named_before_anything_is_loaded(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
+    group = px.WorkerGroup(two, Rows)
+    save_file({"w": torch.zeros(8, 3)}, tmp_path / "model.safetensors")
+    os.truncate(tmp_path / "model.safetensors", (tmp_path / "model.safetensors").stat().st_size - 4)
+
+    with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"model\.safetensors is damaged.*its end"):
+        px.load(group, tmp_path, format="hugging face")
+
+    assert torch.equal(torch.cat(group.get()), torch.arange(24.0).view(8, 3))
+
+
+def test_a_link_is_refused_before_the_model_is_written(two: px.ResourcePool, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+
+    with pytest.raises(px.checkpoint.CheckpointError, match="link is there already"):
+        px.save(px.WorkerGroup(two, Rows), tmp_path / "link", format="hugging face")

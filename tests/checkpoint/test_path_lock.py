@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +82,64 @@ def test_a_driver_that_lost_its_claim_of_a_store_commits_nothing(
 
     writer.abandon()
     assert find_steps(Storage(url)) == []
+
+
+def test_a_driver_that_lost_its_claim_of_a_store_leaves_the_other_drivers_step_alone(url: str) -> None:
+    lock = PathLock.acquire(Storage(url))
+    Storage(url).write(CLAIM, b"pid 7 on host elsewhere")
+    Storage(url).below("step-00000001").write("policy", b"half")
+
+    with pytest.raises(px.checkpoint.CheckpointLocked, match="claimed by pid 7 on host elsewhere"):
+        StepWriter(url, 2)
+
+    assert Storage(url).below("step-00000001").read("policy") == b"half"
+    lock.release()
+
+
+@pytest.mark.parametrize("at", ["the beginning", "the commit"])
+def test_a_claim_that_another_driver_has_released_is_lost(url: str, at: str) -> None:
+    lock = PathLock.acquire(Storage(url))
+    writer = StepWriter(url, 1)
+    if at == "the beginning":
+        writer.abandon()
+    Storage(url).remove(CLAIM)
+
+    with pytest.raises(px.checkpoint.CheckpointLocked, match="claimed by a process that has released it"):
+        writer.commit() if at == "the commit" else StepWriter(url, 2)
+
+    writer.abandon()
+    lock.release()
+
+
+def test_a_claim_that_cannot_be_released_leaves_the_step_complete(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = StepWriter(url, 1)
+
+    def unreachable(self: Storage, name: str) -> None:
+        raise px.checkpoint.CheckpointError("no route to host")
+
+    monkeypatch.setattr(Storage, "remove", unreachable)
+
+    with pytest.warns(UserWarning, match="not released: no route to host"):
+        assert writer.commit().number == 1
+
+
+def test_a_path_is_the_same_through_a_link(storage: Storage, tmp_path: Path) -> None:
+    lock = PathLock.acquire(storage)
+    (tmp_path / "link").symlink_to(storage.root)
+
+    StepWriter(str(tmp_path / "link"), 1).commit()
+
+    assert [found.number for found in find_steps(storage)] == [1]
+    lock.release()
+
+
+def test_a_lock_ends_though_a_forked_process_has_its_file(storage: Storage) -> None:
+    lock: Any = PathLock.acquire(storage)
+    copy = os.dup(lock._file)
+
+    lock.release()
+
+    assert holder_of(storage) is None
+    os.close(copy)

@@ -150,6 +150,14 @@ def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> Non
         found.select(["x"])
 
 
+def test_generators_of_a_lone_rank_are_those_of_rank_0(tmp_path: Any) -> None:
+    leaves: Leaves = {"rng.random": (("rng", "random"), 3), "lr": (("lr",), 0.1)}
+
+    found = stored(tmp_path, save(str(tmp_path), [leaves]), ranks=1).for_ranks(3)
+
+    assert [found.lacks_generators(rank) for rank in range(3)] == [False, True, True]
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_tensor_that_was_pickled_by_rank_fills_a_tensor_of_its_shape(tmp_path: Any, size: int) -> None:
     metadata = save(str(tmp_path), [{"w": (("w",), torch.full((2,), float(rank)))} for rank in range(2)])

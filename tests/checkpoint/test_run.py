@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.checkpoint.save_future import SaveFuture
 
 SOAK_ON_RAY = True
 WITHIN = 30.0
@@ -359,3 +360,26 @@ def test_no_group_is_loaded_unless_all_groups_fit(pool: px.ResourcePool, path: s
         run.resume()
 
     assert first.look() == [[1.0, 1.0, 1.0, 1.0, 1]] * 2
+
+
+def test_a_run_stays_at_its_path_if_the_program_changes_its_folder(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with px.checkpoint.CheckpointManager("run") as run:
+        monkeypatch.chdir(tmp_path / "other")
+
+        assert run.save(1).folder == str(tmp_path / "run" / "step-00000001")
+        assert run.steps() == [1]
+
+
+def test_the_error_of_the_block_is_raised_and_not_that_of_the_pending_save(
+    group: px.WorkerGroup, path: str
+) -> None:
+    def fail() -> Any:
+        raise px.GroupClosed("closed before step 1 was written", group="model")
+
+    with pytest.raises(KeyError), px.checkpoint.CheckpointManager(path, {"model": group}) as run:
+        run._pending = SaveFuture(fail, "save of step 1", threading.Event())
+        raise KeyError

@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.checkpoint.save_load import GroupLoad
 from phalanx.checkpoint.steps import listed
 from phalanx.checkpoint.storage import Storage
+from phalanx.worker.rank_state import Generators
 from tests.checkpoint.save_workers import Bag, Rows
 
 WITHIN = 60.0
@@ -261,3 +263,46 @@ def test_a_step_that_is_removed_while_it_is_loaded_is_not_called_damaged(
 
     assert not isinstance(caught.value, px.checkpoint.CheckpointCorrupted)
     assert px.load(reader, tmp_path).step == 2
+
+
+def test_a_file_that_goes_with_its_step_after_it_was_verified_is_not_called_damaged(
+    pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = px.WorkerGroup(pool, Rows)
+    px.save(group, tmp_path, step=1)
+    real = GroupLoad.read
+
+    def read(self: GroupLoad) -> int:
+        px.save(group, tmp_path, step=2, keep=1)
+        return real(self)
+
+    monkeypatch.setattr(GroupLoad, "read", read)
+
+    with pytest.raises(px.checkpoint.CheckpointError, match=r"step-00000001 was removed while it was read"):
+        px.load(group, tmp_path)
+
+
+class Random(px.Worker):
+    """Has nothing but the generators of its process."""
+
+    def __init__(self) -> None:
+        px.register_state(self)
+
+
+def test_a_generator_that_was_not_saved_keeps_its_state(
+    pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = px.WorkerGroup(pool[0:1], Random)
+    px.save(group, tmp_path)
+    torch.manual_seed(3)
+    generator = torch.Generator().manual_seed(4)
+
+    def on_an_accelerator(self: Generators) -> dict[str, Any]:
+        return {**real(self), "accelerator": generator.get_state()}
+
+    real = Generators.state_dict
+    monkeypatch.setattr(Generators, "state_dict", on_an_accelerator)
+
+    px.load(group, tmp_path)
+
+    assert generator.initial_seed() == 4

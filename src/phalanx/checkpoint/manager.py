@@ -92,7 +92,7 @@ class CheckpointManager:
             raise DeclarationError(
                 f"{_VERB}(groups={groups!r}): give them by name: groups={{'policy': group}}"
             )
-        self.path = os.fspath(path)
+        self.path = Storage(path).root  # absolute: the program may change its directory
         self._groups = {
             name: checked_group(group, f"{_VERB}(groups=)") for name, group in (groups or {}).items()
         }
@@ -192,7 +192,7 @@ class CheckpointManager:
     ) -> None:
         try:
             self.close()
-        except CheckpointError:
+        except Exception:
             if error is None:  # else the block's own error is raised
                 raise
 
@@ -320,14 +320,16 @@ class _DriverPart:
                 f"{step.folder} was not saved by a {_VERB}: it has {_names(step.parts)}; load it with px.load"
             )
         _, saved, generators = pickle.loads(step.read(_STATE))
-        content = pickle.loads(step.read(_CHANNELS)) if _CHANNELS in step.files else _read_format_1(step)
-        channels, has_staleness, flow, versions = content
         _check_names("groups", saved_groups(step), self.groups)
         _check_names("state", saved, self.state)
-        _check_names("channels", channels, [channel.name for channel in self.channels])
-        if has_staleness != (self.staleness is not None):
-            had, has = ("a", "no") if has_staleness else ("no", "a")
-            raise CheckpointMismatch(f"the run was saved with {had} staleness and has {has} staleness=")
+        if _CHANNELS in step.files:
+            channels, has_staleness, flow, versions = pickle.loads(step.read(_CHANNELS))
+            _check_names("channels", channels, [channel.name for channel in self.channels])
+            if has_staleness != (self.staleness is not None):
+                had, has = ("a", "no") if has_staleness else ("no", "a")
+                raise CheckpointMismatch(f"the run was saved with {had} staleness and has {has} staleness=")
+        else:
+            flow, versions = b"", _read_format_1(step)
         self._check_unused()
         values: dict[str, Any] = {}
         for name, data in saved.items():
@@ -381,19 +383,19 @@ def _generators() -> Generators:
     return Generators("cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu")
 
 
-def _read_format_1(step: Step) -> tuple[Sequence[str], bool, bytes, Mapping[str, _Versions]]:
-    """Return the content of the driver's file of format 1, without that of channels and staleness."""
+def _read_format_1(step: Step) -> dict[str, _Versions]:
+    """Return the versions in the driver's file of format 1. The content of channels and staleness is not read."""
     saved = _Format1(io.BytesIO(step.read(_CHANNELS_OF_FORMAT_1))).load()
     if saved.channels or saved.staleness is not None:
         _log.warning(
             "%s was saved by an earlier version; the content of its channels and staleness is not restored",
             step.folder,
         )
-    versions: dict[str, dict[tuple[str, str], int]] = {}
+    versions: dict[str, _Versions] = {}
     for group, numbers in [*saved.published.items(), *saved.had.items()]:
         found = {(role, name): number for role, name, number in numbers}
         versions[group] = _newest(versions.get(group, {}), found)
-    return (), False, b"", versions
+    return versions
 
 
 class _Format1(pickle.Unpickler):

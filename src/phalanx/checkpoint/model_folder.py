@@ -8,6 +8,7 @@ checkpoint is not used: with two boxes of a tensor on a rank it writes wrong fil
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
@@ -18,7 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
 
-from phalanx.checkpoint.storage import storage_errors
+from phalanx.checkpoint.storage import Storage, storage_errors
 from phalanx.checkpoint.stored_state import StoredState, stored_leaf
 from phalanx.errors import CheckpointCorrupted, CheckpointError
 
@@ -118,8 +119,8 @@ def write_boxes(
     written = 0
     with storage_errors(folder, "written"):
         for item in plan.items:
-            data = planner.resolve_data(item)
-            if isinstance(data, torch.Tensor) and data.numel():
+            data: Any = planner.resolve_data(item)
+            if data.numel():
                 raw = data.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
                 box = places[item.index.fqn].elements(folder, "r+", item.index.offset or (), data.shape)
                 box[...] = raw.reshape(*data.shape, -1)
@@ -135,11 +136,11 @@ def read_model(folder: str) -> StoredState:
         CheckpointCorrupted: if a file is none of safetensors.
         CheckpointError: if there are no files.
     """
+    files = [name for name in Storage(folder).names() if name.endswith(".safetensors")]
     with storage_errors(folder, "read"):
-        files = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))
         places = {name: place for file in files for name, place in _read_header(folder, file).items()}
     if not files:
-        raise CheckpointError(f"{folder} has no safetensors files")
+        raise CheckpointError(f"{folder} has no safetensors files; give the folder of a model")
     metadata = dcp.Metadata({}, storage_data={})
     for name, place in places.items():
         size, origin = torch.Size(place.shape), torch.Size([0] * len(place.shape))
@@ -155,13 +156,16 @@ def _read_header(folder: str, name: str) -> dict[str, Place]:
     path = f"{folder}/{name}"
     try:
         with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > os.stat(path).st_size - 8:
+            length, size = int.from_bytes(file.read(8), "little"), os.stat(path).st_size
+            if length > size - 8:
                 raise ValueError(length)
-            return _places(name, json.loads(file.read(length)), 8 + length)
+            places = _places(name, json.loads(file.read(length)), 8 + length)
+            if any(one.start + math.prod(one.shape) * one.dtype.itemsize > size for one in places.values()):
+                raise ValueError(size)
+            return places
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointCorrupted(
-            f"{path} is damaged: its header is none of safetensors", files=(path,)
+            f"{path} is damaged: its header is none of safetensors, or its end is missing", files=(path,)
         ) from None
 
 

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, TensorWriteData, 
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from xxhash import xxh3_64_hexdigest
 
-from phalanx.errors import CheckpointError, CheckpointMismatch, InternalError, PhalanxError
+from phalanx.errors import CheckpointError, CheckpointMismatch, PhalanxError
 from phalanx.weights.digests import tensor_digest
 from phalanx.weights.tensors import cut
 from phalanx.worker.rank_state import LocalTensor, Path
@@ -233,7 +233,7 @@ def _some(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
 
 
-class LoadPlanner(dcp.DefaultLoadPlanner):
+class LoadPlanner(dcp.LoadPlanner):
     """The planner of a rank: fills tensors, and keeps values.
 
     Args:
@@ -245,9 +245,8 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
     """
 
     def __init__(self, metadata: dcp.Metadata, targets: Mapping[str, LocalTensor | None]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._stored = metadata.state_dict_metadata
-        self._targets = targets
+        self._targets: Mapping[str, Any] = targets
         self.values: dict[str, Any] = {}
 
     def create_local_plan(self) -> dcp.LoadPlan:
@@ -278,8 +277,5 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
             target.local.copy_(found)
 
     def resolve_tensor(self, read_item: dcp.ReadItem) -> torch.Tensor:
-        target = self._targets[read_item.dest_index.fqn]
-        if target is None:
-            raise InternalError(f"torch read {read_item.dest_index.fqn}, a value, as a tensor")
-        box = target.box_at(read_item.dest_index.offset or ())
+        box = self._targets[read_item.dest_index.fqn].box_at(read_item.dest_index.offset or ())
         return cut(box, read_item.dest_offsets, read_item.lengths)

@@ -489,7 +489,10 @@ class GroupLoad:
     def read(self) -> int:
         """Have the ranks read the files. Return the bytes."""
         tokens = [self._token] * len(self._group.ranks)
-        return sum(_call_ranks(self._group, f"{self._title}: read", handlers.load, tokens))
+        try:
+            return sum(_call_ranks(self._group, f"{self._title}: read", handlers.load, tokens))
+        except CheckpointCorrupted as error:  # a file is gone since it was verified
+            raise error if self._step is None else self._step.corrupted(error.files) from None
 
 
 def load_groups(loads: Sequence[GroupLoad]) -> int:
@@ -563,7 +566,7 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
             f"{path!r}: a model is written into files by all ranks at once, so give a path, not a URL"
         )
     path = os.path.abspath(os.path.expanduser(path))
-    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path) or os.listdir(path)):
         raise CheckpointError(f"{path} is there already; give the path of a folder that is not")
     folder = f"{path}.{secrets.token_hex(4)}.part"
     title = f"save model of {group.name!r}"

@@ -5,7 +5,7 @@ is on the disk. A folder without a manifest is left over from a writer that died
 
 A single driver writes to a path at a time, by :class:`PathLock`. On a file system the kernel releases the lock with
 the process. Stores have no locks: there the newest driver claims the path, and a driver that lost its claim commits
-nothing.
+and removes nothing.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ class StepWriter:
         with contextlib.ExitStack() as stack:
             stack.callback(self._lock.release)
             stack.enter_context(self._lock.turn)
+            self._lock.check()  # else the leftovers may be the step of another driver
             for found in find_steps(self._run):
                 if not found.committed:
                     found.remove()
@@ -201,6 +202,7 @@ class StepWriter:
             CheckpointError: if a file is missing. The step can only be abandoned.
             CheckpointLocked: if another driver has claimed the path.
         """
+        self._lock.check()  # first: the other driver removes the files
         self._check_files()
         self._run.sync("")
         paths = [name.split("/") for name in self.files]
@@ -232,12 +234,12 @@ class StepWriter:
     def _finish(self, title: str, steps: Callable[[], Sequence[Step]]) -> None:
         """Remove steps, and let the next step of the path begin."""
         self._ended = True  # first: an interrupt of the removal of older steps must not remove the only one
-        with self._end:
-            try:
+        try:
+            with self._end:
                 for step in steps():
                     step.remove()
-            except CheckpointError as error:
-                warnings.warn(f"{title} were not removed: {error}", stacklevel=3)
+        except CheckpointError as error:
+            warnings.warn(f"{title} were not removed, or the path not released: {error}", stacklevel=3)
 
 
 def _shown(names: Sequence[str], most: int) -> str:
@@ -376,9 +378,9 @@ class PathLock:
         turn: held by the step that is written; the next step of the path waits for it.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, key: str) -> None:
         self.turn = threading.Lock()
-        self._storage, self._users, self._pid = storage, 0, os.getpid()
+        self._storage, self._key, self._users, self._pid = storage, key, 0, os.getpid()
         since = datetime.now().isoformat(sep=" ")
         self._claim = f"pid {self._pid} on host {socket.gethostname()} since {since}".encode()
         self._file = _locked_file(storage, self._claim) if storage.is_local else -1
@@ -394,10 +396,11 @@ class PathLock:
             CheckpointError: if the path cannot be written.
         """
         storage.make("")
+        key = os.path.realpath(storage.root) if storage.is_local else storage.root
         with _guard:
-            lock = _locks.get(storage.root)
+            lock = _locks.get(key)
             if lock is None or lock._pid != os.getpid():  # a forked process has to lock for itself
-                lock = _locks[storage.root] = cls(storage)
+                lock = _locks[key] = cls(storage, key)
             lock._users += 1
             return lock
 
@@ -407,25 +410,27 @@ class PathLock:
         Raises:
             CheckpointLocked: if another driver has claimed it.
         """
-        found = None if self._storage.is_local else self._storage.read(CLAIM)
-        if found is not None and found != self._claim:
+        found = self._claim if self._storage.is_local else self._storage.read(CLAIM)
+        if found != self._claim:
+            other = "a process that has released it" if found is None else _holder(found)
             raise CheckpointLocked(
-                f"{self._storage.root} was claimed by {_holder(found)} while this process wrote to it, so this process "
+                f"{self._storage.root} was claimed by {other} while this process wrote to it, so this process "
                 "commits nothing there any more; end one of the drivers",
-                holder=_holder(found),
+                holder=other,
             )
 
     def release(self) -> None:
         """Release the lock."""
         with _guard:
             self._users -= 1
-            if self._users:
+            if self._users or self._pid != os.getpid():  # a forked process has only a copy
                 return
-            if _locks.get(self._storage.root) is self:
-                del _locks[self._storage.root]
+            if _locks.get(self._key) is self:
+                del _locks[self._key]
             if self._storage.is_local:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._file, 0)
+                    fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked process may keep the file open
                 os.close(self._file)
             elif self._storage.read(CLAIM) == self._claim:
                 self._storage.remove(CLAIM)

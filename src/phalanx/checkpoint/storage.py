@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import glob
 import os
 import re
 import secrets
@@ -54,7 +55,7 @@ class Storage:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        from fsspec import available_protocols  # type: ignore[import-untyped]  # slow to import: not for every driver
+        from fsspec import available_protocols, filesystem  # type: ignore[import-untyped]  # slow: not for every driver
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
         text = os.fspath(path).removeprefix("file://")
@@ -68,7 +69,8 @@ class Storage:
         if self.is_local:
             text = os.path.abspath(os.path.expanduser(text))
         try:
-            found: tuple[Any, str] = url_to_fs(text)
+            # A path may have what is syntax in a URL, such as "::".
+            found: tuple[Any, str] = (filesystem("file"), text) if self.is_local else url_to_fs(text)
         except Exception as error:  # some look for their credentials here, and have errors of their own
             raise CheckpointError(
                 f"{text!r} cannot be reached: {error}; give a path, or a URL that fsspec knows"
@@ -179,8 +181,13 @@ class Storage:
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder and its content, if it exists."""
-        with contextlib.suppress(FileNotFoundError), storage_errors(self._at(name), "removed"):
-            self._files.rm(self._at(name), recursive=True)
+        at = self._at(name)
+        with contextlib.suppress(FileNotFoundError), storage_errors(at, "removed"):
+            if self.is_local or not glob.has_magic(at):
+                self._files.rm(at, recursive=True)
+            else:  # rm() would take the path for a pattern
+                for path in self._files.find(at):
+                    self._files.rm_file(path)
 
 
 @contextlib.contextmanager

@@ -100,7 +100,9 @@ class StoredState:
     def lacks_generators(self, rank: int) -> bool:
         """Return whether a random generator of a rank is missing because it is not among the ranks that saved."""
         generators = {key_of(leaf.path) for leaf in self.leaves.values() if leaf.part == GENERATORS}
-        return self.resized and not generators <= self.keys_for(rank).keys()
+        # A lone rank saves its generators as it saves values that are equal on all ranks.
+        held = set[str]() if self.world_size == 1 and rank > 0 else self.keys_for(rank).keys()
+        return self.resized and not generators <= held
 
     def as_part(self, part: str) -> StoredState:
         """Return the state as a part of a larger state, to be loaded alone."""

@@ -50,7 +50,8 @@ def register_state(
 
     Args:
         worker: the object of the role; ``self`` where a class is no ``px.Worker``.
-        model: an ``nn.Module``, or a mapping of names to tensors, which a load writes into, in place.
+        model: an ``nn.Module`` (its parameters and persistent buffers, not its extra state), or a mapping of names to
+            tensors. A load writes into the tensors, in place.
         optimizer: of the model's parameters. A ``torch.optim.Optimizer`` is saved by the parameters' names, so that
             it can be loaded where they are sharded otherwise, before its first step too.
         rng: save the states of the random generators of torch (with the current accelerator's), numpy and

@@ -268,8 +268,9 @@ class _Component:
             if leaf.path[: len(self._root)] == self._root:
                 path, value = current.get(key, (leaf.path, None))
                 found[key] = path, _target(key, leaf, value)
-        # Loading parts, a worker without declared components has leaves that are not asked for.
-        chosen = {leaf.path[0] for leaf in saved.values() if leaf.path}
+        # Loading parts, a worker without declared components has leaves that are not asked for. A generator that was
+        # not saved, such as that of an accelerator, keeps its state.
+        chosen = {leaf.path[0] for leaf in saved.values() if leaf.path} - {GENERATORS}
         for key, (path, value) in current.items():
             missing = isinstance(value, LocalTensor) and key not in saved and 0 not in value.shape
             if missing and (not path or path[0] in chosen):
