@@ -234,11 +234,11 @@ class Hubs:
             return shared[_CLIENT]
 
     def remote(self, address: HubAddress) -> RemoteClient:
-        """Return the client for the hub of another process."""
+        """Return the client for the hub of another process. A lost connection is replaced."""
         with self._lock:
             if self._pid != os.getpid():  # a fork must not use the connections of its parent
                 self._pid, self._remote = os.getpid(), {}
-            if address not in self._remote:
+            if address not in self._remote or self._remote[address].died:
                 self._remote[address] = RemoteClient(address)
             return self._remote[address]
 
@@ -256,7 +256,9 @@ class HubObject:
     def __init__(self, kind: str, name: str | None, backend: Backend, address: HubAddress | None) -> None:
         number = next(_keys)
         self._kind, self._owner, self._key = kind, PROCESS, f"{kind}/{PROCESS}/{number}"
-        self._name = name or f"{kind}-{number}"
+        # a resumed driver finds its channels by their names; the numbers of ranks are unique only in their process
+        suffix = "" if current_context() is None else f"-{PROCESS}"
+        self._name = name or f"{kind}-{number}{suffix}"
         self._address, self._backend_name = address, backend.name
         self._backend = backend
 
