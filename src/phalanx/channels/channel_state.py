@@ -20,6 +20,7 @@ from phalanx.channels.staleness_state import STALE, Done, ItemRows, RequestId, d
 
 By = Literal["items", "bytes"]
 Outcome = Literal["delivered", "dropped", "lost"]
+FINISHED = "it was finished: nothing more is put"
 _RATE_S = 10
 
 
@@ -116,11 +117,6 @@ class ItemCounts:
     lost: int = 0
     waiting: int = 0
     taken: int = 0
-
-    @property
-    def is_balanced(self) -> bool:
-        """True if the count equation is satisfied."""
-        return self.submitted == self.delivered + self.dropped + self.lost + self.waiting + self.taken
 
 
 @dataclass(frozen=True)
@@ -237,8 +233,9 @@ class ChannelState:
         """Put the ranges of a lease back in their places. Return the losses of unreadable items."""
         losses: dict[str, Loss] = {}
         if lease in self.leases:
-            self._restore(self.leases.pop(lease).ranges)
-            self._lose(self._withdraw(lambda item: item.number in unreadable), losses)
+            ranges = self.leases.pop(lease).ranges + self._withdraw(lambda item: item.number in unreadable)
+            self._lose([units for units in ranges if units.number in unreadable], losses)
+            self._restore([units for units in ranges if units.number not in unreadable])
             self._advance()
         return list(losses.values())
 
@@ -284,7 +281,7 @@ class ChannelState:
 
     def finish(self) -> None:
         """Reject further puts. Waiting items can still be taken."""
-        self.ended = self.ended or "it was finished: nothing more is put"
+        self.ended = self.ended or FINISHED
         self._advance()
 
     def close(self, reason: str) -> list[Loss]:
@@ -443,9 +440,12 @@ class ChannelState:
         short = not self._is_enough(take)
         if short and (self.ended is None or self._puts):
             return None
-        if self._waiting:
+        if self._rows or (self._waiting and not take.by_rows):
             return ("taken", self._lease(request, take), short)
-        return None if self._may_be_requeued() else ("ended", self.ended)
+        if self._may_be_requeued():
+            return None
+        self._settle(self._withdraw(lambda item: True), "delivered")  # items of no rows
+        return ("ended", self.ended)
 
     def _first_without_rows(self, count: int) -> Item | None:
         """Return the first item among ``count`` rows that is not made of rows."""
