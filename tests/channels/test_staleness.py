@@ -26,7 +26,7 @@ class Generator(px.Worker):
     @px.register
     def begin_and_stay(self, staleness: px.StalenessManager, rows: int) -> int:
         self.lease = staleness.lease(rows, WITHIN)
-        return self.lease.number
+        return self.lease.rows
 
 
 @pytest.fixture
