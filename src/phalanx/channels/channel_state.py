@@ -377,7 +377,7 @@ class ChannelState:
         for item in (units.item for units in state["ranges"]):
             item.at = self.clock()  # the clock of the process that saved it was another one
         self._set_waiting(state["ranges"])
-        self._advance()
+        self.expire()
 
     # Transitions
 

@@ -252,8 +252,8 @@ class HubConnection:
 
     def close(self) -> None:
         """End the connection: its threads stop waiting. Its descriptors are freed with the last reference."""
-        descriptor = os.dup(self._connection.fileno())
-        with socket.socket(fileno=descriptor) as sock, contextlib.suppress(OSError):  # the peer has ended it
+        # the peer may have ended it
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as sock, contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
 
     def _send_unsent(self) -> None:

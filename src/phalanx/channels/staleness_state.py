@@ -297,8 +297,9 @@ class StalenessState:
         self._submitted, self.restored = stats.rows.submitted, True
         versions = [saved.version for saved in state["outside"] for _ in range(saved.start, saved.stop)]
         outside = ItemRows(self, versions, in_channel=False)
-        for row in (*((outside, index) for index in range(len(versions))), *rows):
-            self._ready[row] = 1, next(self._places)
+        for item, row in (*((outside, index) for index in range(len(versions))), *rows):
+            if not item.is_stale(row):  # it was taken, and was trained on
+                self._ready[item, row] = 1, next(self._places)
         self._drop(stats.rows.running, RESTORED)
         self._drop(stats.rows.ready - len(self._ready), NOT_SAVED)
         self._start()
