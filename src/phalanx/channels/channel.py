@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -421,7 +421,8 @@ class Channel(HubObject):
 
 
 @contextmanager
-def _end_of_loop() -> Iterator[None]:
+def _end_of_loop() -> Generator[None]:
+    """Suppress the end of a finished channel, but no other."""
     try:
         yield
     except ChannelClosed as error:
