@@ -15,7 +15,7 @@ import pytest
 import phalanx as px
 from phalanx.channels import hub
 from phalanx.channels.hub import Hub, HubServer
-from phalanx.channels.hub_client import RemoteClient, hubs
+from phalanx.channels.hub_client import RemoteClient
 from tests.support.fault_workers import within
 
 WITHIN = 30.0
@@ -111,14 +111,6 @@ def test_every_waiting_request_is_answered_when_the_connection_ends(client: Remo
     client.close()
     assert {future.result(WITHIN) for future in waiting} == {("gone", "the process that hosts it died")}
     assert client.request(KEY, "status")[0] == "gone"
-
-
-def test_a_process_whose_connection_was_lost_connects_again(server: HubServer, client: RemoteClient) -> None:
-    lost = hubs.remote(server.address)
-    lost.close()
-    assert within(WITHIN, lambda: lost.died)
-    assert hubs.remote(server.address).request(KEY, "status")[0] == "done"
-    hubs.remote(server.address).close()
 
 
 def test_connections_that_end_leave_no_thread_and_no_descriptor(server: HubServer) -> None:

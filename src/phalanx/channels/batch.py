@@ -102,7 +102,7 @@ class Batch(StoredParts):
         for (part, _), run in groupby(places, key=lambda each: (each[1][0], each[1][1] - each[0])):
             numbers = [number for _, (_, number) in run]
             ordered.append(part._replace(start=numbers[0], stop=numbers[-1] + 1))
-        self._ranges = ordered
+        self._ranges = ordered or self._ranges  # items without rows stay, for their dtype and shape
 
     @property
     def parts(self) -> Sequence[StoredPart]:

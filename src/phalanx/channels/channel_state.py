@@ -440,12 +440,9 @@ class ChannelState:
         short = not self._is_enough(take)
         if short and (self.ended is None or self._puts):
             return None
-        if self._rows or (self._waiting and not take.by_rows):
+        if self._waiting:
             return ("taken", self._lease(request, take), short)
-        if self._may_be_requeued():
-            return None
-        self._settle(self._withdraw(lambda item: True), "delivered")  # items of no rows
-        return ("ended", self.ended)
+        return None if self._may_be_requeued() else ("ended", self.ended)
 
     def _first_without_rows(self, count: int) -> Item | None:
         """Return the first item among ``count`` rows that is not made of rows."""

@@ -234,11 +234,11 @@ class Hubs:
             return shared[_CLIENT]
 
     def remote(self, address: HubAddress) -> RemoteClient:
-        """Return the client for the hub of another process. A lost connection is replaced."""
+        """Return the client for the hub of another process."""
         with self._lock:
             if self._pid != os.getpid():  # a fork must not use the connections of its parent
                 self._pid, self._remote = os.getpid(), {}
-            if address not in self._remote or self._remote[address].died:
+            if address not in self._remote:
                 self._remote[address] = RemoteClient(address)
             return self._remote[address]
 
