@@ -438,7 +438,12 @@ class ChannelEmpty(ChannelError, TimeoutError):
 
 
 class ChannelClosed(ChannelError):
-    """The channel was finished and is empty, was closed, or its owner died; or this producer was closed."""
+    """The channel was finished and is empty, was closed, or its owner died; or this producer was closed.
+
+    `.finished` is True after `finish()`.
+    """
+
+    finished: bool = False
 
 
 class ItemsLost(ChannelError):

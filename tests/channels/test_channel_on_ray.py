@@ -20,6 +20,7 @@ import torch
 import phalanx as px
 from phalanx.channels.hub_client import hubs
 from phalanx.testing import faults
+from tests.channels.test_channel import all_are_accounted_for
 from tests.support.fault_workers import within
 
 pytestmark = pytest.mark.slow
@@ -103,8 +104,9 @@ class Putter(px.Worker):
         return self.rank
 
     @px.register
-    def open(self, name: str) -> None:
+    def open(self, name: str | None = None) -> str:
         self.opened = px.Channel(name=name)
+        return self.opened.name
 
 
 class Server(px.Worker):
@@ -151,6 +153,11 @@ def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.Resour
         batch.ack()
         closing.result(WITHIN)
         assert (channel.items.delivered, channel.items.lost) == (2, 0)
+
+
+def test_ranks_of_one_run_create_channels_without_names(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:2], Putter) as group:
+        assert len(set(group.open())) == 2
 
 
 def test_a_name_is_free_again_after_its_owner_was_killed(pool: px.ResourcePool) -> None:
@@ -304,8 +311,7 @@ def test_processes_that_are_killed_at_any_moment_lose_nothing_uncounted(
             channel.finish()
             for future in futures:
                 future.exception(WITHIN)
-        counts = channel.items
-        assert counts.is_balanced and channel.rows.is_balanced
+        assert all_are_accounted_for(channel)
         rows = staleness.stats.rows
         assert rows.submitted == rows.accepted + rows.dropped + rows.running
 

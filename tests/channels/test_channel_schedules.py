@@ -13,6 +13,7 @@ import pytest
 
 from phalanx.channels.channel_state import By, ChannelState, Item
 from phalanx.channels.staleness_state import ItemRows, StalenessState
+from tests.channels.test_channel import all_are_accounted_for
 
 STEPS = 45
 PEERS = 3
@@ -200,7 +201,7 @@ class Schedule:
 
     def _check(self) -> None:
         channel, stats = self.channel, self.staleness.stats()
-        assert channel.items.is_balanced and channel.rows.is_balanced
+        assert all_are_accounted_for(channel)
         assert channel.items.submitted == len(self._origin)
         assert channel.items.lost <= self.told_lost + sum(loss.items for loss in channel.losses)
         rows = stats.rows

@@ -26,7 +26,7 @@ class Generator(px.Worker):
     @px.register
     def begin_and_stay(self, staleness: px.StalenessManager, rows: int) -> int:
         self.lease = staleness.lease(rows, WITHIN)
-        return self.lease.number
+        return self.lease.rows
 
 
 @pytest.fixture
@@ -176,6 +176,20 @@ def test_a_restored_staleness_has_the_rows_of_its_channel_and_no_running_rows(ba
     last = px.StalenessManager(max_lag=1, rows_per_version=4)
     px.channels.restore(alone, [], last)
     assert last.stats.dropped == {"restored": 1, "not saved": 3}
+
+
+def test_rows_that_were_trained_on_and_are_too_old_do_not_come_back_with_a_restore(backend: str) -> None:
+    saved, again = (px.StalenessManager(max_lag=0, rows_per_version=2) for _ in range(2))
+    with px.Channel(name="saved") as channel, saved.lease(2) as lease:
+        lease.put(channel, [1, 2], 0)
+        with channel.take_rows(2, WITHIN):
+            saved.advance(1)
+            data = px.channels.snapshot([channel], saved)
+    with px.Channel(name="saved") as channel:
+        px.channels.restore(data, [channel], again)
+        assert (channel.rows.waiting, channel.rows.dropped) == (0, 2)
+        rows = again.stats.rows
+        assert (rows.submitted, rows.ready, rows.trained, rows.dropped) == (2, 0, 2, 0)
 
 
 PACKED, TRAINED = threading.Event(), threading.Event()

@@ -149,6 +149,7 @@ class Batch(StoredParts):
             values = [self._read_part(part) for part in self._ranges]
             return join_rows(values) if self._is_cut else values[0] if self.joined else values
         except FetchFailed:
+            self._check_open()  # it may have ended with the call of ack_with()
             raise self._lose_unreadable() from None
         except DispatchError as error:
             raise DispatchError(
@@ -179,14 +180,12 @@ class Batch(StoredParts):
     def ack(self) -> None:
         """Acknowledge the batch: its bytes are freed. Idempotent."""
         if self._open:
-            self._open, self._end = False, "acknowledged"
-            _end(self._channel, self._lease, is_delivered=True)
+            self._finish(is_delivered=True)
 
     def requeue(self) -> None:
         """Return the items to the front of the channel, in order. Idempotent; no effect after :meth:`ack`."""
         if self._open:
-            self._open, self._end = False, "requeued"
-            _end(self._channel, self._lease, is_delivered=False)
+            self._finish(is_delivered=False)
 
     def ack_with(self, future: CallFuture[Any]) -> None:
         """Acknowledge the batch when a call has succeeded, requeue it if the call fails. Does not wait.
@@ -200,15 +199,21 @@ class Batch(StoredParts):
                 "future of a call (group.method.submit(batch)), once"
             )
         self._open = False
-        channel, lease = self._channel, self._lease
 
         def finish() -> None:
-            _end(channel, lease, is_delivered=future.exception() is None)
+            self._finish(is_delivered=future.exception() is None)
 
         if self._backend.immediate:  # the call has ended
             finish()
         else:
             session.waiters.submit(finish, future.pending())
+
+    def _finish(self, *, is_delivered: bool) -> None:
+        self._open, self._end = False, "acknowledged" if is_delivered else "requeued"
+        client = self._channel._client()
+        # an acknowledgement for another process goes with the next request
+        send = client.send_soon if is_delivered and not client.is_local else client.send
+        send(self._channel._key, "ack" if is_delivered else "requeue", self._lease)
 
     def __enter__(self) -> Any:
         try:
@@ -241,11 +246,3 @@ class Batch(StoredParts):
     def __repr__(self) -> str:
         content = f"{self.rows} rows" if self.joined else f"{len(self._ranges)} items"
         return f"<batch of channel {self._channel._name}: {content}, {'taken' if self._open else 'over'}>"
-
-
-def _end(channel: HubObject, lease: RequestId, *, is_delivered: bool) -> None:
-    """Acknowledge or requeue a lease."""
-    client = channel._client()
-    # an acknowledgement for another process goes with the next request
-    send = client.send_soon if is_delivered and not client.is_local else client.send
-    send(channel._key, "ack" if is_delivered else "requeue", lease)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 from phalanx.calls.timeouts import checked
 from phalanx.channels.batch import Batch
-from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
+from phalanx.channels.channel_state import FINISHED, By, ChannelStatus, Depth, ItemCounts
 from phalanx.channels.hub import Leased, Payload, StoredPayload
 from phalanx.channels.hub_client import HubObject, PendingRequest, hubs, reclaim
 from phalanx.channels.live_channels import find_published, live_channels, lost_items
@@ -141,9 +141,11 @@ class Channel(HubObject):
         Raises:
             ChannelFull, ChannelClosed: as :meth:`put`, at the first item that was not accepted. Items before it are
                 in the channel; a later item is only if it was accepted by then.
+            DispatchError: if an item cannot be pickled. Items are in the channel if they were accepted by then.
         """
-        pending = [self._begin_put(item, timeout) for item in items]
+        pending: list[PendingRequest[tuple[int, int]]] = []
         try:
+            pending.extend(self._begin_put(item, timeout) for item in items)  # keeps those before an error
             return [put.result()[0] for put in pending]
         except BaseException:
             for put in pending:
@@ -271,7 +273,7 @@ class Channel(HubObject):
             return lost_items(self.name, details[0])
         known = _ERRORS.get(details[0] if kind == "hopeless" else kind)
         if known is None:
-            return self._closed(details[0])
+            return self._closed(details[0], "put or taken" if wanted else "put")
         error, text = known
         return self._error(error, text.format(*details, wanted=wanted, limit=self._limit))
 
@@ -298,18 +300,19 @@ class Channel(HubObject):
         return Batch.sort if sort else None
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield items, each taken and acknowledged, until the channel is finished and empty."""
-        with suppress(ChannelClosed):
+        """Yield items, each taken and acknowledged, until the channel is finished and empty.
+
+        Raises:
+            ChannelClosed: if the channel was closed, or its owner died.
+        """
+        with _end_of_loop():
             while True:
                 yield self.get()
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        while True:
-            try:
-                item = await self.get_async()
-            except ChannelClosed:
-                return
-            yield item
+        with _end_of_loop():
+            while True:
+                yield await self.get_async()
 
     def drop(self, reason: str, numbers: Iterable[int] | None = None) -> int:
         """Drop the waiting items, all or the given ``numbers``. Return the number of row ranges."""
@@ -405,14 +408,26 @@ class Channel(HubObject):
         notes = [f"{display_name(peer)}: {count} open leases" for peer, count in status.consumers.items()]
         return Table(title, ("what", "items", "more", "oldest"), tuple(table), tuple(notes))
 
-    def _closed(self, reason: str) -> ChannelClosed:
-        return self._error(ChannelClosed, f"{reason}; nothing can be put or taken")
+    def _closed(self, reason: str, refused: str = "put or taken") -> ChannelClosed:
+        error = self._error(ChannelClosed, f"{reason}; nothing can be {refused}")
+        error.finished = reason == FINISHED
+        return error
 
     def _error(self, kind: type[E], text: str) -> E:
         return kind(f"channel {self.name!r}: {text}", channel=self.name)
 
     def __repr__(self) -> str:
         return f"<channel {self.name}: {self._limit} may wait>"
+
+
+@contextmanager
+def _end_of_loop() -> Generator[None]:
+    """Suppress the end of a finished channel, but no other."""
+    try:
+        yield
+    except ChannelClosed as error:
+        if not error.finished:
+            raise
 
 
 def _reclaim_unless_accepted(payload: Payload, future: Future[Any]) -> None:

@@ -20,6 +20,7 @@ from phalanx.channels.staleness_state import STALE, Done, ItemRows, RequestId, d
 
 By = Literal["items", "bytes"]
 Outcome = Literal["delivered", "dropped", "lost"]
+FINISHED = "it was finished: nothing more is put"
 _RATE_S = 10
 
 
@@ -116,11 +117,6 @@ class ItemCounts:
     lost: int = 0
     waiting: int = 0
     taken: int = 0
-
-    @property
-    def is_balanced(self) -> bool:
-        """True if the count equation is satisfied."""
-        return self.submitted == self.delivered + self.dropped + self.lost + self.waiting + self.taken
 
 
 @dataclass(frozen=True)
@@ -237,8 +233,9 @@ class ChannelState:
         """Put the ranges of a lease back in their places. Return the losses of unreadable items."""
         losses: dict[str, Loss] = {}
         if lease in self.leases:
-            self._restore(self.leases.pop(lease).ranges)
-            self._lose(self._withdraw(lambda item: item.number in unreadable), losses)
+            ranges = self.leases.pop(lease).ranges + self._withdraw(lambda item: item.number in unreadable)
+            self._lose([units for units in ranges if units.number in unreadable], losses)
+            self._restore([units for units in ranges if units.number not in unreadable])
             self._advance()
         return list(losses.values())
 
@@ -284,7 +281,7 @@ class ChannelState:
 
     def finish(self) -> None:
         """Reject further puts. Waiting items can still be taken."""
-        self.ended = self.ended or "it was finished: nothing more is put"
+        self.ended = self.ended or FINISHED
         self._advance()
 
     def close(self, reason: str) -> list[Loss]:
@@ -380,7 +377,7 @@ class ChannelState:
         for item in (units.item for units in state["ranges"]):
             item.at = self.clock()  # the clock of the process that saved it was another one
         self._set_waiting(state["ranges"])
-        self._advance()
+        self.expire()
 
     # Transitions
 

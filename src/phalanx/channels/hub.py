@@ -91,13 +91,7 @@ class Hub:
 
     def peer_died(self, peer: str, why: str) -> None:
         """Requeue the channel leases of a dead process, drop its row leases, and count its stored items as lost."""
-        with self._lock:
-            if self._peers.pop(peer, None) is not None:
-                for state in self._states.values():
-                    state.peer_died(peer, why)
-            outbox, self._outbox = self._outbox, []
-        for answer, ticket, result in outbox:
-            answer(ticket, result)
+        self.execute(peer, [(0, False, "", "remove", (peer, why))])
 
     def _post(self, peer: str, ticket: int | None, result: Any) -> None:
         if peer in self._peers:
@@ -124,6 +118,11 @@ class Hub:
     @property
     def _channels(self) -> dict[str, ChannelState]:
         return {key: state for key, state in self._states.items() if isinstance(state, ChannelState)}
+
+    def _remove(self, peer: str, why: str) -> None:
+        if self._peers.pop(peer, None) is not None:
+            for state in self._states.values():
+                state.peer_died(peer, why)
 
     def _open(self, key: str, name: str, maxsize: int | None, by: By) -> None:
         self._states[key] = ChannelState(name, maxsize, by, reclaim=self._reclaim, clock=time.monotonic)
@@ -253,8 +252,8 @@ class HubConnection:
 
     def close(self) -> None:
         """End the connection: its threads stop waiting. Its descriptors are freed with the last reference."""
-        descriptor = os.dup(self._connection.fileno())
-        with socket.socket(fileno=descriptor) as sock, contextlib.suppress(OSError):  # the peer has ended it
+        # the peer may have ended it
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as sock, contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
 
     def _send_unsent(self) -> None:
@@ -298,7 +297,7 @@ def _tune(sock: socket.socket) -> None:
 
 
 class HubServer:
-    """Accepts connections to a hub until it is stopped."""
+    """Accepts connections to a hub, as long as its process lives."""
 
     def __init__(self, hub: Hub, host: str) -> None:
         self._hub = hub
@@ -308,11 +307,6 @@ class HubServer:
         self._unauthenticated = threading.BoundedSemaphore(_MOST_UNAUTHENTICATED)
         threading.Thread(target=self._accept, name="phalanx-hub", daemon=True).start()
 
-    def stop(self) -> None:
-        """Accept no more connections. Existing connections are served until their peers end."""
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-
     def _accept(self) -> None:
         """Accept connections. While too many are not authenticated, others wait in the backlog."""
         while True:
@@ -321,8 +315,6 @@ class HubServer:
                 sock, _ = self._listening.accept()
             except OSError:
                 self._unauthenticated.release()
-                if self._listening.fileno() < 0:
-                    return
                 time.sleep(0.1)  # out of descriptors: connections that end free some
             else:
                 threading.Thread(target=self._serve, args=(sock,), name="phalanx-hub", daemon=True).start()

@@ -256,7 +256,9 @@ class HubObject:
     def __init__(self, kind: str, name: str | None, backend: Backend, address: HubAddress | None) -> None:
         number = next(_keys)
         self._kind, self._owner, self._key = kind, PROCESS, f"{kind}/{PROCESS}/{number}"
-        self._name = name or f"{kind}-{number}"
+        # a resumed driver finds its channels by their names; the numbers of ranks are unique only in their process
+        suffix = "" if current_context() is None else f"-{PROCESS}"
+        self._name = name or f"{kind}-{number}{suffix}"
         self._address, self._backend_name = address, backend.name
         self._backend = backend
 

@@ -9,8 +9,8 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable
-from numbers import Real
+from collections.abc import Callable, Iterable
+from numbers import Integral, Real
 from typing import Any
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
@@ -85,7 +85,7 @@ def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float,
     """Return the length of each row of an item.
 
     Raises:
-        DispatchError: if the number of lengths is not the number of rows.
+        DispatchError: if they are not one finite number for each row.
     """
     if callable(lengths):
         given = lengths(value)
@@ -97,13 +97,14 @@ def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float,
                 f"Channel.put: an item of type {type(value).__name__} has no value under the key {lengths!r}, where "
                 "the channel expects the lengths of rows; add it, or create the channel with lengths=<a function>"
             ) from None
-    numbers = given.tolist() if hasattr(given, "tolist") else list(given)
+    given = given.tolist() if hasattr(given, "tolist") else given
+    numbers: list[Any] = list(given) if isinstance(given, Iterable) else [None]
     if len(numbers) != rows or not all(isinstance(each, Real) and math.isfinite(each) for each in numbers):
         raise DispatchError(
-            f"Channel.put: lengths={lengths!r} of the channel gives {len(numbers)} values for an item of {rows} rows; "
-            "expected one finite number for each row"
+            f"Channel.put: lengths={lengths!r} of the channel gives {given!r:.100} for an item of "
+            f"{rows} rows; expected one finite number for each row"
         )
-    return tuple(numbers)
+    return tuple(int(each) if isinstance(each, Integral) else float(each) for each in numbers)
 
 
 def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout: float | None) -> int:

@@ -35,7 +35,6 @@ class RowLease:
 
     def __init__(self, staleness: StalenessManager, lease: RequestId, rows: int, version: int) -> None:
         self._staleness, self._id, self.rows, self.version = staleness, lease, rows, version
-        self.number = lease[1]
         self.overdue = False
 
     def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:

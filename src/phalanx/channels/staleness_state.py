@@ -93,18 +93,16 @@ class ItemRows:
 Row = tuple[ItemRows, int]
 
 
-@dataclass(slots=True)
+@dataclass
 class ReadyRows:
     """Rows ``start`` to ``stop`` of a version in a saved state, which were accepted without a channel.
 
-    States of older versions have ``item`` and ``taken``.
+    Without slots, since objects of older versions have more attributes.
     """
 
-    item: None
     start: int
     stop: int
     version: int
-    taken: bool = False
 
 
 @dataclass(eq=False)
@@ -288,7 +286,7 @@ class StalenessState:
     def state(self) -> dict[str, Any]:
         """Return the state to save, with the ready rows that are in no channel."""
         versions = [item.versions[row] for item, row in self._ordered() if not item.in_channel]
-        outside = [ReadyRows(None, 0, len(list(run)), version) for version, run in groupby(versions)]
+        outside = [ReadyRows(0, len(list(run)), version) for version, run in groupby(versions)]
         return {"stats": self.stats(), "outside": outside}
 
     def restore(self, state: dict[str, Any], rows: Iterable[Row]) -> None:
@@ -299,8 +297,9 @@ class StalenessState:
         self._submitted, self.restored = stats.rows.submitted, True
         versions = [saved.version for saved in state["outside"] for _ in range(saved.start, saved.stop)]
         outside = ItemRows(self, versions, in_channel=False)
-        for row in (*((outside, index) for index in range(len(versions))), *rows):
-            self._ready[row] = 1, next(self._places)
+        for item, row in (*((outside, index) for index in range(len(versions))), *rows):
+            if not item.is_stale(row):  # it was taken, and was trained on
+                self._ready[item, row] = 1, next(self._places)
         self._drop(stats.rows.running, RESTORED)
         self._drop(stats.rows.ready - len(self._ready), NOT_SAVED)
         self._start()
