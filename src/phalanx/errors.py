@@ -440,10 +440,10 @@ class ChannelEmpty(ChannelError, TimeoutError):
 class ChannelClosed(ChannelError):
     """The channel was finished and is empty, was closed, or its owner died; or this producer was closed.
 
-    `.finished` is True after `finish()`.
+    `.owner_died` is True if the process that hosts the channel died, or does not answer.
     """
 
-    finished: bool = False
+    owner_died: bool = False
 
 
 class ItemsLost(ChannelError):

@@ -342,22 +342,6 @@ def test_a_closed_channel_tells_ranks_so(consumers: px.WorkerGroup, channel: px.
     assert isinstance(caught.value, px.RemoteCallError) and caught.value.channel == channel.name
 
 
-def test_a_loop_over_a_channel_ends_normally_only_after_finish(backend: str) -> None:
-    async def read(channel: px.Channel) -> list[Any]:
-        return [item async for item in channel]
-
-    with px.Channel() as channel:
-        channel.put("last")
-        channel.finish()
-        assert asyncio.run(read(channel)) == ["last"]
-        assert list(channel) == []
-        channel.close()
-        with pytest.raises(px.channels.ChannelClosed, match="it was closed"):
-            list(channel)
-        with pytest.raises(px.channels.ChannelClosed, match="it was closed"):
-            asyncio.run(read(channel))
-
-
 def test_a_put_into_a_finished_channel_does_not_say_that_nothing_can_be_taken(channel: px.Channel) -> None:
     channel.put("last")
     channel.finish()

@@ -285,6 +285,8 @@ def test_the_death_of_the_hub_is_an_error_of_every_waiting_caller(pool: px.Resou
                 waiting.result(5)
         with pytest.raises(px.channels.ChannelClosed, match="died"):
             future.result(5)
+        with pytest.raises(px.channels.ChannelClosed, match="died"):
+            list(empty)  # not the end of a loop
         with px.Channel(backend="ray") as another:
             another.put("on a new hub")
             assert another.get(WITHIN) == "on a new hub"

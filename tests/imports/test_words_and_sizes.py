@@ -19,7 +19,7 @@ LINES = {
     "backends": 2250,
     "calls": 2260,
     "channels": 2160,
-    "checkpoint": 1950,
+    "checkpoint": 1955,
     "cli": 930,
     "collect": 550,
     "compat": 2310,

@@ -72,10 +72,10 @@ class RerunLog:
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
         """Note how a call ended: a failed call is not repeated, a successful call replaces earlier calls."""
-        if isinstance(error, StaleEpoch):  # a restart took its end for a success, and has repeated it
-            return
         with self._lock:
             for entry in [entry for entry in self.entries if entry.call() is call]:
+                if entry.succeeded and isinstance(error, StaleEpoch):
+                    continue  # a restart took its end for a success, and has repeated it
                 entry.succeeded = True
                 if error is not None:
                     self.entries.remove(entry)

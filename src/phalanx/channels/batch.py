@@ -190,6 +190,8 @@ class Batch(StoredParts):
     def ack_with(self, future: CallFuture[Any]) -> None:
         """Acknowledge the batch when a call has succeeded, requeue it if the call fails. Does not wait.
 
+        From the end of the call on, the batch is not used any more.
+
         Raises:
             DeclarationError: if ``future`` is not the future of a call, or the batch was acknowledged or requeued.
         """

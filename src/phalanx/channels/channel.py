@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from phalanx.calls.timeouts import checked
 from phalanx.channels.batch import Batch
-from phalanx.channels.channel_state import FINISHED, By, ChannelStatus, Depth, ItemCounts
+from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
 from phalanx.channels.hub import Leased, Payload, StoredPayload
-from phalanx.channels.hub_client import HubObject, PendingRequest, hubs, reclaim
+from phalanx.channels.hub_client import OWNER_DIED, HubObject, PendingRequest, hubs, reclaim
 from phalanx.channels.live_channels import find_published, live_channels, lost_items
 from phalanx.channels.payloads import Lengths, leave, leave_at_exit, pack
 from phalanx.channels.staleness_state import RequestId, display_name
@@ -300,10 +300,10 @@ class Channel(HubObject):
         return Batch.sort if sort else None
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield items, each taken and acknowledged, until the channel is finished and empty.
+        """Yield items, each taken and acknowledged, until the channel is finished and empty, or closed.
 
         Raises:
-            ChannelClosed: if the channel was closed, or its owner died.
+            ChannelClosed: if its owner died.
         """
         with _end_of_loop():
             while True:
@@ -410,7 +410,7 @@ class Channel(HubObject):
 
     def _closed(self, reason: str, refused: str = "put or taken") -> ChannelClosed:
         error = self._error(ChannelClosed, f"{reason}; nothing can be {refused}")
-        error.finished = reason == FINISHED
+        error.owner_died = reason in OWNER_DIED
         return error
 
     def _error(self, kind: type[E], text: str) -> E:
@@ -422,11 +422,11 @@ class Channel(HubObject):
 
 @contextmanager
 def _end_of_loop() -> Generator[None]:
-    """Suppress the end of a finished channel, but no other."""
+    """Suppress the end of a channel that was finished or closed, but not the death of its owner."""
     try:
         yield
     except ChannelClosed as error:
-        if not error.finished:
+        if error.owner_died:
             raise
 
 

@@ -20,7 +20,6 @@ from phalanx.channels.staleness_state import STALE, Done, ItemRows, RequestId, d
 
 By = Literal["items", "bytes"]
 Outcome = Literal["delivered", "dropped", "lost"]
-FINISHED = "it was finished: nothing more is put"
 _RATE_S = 10
 
 
@@ -281,7 +280,7 @@ class ChannelState:
 
     def finish(self) -> None:
         """Reject further puts. Waiting items can still be taken."""
-        self.ended = self.ended or FINISHED
+        self.ended = self.ended or "it was finished: nothing more is put"
         self._advance()
 
     def close(self, reason: str) -> list[Loss]:

@@ -45,6 +45,7 @@ _DEFERRED_S = 0.02
 _TURNS_FOR_S = 1.0
 _DIED = ("gone", "the process that hosts it died")
 _SILENT = ("gone", "the process that hosts it does not answer")
+OWNER_DIED = _DIED[1], _SILENT[1]
 _CLIENT = "channel client"
 _serial = itertools.count()
 _keys = itertools.count(1)

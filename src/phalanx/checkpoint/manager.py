@@ -92,7 +92,9 @@ class CheckpointManager:
             raise DeclarationError(
                 f"{_VERB}(groups={groups!r}): give them by name: groups={{'policy': group}}"
             )
-        self.path = Storage(path).root  # absolute: the program may change its directory
+        storage = Storage(path)
+        # absolute: the program may change its directory
+        self.path = storage.root if storage.is_local else os.fspath(path)
         self._groups = {
             name: checked_group(group, f"{_VERB}(groups=)") for name, group in (groups or {}).items()
         }

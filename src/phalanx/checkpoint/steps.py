@@ -167,7 +167,7 @@ class StepWriter:
         with contextlib.ExitStack() as stack:
             stack.callback(self._lock.release)
             stack.enter_context(self._lock.turn)
-            self._lock.check()  # else the leftovers may be the step of another driver
+            self._lock.renew()  # else the leftovers may be the step of another driver
             for found in find_steps(self._run):
                 if not found.committed:
                     found.remove()
@@ -404,11 +404,21 @@ class PathLock:
             lock._users += 1
             return lock
 
+    def renew(self) -> None:
+        """Claim the path again, for the next step, if the driver that claimed it since has released it.
+
+        Raises:
+            CheckpointLocked: if another driver has claimed it.
+        """
+        if not self._storage.is_local and self._storage.read(CLAIM) is None:
+            self._storage.write(CLAIM, self._claim)
+        self.check()
+
     def check(self) -> None:
         """Check that no other driver has claimed the path since.
 
         Raises:
-            CheckpointLocked: if another driver has claimed it.
+            CheckpointLocked: if another driver has claimed it, or has released it since.
         """
         found = self._claim if self._storage.is_local else self._storage.read(CLAIM)
         if found != self._claim:

@@ -254,11 +254,11 @@ class Group:
         """Note that all ranks are there.
 
         Raises:
-            GroupBroken: the group broke meanwhile, by a call of a rank that stayed.
+            PhalanxError: the failure by which the group broke meanwhile, of a call of a rank that stayed.
         """
         with self._lock:
             if self.lifecycle.state is State.BROKEN:
-                raise self.lifecycle.broken_error()
+                raise self.lifecycle.cause or self.lifecycle.broken_error()
             self._handle(Event.STARTED)
 
     def change(self, endpoints: Sequence[Endpoint], size: int, *, joining: bool = False) -> Epoch:

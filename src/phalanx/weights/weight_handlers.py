@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.plan import RankLocation
+from phalanx.weights.plan import Locality, RankLocation
 from phalanx.weights.shared_memory import device_id
 from phalanx.weights.tensors import device_of
 from phalanx.weights.transport_interface import ConnectRequest, Description, Sent, Side, SyncRequest
@@ -86,7 +86,7 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> object:
         target.connect()
         return None
     except WeightsTransferError as error:
-        if not {CUDA_IPC, NCCL} & set(request.transports.values()):
+        if request.transports[Locality.NODE] not in (CUDA_IPC, NCCL):
             raise
         return error
 

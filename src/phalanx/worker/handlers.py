@@ -47,8 +47,8 @@ def call_log(runtime: WorkerRuntime) -> list[tuple[int, str]]:
 
 
 def close(runtime: WorkerRuntime) -> Any:
-    """Run the users' ``close()`` of each role, and the exit hooks."""
-    return runtime.own(runtime.close())
+    """Run the users' ``close()`` of each role, and the exit hooks: on the event loop of the rank, if it has one."""
+    return runtime.close()
 
 
 def follow(
@@ -106,7 +106,7 @@ _LEFT = "left world"
 _World = tuple[str, timedelta]
 
 
-def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> Any:
+def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> None:
     """Enter an epoch, together with the constructors of the new ranks.
 
     Each object's ``rejoin()`` is called, in the order of their creation. The variables that differ in the epoch are set
@@ -115,10 +115,6 @@ def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -
     Raises:
         BaseException: if a ``rejoin()`` raises it.
     """
-    return runtime.own(_rejoin(runtime, epoch, environment))
-
-
-async def _rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> None:
     runtime.epoch = epoch
     shared = runtime.context.shared
     world: _World | None = None
@@ -130,7 +126,9 @@ async def _rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, 
         for instance in runtime.instances.values():
             own = getattr(instance, "rejoin", None)
             if callable(own):
-                await runtime.value(own())
+                runtime.loop.run(
+                    own()
+                )  # the calls of other tasks wait, since this rank is between two epochs
             else:
                 _join_world(instance, world)
         shared.pop(_LEFT, None)

@@ -294,22 +294,24 @@ class WorkerRuntime:
             callback(reason)
         self.closers.if_lost.clear()
 
-    def own(self, steps: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
-        """Return steps of the library that call users' functions, for the rank's loop; without one, run them."""
-        return steps if self.interleaves else _completed(steps)
-
-    async def close(self) -> None:
+    def close(self) -> Coroutine[Any, Any, None] | None:
         """Run the users' ``close()`` of each role, last created first, then the exit hooks.
+
+        A rank with an event loop of its own returns the coroutine for it.
 
         Raises:
             BaseException: the first of their errors, once all have run.
         """
+        closing = self._close()
+        return closing if self.interleaves else _completed(closing)
+
+    async def _close(self) -> None:
         errors: list[BaseException] = []
         for instance in reversed(list(self.instances.values())):
             close = getattr(instance, "close", None)
             if callable(close):
                 try:
-                    await self.value(close())
+                    await self._value(close())
                 except BaseException as error:
                     report(f"close() of {type(instance).__qualname__}", error)
                     errors.append(error)
@@ -343,7 +345,7 @@ class WorkerRuntime:
                 with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
                     result = function(*args, **kwargs)
                     if isinstance(result, Awaitable):
-                        result = await self.value(result)
+                        result = await self._value(result)
                     if type(result) in _GENERATORS:
                         result = [item async for item in self._items(result) if call.keep]
                 result = result if call.keep else None
@@ -385,7 +387,7 @@ class WorkerRuntime:
                     function, args, kwargs = self._method(call, refs, note)
                 with self.profiling.span(call.role, call.method) if self.profiling else _NOTHING:
                     with self._step(call_id):
-                        source = _check_yields(await self.value(function(*args, **kwargs)))
+                        source = _check_yields(await self._value(function(*args, **kwargs)))
                     async with aclosing(self._items(source)) as items:
                         while True:
                             with self._step(call_id):
@@ -444,7 +446,7 @@ class WorkerRuntime:
             if note is not None:
                 note.started(nbytes)
             self._check_made(role, method)
-            result = await self.value(getattr(self.instances[role], method)(*args, **kwargs))
+            result = await self._value(getattr(self.instances[role], method)(*args, **kwargs))
             return pack(result) if note is None else _noted(result, note, pack)
 
     def _check_made(self, role: str, method: str) -> None:
@@ -480,7 +482,7 @@ class WorkerRuntime:
                 torn = WeightsTorn(f"{full_name(call.role, call.method)}: {reason}")
                 raise self.failure(torn, call.role, call.method)
 
-    async def value(self, result: Any) -> Any:
+    async def _value(self, result: Any) -> Any:
         """Return the result of a user's function: that of an awaitable once it is there."""
         if self.interleaves and isinstance(result, Awaitable):
             return await result
@@ -491,12 +493,12 @@ class WorkerRuntime:
         plain = isinstance(source, GeneratorType)
         try:
             while True:
-                item = next(source, _OVER) if plain else await self.value(anext(source, _OVER))
+                item = next(source, _OVER) if plain else await self._value(anext(source, _OVER))
                 if item is _OVER:
                     return
                 yield item
         finally:
-            await self.value(source.close() if plain else source.aclose())
+            await self._value(source.close() if plain else source.aclose())
 
     def _method(
         self, call: RankCall, refs: Sequence[Any], note: Noted | None
