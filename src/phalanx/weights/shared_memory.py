@@ -43,14 +43,14 @@ class HostMemory:
 
     @classmethod
     def create(cls, nbytes: int, device: torch.device | None = None) -> HostMemory:
-        """Allocate memory. Its pages cost nothing before they are written."""
+        """Allocate memory of the host, the only ``device``. Its pages cost nothing before they are written."""
         fd = os.memfd_create("phalanx-weights", os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
         return cls(fd, nbytes)
 
     @classmethod
     def open(cls, handle: bytes, nbytes: int, device: torch.device | None = None) -> HostMemory:
-        """Open another process's memory."""
+        """Open another process's memory of the host, the only ``device``."""
         return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC), nbytes)
 
     @classmethod

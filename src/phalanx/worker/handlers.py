@@ -126,9 +126,8 @@ def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -
         for instance in runtime.instances.values():
             own = getattr(instance, "rejoin", None)
             if callable(own):
-                runtime.loop.run(
-                    own()
-                )  # the calls of other tasks wait, since this rank is between two epochs
+                # Blocks the rank's event loop, if it has one: it is between two epochs.
+                runtime.loop.run(own())
             else:
                 _join_world(instance, world)
         shared.pop(_LEFT, None)
