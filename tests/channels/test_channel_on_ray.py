@@ -90,6 +90,10 @@ class Putter(px.Worker):
                 time.sleep(0.01 * len(batch))
 
     @px.register
+    def count(self, rows: list[int]) -> int:
+        return len(rows)
+
+    @px.register
     def fail_with(self, channel: px.Channel) -> None:
         batch = channel.take(1, WITHIN)
         raise ValueError(len(batch))
@@ -153,6 +157,25 @@ def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.Resour
         batch.ack()
         closing.result(WITHIN)
         assert (channel.items.delivered, channel.items.lost) == (2, 0)
+
+
+def test_a_snapshot_after_a_call_has_nothing_that_the_call_acknowledged(pool: px.ResourcePool) -> None:
+    snapshots: list[bytes] = []
+    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(name="saved", backend="ray") as channel:
+        for number in range(5):
+            channel.put([number])
+            group.consume(channel, 1)
+            snapshots.append(px.channels.snapshot([channel]))
+            channel.put([number])
+            batch = channel.take_rows(1)
+            counted = group.count.submit(batch)
+            batch.ack_with(counted)
+            assert counted.result() == [1]
+            snapshots.append(px.channels.snapshot([channel]))
+    for snapshot in snapshots:
+        with px.Channel(name="saved", backend="ray") as again:
+            px.channels.restore(snapshot, [again])
+            assert again.items.waiting == 0
 
 
 def test_ranks_of_one_run_create_channels_without_names(pool: px.ResourcePool) -> None:

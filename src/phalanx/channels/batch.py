@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from itertools import groupby
 from typing import Any
 
@@ -26,6 +27,8 @@ from phalanx.wire.value import Reduced, Value
 from phalanx.worker.exit_hooks import current_closers
 
 _log = logging.getLogger("phalanx")
+_endings: dict[Batch, tuple[CallFuture[Any], Future[None]]] = {}
+"""Calls of ``ack_with``, and what ends their batches."""
 
 
 class Batch(StoredParts):
@@ -208,7 +211,9 @@ class Batch(StoredParts):
         if self._backend.immediate:  # the call has ended
             finish()
         else:
-            session.waiters.submit(finish, future.pending())
+            ending = session.waiters.submit(finish, future.pending())
+            _endings[self] = future, ending
+            ending.add_done_callback(lambda _: _endings.pop(self, None))
 
     def _finish(self, *, is_delivered: bool) -> None:
         self._open, self._end = False, "acknowledged" if is_delivered else "requeued"
@@ -248,3 +253,8 @@ class Batch(StoredParts):
     def __repr__(self) -> str:
         content = f"{self.rows} rows" if self.joined else f"{len(self._ranges)} items"
         return f"<batch of channel {self._channel._name}: {content}, {'taken' if self._open else 'over'}>"
+
+
+def end_with_calls() -> None:
+    """Wait until the batches whose calls have ended are acknowledged or requeued."""
+    wait([ending for future, ending in [*_endings.values()] if future.done()])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.backends.backend_types import FetchFailed
+from phalanx.channels.batch import end_with_calls
 from phalanx.channels.channel import Channel
 from phalanx.channels.channel_state import Item
 from phalanx.channels.hub_client import HubObject
@@ -38,6 +39,7 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
         ChannelError: if the bytes of an item cannot be read, or an object is closed or belongs to another process.
     """
     objects = check_owned(channels, staleness)
+    end_with_calls()
     for _ in range(_ATTEMPTS):
         answer = objects[0]._client().request("", "snapshot", [one._key for one in objects])
         if answer[0] != "done" or answer[1] is None:

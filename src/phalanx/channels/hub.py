@@ -119,6 +119,9 @@ class Hub:
     def _channels(self) -> dict[str, ChannelState]:
         return {key: state for key, state in self._states.items() if isinstance(state, ChannelState)}
 
+    def _meet(self) -> None:
+        """Do nothing. The answer shows that earlier requests of the peer were executed."""
+
     def _remove(self, peer: str, why: str) -> None:
         if self._peers.pop(peer, None) is not None:
             for state in self._states.values():

@@ -161,6 +161,8 @@ class RemoteClient(HubClient):
             closers = current_closers()
             at_end = atexit.register if closers is None else closers.add
             at_end(self._flush)
+            if closers is not None:
+                closers.before_result.append(self._settle)
 
     @property
     def died(self) -> bool:
@@ -179,6 +181,11 @@ class RemoteClient(HubClient):
                 connection.send(requests)
         if self.died:
             self._answer_all()
+
+    def _settle(self) -> None:
+        """Wait until the hub has executed the deferred requests."""
+        if self._deferred:
+            self.request("", "meet", timeout=_ANSWERS_WITHIN_S)
 
     def _receive(self) -> None:
         with contextlib.suppress(OSError, EOFError):

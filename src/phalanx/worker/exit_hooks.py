@@ -30,6 +30,8 @@ class Closers:
         self.hands_over = False
         #: The rank as text, from its setup on: "rank 2 of group 'actor'".
         self.place = ""
+        #: Called before the result of a call is sent.
+        self.before_result: list[Callable[[], object]] = []
         #: Called with the reason if the rank ends without having run its hooks.
         self.if_lost: list[Callable[[str], object]] = []
 

@@ -348,6 +348,7 @@ class WorkerRuntime:
                         result = await self._value(result)
                     if type(result) in _GENERATORS:
                         result = [item async for item in self._items(result) if call.keep]
+                self._before_result()
                 result = result if call.keep else None
                 pack = described if call.returns > OUTPUT else encoded
                 return pack(result) if note is None else _noted(result, note, pack)
@@ -401,6 +402,7 @@ class WorkerRuntime:
                 if note is not None:
                     note.finished()
                     note.result_bytes, note.items = nbytes, count
+            self._before_result()
             end = StreamEnd(count)
         except self._passes:
             raise
@@ -447,6 +449,7 @@ class WorkerRuntime:
                 note.started(nbytes)
             self._check_made(role, method)
             result = await self._value(getattr(self.instances[role], method)(*args, **kwargs))
+            self._before_result()
             return pack(result) if note is None else _noted(result, note, pack)
 
     def _check_made(self, role: str, method: str) -> None:
@@ -481,6 +484,10 @@ class WorkerRuntime:
             if reason is not None and (spec is None or spec.needs_weights):
                 torn = WeightsTorn(f"{full_name(call.role, call.method)}: {reason}")
                 raise self.failure(torn, call.role, call.method)
+
+    def _before_result(self) -> None:
+        for hook in self.closers.before_result:
+            hook()
 
     async def _value(self, result: Any) -> Any:
         """Return the result of a user's function: that of an awaitable once it is there."""
