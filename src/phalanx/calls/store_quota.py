@@ -11,6 +11,7 @@ from phalanx.display.byte_format import size
 from phalanx.errors import DispatchError
 
 _UNCHECKED = 32 << 20
+_REMEMBERED = 1024
 _REPORTED_WITHIN_S = 0.3  # how long ago something was stored that the backend's statistics may not know of
 _LOOK_EVERY_S = 0.05
 _FREED_WITHIN_S = 2.0  # how long ago something may have been dropped that is still in the statistics
@@ -28,7 +29,7 @@ class Room:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._lately: deque[tuple[float, int]] = deque()
+        self._lately: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
 
     def took(self, nbytes: int) -> None:
         """Note that something was stored."""
@@ -84,9 +85,7 @@ class Room:
 
     def _unreported(self) -> int:
         since = time.monotonic() - _REPORTED_WITHIN_S
-        while self._lately and self._lately[0][0] < since:
-            self._lately.popleft()
-        return sum(nbytes for _, nbytes in self._lately)
+        return sum(nbytes for at, nbytes in [*self._lately] if at >= since)  # other threads may add some
 
 
 _ADVICE = (
