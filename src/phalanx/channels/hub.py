@@ -60,11 +60,12 @@ Leased = tuple[str, RequestId, tuple[int, ...]]
 
 
 class Hub:
-    """Executes requests of peers. Answers are delivered outside of the lock."""
+    """Executes requests of peers. Answers are delivered outside of the lock, in their order."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._outbox: list[tuple[Answer, int | None, Any]] = []
+        self._outbox: deque[tuple[Answer, int | None, Any]] = deque()
+        self._delivering = threading.RLock()  # a receiver in this process may make requests
         self._peers: dict[str, Answer] = {}
         self._states: dict[str, ChannelState | StalenessState] = {}
 
@@ -85,9 +86,10 @@ class Hub:
                 except Exception as error:
                     cause = f"{verb}: {type(error).__name__}: {error}"
                     done(InternalError(f"a request to a channel failed at its hub: {cause}"))
-            outbox, self._outbox = self._outbox, []
-        for answer, ticket, result in outbox:
-            answer(ticket, result)
+        with self._delivering:
+            while self._outbox:
+                answer, ticket, result = self._outbox.popleft()
+                answer(ticket, result)
 
     def peer_died(self, peer: str, why: str) -> None:
         """Requeue the channel leases of a dead process, drop its row leases, and count its stored items as lost."""
