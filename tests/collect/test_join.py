@@ -10,10 +10,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from phalanx.collect.join import gather, join_rows
+from phalanx.collect.join import gather, join_rows, share_of
 from phalanx.dispatch.batch_metadata import PerShard
 from phalanx.dispatch.plan import GatherPlan
 from phalanx.errors import DispatchError
+from phalanx.wire.messages import PartInfo
 from tests.dispatch.support import Batch, same
 
 
@@ -56,6 +57,14 @@ def test_keys_in_another_order_are_the_same_keys() -> None:
 def test_outputs_that_cannot_be_joined_name_the_ranks(outputs: list[Any], text: str) -> None:
     with pytest.raises(DispatchError, match=text):
         gather(rows(3), outputs)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_without_a_shape_is_described() -> None:
+    with pytest.raises(
+        DispatchError, match=r"piece 0 returned a nested Tensor of dtype torch\.float32; piece 1"
+    ):
+        join_rows([torch.nested.nested_tensor([torch.zeros(2)]), None])
 
 
 def test_the_place_in_the_structure_is_named() -> None:
@@ -101,12 +110,17 @@ def test_the_result_shares_no_memory_with_the_outputs(count: int) -> None:
     array.flags.writeable = False
     tensor, scalar, inner = torch.arange(4), torch.tensor(1), torch.arange(2)
     output = {"t": tensor, "a": array, "s": scalar, "l": [inner, {"x": inner}]}
+    output["d"] = [TensorDict({"x": inner}, batch_size=[2]), TensorDict({"x": inner}, batch_size=[])]
+    output["o"] = np.array([inner, None], dtype=object)
     joined = join_rows([output] * count)
     joined["t"] += 1
     joined["a"] += 1
     joined["s"] += 1
     joined["l"][0] += 1
     joined["l"][1]["x"] += 1
+    joined["d"][0]["x"] += 1
+    joined["d"][1]["x"] += 1
+    joined["o"][0] += 1
     assert tensor.tolist() == [0, 1, 2, 3]
     assert array.tolist() == [0, 1, 2, 3]
     assert scalar.item() == 1
@@ -125,17 +139,24 @@ def test_joined_results_carry_no_graph() -> None:
     assert not join_rows([torch.ones(1, requires_grad=True)] * 2).requires_grad
 
 
-def test_only_leaves_with_the_rows_of_the_padded_piece_are_trimmed() -> None:
+def test_only_leaves_with_rows_for_each_row_of_the_padded_piece_are_trimmed() -> None:
     plan = rows(2, trim=[(4, 3), (4, 4)])
     outputs = [
-        {"rows": [0, 1, 2, 0], "losses": [9, 9], "text": "abcd"},
-        {"rows": [3, 4, 5, 6], "losses": [8, 8], "text": "efgh"},
+        {"rows": [0, 1, 2, 0], "twice": list("aabbccaa"), "losses": [9, 9], "text": "abcd"},
+        {"rows": [3, 4, 5, 6], "twice": list("ddeeffgg"), "losses": [8, 8], "text": "efgh"},
     ]
     assert gather(plan, outputs) == {
         "rows": [0, 1, 2, 3, 4, 5, 6],
+        "twice": list("aabbccddeeffgg"),
         "losses": [9, 9, 8, 8],
         "text": PerShard(["abcd", "efgh"]),
     }
+
+
+def test_a_share_of_several_rows_for_each_row_has_no_padding() -> None:
+    plan = rows(2, trim=[(4, 3), (0, 0)])
+    share = share_of(plan, [PartInfo(8, 0), PartInfo(2, 0)], 1, 2)
+    assert [(output, list(taken)) for output, taken in share.rows] == [(0, [4, 5]), (1, [0, 1])]
 
 
 def test_more_rows_than_were_given_are_joined() -> None:

@@ -15,7 +15,9 @@ import ray
 import phalanx as px
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.classes import RESERVED, registered_methods
+from phalanx.declare.context import WorkerContext, context_of, present
 from phalanx.declare.dispatch_modes import as_mode
+from phalanx.declare.worker import make
 
 
 class Base(px.Worker):
@@ -49,6 +51,29 @@ def test_an_override_may_register_anew() -> None:
             return batch
 
     assert registered_methods(Derived)["step"].mode == px.Dispatch.ONE_TO_ALL
+
+
+def test_a_static_override_of_a_registered_method_is_refused() -> None:
+    with pytest.raises(px.DeclarationError, match="step overrides a registered method"):
+        type("Derived", (Base,), {"step": staticmethod(print)})
+
+
+def test_a_class_decorator_may_register_more() -> None:
+    class Derived(Base):
+        def more(self) -> None: ...
+
+    px.register(Derived.more)
+    assert list(registered_methods(Derived)) == ["step", "more"]
+
+
+@pytest.mark.parametrize(
+    "members", [{"_context": None}, {"__slots__": ("_context", "__weakref__")}, {"__slots__": ()}], ids=str
+)
+def test_a_plain_class_knows_its_rank_whatever_attributes_it_has(members: dict[str, Any]) -> None:
+    context = WorkerContext(rank=3)
+    worker = make(type("Plain", (), members), (), {}, context)
+    with present(context):
+        assert context_of(worker).rank == 3
 
 
 def test_a_custom_mode_reads_the_same_in_another_process() -> None:

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from phalanx.declare.dispatch_modes import Dispatch
-from phalanx.dispatch.modes import plan
+from phalanx.dispatch.modes import plan, plan_one
 from phalanx.dispatch.shardable import replicate
 from phalanx.errors import DispatchError
 from phalanx.topology.mesh import Mesh
@@ -49,6 +49,14 @@ def test_only_leaders_get_the_piece_and_all_get_replicated_values() -> None:
     assert [rank for rank, _, kwargs in by_rank(call) if kwargs["mask"] is not None] == leaders
 
 
+def test_one_leader_gets_the_arguments_unchanged_whatever_their_rows() -> None:
+    batch = {"a": [1, 2, 3], "b": [1, 2]}
+    call = plan_one(
+        spec_of(Dispatch.mesh("actor", leader_only=True)), meshed(dp=2, tp=2), (batch, 3), {}, (0, 1)
+    )
+    assert by_rank(call) == [(0, (batch, 3), {}), (1, (None, 3), {})]
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [
@@ -56,6 +64,7 @@ def test_only_leaders_get_the_piece_and_all_get_replicated_values() -> None:
         (({"x": np.arange(4), "lengths": torch.tensor([9, 1, 1, 7])},), {}),
         ((TensorDict({"lengths": torch.tensor([9.0, 1.0, 1.0, 7.0])}, batch_size=[4]),), {}),
         (({"deep": {"lengths": np.array([9, 1, 1, 7])}},), {}),
+        ((torch.arange(4),), {"lengths": list(np.array([9, 1, 1, 7]))}),
         ((pa.table({"lengths": [9, 1, 1, 7]}),), {}),
     ],
 )
@@ -85,13 +94,15 @@ def test_a_balance_function_gets_the_arguments() -> None:
     ("balance", "text"),
     [
         ("tokens", "neither an argument nor a key"),
-        ("x", r"gives a Tensor of shape \(4, 2\); expected one number for each of the 4 rows"),
-        (lambda x: [1, 2], "gives a list of 2 elements"),
+        ("n", r"update\(\).*balance=n: the length of row 1 is nan"),
+        ("x", r"the length of row 0 is \[0\.0, 0\.0\]; expected one finite number"),
+        (lambda x, n: [1, 2], "gives a list of 2 elements; expected one number for each of the 4 rows"),
     ],
 )
 def test_a_balance_that_gives_no_length_per_row_is_refused(balance: Any, text: str) -> None:
     with pytest.raises(DispatchError, match=text):
-        plan(spec_of(Dispatch.mesh("actor", balance=balance)), meshed(dp=2), (), {"x": torch.zeros(4, 2)})
+        given = {"x": torch.zeros(4, 2), "n": [1, float("nan"), 1, 1]}
+        plan(spec_of(Dispatch.mesh("actor", balance=balance)), meshed(dp=2), (), given)
 
 
 def test_rows_that_each_became_several_come_back_in_order() -> None:

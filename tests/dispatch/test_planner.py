@@ -42,7 +42,10 @@ def test_rows_are_split_over_4096_ranks_in_order() -> None:
 
 def test_a_list_mode_deals_an_element_of_each_list_to_each_rank_and_sends_replicated_values_whole() -> None:
     call = plan(
-        spec_of(Dispatch.DP_COMPUTE), FOUR, ([1, 2, 3, 4], replicate([5, 6])), {"y": ("a", "b", "c", "d")}
+        spec_of(Dispatch.DP_COMPUTE),
+        FOUR,
+        ([1, 2, 3, replicate(4)], replicate([5, 6])),
+        {"y": ("a", "b", "c", "d")},
     )
     assert call.args[1] == Same([5, 6])
     assert by_rank(call) == [(rank, (rank + 1, [5, 6]), {"y": "abcd"[rank]}) for rank in range(4)]

@@ -18,7 +18,7 @@ from phalanx.collect.join import join_rows
 from phalanx.dispatch.shardable import register_row_type
 from phalanx.dispatch.split import count_rows, even_sizes, pad_rows, piece_bounds, split_rows
 from phalanx.errors import DispatchError
-from tests.dispatch.support import same
+from tests.dispatch.support import FakeFuture, same
 
 Pair = namedtuple("Pair", "left right")
 
@@ -46,7 +46,7 @@ def test_a_subclass_has_the_rows_of_its_base() -> None:
     assert count_rows(torch.nn.Parameter(torch.zeros(4))) == 4
 
 
-@pytest.mark.parametrize(("cls", "functions"), [("Pair", {}), (Pair, {"count": None}), (Pair, {"concat": 3})])
+@pytest.mark.parametrize(("cls", "functions"), [("Pair", {}), (Pair, {"count": None}), (Pair, {"take": 3})])
 def test_a_wrong_registration_is_refused(cls: Any, functions: dict[str, Any]) -> None:
     given = {"count": len, "slice": lambda t, a, b: t, "concat": lambda ts: ts[0], **functions}
     with pytest.raises(DispatchError, match="register_row_type"):
@@ -56,6 +56,21 @@ def test_a_wrong_registration_is_refused(cls: Any, functions: dict[str, Any]) ->
 def test_counts_of_leaves_must_agree() -> None:
     with pytest.raises(DispatchError, match=r"value\['a'\] has 2, value\['b'\]\[1\]\.left has 3"):
         count_rows({"a": [1, 2], "b": (0, Pair([1, 2, 3], None))})
+
+
+def test_counts_of_leaves_with_equal_paths_must_agree() -> None:
+    class Key:
+        def __repr__(self) -> str:
+            return "key"
+
+    with pytest.raises(DispatchError, match=r"value\[key\] has 4, value\[key\] has 2"):
+        split_rows({Key(): [1, 2, 3, 4], Key(): [1, 2]}, 2)
+
+
+@pytest.mark.parametrize("of_rows", [count_rows, lambda value: split_rows(value, 2)])
+def test_the_rows_of_a_future_are_not_known(of_rows: Callable[[Any], Any]) -> None:
+    with pytest.raises(DispatchError, match=r"value\['x'\] is FakeFuture.*pass its \.result\(\)"):
+        of_rows({"x": FakeFuture([1])})
 
 
 def test_a_dataclass_is_cut_without_its_constructor_and_forgets_what_was_cached() -> None:
@@ -88,10 +103,17 @@ def test_a_tensordict_without_batch_has_no_rows() -> None:
     [
         lambda: torch.nested.nested_tensor([torch.arange(n) for n in (1, 0, 3)], layout=torch.jagged),
         lambda: torch.nested.nested_tensor([torch.arange(n) for n in (1, 0, 3)], layout=torch.strided),
+        lambda: torch.nested.narrow(
+            torch.arange(15).view(3, 5),
+            1,
+            torch.tensor([0, 3, 1]),
+            torch.tensor([2, 1, 4]),
+            layout=torch.jagged,
+        ),
         lambda: torch.nested.as_nested_tensor([torch.ones(3, n) for n in (2, 4, 3)], layout=torch.jagged),
         lambda: torch.eye(3).to_sparse(),
     ],
-    ids=["jagged", "nested", "ragged in a later dim", "sparse"],
+    ids=["jagged", "nested", "jagged with gaps", "ragged in a later dim", "sparse"],
 )
 def test_tensors_of_other_layouts_are_cut_into_rows(make: Callable[[], torch.Tensor]) -> None:
     rows, pieces = [row.to_dense() for row in make().unbind()], split_rows(make(), 2)

@@ -4,36 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.errors import DeclarationError, PlacementError
-from phalanx.topology.accelerators import accelerator, in_use, physical_to_logical, resource_names
-
-
-@pytest.mark.parametrize(
-    ("mask", "physical", "logical"),
-    [
-        ("7, 5 ,1,11", " 1 ", 2),
-        ("GPU-a,GPU-b", "GPU-bcdef", 1),
-        ("GPU-1,GPU-12", "GPU-12", 1),
-        (None, "3", 3),
-    ],
-)
-def test_a_physical_id_becomes_its_index_in_the_mask(mask, physical, logical):
-    assert physical_to_logical(mask, physical) == logical
-
-
-@pytest.mark.parametrize(
-    ("mask", "physical", "words"),
-    [
-        ("4,5", "6", "does not show"),
-        ("4,4", "4", "names 2 times"),
-        ("GPU-aa,GPU-ab", "GPU-a", "names 2 times"),
-        ("4,5", "GPU-4", "does not show"),
-        (None, "GPU-x", "without a mask"),
-    ],
-)
-def test_a_device_that_the_mask_does_not_show_once_is_refused(mask, physical, words):
-    with pytest.raises(PlacementError, match=words):
-        physical_to_logical(mask, physical)
+from phalanx.errors import DeclarationError
+from phalanx.topology.accelerators import accelerator, in_use, resource_names
 
 
 @pytest.mark.parametrize(

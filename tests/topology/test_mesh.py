@@ -204,7 +204,7 @@ def test_a_rank_needs_a_coordinate_for_each_axis():
         Mesh(dp=2, tp=2, pp=1).rank(dp=0)
 
 
-@pytest.mark.parametrize("fixed", [{"dp": 2}, {"dp": -1}, {"typo": 1}])
+@pytest.mark.parametrize("fixed", [{"dp": 2}, {"dp": -1}, {"dp": 0.5}, {"dp": "a"}, {"typo": 1}])
 def test_a_coordinate_out_of_range_is_refused_with_the_sizes(fixed):
     with pytest.raises(DispatchError, match=r"'dp': 2"):
         Mesh(dp=2).ranks(**fixed)

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.topology.slots import PoolShape, Slot, SlotFacts, SlotView, order_ranks
+from phalanx.topology.slots import Slot, SlotFacts, SlotView, checked_shape, order_ranks, slots_of
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 
 def pool(*shape: int, name: str = "p") -> SlotView:
-    return PoolShape(tuple(shape)).slots(name)
+    return slots_of(shape, name)
 
 
 def on(node: str, *ids: str) -> SlotFacts:
@@ -26,7 +26,7 @@ def on(node: str, *ids: str) -> SlotFacts:
 @pytest.mark.parametrize("given", [[], 4, "4", None, [0], [2.0], [True], True, {"a": 1}])
 def test_a_shape_that_is_no_list_of_counts_is_refused_with_advice(given):
     with pytest.raises(DeclarationError, match="expected a list of positive whole numbers"):
-        PoolShape(given)
+        checked_shape(given)
 
 
 def test_merging_a_slot_twice_names_it():
@@ -124,6 +124,6 @@ def test_reports_that_do_not_put_a_block_on_one_node_are_refused(nodes: str, wor
 
 
 def test_the_places_of_ranks_in_their_blocks_are_worked_out_once() -> None:
-    view = PoolShape((2, 1)).slots("p")
+    view = pool(2, 1)
     assert view.local_ranks is view.local_ranks
     assert view.local_world_sizes is view.local_world_sizes

@@ -1,7 +1,8 @@
 """Outputs of the ranks -> the value of the call, as its ``GatherPlan`` says; and the share of a rank in it.
 
 A share has the rows that a rank would get of the joined result, without padding and in the caller's order, while the
-outputs are stored on other ranks. A result that cannot be joined is refused with the same errors.
+outputs are stored on other ranks. A result without rows, or with settings that differ, is refused. Keys, dtypes and row
+shapes are compared only between the outputs that a share has rows of.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from phalanx.dispatch.batch_metadata import PerShard, differing, one_or_by_piece
 from phalanx.dispatch.plan import GatherPlan
 from phalanx.dispatch.pytree import Leaf, Node, node_of
-from phalanx.dispatch.shardable import RowOps, list_like
+from phalanx.dispatch.shardable import RowOps, list_like, ops_for
 from phalanx.dispatch.split import check_rows, map_rows, piece_bounds, row_ops
 from phalanx.errors import DispatchError
 from phalanx.wire.lazy import is_tensor
@@ -31,11 +32,10 @@ _SHOWN = 8
 def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Value:
     """Return the value of a call.
 
-    Outputs joined by rows share no memory with ``outputs``, which may be views of read-only memory; other outputs are
-    returned unchanged. :func:`join_rows` describes how each kind of leaf is joined. Padding is cut from each leaf that
-    has exactly as many rows as the padded piece. If rows were dealt out of order, they are returned in the caller's
-    order: a leaf with k times the rows of every piece as runs of k, and a leaf with any other number of rows in the
-    order of the pieces.
+    Outputs are joined by rows as in :func:`join_rows`, and may be views of read-only memory then; other outputs are
+    returned unchanged. A leaf with k times the rows of the piece is taken as runs of k: padding is cut from it, and if
+    rows were dealt out of order, they are returned in the caller's order. A leaf with any other number of rows is
+    returned completely, in the order of the pieces.
 
     Args:
         plan: the plan of the call.
@@ -67,7 +67,7 @@ def join_rows(pieces: Sequence[Any]) -> Value:
     concatenated; pieces of zero rows only count if all are empty, so that their dtype and row shape do not matter.
     Leaves without rows are returned once if they are plain values that are equal in all pieces (numbers, texts, None,
     paths, members of enums, 0-d tensors), and else as a ``px.data.PerShard``; of a single piece they are the value
-    itself. The result shares no memory with the pieces.
+    itself. The result shares no memory with the pieces, except in objects that are neither rows nor structures.
 
     Raises:
         DispatchError: there are no pieces, or they cannot be joined; the message names the pieces that differ.
@@ -137,7 +137,7 @@ class _Join:
     def _rows(self, ops: RowOps, values: list[Any], path: str) -> Value:
         counts = [ops.count(value) or 0 for value in values]
         filled = [value for value, count in zip(values, counts, strict=True) if count] or values[:1]
-        if ops.kind == "list":
+        if ops.kind == "list" or any(isinstance(v, np.ndarray) and v.dtype.hasobject for v in filled):
             filled = [_owned(rows) for rows in filled]
         try:
             joined = ops.concat(filled)
@@ -174,6 +174,8 @@ def _described(value: Value) -> str:
         return f"a {name} of {elements if isinstance(value, tuple) else ', '.join(map(str, node.keys))}"
     if value is None:
         return "None"
+    if is_tensor(value) and value.is_nested:  # which may have no shape
+        return f"a nested {name} of dtype {value.dtype}"
     if is_tensor(value) or isinstance(value, np.ndarray):
         return f"a {name} of shape {tuple(value.shape)} and dtype {value.dtype}"
     return f"a {name}"
@@ -192,14 +194,19 @@ def _at(path: str) -> str:
 
 
 def _trimmed(value: Value, given: int, real: int) -> Value:
-    """Return ``value`` without the padded rows, in each leaf that has exactly as many rows as the piece."""
+    """Return ``value`` without the padded rows of its leaves."""
     if given == real:
         return value
-    return map_rows(value, lambda ops, leaf: ops.slice(leaf, 0, real) if ops.count(leaf) == given else leaf)
+    return map_rows(value, lambda ops, leaf: ops.slice(leaf, 0, _real(ops.count(leaf) or 0, given, real)))
+
+
+def _real(rows: int, given: int, real: int) -> int:
+    """Return how many rows are no padding: k * ``real`` of k * ``given`` rows, and all of any other number."""
+    return rows if not given or rows % given else rows // given * real
 
 
 def _owned(value: Value) -> Value:
-    """``value`` with tensors and arrays in it copied out of whatever memory holds them."""
+    """``value`` with tensors, arrays and other rows in it copied out of whatever memory holds them."""
     if is_tensor(value):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
@@ -208,6 +215,8 @@ def _owned(value: Value) -> Value:
         return list_like(value, [_owned(item) for item in value])
     if isinstance(value, PerShard):
         return PerShard(map(_owned, value))
+    if (ops := ops_for(value)) is not None:
+        return copy.deepcopy(value) if ops.count(value) is None else ops.concat([value])
     node = node_of(value)
     return value if node is None else node.rebuild([_owned(child) for child in node.values])
 
@@ -243,9 +252,7 @@ def share_of(
     _check_settings(infos)
     counts = [_rows_of(info, place) for place, info in enumerate(infos)]
     if gather.trim is not None:
-        counts = [
-            real if rows == given else rows for rows, (given, real) in zip(counts, gather.trim, strict=True)
-        ]
+        counts = [_real(rows, *sizes) for rows, sizes in zip(counts, gather.trim, strict=True)]
     total = sum(counts)
     check_rows(total, expected_rows)
     start, stop = piece_bounds(total, count, index)

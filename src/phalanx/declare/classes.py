@@ -96,7 +96,7 @@ def _check_name(cls: type, name: str) -> None:
 
 def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
     function = getattr(cls, name)
-    if not callable(function):
+    if not callable(function) or isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod):
         raise DeclarationError(
             f"{cls.__name__}.{name} overrides a registered method with {function!r}, not a method"
         )

@@ -93,7 +93,7 @@ def context_of(worker: object) -> WorkerContext:
     known = _others.get(id(worker))
     if known is not None and known[0]() is worker:
         return known[1]
-    context = being_made.get()
+    context = current_context()  # also of an object without weak references
     if context is None:
         context = WorkerContext()
         note_context(worker, context)

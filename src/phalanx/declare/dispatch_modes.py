@@ -166,12 +166,14 @@ class Dispatch(metaclass=_DispatchNames):
             leader_only: send the rows to the first rank of each dp coordinate, and ``None`` to its peers.
 
         Raises:
-            DeclarationError: ``group_size`` is less than 1.
+            DeclarationError: ``group_size`` is no whole number from 1, or ``name`` is no text.
         """
-        if group_size < 1:
+        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
             raise DeclarationError(
                 f"Dispatch.mesh(group_size={group_size!r}): expected a whole number from 1"
             )
+        if not isinstance(name, str):
+            raise DeclarationError(f"Dispatch.mesh({name!r}): expected the name of a mesh as text")
         title = f"mesh({name!r})"
         return DispatchMode("rows", "join", title, name, pp_as_dp, balance, group_size, leader_only)
 
@@ -202,7 +204,7 @@ def register_dispatch_mode(
             raise DeclarationError(
                 f"register_dispatch_mode({name!r}): {given}={function!r}; expected a function"
             )
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise DeclarationError(f"dispatch mode name {name!r}: expected an identifier such as 'TWO_TO_ALL'")
     if hasattr(Dispatch, name):
         raise DeclarationError(f"dispatch mode {name!r} exists already; choose another name")

@@ -154,16 +154,17 @@ def register(
         pad_mask: name of a keyword argument that receives a bool tensor, True for real rows.
 
     Raises:
-        DeclarationError: an unknown mode, a ``collect`` that does not fit it, or a thing that is no plain method.
+        DeclarationError: an unknown mode, a ``collect`` or padding that does not fit it, or no plain method.
     """
     if inspect.isfunction(dispatch_mode):  # used bare: @px.register
         return register()(dispatch_mode)
     if isinstance(dispatch_mode, _NO_METHODS) or hasattr(dispatch_mode, "__wrapped__"):
         raise _no_method(dispatch_mode)
-    _check_padding(pad_to_multiple, pad_mask)
+    mode = _mode(dispatch_mode, execute_mode, collect)
+    _check_padding(mode, pad_to_multiple, pad_mask)
     partial = MethodSpec(
         name="",
-        mode=_mode(dispatch_mode, execute_mode, collect),
+        mode=mode,
         execute=execute_mode,
         blocking=blocking,
         readonly=readonly,
@@ -195,9 +196,11 @@ def _mode(dispatch_mode: Any, execute_mode: Any, collect: Collect | None) -> Mod
     return collecting(mode, collect, one_rank=execute_mode is Execute.RANK_ZERO)
 
 
-def _check_padding(multiple: Any, mask: str | None) -> None:
-    if multiple is not None and (not isinstance(multiple, int) or multiple < 1):
+def _check_padding(mode: Mode, multiple: Any, mask: str | None) -> None:
+    if multiple is not None and (isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1):
         raise DeclarationError(f"px.register: pad_to_multiple={multiple!r}; expected a whole number from 1")
+    if multiple is not None and mode.kind != "rows":
+        raise DeclarationError(f"px.register: {mode!r} splits no rows; leave pad_to_multiple= out")
     if mask is not None and multiple is None:
         raise DeclarationError(
             f"px.register: pad_mask={mask!r} without pad_to_multiple=: nothing would be padded"

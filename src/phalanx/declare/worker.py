@@ -35,7 +35,8 @@ class Worker:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in registered_methods(cls):  # a wrong declaration fails here, not at the first call
+        # A wrong declaration fails here, not at the first call. Not cached: a class decorator may register more.
+        for name in registered_methods.__wrapped__(cls):
             if name in vars(Worker):
                 raise DeclarationError(
                     f"{cls.__name__}.{name}: a registered method may not be called {name!r}, because self.{name} of a "
@@ -162,7 +163,7 @@ def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: Work
     """``cls(*args, **kwargs)`` that knows its place from the first line of its constructor on, on any thread of it."""
     token = being_made.set(context)
     try:
-        if not hasattr(cls, "_context") or type(cls).__call__ is not type.__call__:
+        if not issubclass(cls, Worker) or type(cls).__call__ is not type.__call__:
             made: Any = cls(*args, **kwargs)
         else:  # like type.__call__, with the context in between
             made = cls.__new__(cls, *args, **kwargs)
@@ -171,7 +172,7 @@ def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: Work
                 type(made).__init__(made, *args, **kwargs)
     finally:
         being_made.reset(token)
-    if hasattr(type(made), "_context"):
+    if isinstance(made, Worker):
         made.__dict__.setdefault("_phalanx_context", context)
     else:
         note_context(made, context)

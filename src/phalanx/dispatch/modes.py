@@ -17,7 +17,6 @@ from phalanx.dispatch.pytree import Leaf, flatten, is_future, node_of, unwrap
 from phalanx.dispatch.shardable import Replicate
 from phalanx.dispatch.split import (
     Cut,
-    count_rows,
     even_sizes,
     refuse_unclear_rows,
     row_ops,
@@ -92,8 +91,8 @@ def plan_one(
     recipients = _over_mesh(call)
 
     def given(argument: Argument) -> Same | Each:
-        whole = not is_future(argument.value) and count_rows(argument.value) is None
-        return _same(argument) if whole else recipients.deal([unwrap(argument.value)])
+        has_rows = any(map(_differs, _flattened(call, argument)[0]))
+        return recipients.deal([unwrap(argument.value)]) if has_rows else _same(argument)
 
     return call.planned(given if spec.mode.leader_only else _same, recipients.take, collect="first")
 
@@ -277,7 +276,7 @@ def _plan_lists(call: CallInput) -> CallPlan:
                 f"{recipients.count} elements, one for each {'dp coordinate' if meshed else 'rank'}. Wrap "
                 "what all shall get whole in px.replicate(...); rows are split by Dispatch.ROWS"
             )
-        return recipients.deal(list(value))
+        return recipients.deal([unwrap(element) for element in value])
 
     return call.planned(dealt, recipients.take, pieces=recipients.of if meshed else None)
 
@@ -315,7 +314,7 @@ def _described(value: Any) -> str:
     """Describe a value that does not fit: "a list of 3 elements", "an int"."""
     name = type(value).__name__
     text = f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-    shape = getattr(value, "shape", None)
+    shape = None if is_tensor(value) and value.is_nested else getattr(value, "shape", None)
     if shape is not None:
         return f"{text} of shape {tuple(shape)}"
     return f"{text} of {len(value)} elements" if isinstance(value, list | tuple) else text
@@ -402,16 +401,18 @@ def _cut(call: CallInput, count: int, rows: int) -> Cut:
     if mode.balance is None:
         sizes = [groups * mode.group_size for groups in even_sizes(rows // mode.group_size, count)]
         return Cut(sizes, pad_to_multiple=pad)
-    indices = balanced_partition(_lengths(call, mode.balance, rows), count, group_size=mode.group_size)
+    try:
+        indices = balanced_partition(_lengths(call, mode.balance, rows), count, group_size=mode.group_size)
+    except DispatchError as error:
+        name = getattr(mode.balance, "__name__", mode.balance)
+        raise DispatchError(f"{call.where}, balance={name}: {error}") from error
     return Cut([len(part) for part in indices], indices, pad)
 
 
 def _row_facts(call: CallInput, recipients: Recipients, cut: Cut) -> dict[str, Any]:
     """Return the arguments of ``CallInput.planned`` that say which rows each rank gets."""
     sizes, pad = recipients.spread(cut.sizes), cut.pad_to_multiple
-    real = (
-        sizes if recipients.take == range(len(sizes)) else [sizes[position] for position in recipients.take]
-    )
+    real = [sizes[position] for position in recipients.take]
     trim = None
     if pad is not None and any(size % pad for size in real):
         given = recipients.spread(cut.given)
@@ -427,19 +428,14 @@ def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> l
     """Return a length per row, from the key or function that the mode balances by."""
     if callable(balance):
         found = balance(*(unwrap(v) for v in call.args), **{k: unwrap(v) for k, v in call.kwargs.items()})
-        source = f"the balance function {getattr(balance, '__name__', balance)!s}"
     else:
-        found, source = _find_key(call, balance), f"balance={balance!r}"
+        found = _find_key(call, balance)
     lengths = found.tolist() if hasattr(found, "tolist") else found
     if hasattr(lengths, "to_pylist"):
         lengths = lengths.to_pylist()
-    numbers = isinstance(lengths, list | tuple) and all(isinstance(n, int | float) for n in lengths)
-    if not numbers or len(lengths) != rows:
-        raise DispatchError(
-            f"{call.where}: {source} gives {_described(found)}; expected one number for each of the "
-            f"{rows} rows"
-        )
-    return list(lengths)
+    if not isinstance(lengths, list | tuple) or len(lengths) != rows:
+        raise DispatchError(f"it gives {_described(found)}; expected one number for each of the {rows} rows")
+    return [length.item() if isinstance(length, np.generic) else length for length in lengths]
 
 
 def _find_key(call: CallInput, key: str) -> Any:
@@ -451,7 +447,7 @@ def _find_key(call: CallInput, key: str) -> Any:
         if found is not None:
             return found
     raise DispatchError(
-        f"{call.where}: balance={key!r} is neither an argument nor a key or field in one (arguments: "
+        "it is neither an argument nor a key or field in one (arguments: "
         f"{', '.join(arguments) or 'none'}); pass it, or balance by a function of the arguments"
     )
 

@@ -8,7 +8,7 @@ rows each piece gets. An *output* is the result of a rank; the outputs that are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -120,25 +120,35 @@ def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
     Raises:
         DispatchError: they differ; the message, which begins with ``where``, names each and its count.
     """
-    counts = {leaf.path: ops.count(leaf.value) for leaf in leaves if (ops := row_ops(leaf)) is not None}
-    if len(set(counts.values())) > 1:
-        shown = [f"{path} has {count}" for path, count in counts.items()]
+    # Pairs, as two leaves may have the same path: keys of a dict whose text is equal.
+    counts = [(leaf.path, ops.count(leaf.value)) for leaf in leaves if (ops := row_ops(leaf)) is not None]
+    if len({count for _, count in counts}) > 1:
+        shown = [f"{path} has {count}" for path, count in counts]
         more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
         raise DispatchError(
             f"{where}: the numbers of rows differ: {', '.join([*shown[:_SHOWN], *more])}. Everything that is "
             "split must have the same number of rows; wrap what ranks shall get whole in px.replicate(...)"
         )
-    return next(iter(counts.values()), None)
+    return counts[0][1] if counts else None
 
 
 def count_rows(value: Any) -> int | None:
     """The number of rows of ``value``, whose leaves must agree; None where nothing in it has rows.
 
     Raises:
-        DispatchError: leaves have different numbers of rows.
+        DispatchError: leaves have different numbers of rows, or one is a future.
     """
-    leaves, _ = flatten(value, "value")
+    leaves, _ = _without_futures(value, "count_rows")
     return rows_of(leaves, "count_rows")
+
+
+def _without_futures(value: Any, where: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
+    """Take a value apart, none of whose leaves may be a future."""
+    leaves, build = flatten(value, "value")
+    for leaf in leaves:
+        if is_future(leaf.value):
+            raise DispatchError(f"{where}: {leaf.path} is {leaf.value!r}; pass its .result() instead")
+    return leaves, build
 
 
 def settings_of(leaves: Iterable[Leaf]) -> Settings:
@@ -153,14 +163,14 @@ def split_rows(value: Any, parts: int) -> list[Any]:
     are in every piece. Pieces of tensors and arrays are views.
 
     Raises:
-        DispatchError: leaves have different numbers of rows, a leaf is a ``px.data.PerShard`` or a table of an unknown
-            type, or ``parts`` is not a whole number from 1.
+        DispatchError: leaves have different numbers of rows, a leaf is a future, a ``px.data.PerShard`` or a table of
+            an unknown type, or ``parts`` is not a whole number from 1.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise DispatchError(
             f"split_rows(..., {parts!r}): expected the number of pieces, a whole number from 1"
         )
-    leaves, build = flatten(value, "value")
+    leaves, build = _without_futures(value, "split_rows")
     refuse_unclear_rows(leaves, "split_rows")
     return split_leaves(leaves, build, Cut(even_sizes(rows_of(leaves, "split_rows") or 0, parts)))
 
@@ -218,13 +228,7 @@ def split_leaves(
 ) -> list[Any]:
     """Split a value that ``flatten`` took apart into pieces; its futures become ``FuturePiece``s."""
     columns = [_column(leaf, cut, expected_rows) for leaf in leaves]
-    if build is next:
-        return columns[0]
-    if not columns:
-        return [build(iter(()))] * len(cut.sizes)
-    if isinstance(build, Build):
-        return build.every(columns, len(cut.sizes))
-    return [build(iter(column)) for column in zip(*columns, strict=True)]
+    return build.every(columns, len(cut.sizes)) if isinstance(build, Build) else columns[0]
 
 
 def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:

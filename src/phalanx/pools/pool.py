@@ -20,7 +20,7 @@ from phalanx.pools.slot_reservation import (
 )
 from phalanx.session.session import session
 from phalanx.topology.placement import bundle_resources
-from phalanx.topology.slots import PoolShape, Slot, SlotFacts, SlotView, order_ranks
+from phalanx.topology.slots import Slot, SlotFacts, SlotView, checked_shape, order_ranks, slots_of
 from phalanx.wire.value import Reduced
 
 
@@ -58,7 +58,7 @@ class ResourcePool:
         timeout: float = 120.0,
         backend: str | None = None,
     ) -> None:
-        shape = PoolShape(tuple(process_on_nodes) if isinstance(process_on_nodes, list) else process_on_nodes)  # pyright: ignore
+        shape = checked_shape(process_on_nodes)
         check_options(use_gpu, max_colocate_count, accelerators_per_slot, timeout, name_prefix)
         chosen = session.get_backend(backend)
         resource = resource_of(chosen, use_gpu)
@@ -76,10 +76,10 @@ class ResourcePool:
             accelerators_per_slot=accelerators_per_slot if resource else 0,
             detached=detached,
         )
-        holding = kind.reserve(f"px-{session.run_id}-{name}", name, shape.process_on_nodes, timeout)
+        holding = kind.reserve(f"px-{session.run_id}-{name}", name, shape, timeout)
         self._grown = itertools.count(2)
         self.number = number
-        self._become(name, shape.slots(name), {name: holding}, owner=True, whole=True)
+        self._become(name, slots_of(shape, name), {name: holding}, owner=True, whole=True)
         session.add_pool(self)
 
     def _become(
@@ -281,11 +281,11 @@ class ResourcePool:
         """
         self._check_own("grow")
         blocks = [process_on_nodes] if isinstance(process_on_nodes, int) else process_on_nodes
-        shape, first, number = PoolShape(tuple(blocks)), self._holdings[self.name], next(self._grown)
+        shape, first, number = checked_shape(blocks), self._holdings[self.name], next(self._grown)
         name = f"{first.pool}.{number}"
-        added = first.reserve(f"{first.reservation_name}.{number}", name, shape.process_on_nodes, timeout)
+        added = first.reserve(f"{first.reservation_name}.{number}", name, shape, timeout)
         self._holdings = {**self._holdings, name: added}
-        self._view = self._view + shape.slots(name)
+        self._view = self._view + slots_of(shape, name)
 
     def shrink(self) -> None:
         """Give back the slots that the last ``grow()`` reserved.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from phalanx.errors import DeclarationError, PlacementError
+from phalanx.errors import DeclarationError
 
 
 @dataclass(frozen=True)
@@ -81,47 +81,6 @@ def in_use(resource: str, env: Mapping[str, str]) -> Accelerator:
     return specific[-1] if specific else kinds[0]
 
 
-def ids_of(mask: str) -> tuple[str, ...]:
-    """The device ids in a mask, in the mask's order; spaces and empty items are dropped."""
-    return tuple(item.strip() for item in mask.split(",") if item.strip())
-
-
 def visible_value(ids: Sequence[str]) -> str:
     """The mask that shows exactly ``ids``, in that order; ``""`` hides every device."""
     return ",".join(str(i) for i in ids)
-
-
-def physical_to_logical(mask: str | None, physical_id: str) -> int:
-    """Return the index by which a process under ``mask`` must address the device ``physical_id``.
-
-    With mask ``"4,5,6,7"`` the device ``"5"`` is index 1, the argument for ``torch.cuda.set_device``. UUIDs
-    (``GPU-...``, ``MIG-...``) match completely or, as in CUDA, by a prefix that is unique in the mask. Without a mask
-    (None) numbers are their own index.
-
-    Raises:
-        PlacementError: the mask does not show that device, or names it ambiguously.
-    """
-    wanted = str(physical_id).strip()
-    if mask is None:
-        if wanted.isdigit():
-            return int(wanted)
-        raise PlacementError(
-            f"device {wanted!r} cannot be turned into an index without a mask; set the visible-device "
-            "variable to a list that has it"
-        )
-    ids = ids_of(mask)
-    whole = [i for i, shown in enumerate(ids) if shown == wanted]
-    found = whole or [i for i, shown in enumerate(ids) if _is_prefix(shown, wanted)]
-    if len(found) == 1:
-        return found[0]
-    problem = "does not show" if not found else f"names {len(found)} times"
-    raise PlacementError(
-        f"the device mask {mask!r} {problem} device {wanted!r}; expected it exactly once. Give ids in the "
-        "same form as the mask (numbers, or GPU-/MIG- UUIDs), and do not set the mask by hand in a worker"
-    )
-
-
-def _is_prefix(shown: str, wanted: str) -> bool:
-    return not (shown.isdigit() or wanted.isdigit()) and (
-        wanted.startswith(shown) or shown.startswith(wanted)
-    )

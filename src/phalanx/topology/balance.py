@@ -134,7 +134,7 @@ def _checked_lengths(lengths: Any) -> list[float]:
     for row, length in enumerate(given):
         if isinstance(length, bool) or not isinstance(length, int | float) or not 0 <= length < math.inf:
             raise DispatchError(
-                f"the length of row {row} is {length!r}; expected one finite number from 0 for each row"
+                f"the length of row {row} is {length!r:.80}; expected one finite number from 0 for each row"
             )
     return given
 

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal
 
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.topology.accelerators import Accelerator, physical_to_logical, visible_value
+from phalanx.topology.accelerators import Accelerator, visible_value
 
 Visible = Literal["own", "node"]
 
@@ -94,7 +94,7 @@ def _devices(
             f"devices {missing} of a rank are not among its node's {list(shown)}; expected every rank's "
             "devices there: pass node_ids as all ids that the group's ranks on that node reported"
         )
-    return shown, physical_to_logical(visible_value(shown), own_ids[0])
+    return shown, shown.index(own_ids[0])
 
 
 def _check_visible(visible: object) -> None:

@@ -242,11 +242,11 @@ class Mesh:
     def _check_coordinates(self, verb: str, coordinates: Mapping[str, int]) -> None:
         for name, at in coordinates.items():
             size = self.size(name)
-            if not 0 <= at < size:
+            if not hasattr(at, "__index__") or not 0 <= at < size:
                 lacking = "" if name in self.axes else " (the mesh has no such axis)"
                 raise DispatchError(
-                    f"{self!r}.{verb}({_call(coordinates)}): {name}={at} is outside 0 to "
-                    f"{size - 1}{lacking}; axes and sizes are {dict(self.sizes)}"
+                    f"{self!r}.{verb}({_call(coordinates)}): {name}={at!r} is no whole number "
+                    f"from 0 to {size - 1}{lacking}; axes and sizes are {dict(self.sizes)}"
                 )
 
 

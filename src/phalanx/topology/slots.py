@@ -1,4 +1,4 @@
-"""Places for ranks: the shape of a pool, its slots, and the algebra of views over them."""
+"""Places for ranks: the slots of a pool, and the algebra of views over them."""
 
 from __future__ import annotations
 
@@ -36,26 +36,6 @@ class SlotFacts:
     accelerator_ids: tuple[str, ...] = ()
     cpus_of_node: int | None = None
     threads: str | None = None
-
-
-@dataclass(frozen=True)
-class PoolShape:
-    """How many slots each block of a pool has: ``PoolShape((4, 2))`` is a block of 4 and a block of 2.
-
-    Raises:
-        DeclarationError: not a non-empty list of positive whole numbers.
-    """
-
-    process_on_nodes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "process_on_nodes", _checked_shape(self.process_on_nodes))
-
-    def slots(self, pool: str) -> SlotView:
-        """The slots of a pool of this shape, named ``pool``, block by block."""
-        return SlotView(
-            tuple(Slot(b, i, pool) for b, count in enumerate(self.process_on_nodes) for i in range(count))
-        )
 
 
 @dataclass(frozen=True)
@@ -166,6 +146,11 @@ class SlotView:
         return self.slots[key]
 
 
+def slots_of(block_sizes: Sequence[int], pool: str) -> SlotView:
+    """Return the slots of a pool, named ``pool``, of blocks of these sizes, block by block."""
+    return SlotView(tuple(Slot(b, i, pool) for b, count in enumerate(block_sizes) for i in range(count)))
+
+
 def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> tuple[int, ...]:
     """Return the stable rank order: ``order[rank]`` is the index in ``slots`` of the slot that gets ``rank``.
 
@@ -201,7 +186,12 @@ def _check_one_node(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> None:
         )
 
 
-def _checked_shape(given: Any) -> tuple[int, ...]:
+def checked_shape(given: Any) -> tuple[int, ...]:
+    """Return the sizes of a pool's blocks as whole numbers: ``[4, 2]`` is a block of 4 and a block of 2.
+
+    Raises:
+        DeclarationError: not a non-empty list of positive whole numbers.
+    """
     advice = (
         "expected a list of positive whole numbers, one per block: [4] is one block of 4, [8, 8] two of 8"
     )
