@@ -52,3 +52,27 @@ def test_settings_are_handed_on_without_the_marks_of_a_process(monkeypatch: pyte
 )
 def test_ranks_whose_output_is_shown(given: str, ranks: object) -> None:
     assert shown_ranks(given) == ranks
+
+
+@pytest.mark.parametrize("given", ["inf", "nan", "-1", "²", "many"])
+@pytest.mark.parametrize(
+    "name", ["INLINE_BYTES", "GRACE", "START_TIMEOUT", "CALL_TIMEOUT", "MAX_IN_FLIGHT", "SHOW_RANKS"]
+)
+def test_a_number_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, given: str) -> None:
+    monkeypatch.setenv(f"PHALANX_{name}", given)
+
+    with pytest.raises(px.DeclarationError, match=given):
+        settings()
+
+
+@pytest.mark.parametrize(
+    ("given", "on"), [("", None), ("1", True), ("0", False), ("False", False), ("off", False), ("NO", False)]
+)
+def test_a_variable_turns_something_on_or_off(
+    monkeypatch: pytest.MonkeyPatch, given: str, on: bool | None
+) -> None:
+    for name in ("DEBUG", "PROGRESS", "METRICS"):
+        monkeypatch.setenv(f"PHALANX_{name}", given)
+    found = settings()
+
+    assert (found.debug, found.progress, found.metrics) == ((False, True, True) if on is None else (on,) * 3)

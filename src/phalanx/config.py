@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from phalanx.errors import DeclarationError
 
 BACKENDS = ("ray", "inline")
 _MARKS = ("PHALANX_PROCESS", "PHALANX_STORE")  # of one process, and no settings
+_OFF = ("", "0", "false", "off", "no")
 Shown = Literal["all", "merged"] | tuple[int, ...]
 """The ranks whose output the driver shows; "merged": all, with equal lines of several ranks shown once."""
 
@@ -61,11 +63,11 @@ def settings() -> Settings:
         grace_s=_number("PHALANX_GRACE", Settings.grace_s),
         start_timeout=_number("PHALANX_START_TIMEOUT", Settings.start_timeout),
         call_timeout=_number("PHALANX_CALL_TIMEOUT", 0.0) or None,
-        debug=os.environ.get("PHALANX_DEBUG", "") not in ("", "0", "false"),
+        debug=_is_on(os.environ.get("PHALANX_DEBUG", "")),
         max_in_flight=int(_number("PHALANX_MAX_IN_FLIGHT", Settings.max_in_flight)),
         show_ranks=shown_ranks(os.environ.get("PHALANX_SHOW_RANKS") or Settings.show_ranks),
-        progress=os.environ.get("PHALANX_PROGRESS", "") not in ("0", "false"),
-        metrics=os.environ.get("PHALANX_METRICS", "") not in ("0", "false"),
+        progress=_is_on(os.environ.get("PHALANX_PROGRESS") or "1"),
+        metrics=_is_on(os.environ.get("PHALANX_METRICS") or "1"),
         trace=os.environ.get("PHALANX_TRACE") or None,
     )
 
@@ -77,7 +79,7 @@ def threads_by_choice() -> str | None:
 
 def overlays_verl(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether an installed verl is to have this library as its controller (``PHALANX_VERL=1``)."""
-    return environment.get("PHALANX_VERL", "") not in ("", "0", "false")
+    return _is_on(environment.get("PHALANX_VERL", ""))
 
 
 def own_variables() -> dict[str, str]:
@@ -110,7 +112,7 @@ def shown_ranks(given: Any) -> Shown:
         return () if given == "none" else given
     ranks: Any = given
     if isinstance(given, str):
-        ranks = [int(part) if part.strip().isdigit() else part for part in given.split(",")]
+        ranks = [int(part) if part.strip().isdecimal() else part for part in given.split(",")]
     elif isinstance(given, int):
         ranks = [given]
     if not isinstance(ranks, Sequence) or not all(map(_is_rank, ranks)):
@@ -129,11 +131,15 @@ def running_cluster() -> str | None:
     return os.environ.get("RAY_ADDRESS") or None
 
 
+def _is_on(text: str) -> bool:
+    return text.strip().lower() not in _OFF
+
+
 def _number(name: str, default: float) -> float:
     text = os.environ.get(name)
     if not text:
         return default
-    try:
-        return float(text)
-    except ValueError:
-        raise DeclarationError(f"environment variable {name}={text!r}: expected a number") from None
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < float("inf"):
+            return float(text)
+    raise DeclarationError(f"environment variable {name}={text!r}: expected a number, 0 or more")

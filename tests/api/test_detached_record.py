@@ -30,3 +30,10 @@ def test_the_protocol_is_compared_before_anything_is_unpickled() -> None:
 def test_a_record_without_a_header_is_of_the_first_protocol() -> None:
     with pytest.raises(px.DeclarationError, match="protocol 1; here"):
         DetachedRecord.from_bytes("g", b"\x80\x05cno.such.module\nRecord\n.")
+
+
+def test_a_record_without_members_is_of_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHALANX_BACKEND", "inline")
+    monkeypatch.setattr("phalanx.api.attach.read_record", lambda backend, name: a_record())
+    with pytest.raises(px.PlacementError, match="no detached group of that name"):
+        px.attach("g")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -45,6 +47,22 @@ def test_a_key_whose_rank_is_lost_goes_to_another(group: px.WorkerGroup) -> None
         group.generate()
     group.restart()  # the other tests use it, too
     assert px.engines.sticky(group, "a").generate() in (0, 1, 2)
+
+
+def test_threads_that_ask_first_at_once_share_the_pins(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2)
+
+    def made(margin: float) -> Pins:
+        both.wait(10)
+        return Pins(margin)
+
+    monkeypatch.setattr("phalanx.api.sticky.Pins", made)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda key: px.engines.sticky(group, key, margin=7), "ab")
+
+    assert first._pins is second._pins
 
 
 def test_a_method_that_is_not_there_is_said_so(group: px.WorkerGroup) -> None:

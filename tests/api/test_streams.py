@@ -49,6 +49,10 @@ class Source(px.Worker):
         for row in rows:
             yield self.rank, row
 
+    @px.register
+    def given(self, **options: int) -> dict[str, int]:
+        return options
+
     @px.register(collect="none")
     def nothing(self) -> Iterator[int]:
         yield 1
@@ -299,3 +303,7 @@ def test_explaining_says_that_a_method_yields(group: Any) -> None:
     )
     assert "gives items of rank 1" in str(group[1].count.explain(1))
     assert "yields" in str(px.explain(Source))
+
+
+def test_a_method_that_returns_gets_arguments_named_as_options_of_a_stream(group: Any) -> None:
+    assert sorted(group.given.stream(by=1)) == [(rank, {"by": 1}) for rank in group.ranks]

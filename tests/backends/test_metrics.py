@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -39,9 +40,17 @@ class Metric:
     observe = inc
 
 
+@dataclass
+class Watched:
+    """Stands for a group."""
+
+    name: str
+    counts: Counts
+
+
 def test_calls_failures_seconds_and_bytes_are_handed_over_once() -> None:
     source, fake, counts = MetricBuffer(), Fake(), Counts()
-    source.watch("g", counts)
+    source.watch(group := Watched("g", counts))
     for failed in (False, False, True):
         source.ended("g", "update", 0.5, failed)
     counts.sent_bytes = 100
@@ -61,6 +70,11 @@ def test_calls_failures_seconds_and_bytes_are_handed_over_once() -> None:
     counts.sent_bytes = 130
     exporter.flush()
     assert fake.seen == [("phalanx_bytes_total", 30, {"group": "g", "kind": "sent"})]
+    del group
+    counts.sent_bytes = 150
+
+    assert source.drain() == ([], [("g", "sent", 20)])
+    assert source._groups == []
 
 
 def test_of_very_many_calls_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +121,23 @@ def test_calls_of_a_group_on_ray_are_counted_and_ray_takes_them(
         again.ended(*Ended("counted", "add", 0.1, True))
         counts = Counts()
         counts.sent_bytes = 1
-        again.watch("counted", counts)
+        again.watch(watched := Watched("counted", counts))
         Exporter(again, metrics).flush()
 
-    assert again.drain() == ([], [])
+    assert (again.drain(), watched.name) == (([], []), "counted")
+
+
+def test_the_last_calls_are_exported_when_the_cluster_is_left(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from phalanx.backends.ray.backend import RayBackend
+
+    meters, fake = MetricBuffer(), Fake()
+    meters.on = True
+    monkeypatch.setattr("phalanx.backends.ray.backend.meters", meters)
+    backend = RayBackend()
+    backend._exporter = Exporter(meters, fake)
+    meters.ended("g", "update", 0.5, False)
+    backend.leave()
+
+    assert [name for name, *_ in fake.seen] == ["phalanx_calls_total", "phalanx_call_seconds"]

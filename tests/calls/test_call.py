@@ -67,10 +67,10 @@ class Ranks:
 
     def end(self, rank: int, error: Exception) -> None:
         """End what a late rank runs."""
-        for key, result in self.backend._results.items():
+        for ref, result in list(self.backend._results.items()):
             if self.rank_of(result.endpoint) == rank and result.at > self.backend.now():
-                result.ref.failure = capture(error, rank=rank)
-                self.backend._results[key] = result._replace(at=self.backend.now())
+                ref.failure = capture(error, rank=rank)
+                self.backend._results[ref] = result._replace(at=self.backend.now())
 
     def lose(self, *ranks: int) -> None:
         """End processes without anybody being told."""

@@ -49,7 +49,10 @@ def test_the_report_as_a_page_and_the_trace_in_another_format(file: Path, tmp_pa
         (["nowhere.json"], "nowhere.json: No such file"),
         (["report.html"], "expected a trace that px.trace wrote as .json or .jsonl"),
         (["{file}", "--html", "report.txt"], "expected a path that ends in .html"),
-        (["{file}", "--to", "run.txt"], "the suffix of a trace's file names its format"),
+        (
+            ["{file}", "--html", "{file}.html", "--to", "run.txt"],
+            "the suffix of a trace's file names its format",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(
@@ -60,3 +63,4 @@ def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(
     assert ended.exit_code == 2
     assert says in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+    assert [path.name for path in file.parent.iterdir()] == ["run.json"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import phalanx as px
+from phalanx.api.view import GroupView
 from phalanx.debug.explain_call import finished_result
 
 BY_VALUE = True
@@ -92,6 +94,11 @@ def test_arguments_say_how_they_travel(group: Any) -> None:
     ]
 
 
+def test_large_numbers_are_described_by_their_size(group: Any) -> None:
+    assert group.take.explain(10**5000).arguments[0].value == "int of 16610 bits"
+    assert group.take.explain(-1e300).arguments[0].value == "-1e+300"
+
+
 def test_padded_and_balanced_rows_are_named(group: Any) -> None:
     padded = group.padded.explain(torch.zeros(6, 2))
     balanced = group.balanced.explain(torch.tensor([9, 1, 1, 9]))
@@ -170,6 +177,8 @@ def test_a_group_a_view_and_a_method_are_explained(group: Any) -> None:
 
     assert (rows[2]["mesh"], rows[2]["pid"]) == ("pp=1, dp=0", group.core.endpoints[2].facts.pid)
     assert px.explain(group[0:2]).title == "group explained, ranks 0, 1"
+    assert px.explain(group[1:4]).title == "group explained, ranks 1 to 3"
+    assert px.explain(GroupView(replace(group[0:2]._selection, fixed=()))).title.endswith("ranks none")
     assert px.explain(group.rows).to_dict()["rows"][0]["a bare call"] == "returns a CallFuture"
 
 

@@ -238,3 +238,33 @@ def test_nothing_is_left_around_calls_once_a_profile_has_ended() -> None:
 
         assert runtime.profiling is None
         assert not one.core.before_end
+
+
+def test_profiles_in_one_folder_have_files_of_their_own(tmp_path: Path) -> None:
+    with inline(px.colocate({"actor": Profiled, "critic": Profiled}), name="g") as roles:
+        for role in (roles.actor, roles.critic, roles.actor):
+            with role.profile(folder=tmp_path) as profile:
+                role.add()
+            assert ranges(profile.paths[0]) == [f"{role.role}.add"]
+
+    names = ["g.actor-rank0.2", "g.actor-rank0", "g.critic-rank0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.pt.trace.json.gz" for name in names]
+
+
+def test_a_trace_that_cannot_be_written_loses_no_other_and_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.write_bytes
+
+    def write(path: Path, data: bytes) -> int:
+        if "rank0" in path.name:
+            raise OSError("disk full")
+        return real(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with inline(name="g") as one, pytest.raises(KeyError), one.profile([0, 1], folder=tmp_path) as profile:
+        one.add()
+        raise KeyError
+
+    assert [path.name for path in profile.paths] == ["g-rank1.pt.trace.json.gz"]
+    assert "rank 0: its trace was not written: disk full" in profile.notes

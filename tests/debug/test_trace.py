@@ -213,8 +213,13 @@ def test_of_very_many_calls_the_oldest_are_dropped_and_counted(
         for x in range(5):
             group.add(x)
 
-    assert [call.id for call in trace.events.calls] == [4, 5]
-    assert "The first 3 calls are left out" in trace.events.notes[-1]
+        with px.trace() as inner:
+            for x in range(3):
+                group.add(x)
+
+    assert [call.id for call in trace.events.calls] == [7, 8]
+    assert "The first 6 calls are left out" in trace.events.notes[-1]
+    assert "The first 1 calls are left out" in inner.events.notes[-1]
 
 
 def test_a_trace_whose_end_failed_ends_no_other(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +356,19 @@ def test_epochs_of_a_restarted_group_have_tracks_of_their_own(pool: px.ResourceP
     assert all(part.returned for call in events.calls for part in call.parts)
 
 
+def test_a_resize_ends_the_tracks_of_the_epoch_before(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:2], Server, name="smaller") as group:
+        with px.trace() as trace:
+            group.wait()
+            px.resize(group, 1)
+            group.wait()
+        hooks = list(group.core.before_end)
+    tracks = trace.events.tracks
+
+    assert [(track.key.rank, track.closed is None) for track in tracks] == [(0, False), (1, False), (0, True)]
+    assert hooks == []
+
+
 def test_asynchronous_ranks_show_calls_that_overlap(pool: px.ResourcePool) -> None:
     with px.trace() as trace, px.WorkerGroup(pool[0:1], Server, max_concurrency=4, name="server") as group:
         px.gather(*[group.ask.submit(n) for n in range(3)])
@@ -363,6 +381,12 @@ def test_asynchronous_ranks_show_calls_that_overlap(pool: px.ResourcePool) -> No
 
 
 class Server:
+    independent = True
+
+    @px.register
+    def wait(self) -> None:
+        return None
+
     @px.register(px.Dispatch.ONE_TO_ALL)
     async def ask(self, n: int) -> int:
         with px.span("answering", n=n):

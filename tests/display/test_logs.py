@@ -103,3 +103,19 @@ def test_merging_lines_loses_none(said: list[tuple[int, str]]) -> None:
         for letter in "abc":
             of_rank = [line for line in shown if line.endswith(letter) and any(part in line for part in name)]
             assert len(of_rank) == said.count((rank, letter))
+
+
+def test_of_a_progress_bar_the_last_state_alone_is_kept() -> None:
+    lines = Lines()
+    held = [lines.feed(b"%d %%\r" % percent) for percent in range(100)]
+
+    assert (held, len(lines._rest)) == ([[]] * 100, len("99 %\r"))
+    assert lines.feed(b"done\n") == ["done"]
+
+
+def test_lines_that_came_out_of_order_are_shown_once_each() -> None:
+    lines = Merged("actor", ["a", "a"], 1.0)
+    lines.add(0, ["later"], now=2.0)
+    lines.add(1, ["sooner"], now=1.0)
+
+    assert [lines.take(2.5), lines.take(None)] == [["[actor r1@a] sooner"], ["[actor r0@a] later"]]

@@ -140,3 +140,11 @@ def test_the_last_rank_to_begin_and_the_last_to_end_are_named(
     times: list[tuple[float, float]], text: str
 ) -> None:
     assert start_skew(times) == text
+
+
+def test_brackets_in_a_description_are_shown_as_they_are(screen: io.StringIO) -> None:
+    with module.bar(module.terminal(), transient=False) as shown:
+        shown.add_task("trainer[0] a[/b]", total=2, now="loading at [/x]")
+
+    assert "trainer[0] a[/b]" in screen.getvalue()
+    assert "loading at [/x]" in screen.getvalue()

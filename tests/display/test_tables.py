@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -21,7 +22,10 @@ ranks
 a note"""
 
 
-def test_a_table_is_drawn_as_text() -> None:
+@pytest.mark.parametrize("notebook", [False, True])
+def test_a_table_is_drawn_as_text(monkeypatch: pytest.MonkeyPatch, notebook: bool) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: notebook)
+
     assert str(TABLE) == TEXT
 
 

@@ -15,7 +15,7 @@ from tests.imports.source import MODULES
 MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
-    "api": 1190,
+    "api": 1180,
     "backends": 2250,
     "calls": 2260,
     "channels": 2160,
@@ -23,10 +23,10 @@ LINES = {
     "cli": 930,
     "collect": 550,
     "compat": 2310,
-    "debug": 660,
+    "debug": 672,
     "declare": 1020,
     "dispatch": 1130,
-    "display": 410,
+    "display": 415,
     "engines": 1760,
     "group": 835,
     "members": 955,
@@ -35,7 +35,7 @@ LINES = {
     "session": 610,
     "testing": 260,
     "topology": 900,
-    "tracing": 1100,
+    "tracing": 1120,
     "weights": 2880,
     "wire": 1340,
     "worker": 1670,

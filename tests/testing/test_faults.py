@@ -37,6 +37,20 @@ def test_an_injected_error_is_raised_once_on_the_call_that_was_named(group: px.W
     assert group.add(1) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("order", [(1, 3), (3, 1)])
+def test_faults_of_a_method_are_independent(group: px.WorkerGroup, order: tuple[int, int]) -> None:
+    for call in order:
+        faults.raises(group, 1, KeyError(call), method="add", on_call=call)
+    failed: list[int] = []
+    for call in (1, 2, 3, 4):
+        try:
+            group.add(1)
+        except KeyError:
+            failed.append(call)
+
+    assert failed == [1, 3]
+
+
 def test_a_slow_rank_takes_longer_once(group: px.WorkerGroup) -> None:
     faults.slow(group, 2, 0.1, method="add")
     began = time.monotonic()
@@ -54,6 +68,17 @@ def test_a_killed_rank_is_dead_and_the_group_can_be_restarted(group: px.WorkerGr
     assert raised.value.cause_ranks == (0,)
     group.restart()
     assert group.add(0) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rank", [-1, 3])
+def test_a_rank_that_is_not_there_cannot_be_killed(group: px.WorkerGroup, rank: int) -> None:
+    with pytest.raises(px.DispatchError, match=r"expected some of \[0, 1, 2\]"):
+        faults.kill(group, rank)
+
+
+def test_a_schedule_of_unknown_kinds_is_refused() -> None:
+    with pytest.raises(px.DeclarationError, match=r"expected some of .*'kill'"):
+        faults.schedule(0, ranks=1, calls=1, kinds=("killl",))  # type: ignore[arg-type]
 
 
 @given(st.integers(), st.integers(1, 64), st.integers(1, 100), st.integers(0, 20))

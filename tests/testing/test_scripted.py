@@ -27,3 +27,12 @@ def test_a_future_of_rows_ends_as_a_call_does(event: str) -> None:
         else:
             with pytest.raises(px.RemoteCallError, match="by script"):
                 future.result()
+
+
+def test_results_that_are_read_are_forgotten() -> None:
+    with scripted(lambda what, number: "fine") as backend, px.ResourcePool([1], backend="inline") as pool:
+        group = px.WorkerGroup(pool, Doubler)
+        for _ in range(20):
+            group.double(torch.ones(1))
+
+        assert len(backend._results) < 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx as px
+from phalanx.tracing.chrome import DRIVER_PID, events
 from phalanx.tracing.events import Counter as Counted
 from phalanx.tracing.events import Part, Span, Trace, TracedCall
 from phalanx.tracing.files import entries, from_entries, load, write
@@ -75,6 +77,13 @@ def test_chrome_arrows_go_from_the_driver_to_each_rank_and_from_source_to_consum
     assert all(ends[n]["pid"] == 2 and starts[n]["ts"] <= ends[n]["ts"] for n in starts)
 
 
+def test_a_group_may_be_called_spans() -> None:
+    calls = [replace(call, group="spans") for call in (FAIL, UPDATE)]
+    slices = [e for e in events(replace(TRACE, calls=tuple(calls))) if e["ph"] == "X"]
+
+    assert {"fail", "actor.update", "load"} <= {e["name"] for e in slices if e["pid"] == DRIVER_PID}
+
+
 def test_chrome_arrows_begin_and_end_in_slices(chrome: list[dict[str, Any]]) -> None:
     slices = [e for e in chrome if e["ph"] == "X"]
     for end in (e for e in chrome if e["ph"] in "sf"):
@@ -128,9 +137,11 @@ def test_charts_of_odd_values_are_drawn(tmp_path: Path) -> None:
         "one": [2.0],
         "flat": [0.0, 0.0],
         "inf": [1.0, float("inf"), 2.0],
+        "huge": [1e308, -1e308],
+        "tiny": [5e-324],
     }
 
-    assert write(TRACE, tmp_path / "run.html", odd).read_text().count("<polyline") == 6
+    assert write(TRACE, tmp_path / "run.html", odd).read_text().count("<polyline") == 8
 
 
 @pytest.mark.parametrize("name", ["run.pftrace", "run.perfetto-trace"])
@@ -182,3 +193,15 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> 
         write(broken, tmp_path / "run.json")
 
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("run.json", "old")]
+
+
+def test_a_trace_may_be_written_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_entries(trace: Trace) -> Iterator[dict[str, Any]]:
+        monkeypatch.undo()
+        write(trace, tmp_path / "run.json")
+        yield from entries(trace)
+
+    monkeypatch.setattr("phalanx.tracing.files.entries", slow_entries)
+    write(TRACE, tmp_path / "run.json")
+
+    assert load(tmp_path / "run.json") == TRACE

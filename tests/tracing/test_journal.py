@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from phalanx.tracing.spans import Noted, SpanLog, SpanWriter, path_of, process, read_log, span
+from phalanx.tracing.spans import Noted, SpanLog, SpanWriter, current, path_of, process, read_log, span
 from tests.tracing.made_up import key
 
 
@@ -132,6 +134,41 @@ def test_attributes_that_json_does_not_know_become_text(path: Path) -> None:
 
     found = reading(path).spans[0].attributes
     assert found == {"shape": "(2, 3)", "odd": "<Odd: RuntimeError: no text>", "none": None, "loss": "nan"}
+
+
+def test_an_error_without_a_text_passes_a_traced_call_and_the_next_is_another(path: Path) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    with pytest.raises(Mute), Noted(SpanWriter(str(path)), 5):
+        raise Mute
+
+    assert (reading(path).parts[5].error or "").startswith("Mute: ")
+    assert current.get() is None
+
+
+def test_a_decorated_function_that_yields_is_a_span_until_its_end(path: Path) -> None:
+    @span("items")
+    def items(count: int) -> Iterator[int]:
+        for item in range(count):
+            with span("item"):
+                yield item
+
+    @span("more")
+    async def more() -> AsyncIterator[int]:
+        yield 7
+
+    async def read() -> list[int]:
+        return [item async for item in more()]
+
+    with Noted(SpanWriter(str(path)), 5):
+        assert (list(items(2)), asyncio.run(read())) == ([0, 1], [7])
+    outer, *inner, last = reading(path).spans
+
+    assert [one.name for one in (outer, *inner, last)] == ["items", "item", "item", "more"]
+    assert all(outer.ended >= one.ended for one in inner)  # type: ignore[operator]
+    assert inspect.isgeneratorfunction(items) and inspect.isasyncgenfunction(more)
 
 
 def test_a_decorated_function_is_a_span_each_time(path: Path) -> None:

@@ -107,3 +107,24 @@ def test_counts_of_ranks_are_counters_of_the_trace() -> None:
     (counter,) = merged(epoch_on(HERE, logs={key(0): log})).counters
 
     assert (counter.name, counter.at, counter.values) == ("engine", (at(1), at(2)), {"running": (1.0, 3.0)})
+
+
+def test_a_rank_that_stays_through_a_resize_is_counted_once() -> None:
+    counts = [("engine", at(ms), {"running": float(ms)}) for ms in (1, 5)]
+    epochs = [
+        TracedEpoch(
+            "policy",
+            number,
+            tracks=[Track(key(0, epoch=number), HERE)],
+            logs={
+                key(0, epoch=number): SpanLog(
+                    spans=[Span("beside", at(3), track=key(0, epoch=number))], counts=counts
+                )
+            },
+        )
+        for number in (0, 1)
+    ]
+    trace = merged(*epochs)
+
+    assert [counter.at for counter in trace.counters] == [(at(1), at(5))]
+    assert [(span.name, span.track) for span in trace.spans] == [("beside", key(0, epoch=1))]

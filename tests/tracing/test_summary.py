@@ -108,3 +108,13 @@ def test_the_page_has_headline_figures_and_the_summary() -> None:
 
     assert "<b>36 %</b><span>idle, mean of ranks</span>" in page
     assert "policy.actor.generate" in page
+
+
+def test_ranks_are_those_of_the_newest_epoch_of_a_group() -> None:
+    newer = tuple(replace(track(0), key=key(0, epoch=number)) for number in (1, 2))
+    trace = replace(TRACE, tracks=(*TRACE.tracks, *newer))
+
+    assert list(idle_shares(trace)) == [key(0, epoch=2)]
+    assert row(trace, "policy.fail")["idle % by rank"] == ["100"]
+    assert "on 1 ranks" in summarize(trace).title
+    assert "<b>1</b><span>ranks</span>" in to_html(trace)

@@ -64,7 +64,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
     record = read_record(backend, name)
     known = () if record is None else record.members
     endpoints = [replace(one, handle=backend.find(str(one.name)), since=-1) for one in known]
-    if record is None or endpoints[0].handle is None:
+    if record is None or not endpoints or endpoints[0].handle is None:
         raise PlacementError(
             f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phalanx.api.methods import BoundMethod
@@ -11,10 +11,7 @@ from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.bind import BoundClass, Colocation, unwrap
 from phalanx.declare.classes import registered_methods
-from phalanx.declare.dispatch_modes import (
-    Execute,
-    Mode,
-)
+from phalanx.declare.dispatch_modes import Execute, Mode
 from phalanx.declare.spec import MethodSpec
 from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
@@ -141,9 +138,9 @@ def _options(spec: MethodSpec) -> list[str]:
     return found
 
 
-def _span(ranks: tuple[int, ...]) -> str:
-    consecutive = ranks == tuple(range(ranks[0], ranks[-1] + 1))
-    return f"{ranks[0]} to {ranks[-1]}" if consecutive and len(ranks) > 2 else ", ".join(map(str, ranks))
+def _span(ranks: Sequence[int]) -> str:
+    consecutive = len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1))
+    return f"{ranks[0]} to {ranks[-1]}" if consecutive else ", ".join(map(str, ranks)) or "none"
 
 
 def status(backend: str | None = None) -> Table:

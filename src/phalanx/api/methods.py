@@ -30,9 +30,6 @@ M = TypeVar("M", bound="BoundMethod[..., Any, Any]")
 #: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
 _FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
 
-#: Options of the stream of a method that yields, in addition to the method's own arguments.
-STREAM_OPTIONS = ("by", "buffer")
-
 
 @dataclass(frozen=True)
 class CallOptions:
@@ -124,10 +121,10 @@ class BoundMethod(Generic[P, B, V]):
         return cast(Stream, self.submit(*args, **kwargs).stream())
 
     def _check_stream_options(self, kwargs: dict[str, Any]) -> None:
-        """Reject options of a stream for methods that do not yield."""
-        known = self._spec.signature
-        given = [name for name in STREAM_OPTIONS if name in kwargs and known and name not in known.parameters]
-        if self._spec.streams or not given:
+        """Reject options of the stream of a method that yields; a method with ``**kwargs`` gets them."""
+        known = {} if self._spec.signature is None else self._spec.signature.parameters
+        given = [name for name in ("by", "buffer") if name in kwargs and name not in known]
+        if not known or not given or any(one.kind is one.VAR_KEYWORD for one in known.values()):
             return
         name, methods = self._spec.name, self._selection.methods
         yielding = [other for other, spec in methods.items() if spec.streams and other.startswith(name)]

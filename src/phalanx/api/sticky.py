@@ -97,8 +97,4 @@ def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> Stick
     """
     if margin < 0:
         raise DeclarationError(f"px.engines.sticky(margin={margin!r}): expected 0 or more calls")
-    of_group = group.core.pins
-    place = (group.role, margin)
-    if place not in of_group:
-        of_group[place] = Pins(margin)
-    return Sticky(group, key, of_group[place])
+    return Sticky(group, key, group.core.pins.setdefault((group.role, margin), Pins(margin)))

@@ -214,7 +214,7 @@ class GroupView:
             ranks: of the group; default the first rank.
             calls: number of calls to profile. The profiler starts with the first and stops after the last.
             methods: only calls of these methods, by name ("update", "actor.update") or as ``Cls.update``; default any.
-            folder: for the traces; created if it does not exist. Default a new folder among the temporary files.
+            folder: for the traces; created if it does not exist. Traces in it stay. Default a new temporary folder.
             tool: "torch": torch.profiler; "nsys": Nsight Systems, for a group started with
                 ``runtime_env=px.debug.nsight_environment()``.
             activities: "cpu", "cuda"; default the activities that the rank supports.

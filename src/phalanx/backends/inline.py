@@ -53,7 +53,7 @@ _NODE = "inline"
 class InlineRef:
     """A stored value or a failure. Encoded values are kept as bytes, so each reader decodes its own copy."""
 
-    __slots__ = ("_encoded", "_value", "failure", "lost")
+    __slots__ = ("__weakref__", "_encoded", "_value", "failure", "lost")
 
     def __init__(
         self, value: Value = None, failure: RankFailure | None = None, lost: Lost | None = None

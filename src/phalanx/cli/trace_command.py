@@ -9,7 +9,7 @@ import typer
 
 from phalanx.cli.common import AsJson, show
 from phalanx.errors import DeclarationError
-from phalanx.tracing.files import load, write
+from phalanx.tracing.files import check_path, load, write
 from phalanx.tracing.summary import summarize
 
 TraceFile = Annotated[Path, typer.Argument(help="A trace that px.trace wrote as .json or .jsonl.")]
@@ -30,6 +30,8 @@ def trace(file: TraceFile, html: Html = None, to: To = None, as_json: AsJson = F
     """
     if html is not None and html.suffix != ".html":
         raise DeclarationError(f"--html {html}: expected a path that ends in .html")
+    if to is not None:
+        check_path(to)  # before any file is written
     try:
         found = load(file)
         written = [write(found, path) for path in (html, to) if path is not None]

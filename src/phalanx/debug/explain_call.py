@@ -242,6 +242,8 @@ def described(value: Value) -> str:
     name = type(value).__name__
     if shape is not None and dtype is not None:
         return f"{name} {str(dtype).removeprefix('torch.')} {list(shape)}"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"{name} of {value.bit_length()} bits"
     if isinstance(value, bool | int | float | str | bytes | None):
         text = repr(value)
         return text if len(text) <= 30 else f"{name} of length {len(value)}"  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tempfile
 import threading
@@ -14,7 +15,6 @@ from phalanx.api.selection import Selection
 from phalanx.calls.call import Call
 from phalanx.calls.run_on import run_on
 from phalanx.errors import DeclarationError, DispatchError, PhalanxError
-from phalanx.group.group import Group
 from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder, ProfileReport
 
@@ -53,9 +53,10 @@ class Profile:
         notes: deviations from the request, with reasons: calls that raised, ranks without a trace.
     """
 
-    def __init__(self, core: Group, ranks: Sequence[int], folder: Path, order: ProfileOrder) -> None:
+    def __init__(self, selection: Selection, ranks: Sequence[int], folder: Path, order: ProfileOrder) -> None:
         self.folder = folder
-        self._core = core
+        self._core = core = selection.core
+        self._name = selection.name
         self._ranks = tuple(ranks)
         self._order = order
         self._epoch = core.epoch
@@ -134,10 +135,15 @@ class Profile:
         if len(report.calls) < self._order.calls:
             self._note(rank, f"{len(report.calls)} of {self._order.calls} calls were made")
         if report.trace is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            name = re.sub(r"[^A-Za-z0-9_.-]", "_", self._core.name)
-            path = self._paths[rank] = self.folder / f"{name}-rank{rank}.pt.trace.json.gz"
-            path.write_bytes(report.trace)
+            name = re.sub(r"[^A-Za-z0-9_.-]", "_", self._name)
+            numbers = itertools.chain([""], (f".{number}" for number in itertools.count(2)))
+            paths = (self.folder / f"{name}-rank{rank}{number}.pt.trace.json.gz" for number in numbers)
+            try:
+                path = next(path for path in paths if not path.exists())
+                path.write_bytes(report.trace)
+                self._paths[rank] = path
+            except OSError as error:
+                self._note(rank, f"its trace was not written: {error}")
         elif self._order.tool == "nsys" and report.calls:
             facts = self._epoch.endpoints[rank].facts
             reports = Path(facts.folder).parent / "nsight" / f"worker_process_{facts.pid}*.nsys-rep"
@@ -169,7 +175,6 @@ def start_profile(
     options: dict[str, Any],
 ) -> Profile:
     """Check the request, and begin with the next call of the ranks."""
-    core = selection.core
     if tool not in _TOOLS:
         raise DeclarationError(f"{selection.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
     wrong = [name for name in activities or () if name not in _ACTIVITIES]
@@ -184,7 +189,8 @@ def start_profile(
     where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
     kinds = None if activities is None else tuple(activities)
     order = ProfileOrder(calls, selection.role, names, tool, kinds, options)
-    return Profile(core, chosen, where.absolute(), order)
+    where.mkdir(parents=True, exist_ok=True)
+    return Profile(selection, chosen, where.absolute(), order)
 
 
 def _check_refusals(group: str, armed: Call) -> None:

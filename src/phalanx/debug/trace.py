@@ -11,8 +11,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -48,7 +48,7 @@ class Tracer:
         self._path = None if path is None else Path(os.path.abspath(path))
         self._title = title
         self._calls: CallTracer | None = None
-        self._began = 0
+        self._began = self._before = 0
         self._is_over = False
         self._trace: Trace | None = None
         if self._path is not None:
@@ -67,6 +67,7 @@ class Tracer:
         if self._path is not None:
             check_writable(self._path)
         self._calls, self._began = _traces.begin(), time.time_ns()
+        self._before = self._calls.made
         return self
 
     def stop(self) -> None:
@@ -94,7 +95,7 @@ class Tracer:
             raise DeclarationError(
                 "this trace was not started: use `with px.trace(...):`, or call start() first"
             )
-        return self._calls.trace(self._began, self._title)
+        return self._calls.trace(self._began, self._before, self._title)
 
     def summary(self) -> Summary:
         """Return a row per method, recorded so far: calls, percentiles of their times, bytes, and idle ranks."""
@@ -177,7 +178,7 @@ class CallTracer(CallListener):
     def __init__(self) -> None:
         self.id = secrets.token_hex(4)
         self.spans = SpanWriter()
-        self._made = self._kept_parts = self._dropped_until = 0
+        self.made = self._kept_parts = 0
         self._lock = threading.Lock()
         self._calls: deque[TracedCall] = deque()
         self._epochs: list[TracedEpoch] = []
@@ -202,12 +203,11 @@ class CallTracer(CallListener):
             self._know_ranks(epoch, call)
         self._open[call] = OpenCall(traced, iter(parts), iter(parts))
         with self._lock:
-            self._made = traced.id = self._made + 1
+            self.made = traced.id = self.made + 1
             self._calls.append(traced)
             self._kept_parts += len(parts)
             while self._kept_parts > LIMIT and len(self._calls) > 1:
-                dropped = self._calls.popleft()
-                self._kept_parts, self._dropped_until = self._kept_parts - len(dropped.parts), dropped.began
+                self._kept_parts -= len(self._calls.popleft().parts)
         call.trace = self.id
 
     def passed(self, call: CallInfo, source: CallInfo) -> None:
@@ -256,20 +256,29 @@ class CallTracer(CallListener):
             traced.call.ended = time.time_ns()
             traced.call.error = None if error is None else describe(error)
 
-    def trace(self, began: int, title: str) -> Trace:
-        """Return the calls and spans that began since a time, and the counters, on the driver's clock."""
+    def trace(self, began: int, before: int, title: str) -> Trace:
+        """Return the calls and spans that began since a time, and the counters, on the driver's clock.
+
+        ``before`` is the number of calls until then.
+        """
         with self._lock:
-            epochs, calls, dropped = list(self._epochs), list(self._calls), self._made - len(self._calls)
+            epochs, calls = list(self._epochs), list(self._calls)
+            kept, dropped = len(calls), self.made - len(calls) - before
         for epoch in epochs:
             epoch.collect()
         ended = time.time_ns()
         calls = [call for call in calls if began <= call.began <= ended]
         own = read_log(self.spans.read().splitlines())
         trace = merge(epochs, calls, own, Trace(began, ended, title=title))
-        note = f"The first {dropped:,} calls are left out: a trace keeps the last {len(self._calls):,} calls."
-        return (
-            replace(trace, notes=(*trace.notes, note)) if dropped and self._dropped_until >= began else trace
-        )
+        note = f"The first {dropped:,} calls are left out: a trace keeps the last {kept:,} calls."
+        return replace(trace, notes=(*trace.notes, note)) if dropped > 0 else trace
+
+    def end(self) -> None:
+        """Leave the groups: no trace needs their files any more."""
+        for core in list(self._current):
+            for epoch in self._epochs:
+                with suppress(ValueError):  # it had ended
+                    core.before_end.remove(epoch.collect_last)
 
     def _epoch(self, call: CallInfo) -> TracedEpoch:
         """Return the epoch of a call's group; its files are read for the last time before its processes end."""
@@ -277,10 +286,12 @@ class CallTracer(CallListener):
         with self._lock:
             epoch = self._current.get(core)
             if epoch is None or epoch.epoch != number:
+                if epoch is not None:
+                    epoch.end()
                 epoch = TracedEpoch(self._name(core), number, core.backend.immediate)
                 self._current[core] = epoch
                 self._epochs.append(epoch)
-                core.before_end.append(partial(_collect_last, weakref.ref(epoch)))
+                core.before_end.append(epoch.collect_last)
             return epoch
 
     def _know_ranks(self, epoch: TracedEpoch, call: CallInfo) -> None:
@@ -305,13 +316,6 @@ class CallTracer(CallListener):
             number += 1
             name = f"{core.name} ({number})"
         return name
-
-
-def _collect_last(epoch: weakref.ref[TracedEpoch], seconds: float) -> None:
-    """Read the files of an epoch whose processes end now, unless its trace has ended."""
-    traced = epoch()
-    if traced is not None:
-        traced.collect(last=True)
 
 
 class _Traces:
@@ -339,6 +343,7 @@ class _Traces:
             self._count -= 1
             if self._count == 0 and self.tracer is not None:
                 everywhere.remove(self.tracer)
+                self.tracer.end()
                 process.sink = self.tracer = None
 
 

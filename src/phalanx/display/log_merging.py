@@ -62,7 +62,8 @@ class Lines:
         self._idle = 0 if data else self._idle + 1
         if self._idle >= _IDLE_READS:
             return self.finish() if self._idle >= 2 * _IDLE_READS else self._take(len(self._held))
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]  # the last state of a progress bar
         self._held += [line for line in map(_decoded, lines) if is_shown(line)]
         return self._take(sum(len(unit) for unit, is_complete in _units(self._held) if is_complete))
 
@@ -113,8 +114,9 @@ class Merged:
     def take(self, now: float | None) -> list[str]:
         """Return the lines whose window is over at ``now``, with the prefix of their ranks; None: all lines."""
         with self._lock:
-            due = [other for other in self._printed if now is None or now - other.since >= self._window_s]
-            self._printed = self._printed[len(due) :]  # they are in the order in which they came
+            until = float("inf") if now is None else now - self._window_s
+            due = [other for other in self._printed if other.since <= until]
+            self._printed = [other for other in self._printed if other.since > until]
         prefixes = [
             prefix_of(self._label, one.ranks, [self._hosts[rank] for rank in one.ranks]) for one in due
         ]

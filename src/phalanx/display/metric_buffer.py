@@ -5,6 +5,7 @@ A call costs an append while an exporter is there, and the test of an attribute 
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -26,11 +27,12 @@ class MetricBuffer:
     def __init__(self) -> None:
         self.on = False
         self._ended: deque[Ended] = deque(maxlen=_WAITING)
-        self._groups: list[tuple[str, Any, dict[str, int]]] = []
+        self._groups: list[tuple[weakref.ref[Any], str, Any, dict[str, int]]] = []
 
-    def watch(self, group: str, counts: Any) -> None:
-        """Include the ``sent_bytes``, ``stored_bytes`` and ``fetched_bytes`` of a group in :meth:`drain`."""
-        self._groups.append((group, counts, {"sent": 0, "stored": 0, "fetched": 0}))
+    def watch(self, group: Any) -> None:
+        """Include the bytes that a group sent, stored and fetched in :meth:`drain`, while the group is there."""
+        exported = {"sent": 0, "stored": 0, "fetched": 0}
+        self._groups.append((weakref.ref(group), group.name, group.counts, exported))
 
     def ended(self, group: str, method: str, seconds: float, failed: bool) -> None:
         """Add a call that is over."""
@@ -40,11 +42,14 @@ class MetricBuffer:
         """Return the calls since the last time, and the bytes by group and kind: "sent", "stored", "fetched"."""
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
         moved: list[tuple[str, str, int]] = []
-        for group, counts, exported in list(self._groups):
+        for watched in list(self._groups):
+            group, name, counts, exported = watched
+            if group() is None:
+                self._groups.remove(watched)
             for kind, before in list(exported.items()):
                 exported[kind] = getattr(counts, f"{kind}_bytes")
                 if exported[kind] > before:
-                    moved.append((group, kind, exported[kind] - before))
+                    moved.append((name, kind, exported[kind] - before))
         return ended, moved
 
 

@@ -72,9 +72,9 @@ def bar(console: Console, transient: bool) -> Any:
     # Only where something is shown.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    now = TextColumn("[dim]{task.fields[now]}", markup=True)
+    now = TextColumn("{task.fields[now]}", style="dim", markup=False)
     counts = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-    columns = (TextColumn("{task.description}"), *counts, now)
+    columns = (TextColumn("{task.description}", markup=False), *counts, now)
     # Else output into a file would be redirected to the terminal while a bar is there.
     redirect = sys.stdout.isatty()
     return Progress(*columns, console=console, transient=transient, redirect_stdout=redirect)

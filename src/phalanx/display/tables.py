@@ -34,7 +34,7 @@ class Table:
         from rich.console import Console  # only where something is shown
 
         text = io.StringIO()
-        Console(file=text, width=_UNLIMITED, color_system=None).print(self)
+        Console(file=text, width=_UNLIMITED, color_system=None, force_jupyter=False).print(self)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).rstrip("\n")
 
     def __rich__(self) -> Any:

@@ -154,8 +154,8 @@ class Session:
 
     def add_group(self, group: Any) -> None:
         """Note a group that was made here, or a view that came here, and report its counts to a monitor, if any."""
-        if not group.backend.immediate:
-            meters.watch(group.name, group.counts)
+        if meters.on and not group.backend.immediate:
+            meters.watch(group)
         with self._open_lock:
             self._groups.add(group)
 
@@ -214,12 +214,12 @@ class Session:
                 callback()
             self._backend = self._show_ranks = None
             self._inline_resources = {}
+            for backend in self._backends.values():
+                backend.leave()
             if self._started_ray:
                 from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
 
                 ray_cluster.stop()
-            for backend in self._backends.values():
-                backend.leave()
             self._backends.clear()
 
     def lost(self, backend: Backend) -> None:

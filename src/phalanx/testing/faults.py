@@ -33,8 +33,8 @@ class InjectedFault(RuntimeError):
 
 def kill(group: GroupView, rank: int, signum: int = signals.SIGKILL) -> None:
     """End the process of a rank by a signal (SIGKILL, SIGTERM, SIGABRT, SIGSEGV, ...)."""
-    core = group.core
-    core.backend.signal([core.endpoints[rank]], signum)
+    chosen = group._selection.chosen_ranks("kill", [rank])  # pyright: ignore[reportPrivateUsage]
+    group.core.backend.signal([group.core.endpoints[rank] for rank in chosen], signum)
 
 
 def stop(group: GroupView, rank: int) -> None:
@@ -61,21 +61,23 @@ def slow(group: GroupView, rank: int, seconds: float, *, method: str, on_call: i
 
 
 def _patch(worker: Any, method: str, on_call: int, error: BaseException | None, seconds: float) -> None:
-    """Wrap a method of this instance. The wrapper removes itself once it has acted."""
+    """Add a fault, with the number of calls until it acts, to a method of this instance, which is wrapped once."""
+    waiting = vars(worker).setdefault(f"faults of {method}", [])
+    waiting.append([on_call, seconds, error])
+    if len(waiting) > 1:
+        return
     inner = getattr(worker, method)
-    calls = 0
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == on_call:
-            worker.__dict__.pop(method, None)
+        for fault in waiting:
+            fault[0] -= 1
+        for _, seconds, error in [fault for fault in waiting if fault[0] == 0]:
             time.sleep(seconds)
             if error is not None:
                 raise error
         return inner(*args, **kwargs)
 
-    worker.__dict__[method] = wrapper
+    vars(worker)[method] = wrapper
 
 
 def drop_node(ray_cluster: Any, group: GroupView, rank: int) -> str:
@@ -150,6 +152,8 @@ def schedule(
     seed: int, *, ranks: int, calls: int, faults: int = 1, kinds: Sequence[FaultKind] = KINDS
 ) -> tuple[Fault, ...]:
     """Return faults that ``seed`` alone decides, in the order of the calls that they precede."""
+    if not kinds or not set(kinds) <= set(KINDS):
+        raise DeclarationError(f"faults.schedule(kinds={kinds!r}): expected some of {KINDS}")
     choice = random.Random(seed)
     chosen = [
         Fault(

@@ -11,6 +11,7 @@ import contextlib
 import random
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 from phalanx.backends.backend_types import (
     DrainingNode,
@@ -42,9 +43,8 @@ class ScriptedFault(RuntimeError):
 
 
 class Result(NamedTuple):
-    """The result of a rank's call, and the time from which it is ready."""
+    """The time from which the result of a rank's call is ready."""
 
-    ref: InlineRef
     at: float
     endpoint: Endpoint
 
@@ -58,7 +58,7 @@ class ScriptedBackend(InlineBackend):
         self._script = script
         self._slow_s = slow_s
         self._counts: dict[str, int] = {}
-        self._results: dict[int, Result] = {}  # by the id of their reference, which they keep
+        self._results: WeakKeyDictionary[InlineRef, Result] = WeakKeyDictionary()
         #: The nodes that are reported as draining; the only node is called "inline".
         self.going: list[DrainingNode] = []
 
@@ -96,7 +96,7 @@ class ScriptedBackend(InlineBackend):
         if returns == OUTPUT:
             return Ticket(ref)
         info = infos[0] if infos else ref  # of a call that fails, both are the failure
-        self._results[id(info)] = self._results[id(ref)]._replace(ref=info)
+        self._results[info] = self._results[ref]
         return Ticket(ref, info)
 
     def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], Ticket]) -> InlineRef:
@@ -112,17 +112,17 @@ class ScriptedBackend(InlineBackend):
         else:
             ref = run().value
             at += self._slow_s if event == "slow" else 0.0
-        self._results[id(ref)] = Result(ref, at, endpoint)
+        self._results[ref] = Result(at, endpoint)
         return ref
 
     def _take(self, endpoint: Endpoint, lost: Lost) -> None:
         """End a rank: results that it has not returned by now are lost."""
         endpoint.handle.alive = False
         endpoint.handle.lost = lost
-        for key, result in self._results.items():
+        for ref, result in list(self._results.items()):
             if result.endpoint is endpoint and result.at > self.clock.now():
-                result.ref.failure, result.ref.lost = None, lost
-                self._results[key] = result._replace(at=self.clock.now())
+                ref.failure, ref.lost = None, lost
+                self._results[ref] = result._replace(at=self.clock.now())
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
         for endpoint in endpoints:
@@ -151,8 +151,8 @@ class ScriptedBackend(InlineBackend):
 
     def _time_of(self, ref: Ref) -> float:
         """Return the time from which a reference is ready; a stored value is ready at once."""
-        if id(ref) in self._results:
-            return self._results[id(ref)].at
+        if ref in self._results:
+            return self._results[ref].at
         return _FOREVER if isinstance(ref, Unended) and ref.under_way else 0.0
 
     def _pass(self, until: float, timeout: float | None) -> None:

@@ -194,6 +194,12 @@ class Trace:
     notes: tuple[str, ...] = ()
 
     @property
+    def ranks(self) -> tuple[Track, ...]:
+        """The tracks of each group in its newest epoch."""
+        newest = {key.group: key.epoch for key in sorted(track.key for track in self.tracks)}
+        return tuple(track for track in self.tracks if track.key.epoch == newest[track.key.group])
+
+    @property
     def groups(self) -> tuple[str, ...]:
         """The groups in the order of their first appearance."""
         names = [*(track.key.group for track in self.tracks), *(call.group for call in self.calls)]

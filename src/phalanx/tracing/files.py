@@ -7,7 +7,7 @@ start of the trace, so that files of long runs stay small.
 from __future__ import annotations
 
 import json
-import os
+import secrets
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -77,7 +77,7 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
     else:
         lines = (json.dumps(entry, separators=(",", ":"), default=str) for entry in entries(trace))
         pieces = (f"{line}\n" for line in lines)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.writelines(pieces)

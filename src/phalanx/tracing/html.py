@@ -43,6 +43,7 @@ _SHORT_NS = 100_000
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 640, 220, 10, 26, 8  # of a chart
 _DIGIT_WIDTH = 8  # of a digit of the largest font of labels
 _POINTS = 320
+_MOST = 1e300  # larger values are not drawn, as NaN is not
 _CALLS = "Calls, from the plan to the value or the last return"
 _RANK_COUNTER = re.compile(r"^(.*) rank (\d+)$")
 
@@ -84,7 +85,7 @@ def _tiles(trace: Trace) -> str:
         "traced": f"{int(seconds) // 60} min {int(seconds) % 60} s" if seconds >= 120 else f"{seconds:.3g} s",
         "calls": f"{len(calls):,}",
         "failed": f"{failed:,}",
-        "ranks": f"{len(trace.tracks):,}",
+        "ranks": f"{len(trace.ranks):,}",
         "to ranks": size(sum(call.stored_bytes + call.message_bytes for call in calls)),
         "from ranks": size(sum(call.result_bytes for call in calls)),
     }
@@ -194,11 +195,11 @@ def line_chart(title: str, lines: Mapping[str, Sequence[float]], seconds: float 
         seconds: length of the horizontal axis; None: the values are numbered from 1.
     """
     heading = f'<div class="chart"><h2>{html.escape(title)}</h2>'
-    known = [value for values in lines.values() for value in values if math.isfinite(value)]
+    known = [value for values in lines.values() for value in values if -_MOST < value < _MOST]
     if not known:
         return f'{heading}<p class="soft">no values</p></div>'
     low, high = min([*known, 0.0]), max(known)
-    marks = _marks(low, high if high > low else low + 1.0, 4)
+    marks = _marks(low, high if high - low > 1 / _MOST else low + 1.0, 4)
     left = max(46, 12 + _DIGIT_WIDTH * max(len(_label(mark)) for mark in marks))
     last = max(1, max(len(values) for values in lines.values()) - 1)
 
@@ -209,7 +210,7 @@ def line_chart(title: str, lines: Mapping[str, Sequence[float]], seconds: float 
         return _TOP + (_HEIGHT - _TOP - _BOTTOM) * (marks[-1] - value) / (marks[-1] - marks[0])
 
     def polyline(values: Sequence[float], kind: str = "", color: str = "", label: str = "") -> str:
-        points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(values) if math.isfinite(v))
+        points = " ".join(f"{x(i):.1f},{y(v):.1f}" for i, v in enumerate(values) if -_MOST < v < _MOST)
         style, name = color and f' style="stroke:{color}"', label and f"<title>{label}</title>"
         return f'<polyline class="{kind}"{style} points="{points}">{name}</polyline>'
 

@@ -37,10 +37,10 @@ class TracedEpoch:
     logs: dict[TrackKey, SpanLog] = field(default_factory=dict[TrackKey, SpanLog])
     notes: list[str] = field(default_factory=list[str])
     read: Callable[[int, int], bytes] | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def collect(self, *, last: bool = False) -> None:
-        """Read the ranks' files; ``last``: their processes end now.
+    def collect(self) -> None:
+        """Read the ranks' files.
 
         A file that cannot be read is noted in the trace: no work of the user fails for it.
         """
@@ -56,9 +56,18 @@ class TracedEpoch:
                 except Exception as error:
                     note = f"What rank {rank} of {self.group} wrote cannot be read: {error}"
                     self.notes += [note] if note not in self.notes else []
-            if last:
-                self.read, now = None, time.time_ns()
-                self.tracks = [replace(track, closed=now) for track in self.tracks]
+
+    def collect_last(self, seconds: float) -> None:
+        """Read the ranks' files for the last time: their processes end now."""
+        with self._lock:
+            self.collect()
+            self.read = None
+            self.end()
+
+    def end(self) -> None:
+        """Note that the group is in its next epoch, or that its processes end."""
+        now = time.time_ns()
+        self.tracks = [replace(track, closed=track.closed or now) for track in self.tracks]
 
 
 def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanLog, frame: Trace) -> Trace:
@@ -96,7 +105,12 @@ def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
             for name in ("received", "started", "finished", "returned"):
                 seen = getattr(part, name)
                 setattr(part, name, None if seen is None else seen - offset)
-    spans = sorted(_spans(logs, merged, offsets, frame), key=lambda span: span.began)
+    # By their beginning, since a rank that stays through a resize is read in each of its epochs.
+    found = {
+        (span.track and span.track._replace(epoch=0), span.call, span.began, span.name): span
+        for span in _spans(logs, merged, offsets, frame)
+    }
+    spans = sorted(found.values(), key=lambda span: span.began)
     called = {(call.group, call.epoch) for call in merged}
     called |= {(span.track.group, span.track.epoch) for span in spans if span.track is not None}
     notes = [note for epoch in epochs if (epoch.group, epoch.epoch) in called for note in epoch.notes]
@@ -167,11 +181,12 @@ def _spans(
 def _counters(
     logs: Mapping[TrackKey | None, SpanLog], offsets: Mapping[TrackKey | None, int], frame: Trace
 ) -> Iterator[Counter]:
-    points: dict[str, list[tuple[int, dict[str, float]]]] = {}
+    points: dict[str, dict[int, dict[str, float]]] = {}
     for key, log in logs.items():
         for name, at, values in log.counts:
-            points.setdefault(name, []).append((at - offsets.get(key, 0), values))
-    counters = (counted(name, points[name], frame.began, frame.ended) for name in sorted(points))
+            points.setdefault(name, {})[at - offsets.get(key, 0)] = values
+    series = ((name, sorted(points[name].items())) for name in sorted(points))
+    counters = (counted(name, values, frame.began, frame.ended) for name, values in series)
     return (counter for counter in counters if counter is not None)
 
 

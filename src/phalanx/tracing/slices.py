@@ -35,7 +35,7 @@ class Slice:
 
 
 class DrawnTrack(NamedTuple):
-    """The slices of a rank, or of the calls of a group or the spans on the driver (``key`` is the name then)."""
+    """The slices of a rank; or of the driver: of its calls of a group (``key`` is the name), or its spans ("")."""
 
     key: TrackKey | str
     group: str
@@ -47,7 +47,8 @@ class DrawnTrack(NamedTuple):
 
 def drawn_tracks(trace: Trace) -> list[DrawnTrack]:
     """Return the tracks from top to bottom: the driver's, then the tracks of each group by epoch and rank."""
-    drawn = [DrawnTrack(name, "driver", name, "", 0, slices) for name, slices in driver_slices(trace).items()]
+    driver = driver_slices(trace).items()
+    drawn = [DrawnTrack(name, "driver", name or "spans", "", 0, slices) for name, slices in driver]
     ranks = rank_slices(trace)
     tracks = {track.key: track for track in trace.tracks}
     order = {group: number for number, group in enumerate(trace.groups)}
@@ -59,13 +60,13 @@ def drawn_tracks(trace: Trace) -> list[DrawnTrack]:
 
 
 def driver_slices(trace: Trace) -> dict[str, list[Slice]]:
-    """Return the slices on the driver: the calls of each group by its name, and its own spans."""
+    """Return the slices on the driver: the calls of each group by its name, and its own spans by ""."""
     slices = {
         group: place([_driver_family(call, trace.ended) for call in trace.calls if call.group == group])
         for group in trace.groups
     }
     spans = [[_span_slice(span, trace.ended)] for span in trace.spans if span.track is None]
-    return slices | ({"spans": place(spans)} if spans else {})
+    return slices | ({"": place(spans)} if spans else {})
 
 
 def rank_slices(trace: Trace) -> dict[TrackKey, list[Slice]]:

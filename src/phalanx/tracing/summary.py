@@ -34,7 +34,7 @@ class Summary(Table):
 def summarize(trace: Trace) -> Summary:
     """Return the summary of a trace."""
     count = sum(call.method != STARTING for call in trace.calls)
-    where = f"{len(trace.groups)} groups on {len(trace.tracks)} ranks"
+    where = f"{len(trace.groups)} groups on {len(trace.ranks)} ranks"
     title = f"{trace.title or 'trace'}: {(trace.ended - trace.began) / 1e9:.3g} s, {count} calls of {where}"
     idle = idle_shares(trace)
     methods: dict[str, list[TracedCall]] = {}
@@ -52,7 +52,7 @@ def summarize(trace: Trace) -> Summary:
 
 
 def idle_shares(trace: Trace) -> dict[TrackKey, float]:
-    """Return the share of its time, in percent, in which each rank was at no call.
+    """Return the share of its time, in percent, in which each rank of a group's newest epoch was at no call.
 
     Its time begins with the end of its constructor or, if that was not traced, with its first traced call. Time in
     which it waits for the results of other calls counts as idle.
@@ -60,7 +60,7 @@ def idle_shares(trace: Trace) -> dict[TrackKey, float]:
     starting = {call.id for call in trace.calls if call.method == STARTING}
     slices = rank_slices(trace)
     shares: dict[TrackKey, float] = {}
-    for track in trace.tracks:
+    for track in trace.ranks:
         busy: dict[int | None, tuple[int, int]] = {}
         began, ended = max(trace.began, track.opened or 0), min(track.closed or trace.ended, trace.ended)
         for one in slices[track.key]:
@@ -82,7 +82,6 @@ def idle_shares(trace: Trace) -> dict[TrackKey, float]:
 def _row(name: str, calls: Sequence[TracedCall], idle: dict[TrackKey, float]) -> tuple[Any, ...]:
     ends = [(call.began, call.ended if call.ended is not None else call.returned) for call in calls]
     times = sorted((end - began) / _MS for began, end in ends if end is not None)
-    epoch = (calls[0].group, max(call.epoch for call in calls))
     return (
         name,
         len(calls),
@@ -91,7 +90,7 @@ def _row(name: str, calls: Sequence[TracedCall], idle: dict[TrackKey, float]) ->
         _percentile(times, 95),
         sum(call.message_bytes + call.stored_bytes for call in calls),
         sum(call.result_bytes for call in calls),
-        [f"{share:.0f}" for key, share in sorted(idle.items()) if (key.group, key.epoch) == epoch],
+        [f"{share:.0f}" for key, share in sorted(idle.items()) if key.group == calls[0].group],
     )
 
 

@@ -165,6 +165,8 @@ class RayBackend:
         return self._connection.open
 
     def leave(self) -> None:
+        if meters.on:
+            self.export_metrics()
         self._agents.leave()
 
     nodes = staticmethod(placement.nodes)
