@@ -35,12 +35,6 @@ def observer(ranks: Any, request: pytest.FixtureRequest) -> Iterator[RankObserve
     made.close()
 
 
-def test_ranks_are_seen_with_their_stacks(observer: RankObserver, ranks: tuple[RankRecord, ...]) -> None:
-    assert [(sight.reachable, bool(sight.stack)) for sight in observer.sights(ranks, stacks=True)] == [
-        (True, True)
-    ] * 2
-
-
 def test_their_memory_and_processor_time_are_known(
     observer: RankObserver, ranks: tuple[RankRecord, ...]
 ) -> None:

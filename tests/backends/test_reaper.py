@@ -16,7 +16,6 @@ from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.reaper import Reaper, look_at
 from phalanx.wire.call_page import available
 from phalanx.wire.messages import SideChannel
-from tests.support.fault_workers import within
 
 pytestmark = pytest.mark.skipif(not available(), reason="needs /proc")
 
@@ -75,18 +74,6 @@ def watching(tree: Tree) -> Reaper:
     return reaper
 
 
-@pytest.mark.parametrize("died_before", [False, True])
-def test_the_whole_tree_of_a_rank_is_ended(tree: Tree, died_before: bool) -> None:
-    reaper = watching(tree)
-    if died_before:
-        tree.process.kill()
-        tree.process.wait(5.0)
-
-    assert reaper.answer({"end": [tree.process.pid]}) == []
-
-    assert tree.alive() == []
-
-
 SHARING = """
 import time
 from multiprocessing import get_context, resource_tracker, shared_memory
@@ -134,15 +121,6 @@ def test_a_process_that_only_has_the_pid_of_a_rank_is_left_alone(tree: Tree) -> 
     reaper.end([tree.process.pid])
 
     assert len(tree.alive()) == 3
-
-
-def test_what_is_watched_ends_when_whoever_watches_lets_go(tree: Tree) -> None:
-    agent = NodeAgent()
-    agent.watch([tree.target])
-
-    agent._dismiss()  # closes the pipe, as the death of the driver does
-
-    assert within(5.0, lambda: not tree.alive())
 
 
 def test_a_reaper_that_was_killed_is_replaced_and_told_again(tree: Tree) -> None:

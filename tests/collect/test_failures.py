@@ -66,16 +66,12 @@ def combined(*reports: RankReport, **options: Any) -> CallError:
 @pytest.mark.parametrize(
     ("reports", "kind"),
     [
-        ([bad(1)], RemoteCallError),
         ([bad(1), gone(0)], RemoteCallError),
-        ([died(1)], WorkerDiedError),
         ([bad(0), died(1)], WorkerDiedError),
-        ([gone(0), died(1)], WorkerDiedError),
         ([stopped(0), bad(1)], RemoteCallError),
         ([late(0), late(1, "finished")], CallTimeout),
         ([late(0), bad(1)], RemoteCallError),
         ([late(0), gone(1)], CallTimeout),
-        ([report(0, "cancelled"), report(1, "cancelled")], CallCancelled),
         ([report(0, "cancelled"), gone(1)], CallCancelled),
         ([report(0, "cancelled"), died(1)], WorkerDiedError),
         ([stopped(0), stopped(1)], CallCancelled),

@@ -22,22 +22,6 @@ def rows(count: int, **fields: Any) -> GatherPlan:
     return GatherPlan("join", range(count), **fields)
 
 
-def test_structures_are_joined_leaf_by_leaf() -> None:
-    outputs = [
-        {"x": torch.tensor([1]), "y": (np.array([1.0]), ["a"]), "loss": 0.5, "note": None},
-        {"x": torch.tensor([2, 3]), "y": (np.array([2.0, 3.0]), ["b", "c"]), "loss": 0.7, "note": None},
-    ]
-    assert same(
-        gather(rows(2), outputs),
-        {
-            "x": torch.tensor([1, 2, 3]),
-            "y": (np.array([1.0, 2.0, 3.0]), ["a", "b", "c"]),
-            "loss": PerShard([0.5, 0.7]),
-            "note": None,
-        },
-    )
-
-
 def test_keys_in_another_order_are_the_same_keys() -> None:
     assert join_rows([{"a": [1], "b": [2]}, {"b": [4], "a": [3]}]) == {"a": [1, 3], "b": [2, 4]}
 
@@ -93,12 +77,6 @@ def test_tables_with_other_columns_are_refused(outputs: list[Any]) -> None:
         join_rows(outputs)
 
 
-def test_pieces_without_rows_keep_dtype_and_shape() -> None:
-    out = join_rows([torch.zeros(0, 5, dtype=torch.int16), torch.zeros(0, 5, dtype=torch.int16)])
-    assert out.shape == (0, 5)
-    assert out.dtype == torch.int16
-
-
 def test_a_piece_without_rows_does_not_change_dtype_or_shape_of_the_others() -> None:
     out = join_rows([torch.ones(2, 5, dtype=torch.int64), torch.tensor([])])
     assert same(out, torch.ones(2, 5, dtype=torch.int64))
@@ -133,10 +111,6 @@ def test_joined_arrow_tables_own_their_memory() -> None:
     assert joined.equals(table)
     theirs = table.column("a").chunk(0).buffers()[1].address
     assert joined.column("a").chunk(0).buffers()[1].address != theirs
-
-
-def test_joined_results_carry_no_graph() -> None:
-    assert not join_rows([torch.ones(1, requires_grad=True)] * 2).requires_grad
 
 
 def test_only_leaves_with_rows_for_each_row_of_the_padded_piece_are_trimmed() -> None:

@@ -164,10 +164,6 @@ def test_fused_roles_know_each_other(fused: RayWorkerGroup) -> None:
     assert critic.ask_actor(5) == [6, 7]
 
 
-def test_a_class_derived_from_a_fused_one_calls_its_roles(hybrid: RayWorkerGroup) -> None:
-    assert hybrid.both(1) == [8, 7]
-
-
 def test_fuse_makes_roles_attributes(hybrid: RayWorkerGroup) -> None:
     hybrid.fuse({"actor_rollout", "critic"})
 

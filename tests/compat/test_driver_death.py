@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import ray
 from ray.util.placement_group import placement_group_table
+
+from tests.support.fault_workers import is_there, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
@@ -46,20 +45,6 @@ group = RayWorkerGroup(pool, RayClassWithInitArgs(Loader))
 print(json.dumps([pid for pids in group.start_child() for pid in pids]), flush=True)
 group.nap()
 '''
-
-
-def is_there(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def within(seconds: float, met: Callable[[], bool]) -> bool:
-    limit = time.monotonic() + seconds
-    while not met() and time.monotonic() < limit:
-        time.sleep(0.05)
-    return met()
 
 
 def test_nothing_is_left_when_the_driver_is_killed() -> None:

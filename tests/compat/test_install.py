@@ -43,7 +43,6 @@ def test_the_names_of_the_tutorial_are_modules_of_this_package() -> None:
     [
         ("import verl.trainer.ppo", "verl.trainer"),
         ("import verl.utils.device", "verl.utils.device"),
-        ("from verl.protocol import DataProto", "verl.protocol"),
         ("import verl.overlay", "verl.overlay"),
         ("from verl import DataProto", None),
     ],

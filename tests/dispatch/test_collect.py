@@ -8,7 +8,6 @@ import pytest
 
 from phalanx.declare.dispatch_modes import COLLECTS, Dispatch, Execute, collecting, custom_mode
 from phalanx.declare.register import register
-from phalanx.dispatch.modes import plan
 from phalanx.errors import DeclarationError
 from tests.dispatch.support import FakeTarget, meshed, run, spec_of
 
@@ -68,19 +67,6 @@ def test_padding_is_undone_however_outputs_are_collected(collect: Any, value: An
     spec = spec_of(collecting(Dispatch.ROWS, collect), pad_to_multiple=4)
 
     assert run(spec, FakeTarget(2), [0, 1, 2, 3, 4]) == value
-
-
-def test_where_no_output_is_wanted_none_leaves_its_rank() -> None:
-    call = plan(collected(Dispatch.ROWS, "none"), FOUR, ([1, 2, 3, 4],), {})
-
-    assert not any(call.keeps(position) for position in range(4))
-
-
-def test_an_unknown_collect_lists_what_is_known() -> None:
-    with pytest.raises(
-        DeclarationError, match="collect='sum'; expected one of 'join', 'list', 'first', 'none'"
-    ):
-        register(Dispatch.ROWS, collect="sum")  # type: ignore[call-overload]
 
 
 def test_a_custom_mode_collects_by_its_own_function() -> None:

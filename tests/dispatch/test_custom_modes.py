@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import pytest
 
 from phalanx.collect.join import gather
-from phalanx.declare.dispatch_modes import Dispatch, Execute, as_mode, custom_mode, register_dispatch_mode
+from phalanx.declare.dispatch_modes import Execute, as_mode, custom_mode, register_dispatch_mode
 from phalanx.dispatch.modes import plan
-from phalanx.dispatch.split import split_rows
 from phalanx.errors import DeclarationError, DispatchError
-from tests.dispatch.support import FakeTarget, by_rank, outputs_of, run, spec_of
+from tests.dispatch.support import FakeTarget, by_rank, outputs_of, spec_of
 
 FOUR = FakeTarget(4)
 
@@ -83,15 +81,6 @@ def test_rank_zero_gets_the_first_elements() -> None:
     call = plan(spec_of(TWO_TO_ALL, execute=Execute.RANK_ZERO), FOUR, ([1, 2],), {"y": [5, 6]})
     assert by_rank(call) == [(0, (1,), {"y": 5})]
     assert call.gather.collect == "first"
-
-
-def test_a_registered_mode_is_known_by_its_name() -> None:
-    name = f"EVEN_{uuid.uuid4().hex}"
-    mode = register_dispatch_mode(
-        name, lambda group, x: ((split_rows(x, group.world_size),), {}), as_they_are
-    )
-    assert getattr(Dispatch, name) is mode
-    assert run(spec_of(mode), FOUR, list(range(5))) == [[0, 1], [2], [3], [4]]
 
 
 def test_functions_of_a_mode_must_be_callable() -> None:

@@ -9,31 +9,14 @@ import torch
 
 from phalanx.declare.dispatch_modes import Dispatch, custom_mode
 from phalanx.dispatch.modes import plan
-from phalanx.dispatch.plan import FuturePiece
 from phalanx.errors import DispatchError
 from tests.dispatch.support import FakeFuture, FakeTarget, by_rank, meshed, spec_of
 
 TWO = FakeTarget(2)
-ROWS = spec_of(Dispatch.DP_COMPUTE_PROTO)
 
 
 def value_of(future: Any) -> Any:
     return future.value
-
-
-def test_a_future_becomes_one_piece_per_rank() -> None:
-    future = FakeFuture(torch.arange(4))
-    call = plan(ROWS, TWO, (future,), {})
-    assert [args[0] for _, args, _ in by_rank(call)] == [FuturePiece(future, 0, 2), FuturePiece(future, 1, 2)]
-    assert call.rows is None
-
-
-def test_a_future_inside_a_structure_becomes_pieces_there() -> None:
-    future = FakeFuture(torch.arange(4))
-    call = plan(ROWS, TWO, ({"f": future, "x": torch.arange(5), "c": 1},), {})
-    (piece,), _ = list(call.arguments())[1]
-    assert piece["f"] == FuturePiece(future, 1, 2, None, 5)
-    assert piece["x"].tolist() == [3, 4]
 
 
 def test_peers_of_a_dp_coordinate_share_the_piece() -> None:

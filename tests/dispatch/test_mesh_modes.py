@@ -20,17 +20,6 @@ from tests.dispatch.support import FakeTarget, by_rank, meshed, run, spec_of
 EIGHT = meshed(pp=2, dp=2, tp=2)
 
 
-def test_pp_as_dp_names_both_sizes() -> None:
-    with pytest.raises(DispatchError, match=r"dp_size \* pp_size = 4"):
-        plan(spec_of(Dispatch.MEGATRON_PP_AS_DP), EIGHT, ([1, 2],), {})
-
-
-@pytest.mark.parametrize("mode", [Dispatch.mesh("actor"), Dispatch.MEGATRON_COMPUTE])
-def test_a_group_without_the_mesh_is_refused(mode: Any) -> None:
-    with pytest.raises(DispatchError, match=r"update\(\).*splits over the mesh .*there is no mesh"):
-        plan(spec_of(mode), FakeTarget(4), ([1, 2],), {})
-
-
 def test_a_mesh_of_another_size_is_refused() -> None:
     target = FakeTarget(4, {"default": Mesh(dp=2)})
     with pytest.raises(DispatchError, match="of 2 ranks, but the group has 4"):
@@ -72,13 +61,6 @@ def test_rows_are_balanced_by_a_key_wherever_it_stands(args: Any, kwargs: Any) -
     call = plan(spec_of(Dispatch.mesh("actor", balance="lengths")), meshed(dp=2), args, kwargs)
     assert call.gather.order == [0, 1, 2, 3]
     assert call.rows == [1, 3]
-
-
-def test_a_positional_argument_is_found_by_the_name_of_its_parameter() -> None:
-    def update(x: Any, tokens: Any) -> Any: ...
-
-    spec = spec_of(Dispatch.mesh("actor", balance="tokens"), update)
-    assert plan(spec, meshed(dp=2), (list("abcd"), [9, 1, 1, 7]), {}).rows == [1, 3]
 
 
 def test_a_balance_function_gets_the_arguments() -> None:

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict, tensorclass
 
-from phalanx.collect.join import gather, join_rows
+from phalanx.collect.join import join_rows
 from phalanx.declare.dispatch_modes import Dispatch
 from phalanx.dispatch.modes import plan
 from phalanx.dispatch.shardable import register_row_type
 from phalanx.dispatch.split import count_rows, split_rows
-from tests.dispatch.support import Batch, FakeTarget, by_rank, meshed, outputs_of, run, same, spec_of
+from tests.dispatch.support import Batch, FakeTarget, by_rank, meshed, run, same, spec_of
 
 
 @tensorclass
@@ -94,35 +94,11 @@ def test_rows_split_over_a_mesh_come_back_as_they_were(
 
 
 @settings(max_examples=60, deadline=None)
-@given(VALUES, st.integers(1, 9), OPTIONS)
-def test_metric_outputs_are_the_pieces_without_padding(
-    value: Any, world: int, options: dict[str, Any]
-) -> None:
-    pieces = run(spec_of(Dispatch.DP_COMPUTE_METRIC, **options), FakeTarget(world), value)
-    assert same(join_rows(pieces), value)
-
-
-@settings(max_examples=60, deadline=None)
 @given(VALUES, st.integers(1, 9))
 def test_function_mode_gives_each_rank_the_function_and_its_rows(value: Any, world: int) -> None:
     spec = spec_of(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     out = run(spec, FakeTarget(world), echo_twice, value, method=lambda function, x: function(x))
     assert same(out, (value, value))
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 12), st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**32 - 1))
-def test_groups_of_rows_stay_together_and_come_back_in_order(
-    groups: int, group_size: int, dp: int, seed: int
-) -> None:
-    rows = groups * group_size
-    lengths = np.random.default_rng(seed).integers(0, 50, rows)
-    spec = spec_of(Dispatch.mesh("actor", balance="lengths", group_size=group_size))
-    call = plan(spec, meshed(dp=dp, tp=2), (), {"x": torch.arange(rows), "lengths": lengths})
-    outputs = outputs_of(call, lambda x, lengths: x)
-    whole = [piece.reshape(-1, group_size) // group_size for piece in outputs if piece is not None]
-    assert all(bool((group == group[0]).all()) for piece in whole for group in piece)
-    assert torch.equal(gather(call.gather, outputs), torch.arange(rows))
 
 
 @settings(max_examples=100, deadline=None)

@@ -27,7 +27,7 @@ from phalanx.dispatch.batch_metadata import PerShard, differing, digest
 from phalanx.dispatch.modes import plan
 from phalanx.dispatch.split import count_rows, split_rows
 from phalanx.errors import DispatchError
-from tests.dispatch.support import FakeTarget, meshed, run, spec_of
+from tests.dispatch.support import FakeTarget, run, spec_of
 
 
 class Kind(enum.Enum):
@@ -55,23 +55,10 @@ PLAIN: list[Any] = [
     ),
 ]
 ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
-SETTINGS = st.dictionaries(
-    st.text(), ATOMS | st.tuples(ATOMS) | st.dictionaries(st.text(), ATOMS), max_size=4
-)
 
 
 def told_apart(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
-
-
-@given(SETTINGS, st.integers(0, 9), st.integers(1, 5))
-def test_a_batch_keeps_its_settings_and_rows(settings: dict[str, Any], rows: int, world: int) -> None:
-    batch = {"ids": list(range(rows)), "settings": settings}
-    for mode, target in (
-        (Dispatch.DP_COMPUTE_PROTO, FakeTarget(world)),
-        (Dispatch.mesh(), meshed(dp=world, tp=2)),
-    ):
-        assert repr(run(spec_of(mode), target, batch)) == repr(batch)
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=told_apart)
@@ -128,12 +115,6 @@ def test_values_by_piece_are_a_sequence_that_survives_pickling() -> None:
     )
     assert repr(values) == "PerShard([1, 2.5])"
     assert pickle.loads(pickle.dumps(values)) == values != [1, 2.5]
-
-
-def test_values_by_piece_are_no_rows_though_they_are_as_many() -> None:
-    batch = {"ids": torch.zeros(2), "temp": PerShard([0.7, 0.8])}
-    with pytest.raises(DispatchError, match=r"x\['temp'\] is PerShard\(\[0\.7, 0\.8\]\).*px\.replicate"):
-        plan(spec_of(Dispatch.ROWS, lambda x: x), FakeTarget(2), (batch,), {})
 
 
 def test_values_by_piece_go_whole_where_that_is_said() -> None:

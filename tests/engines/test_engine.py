@@ -175,8 +175,6 @@ def test_sleep_where_there_is_none_warns_once_and_the_engine_goes_on() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"temperature": -1}, "temperature=-1"),
-        ({"top_p": 0}, "top_p=0"),
         ({"max_tokens": True}, "max_tokens=True"),
         ({"stop": [""]}, "empty text"),
     ],
@@ -249,28 +247,6 @@ def test_reports_of_an_engine_are_a_line_and_numbers() -> None:
     assert lines[-1].endswith("0 running, 0 waiting, cache 0%, 2 rows done")
 
 
-def test_answers_come_in_order_with_a_log_probability_and_a_version_for_each_token() -> None:
-    first, second = generated(CountingEngine(), [[10, 11], [20]], SamplingParams(max_tokens=3))
-
-    assert (first.tokens, second.tokens) == ((12, 13, 14), (21, 22, 23))
-    assert first.log_probs == (-0.5, -0.5, -0.5)
-    assert first.versions == ((0, 3),) and first.version == 0
-    assert first.finish_reason == "length"
-
-
-def test_an_abort_of_another_request_leaves_the_rest() -> None:
-    async def others() -> list[Completion]:
-        engine = CountingEngine()
-        call = asyncio.create_task(
-            engine.generate([[20], [20]], SamplingParams(max_tokens=6), ids=["a", "b"])
-        )
-        await until(engine, 1)
-        await engine.abort(["b", "c"])
-        return await call
-
-    assert [one.finish_reason for one in asyncio.run(others())] == ["length", "abort"]
-
-
 def test_a_pause_that_aborts_gives_answers_back_as_they_are() -> None:
     async def paused() -> list[Completion]:
         engine = CountingEngine(room=1)
@@ -280,25 +256,3 @@ def test_a_pause_that_aborts_gives_answers_back_as_they_are() -> None:
         return await call
 
     assert [one.tokens for one in asyncio.run(paused())] == [(21, 22), ()]
-
-
-def test_a_group_splits_prompts_and_samplings_over_its_ranks(pool: px.ResourcePool) -> None:
-    group = px.WorkerGroup(pool[0:2], CountingEngine)
-
-    made = group.generate([[10], [20], [30]], SamplingParams(max_tokens=2).each(3))
-
-    assert [one.tokens for one in made] == [(11, 12), (21, 22), (31, 32)]
-    group.close()
-
-
-def test_rows_are_streamed_with_their_place_in_the_call(pool: px.ResourcePool) -> None:
-    group = px.WorkerGroup(pool[0:2], CountingEngine)
-
-    rows = dict(group.generate_rows.stream([[10], [20], [30]], SamplingParams(max_tokens=1), by="rows"))
-
-    assert {row: one.tokens for row, one in rows.items()} == {0: (11,), 1: (21,), 2: (31,)}
-    assert [one.tokens for one in group.any.generate_tokens.stream([[10]], SamplingParams(max_tokens=2))] == [
-        (11,),
-        (12,),
-    ]
-    group.close()

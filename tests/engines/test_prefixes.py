@@ -16,8 +16,6 @@ import phalanx as px
 from phalanx.engines import Completion, SampledToken, SamplingParams, Tokens
 from tests.engines.counting import CountingEngine
 
-SLOW_ON_RAY = True
-
 
 def generated(*args: Any, **kwargs: Any) -> list[Completion]:
     return asyncio.run(CountingEngine().generate(*args, **kwargs))
@@ -146,6 +144,9 @@ class Unserved(px.engines.RolloutEngine):
     pass
 
 
-def test_an_engine_without_a_runner_says_what_it_lacks(pool: px.ResourcePool) -> None:
-    with pytest.raises(px.WorkerInitError, match=r"call self.serve\(runner\) in its constructor"):
-        px.WorkerGroup(pool[0:1], Unserved)
+def test_an_engine_without_a_runner_says_what_it_lacks() -> None:
+    with (
+        px.ResourcePool([1], backend="inline") as pool,
+        pytest.raises(px.WorkerInitError, match=r"call self.serve\(runner\) in its constructor"),
+    ):
+        px.WorkerGroup(pool, Unserved)

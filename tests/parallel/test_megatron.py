@@ -83,11 +83,6 @@ def group(ray_cluster: None) -> Iterator[MegatronWorkerGroup]:
         yield made
 
 
-def test_before_there_is_a_parallel_state_the_sizes_say_what_to_call(group: MegatronWorkerGroup) -> None:
-    with pytest.raises(px.DispatchError, match=r"tp_size: .*init_model_parallel"):
-        group.tp_size  # noqa: B018
-
-
 @pytest.fixture
 def layout(group: MegatronWorkerGroup, request: pytest.FixtureRequest) -> MegatronWorkerGroup:
     """The one group, its ranks laid out as the test asks for."""
@@ -126,16 +121,6 @@ def close(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", [TP4], indirect=True)
-def test_the_group_knows_the_sizes_of_its_parallel_state(layout: MegatronWorkerGroup) -> None:
-    assert f"{layout.world_size} {layout.tp_size} {layout.pp_size} {layout.dp_size}" == "4 4 1 1"
-
-
-@pytest.mark.parametrize("layout", [TP4], indirect=True)
-def test_on_cpus_the_world_is_gloo(layout: MegatronWorkerGroup) -> None:
-    assert layout.run(lambda worker: torch.distributed.get_backend()) == ["gloo"] * 4
-
-
-@pytest.mark.parametrize("layout", [TP4], indirect=True)
 def test_weights_arrive_by_rank_under_their_names_and_without_history(layout: MegatronWorkerGroup) -> None:
     weights = layout.get_weights()
     shapes = {name: tuple(weight.shape) for name, weight in weights[3].items()}
@@ -145,15 +130,6 @@ def test_weights_arrive_by_rank_under_their_names_and_without_history(layout: Me
         "down_proj.weight": (HIDDEN, INTERMEDIATE // 4),
     }
     assert all(weight.is_leaf and weight.grad_fn is None for weight in weights[3].values())
-
-
-@pytest.mark.parametrize("layout", [TP4], indirect=True)
-def test_tensor_parallel_forward_has_the_shape_and_values_of_one_process(layout: MegatronWorkerGroup) -> None:
-    x = torch.randn(X_SHAPE, generator=torch.Generator().manual_seed(0))
-    (y,) = layout.run_layer([x])
-    assert y.shape == x.shape
-    with torch.no_grad():
-        close(y, one_process(stage_weights(layout, "get_weights"))(x))
 
 
 @pytest.mark.parametrize("layout", [TP4, TP2_DP2, TP2_PP2], indirect=True, ids=["tp4", "tp2dp2", "tp2pp2"])
@@ -174,23 +150,12 @@ def test_forward_and_backward_equal_one_process(layout: MegatronWorkerGroup) -> 
         close(gradients, {name: parameter.grad for name, parameter in layer.named_parameters()})
 
 
-@pytest.mark.parametrize("layout", [TP2_PP2], indirect=True)
-def test_results_come_from_the_last_stage(layout: MegatronWorkerGroup) -> None:
-    assert layout.places(torch.zeros(3)).tolist() == [2.0, 2.0, 2.0]
-
-
 @pytest.mark.parametrize("layout", [TP2_DP2], indirect=True)
 def test_what_only_the_leader_was_sent_reaches_its_peers(layout: MegatronWorkerGroup) -> None:
     rows = torch.arange(6.0)
     assert torch.equal(layout.from_leader(rows), rows)
     received = layout.run(lambda worker: worker.received.tolist())
     assert received == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
-
-
-@pytest.mark.parametrize("layout", [TP2_DP2], indirect=True)
-def test_a_list_that_is_not_one_piece_per_dp_coordinate_says_so(layout: MegatronWorkerGroup) -> None:
-    with pytest.raises(px.DispatchError, match=r"run_layer.*dp_size = 2"):
-        layout.run_layer([torch.zeros(X_SHAPE)])
 
 
 def test_sizes_that_do_not_divide_the_ranks_are_refused_on_every_rank(group: MegatronWorkerGroup) -> None:

@@ -157,14 +157,6 @@ def test_a_meta_tensor_stays_one() -> None:
     assert through_bytes(torch.empty(5, 2, device="meta")).is_meta
 
 
-def test_a_module_arrives_with_tied_weights_tied() -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
-    module[1].weight = module[0].weight
-    arrived = through_buffers(module)
-    assert arrived[1].weight is arrived[0].weight
-    assert torch.equal(arrived[0].weight, module[0].weight)
-
-
 def test_encoding_changes_nothing_of_the_value() -> None:
     sent = torch.nn.Linear(3, 3)
     before = (sent.weight.data_ptr(), sent.weight._version, sent.weight.tolist(), dict(sent.__dict__))
@@ -232,24 +224,6 @@ def test_objects_over_exactly_the_same_bytes_are_sent_once_and_share_memory() ->
     first.fill_(1)
     assert payload(encoded) == tensor.nbytes
     assert [bool((other != 0).all()) for other in others] == [True] * 4
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [torch.zeros(1000, requires_grad=True), torch.zeros(1000, dtype=torch.bfloat16)],
-    ids=["leaf of a graph", "dtype that arrays lack"],
-)
-def test_an_array_shares_the_memory_of_a_tensor_again(tensor: torch.Tensor) -> None:
-    first, array = through_buffers([tensor, tensor.detach().view(torch.int16).numpy()])
-    array[0] = 1
-    assert (first.requires_grad, first[0].item() != 0) == (tensor.requires_grad, True)
-
-
-@pytest.mark.parametrize("rows", [100, 1000, 1 << 20])
-def test_a_tensor_that_arrives_alone_keeps_strides_and_values(rows: int) -> None:
-    arrived = through_buffers(torch.arange(2 * rows).reshape(rows, 2).T)
-    assert arrived.stride() == (1, 2)
-    assert arrived[1].tolist() == list(range(1, 2 * rows, 2))
 
 
 def test_views_that_overlap_in_part_arrive_independent() -> None:

@@ -194,14 +194,3 @@ def test_leaves_that_were_one_object_are_one_again_and_others_are_not(route: Any
 def test_only_the_bytes_that_a_view_covers_are_sent(sent: Any) -> None:
     itemsize = sent.element_size() if isinstance(sent, torch.Tensor) else sent.dtype.itemsize
     assert payload(encode(sent)) == int(np.prod(sent.shape)) * itemsize
-
-
-@relaxed
-@given(sent=trees())
-def test_private_memory_is_never_the_senders(sent: Any) -> None:
-    for before, after in zip(flat(sent), flat(decode(encode(sent))), strict=True):
-        if isinstance(before, torch.Tensor) and before.numel():
-            assert after.untyped_storage().data_ptr() != before.untyped_storage().data_ptr()
-        elif isinstance(before, np.ndarray) and before.dtype != object:
-            assert not np.shares_memory(before, after)
-            assert after.flags.writeable

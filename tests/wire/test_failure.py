@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import phalanx
 from phalanx.errors import PhalanxError, RankReport, RemoteCallError
 from phalanx.wire.exceptions import ITEM_LIMIT, pack, unpack
-from phalanx.wire.failure import RankFailure, capture, rebuild, report_of
+from phalanx.wire.failure import capture, rebuild, report_of
 from tests.support.odd_exceptions import Frozen, OtherArguments, Slotted, decode_error
 
 if sys.version_info < (3, 11):
@@ -198,23 +198,6 @@ def test_the_report_holds_what_was_given_and_the_exception_once_it_is_taken_from
     assert (report.where(), report.role, report.method, report.hint) == ("rank 2", "actor", "update", "less")
     assert (report.type_name, report.message, report.at) == ("ValueError", "bad", 3.5)
     assert isinstance(report.exception, ValueError)
-
-
-def test_a_failure_shows_rank_text_and_traceback() -> None:
-    text = str(capture(raised(ValueError("bad")), rank=2, method="update"))
-
-    assert text.startswith("rank 2 raised ValueError: bad in update\n\nTraceback (most recent")
-
-
-def test_a_failure_is_picklable_also_through_its_subclasses() -> None:
-    failure = pickle.loads(pickle.dumps(Special(RankReport(1, "raised"))))
-
-    assert type(failure) is Special
-    assert failure.report.rank == 1
-
-
-class Special(RankFailure):
-    pass
 
 
 def user_code() -> None:

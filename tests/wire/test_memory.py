@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from phalanx.wire import memory
 from phalanx.wire.memory import BufferPool, allocate, concat_arrays, concat_rows, private_copies, select_rows
@@ -165,19 +163,6 @@ def test_joined_arrays_are_writable_and_share_nothing() -> None:
     joined = concat_arrays([piece])
     joined[:] = 0
     assert piece.sum() == 6
-
-
-@settings(deadline=None, max_examples=50)
-@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=6))
-def test_any_split_joins_back(sizes: list[int]) -> None:
-    whole = torch.arange(sum(sizes) * 2).reshape(-1, 2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "HUGE_FROM", 1)
-        patch.setattr(memory, "PARALLEL_FROM", 1)
-        patch.setattr(memory, "_TORCH_PARALLEL_FROM", 1)
-        patch.setattr(memory, "_CHUNK", 7)
-        assert torch.equal(concat_rows(list(whole.split(sizes))), whole)
-        assert (concat_arrays([piece.numpy() for piece in whole.split(sizes)]) == whole.numpy()).all()
 
 
 def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done(

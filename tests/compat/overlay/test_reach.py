@@ -107,9 +107,7 @@ print(register(Dispatch.ONE_TO_ALL)(lambda self: None)(None))
     assert output.strip() == "('bridged', 'ONE_TO_ALL')"
 
 
-@pytest.mark.parametrize(
-    "words", [["-m", "trainer", "x=1"], pytest.param(["{folder}/trainer.py", "x=1"], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("words", [["-m", "trainer", "x=1"], ["{folder}/trainer.py", "x=1"]])
 def test_the_command_runs_a_program_as_python_does(verl: Path, tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "trainer.py").write_text(f"import sys; print(__name__, sys.argv[1:])\n{WHOSE}")
     words = [word.format(folder=tmp_path) for word in words]
@@ -119,7 +117,6 @@ def test_the_command_runs_a_program_as_python_does(verl: Path, tmp_path: Path, w
     assert done.stdout.split() == ["__main__", "['x=1']", OURS], done.stderr
 
 
-@pytest.mark.slow
 def test_the_command_runs_any_other_program(verl: Path) -> None:
     done = python("-m", "phalanx", "verl", sys.executable, "-c", WHOSE, path=[verl])
 
@@ -168,7 +165,7 @@ def test_a_program_ends_without_a_last_collection(verl: Path, tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-@pytest.mark.parametrize("policy", [pytest.param("auto", marks=pytest.mark.slow), "none"])
+@pytest.mark.parametrize("policy", ["auto", "none"])
 def test_children_have_it_whatever_the_policy_of_plugins_is(verl: Path, policy: str) -> None:
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WHOSE!r}], check=True)"
 
@@ -197,7 +194,6 @@ def test_a_controller_that_was_imported_before_is_refused(verl: Path) -> None:
     assert "phalanx verl" in told
 
 
-@pytest.mark.slow
 def test_the_plugin_goes_before_other_modules(verl: Path, tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text(WHOSE)
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import verl'], check=True)"
@@ -324,7 +320,6 @@ ray.init({given})
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "given",
     [

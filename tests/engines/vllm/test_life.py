@@ -60,15 +60,12 @@ def cycle(folder: str, kind: str) -> None:
         assert len(group.generate(PROMPTS, GREEDY)) == len(PROMPTS)
 
 
-SOAKED = [pytest.param(kind, 10, marks=(pytest.mark.soak, pytest.mark.timeout(1800))) for kind in KINDS]
-
-
-@pytest.mark.parametrize(("kind", "cycles"), [(KINDS[0], 3), *SOAKED])
-def test_engines_that_were_closed_leave_nothing(
-    cluster: None, models: dict[str, str], kind: str, cycles: int
-) -> None:
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", KINDS)
+def test_engines_that_were_closed_leave_nothing(cluster: None, models: dict[str, str], kind: str) -> None:
     before = engine_processes(), shared_memory(), folders_of_sockets()
-    for _ in range(cycles):
+    for _ in range(10):
         cycle(models["untied"], kind)
         assert engine_processes() <= before[0]
         assert shared_memory() <= before[1]

@@ -112,30 +112,6 @@ def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Ro
         assert one.tokens[old:] == expected
 
 
-def test_an_update_in_a_pause_is_told_by_the_tokens_of_16_answers(roles: Roles) -> None:
-    prompts = [[5 + row, 6] for row in range(16)]
-    before = px.weights.status(roles.rollout, "policy")[0].number or 0
-    had = roles.rollout.engine_statistics()[0].tokens
-    call = roles.rollout.generate.submit(
-        prompts, SamplingParams(max_tokens=100, temperature=0, ignore_eos=True)
-    )
-    while roles.rollout.engine_statistics()[0].tokens < had + 160:
-        pass
-    roles.rollout.pause("keep")
-    roles.source.change(11)
-    version = roles.sync().number
-    roles.rollout.resume()
-    made = call.result()
-
-    for one in made:
-        assert [number for number, _ in one.versions] == [before, version]
-        assert (sum(count for _, count in one.versions), one.finish_reason) == (100, "length")
-    for prompt, one in list(zip(prompts, made, strict=True))[:3]:
-        old = one.versions[0][1]
-        (expected,) = roles.source.greedy([[*prompt, *one.tokens[:old]]], 100 - old)
-        assert one.tokens[old:] == expected
-
-
 def test_texts_go_in_and_come_out(roles: Roles) -> None:
     (tokens,) = roles.rollout.generate([[5, 6, 7]], GREEDY)
     words = [f"w{token}" for token in tokens.tokens]
@@ -257,25 +233,6 @@ def test_there_are_no_routes_for_development(roles: Roles) -> None:
     assert not removed & paths
     for path in removed:
         assert status(endpoint, path, "POST", {"Authorization": f"Bearer {endpoint.token}"}) == 404
-
-
-def test_the_client_of_openai_needs_the_key(roles: Roles) -> None:
-    (endpoint,) = px.engines.endpoints(roles.rollout)
-    openai = pytest.importorskip("openai")  # comes with vLLM
-    prompt = {
-        "model": endpoint.model,
-        "prompt": "w5 w6 w7",
-        "max_tokens": 4,
-        "extra_body": {"ignore_eos": True},
-    }
-
-    with openai.OpenAI(base_url=endpoint.url, api_key=endpoint.token, max_retries=0) as client:
-        assert client.completions.create(**prompt).usage.completion_tokens == 4
-    with (
-        openai.OpenAI(base_url=endpoint.url, api_key="another-key-of-a-client", max_retries=0) as client,
-        pytest.raises(openai.AuthenticationError, match="missing or wrong key"),
-    ):
-        client.completions.create(**prompt)
 
 
 def test_an_engine_that_serves_nobody_says_so(roles: Roles) -> None:
