@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from torch.distributed.checkpoint import FileSystemWriter, Metadata
 
 from phalanx.checkpoint.planners import LoadPlanner, SavePlanner, merge_plans, value_digest
@@ -25,14 +25,11 @@ from phalanx.checkpoint.stored_state import StoredState, read_stored
 from phalanx.errors import CheckpointError, CheckpointMismatch
 from phalanx.weights.boxes import Box, LocalBox
 from phalanx.worker.rank_state import LocalTensor, Path
-from tests.weights.planning.layouts import Layout, blank, layouts, locals_of, manifests, model, shapes
+from tests.weights.planning.layouts import Side, golden, read, sides
+from tests.weights.weight_workers import same
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-slow_to_draw = settings(
-    max_examples=12,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+SHAPES = [(), (7,), (9, 5), (4, 6, 3)]
 Leaves = Mapping[str, tuple[Path, Any]]
 
 
@@ -60,54 +57,43 @@ def stored(folder: FilePath, metadata: Metadata, ranks: int) -> StoredState:
     return read_stored(Step(Storage(folder / "step"), 1, files=files, parts=parts), ".")
 
 
-def leaves_of(
-    layout: Layout, named: dict[str, torch.Tensor], locals_: Any
-) -> list[dict[str, tuple[Path, Any]]]:
+def leaves_of(side: Side, full: dict[str, torch.Tensor]) -> list[dict[str, tuple[Path, Any]]]:
     return [
         {
-            name: ((name,), LocalTensor(tensors[name], held.shape, held.boxes))
-            for name, held in manifest.items()
+            name: ((name,), LocalTensor(one.tensors[name], held.shape, held.boxes))
+            for name, held in one.manifest.items()
         }
-        for manifest, tensors in zip(manifests(layout, named), locals_, strict=True)
+        for one in read(side, full)
     ]
 
 
-@slow_to_draw
-@given(layouts, layouts, shapes)
-def test_every_layout_is_loaded_from_every_other(
-    source: Layout, target: Layout, sizes: list[list[int]]
-) -> None:
-    named = model(sizes)
-    wanted = locals_of(target, named)
-    arrived = blank(wanted)
+@settings(max_examples=12)
+@given(sides(SHAPES, [torch.float32]), sides(SHAPES, [torch.float32]))
+def test_every_layout_is_loaded_from_every_other(source: Side, target: Side) -> None:
+    full = golden(SHAPES)
     with TemporaryDirectory() as folder:
-        metadata = save(folder, leaves_of(source, named, locals_of(source, named)))
-        for leaves in leaves_of(target, named, arrived):
+        metadata = save(folder, leaves_of(source, full))
+        for rank, leaves in enumerate(leaves_of(target, {name: one * 0 - 1 for name, one in full.items()})):
             targets = {name: tensor for name, (_, tensor) in leaves.items()}
             planner = LoadPlanner(metadata, targets)
             read_items(folder, metadata, planner.create_local_plan(), planner)
 
-    assert all(
-        torch.equal(rank[name], tensor)
-        for rank, mine in zip(arrived, wanted, strict=True)
-        for name, tensor in mine.items()
-    )
+            assert same({name: one.local for name, one in targets.items()}, target.tensors(full, rank))
 
 
-@slow_to_draw
-@given(layouts, shapes)
-def test_every_element_is_written_once(source: Layout, sizes: list[list[int]]) -> None:
-    named = model(sizes)
-    ranks = leaves_of(source, named, locals_of(source, named))
+@settings(max_examples=12)
+@given(sides(SHAPES, [torch.float32]))
+def test_every_element_is_written_once(source: Side) -> None:
+    full = golden(SHAPES)
 
-    plans, _ = merge_plans([one.create_local_plan() for one in planners(ranks)])
+    plans, _ = merge_plans([one.create_local_plan() for one in planners(leaves_of(source, full))])
 
     written = Counter[str]()
     for plan in plans:
         for item in plan.items:
             assert item.tensor_data is not None
             written[item.index.fqn] += item.tensor_data.chunk.sizes.numel()
-    assert written == {name: full.numel() for name, full in named.items()}
+    assert written == {name: one.numel() for name, one in full.items()}
 
 
 def rows(start: int, count: int, of: int, key: str = "w") -> dict[str, tuple[Path, Any]]:

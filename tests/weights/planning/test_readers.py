@@ -24,7 +24,7 @@ from phalanx.weights.boxes import volume
 from phalanx.weights.local_layout import LocalLayout, MegatronRank, ShardSpec, read_megatron, read_tensors
 from phalanx.weights.manifest import HeldTensor
 from phalanx.weights.tensors import cut
-from tests.weights.planning.layouts import plan_of, run_in_process
+from tests.weights.weight_workers import Accepter, Publisher, arrived, linked
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -192,13 +192,6 @@ def tagged(tensor: torch.Tensor, dim: int | None = None, stride: int = 1) -> tor
     return parameter
 
 
-def read_all(parts: Sequence[dict[str, torch.Tensor]], ranks: Sequence[MegatronRank]) -> list[LocalLayout]:
-    return [read_megatron(part, rank) for part, rank in zip(parts, ranks, strict=True)]
-
-
-TP2 = [MegatronRank(tp=rank, tp_size=2) for rank in range(2)]
-
-
 def megatron_layers(tp: int) -> nn.Module:
     """Layers as Megatron makes them: drawn in full on every rank and then cut."""
     from megatron.core import ModelParallelConfig, tensor_parallel
@@ -300,19 +293,19 @@ def test_without_a_parallel_state_there_is_no_place(monkeypatch: pytest.MonkeyPa
 
 
 def test_padding_of_the_vocabulary_is_not_held() -> None:
-    full = golden(5, 2)
+    name, full = "word_embeddings.weight", golden(5, 2)
     padded = torch.cat([full, torch.full((3, 2), -1.0)])
-    ranks = [MegatronRank(tp=rank, tp_size=2, vocabulary=5) for rank in range(2)]
-    parts = [{"word_embeddings.weight": tagged(padded.chunk(2)[rank], 0)} for rank in range(2)]
-    target = read_tensors({"word_embeddings.weight": torch.zeros(5, 2)})
+    publishing = Publisher.bind(
+        lambda rank: {name: tagged(padded.chunk(2)[rank], 0)},
+        megatron=lambda rank: MegatronRank(tp=rank, tp_size=2, vocabulary=5),
+    )
+    accepting = Accepter.bind(lambda _: {name: torch.zeros(5, 2)})
+    with linked(publishing, accepting, sizes=(2, 1)) as (_, target, sync):
+        sync()
 
-    readings = read_all(parts, ranks)
-    plan = plan_of([reading.manifest for reading in readings], [target.manifest])
-    run_in_process(plan, [reading.tensors for reading in readings], [target.tensors])
-
-    assert torch.equal(target.tensors["word_embeddings.weight"], full)
+        assert torch.equal(arrived(target)[name], full)
 
 
 def test_tags_that_do_not_fit_the_shape_are_refused_by_name() -> None:
     with pytest.raises(DeclarationError, match="fc1 has local shape"):
-        read_megatron({"fc1": tagged(torch.zeros(3), 0, 2)}, TP2[0])
+        read_megatron({"fc1": tagged(torch.zeros(3), 0, 2)}, MegatronRank(tp=0, tp_size=2))
