@@ -8,7 +8,6 @@ import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path as FilePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -19,12 +18,10 @@ from torch.distributed.checkpoint import FileSystemWriter, Metadata
 
 from phalanx.checkpoint.planners import LoadPlanner, SavePlanner, merge_plans, value_digest
 from phalanx.checkpoint.step_files import read_items, write_items
-from phalanx.checkpoint.steps import Step
-from phalanx.checkpoint.storage import FileFacts, Storage
-from phalanx.checkpoint.stored_state import StoredState, read_stored
+from phalanx.checkpoint.stored_state import StoredState
 from phalanx.errors import CheckpointError, CheckpointMismatch
 from phalanx.weights.boxes import Box, LocalBox
-from phalanx.worker.rank_state import LocalTensor, Path
+from phalanx.worker.rank_state import LocalTensor, Path, SavedLeaf
 from tests.weights.planning.layouts import Side, golden, read, sides
 from tests.weights.weight_workers import same
 
@@ -47,14 +44,6 @@ def save(folder: str, ranks: Sequence[Leaves]) -> Metadata:
         results, _ = write_items(folder, plan, planner)
         places |= {result.index: result.storage_data for result in results}
     return dataclasses.replace(metadata, storage_data=places)
-
-
-def stored(folder: FilePath, metadata: Metadata, ranks: int) -> StoredState:
-    data = pickle.dumps(metadata)
-    (folder / "step").mkdir()
-    (folder / "step" / ".metadata").write_bytes(data)
-    files, parts = {"./.metadata": FileFacts.of(data)}, {".": {"world_size": ranks}}
-    return read_stored(Step(Storage(folder / "step"), 1, files=files, parts=parts), ".")
 
 
 def leaves_of(side: Side, full: dict[str, torch.Tensor]) -> list[dict[str, tuple[Path, Any]]]:
@@ -116,30 +105,10 @@ def test_contradictions_are_named(ranks: list[Leaves], why: str) -> None:
         merge_plans([one.create_local_plan() for one in planners(ranks)])
 
 
-def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> None:
-    def leaves(rank: int) -> dict[str, tuple[Path, Any]]:
-        tensor = LocalTensor.complete(torch.full((2,), float(rank)))
-        return {"own.3": (("own", 3), tensor), "seed": (("seed",), rank), "lr": (("lr",), 0.1)}
+def test_generators_of_a_lone_rank_are_those_of_rank_0() -> None:
+    leaves = {"rng.random": SavedLeaf(("rng", "random")), "lr": SavedLeaf(("lr",))}
 
-    found = stored(tmp_path, save(str(tmp_path), [leaves(0), leaves(1)]), ranks=2)
-
-    assert list(found.keys_for(1).items()) == [
-        ("own.3", "own.3 of rank 1"),
-        ("seed", "seed of rank 1"),
-        ("lr", "lr"),
-    ]
-    assert found.leaves["own.3 of rank 1"].path == ("own", 3)
-    with pytest.raises(CheckpointMismatch, match=r"2 values differed by rank on the 2 ranks.*parts=\['lr'\]"):
-        found.for_ranks(1)
-    assert found.select(["lr"]).for_ranks(1).keys_for(0) == {"lr": "lr"}
-    with pytest.raises(CheckpointMismatch, match=r"no part 'x'; it has lr, own, seed"):
-        found.select(["x"])
-
-
-def test_generators_of_a_lone_rank_are_those_of_rank_0(tmp_path: Any) -> None:
-    leaves: Leaves = {"rng.random": (("rng", "random"), 3), "lr": (("lr",), 0.1)}
-
-    found = stored(tmp_path, save(str(tmp_path), [leaves]), ranks=1).for_ranks(3)
+    found = StoredState(Metadata({}), leaves, 1, "step").for_ranks(3)
 
     assert [found.lacks_generators(rank) for rank in range(3)] == [False, True, True]
 

@@ -274,7 +274,7 @@ def test_stages_and_shards_of_megatron_are_loaded_into_fsdp2(
 
 
 def test_a_rank_that_dies_in_a_save_is_the_error_of_the_save(ray_cluster: None, tmp_path: Path) -> None:
-    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Sharded.bind("fsdp")) as group:
+    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Rows) as group:
         px.save(group, tmp_path, step=1)
         group.run(die_in_a_write, "")
 
