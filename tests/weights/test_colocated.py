@@ -109,7 +109,7 @@ class Sharer(px.Worker):
 
     @px.register
     def weight(self) -> tuple[torch.Tensor, int | None]:
-        return self.model[0].weight.detach(), px.weights.current_version(NAME, self)
+        return self.model.get_parameter("0.weight").detach(), px.weights.current_version(NAME, self)
 
 
 def where(role: px.WorkerGroup) -> list[int]:
@@ -124,7 +124,7 @@ def test_shared_weights_are_the_sources_storage_and_nothing_moves() -> None:
 
         group.actor.train()
         found = group.rollout.weight()
-        assert all(torch.equal(one[0], network(0)[0].weight + 1) for one in found)
+        assert all(torch.equal(one[0], network(0).get_parameter("0.weight") + 1) for one in found)
         assert [one[1] for one in found] == [version.number] * 2
         assert (version.nbytes, version.moved) == (0, ())
         assert sync().number == 2
@@ -138,7 +138,7 @@ class FormerSharer(Sharer):
         super().__init__()
         array = np.zeros((10, 6), np.float32)
         self.former = weakref.ref(array)
-        self.model[0].weight.data = torch.from_numpy(array)
+        self.model.get_parameter("0.weight").data = torch.from_numpy(array)
 
     @px.register
     def has_former(self) -> bool:
