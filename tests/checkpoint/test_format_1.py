@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.checkpoint.steps import listed, read_step
 
 DATA = Path(__file__).with_name("data") / "format_1.tar.xz"
 
@@ -47,11 +46,6 @@ def path(tmp_path: Path) -> str:
 def pool() -> Iterator[px.ResourcePool]:
     with px.ResourcePool([2], use_gpu=False, backend="inline") as made:
         yield made
-
-
-def test_it_is_complete(path: str) -> None:
-    assert [(found.number, found.whole) for found in listed(path)] == [(2, True)]
-    read_step(path).check()
 
 
 def test_a_run_resumes_from_it(pool: px.ResourcePool, path: str) -> None:

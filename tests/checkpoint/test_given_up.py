@@ -20,7 +20,7 @@ from phalanx.checkpoint import rank_checkpoint as writing
 from phalanx.checkpoint.save_future import finish_open_saves as end_of_process
 from phalanx.checkpoint.steps import listed
 from phalanx.display import progress
-from tests.checkpoint.save_workers import Bag, Rows, Trainer
+from tests.checkpoint.save_workers import Bag, Rows
 
 WITHIN = 60.0
 
@@ -187,27 +187,3 @@ def test_a_runs_save_is_one_bar_of_all_its_ranks(tmp_path: Path, monkeypatch: py
     assert f"save step 7 of {tmp_path}: written" in shown
     assert "4/4" in shown
     assert "save 'one'" not in shown
-
-
-def test_a_runs_save_that_failed_in_one_group_waits_for_the_others(tmp_path: Path, on_write: Any) -> None:
-    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
-        groups = {name: px.WorkerGroup(pool, Rows) for name in ("one", "two")}
-        on_write(late(tmp_path, fails="groups/one"))
-        with px.checkpoint.CheckpointManager(str(tmp_path), groups) as run:
-            with pytest.raises(px.checkpoint.CheckpointError, match="no such luck"):
-                run.save.submit(1).result(WITHIN)
-
-            assert listed(str(tmp_path)) == []
-
-
-def test_why_a_load_does_not_fit_is_a_sentence(tmp_path: Path) -> None:
-    with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Rows, name="rows")
-        px.save(group, tmp_path)
-
-        with pytest.raises(px.checkpoint.CheckpointMismatch) as caught:
-            px.load(px.WorkerGroup(pool, Trainer, name="trainer"), tmp_path)
-
-    assert "parts=['model']" in str(caught.value)
-    assert "Traceback" not in str(caught.value)
-    assert caught.value.__suppress_context__

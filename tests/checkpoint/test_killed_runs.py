@@ -97,17 +97,11 @@ def expected(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> dic
     return life.rewards
 
 
-@pytest.mark.parametrize("seed", [0, 2])
+SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=SOAK) for seed in (1, *range(3, 32)))])
 def test_a_killed_run_has_the_rewards_of_one_that_was_not(
     seed: int, expected: dict[int, float], tmp_path: Path
 ) -> None:
     assert rewards_of_a_killed_run(tmp_path / "run", seed) == expected  # 2 kills the driver, and both ranks
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", [1, *range(3, 32)])
-def test_many_killed_runs_have_the_rewards_of_one_that_was_not(
-    seed: int, expected: dict[int, float], tmp_path: Path
-) -> None:
-    assert rewards_of_a_killed_run(tmp_path / "run", seed) == expected

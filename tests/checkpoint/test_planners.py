@@ -8,31 +8,25 @@ import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path as FilePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from torch.distributed.checkpoint import FileSystemWriter, Metadata
 
 from phalanx.checkpoint.planners import LoadPlanner, SavePlanner, merge_plans, value_digest
 from phalanx.checkpoint.step_files import read_items, write_items
-from phalanx.checkpoint.steps import Step
-from phalanx.checkpoint.storage import FileFacts, Storage
-from phalanx.checkpoint.stored_state import StoredState, read_stored
+from phalanx.checkpoint.stored_state import StoredState
 from phalanx.errors import CheckpointError, CheckpointMismatch
 from phalanx.weights.boxes import Box, LocalBox
-from phalanx.worker.rank_state import LocalTensor, Path
-from tests.weights.planning.layouts import Layout, blank, layouts, locals_of, manifests, model, shapes
+from phalanx.worker.rank_state import LocalTensor, Path, SavedLeaf
+from tests.weights.planning.layouts import Side, golden, read, sides
+from tests.weights.weight_workers import same
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-slow_to_draw = settings(
-    max_examples=12,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+SHAPES = [(), (7,), (9, 5), (4, 6, 3)]
 Leaves = Mapping[str, tuple[Path, Any]]
 
 
@@ -52,62 +46,43 @@ def save(folder: str, ranks: Sequence[Leaves]) -> Metadata:
     return dataclasses.replace(metadata, storage_data=places)
 
 
-def stored(folder: FilePath, metadata: Metadata, ranks: int) -> StoredState:
-    data = pickle.dumps(metadata)
-    (folder / "step").mkdir()
-    (folder / "step" / ".metadata").write_bytes(data)
-    files, parts = {"./.metadata": FileFacts.of(data)}, {".": {"world_size": ranks}}
-    return read_stored(Step(Storage(folder / "step"), 1, files=files, parts=parts), ".")
-
-
-def leaves_of(
-    layout: Layout, named: dict[str, torch.Tensor], locals_: Any
-) -> list[dict[str, tuple[Path, Any]]]:
+def leaves_of(side: Side, full: dict[str, torch.Tensor]) -> list[dict[str, tuple[Path, Any]]]:
     return [
         {
-            name: ((name,), LocalTensor(tensors[name], held.shape, held.boxes))
-            for name, held in manifest.items()
+            name: ((name,), LocalTensor(one.tensors[name], held.shape, held.boxes))
+            for name, held in one.manifest.items()
         }
-        for manifest, tensors in zip(manifests(layout, named), locals_, strict=True)
+        for one in read(side, full)
     ]
 
 
-@slow_to_draw
-@given(layouts, layouts, shapes)
-def test_every_layout_is_loaded_from_every_other(
-    source: Layout, target: Layout, sizes: list[list[int]]
-) -> None:
-    named = model(sizes)
-    wanted = locals_of(target, named)
-    arrived = blank(wanted)
+@settings(max_examples=12)
+@given(sides(SHAPES, [torch.float32]), sides(SHAPES, [torch.float32]))
+def test_every_layout_is_loaded_from_every_other(source: Side, target: Side) -> None:
+    full = golden(SHAPES)
     with TemporaryDirectory() as folder:
-        metadata = save(folder, leaves_of(source, named, locals_of(source, named)))
-        for leaves in leaves_of(target, named, arrived):
+        metadata = save(folder, leaves_of(source, full))
+        for rank, leaves in enumerate(leaves_of(target, {name: one * 0 - 1 for name, one in full.items()})):
             targets = {name: tensor for name, (_, tensor) in leaves.items()}
             planner = LoadPlanner(metadata, targets)
             read_items(folder, metadata, planner.create_local_plan(), planner)
 
-    assert all(
-        torch.equal(rank[name], tensor)
-        for rank, mine in zip(arrived, wanted, strict=True)
-        for name, tensor in mine.items()
-    )
+            assert same({name: one.local for name, one in targets.items()}, target.tensors(full, rank))
 
 
-@slow_to_draw
-@given(layouts, shapes)
-def test_every_element_is_written_once(source: Layout, sizes: list[list[int]]) -> None:
-    named = model(sizes)
-    ranks = leaves_of(source, named, locals_of(source, named))
+@settings(max_examples=12)
+@given(sides(SHAPES, [torch.float32]))
+def test_every_element_is_written_once(source: Side) -> None:
+    full = golden(SHAPES)
 
-    plans, _ = merge_plans([one.create_local_plan() for one in planners(ranks)])
+    plans, _ = merge_plans([one.create_local_plan() for one in planners(leaves_of(source, full))])
 
     written = Counter[str]()
     for plan in plans:
         for item in plan.items:
             assert item.tensor_data is not None
             written[item.index.fqn] += item.tensor_data.chunk.sizes.numel()
-    assert written == {name: full.numel() for name, full in named.items()}
+    assert written == {name: one.numel() for name, one in full.items()}
 
 
 def rows(start: int, count: int, of: int, key: str = "w") -> dict[str, tuple[Path, Any]]:
@@ -130,30 +105,10 @@ def test_contradictions_are_named(ranks: list[Leaves], why: str) -> None:
         merge_plans([one.create_local_plan() for one in planners(ranks)])
 
 
-def test_leaves_that_differ_keep_their_rank_and_their_keys(tmp_path: Any) -> None:
-    def leaves(rank: int) -> dict[str, tuple[Path, Any]]:
-        tensor = LocalTensor.complete(torch.full((2,), float(rank)))
-        return {"own.3": (("own", 3), tensor), "seed": (("seed",), rank), "lr": (("lr",), 0.1)}
+def test_generators_of_a_lone_rank_are_those_of_rank_0() -> None:
+    leaves = {"rng.random": SavedLeaf(("rng", "random")), "lr": SavedLeaf(("lr",))}
 
-    found = stored(tmp_path, save(str(tmp_path), [leaves(0), leaves(1)]), ranks=2)
-
-    assert list(found.keys_for(1).items()) == [
-        ("own.3", "own.3 of rank 1"),
-        ("seed", "seed of rank 1"),
-        ("lr", "lr"),
-    ]
-    assert found.leaves["own.3 of rank 1"].path == ("own", 3)
-    with pytest.raises(CheckpointMismatch, match=r"2 values differed by rank on the 2 ranks.*parts=\['lr'\]"):
-        found.for_ranks(1)
-    assert found.select(["lr"]).for_ranks(1).keys_for(0) == {"lr": "lr"}
-    with pytest.raises(CheckpointMismatch, match=r"no part 'x'; it has lr, own, seed"):
-        found.select(["x"])
-
-
-def test_generators_of_a_lone_rank_are_those_of_rank_0(tmp_path: Any) -> None:
-    leaves: Leaves = {"rng.random": (("rng", "random"), 3), "lr": (("lr",), 0.1)}
-
-    found = stored(tmp_path, save(str(tmp_path), [leaves]), ranks=1).for_ranks(3)
+    found = StoredState(Metadata({}), leaves, 1, "step").for_ranks(3)
 
     assert [found.lacks_generators(rank) for rank in range(3)] == [False, True, True]
 

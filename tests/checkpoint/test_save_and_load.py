@@ -135,8 +135,12 @@ def test_values_by_rank_are_refused_elsewhere_and_nothing_changes(
     px.save(group, tmp_path)
     alone = px.WorkerGroup(two[0:1], Bag.bind(lr=5.0))
 
-    with pytest.raises(px.checkpoint.CheckpointMismatch, match="seed"):
+    with pytest.raises(
+        px.checkpoint.CheckpointMismatch, match=r"1 values differed by rank on the 2 ranks.*parts=\['lr'\]"
+    ):
         px.load(alone, tmp_path)
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match="no part 'x'; it has lr, seed"):
+        px.load(alone, tmp_path, parts=["x"])
     assert alone[0].get() == {"lr": 5.0}
 
     px.load(alone, tmp_path, parts=["lr"])

@@ -13,7 +13,7 @@ import torch
 
 import phalanx as px
 from phalanx.weights.weight_handlers import _sync_both
-from tests.weights.weight_workers import NAME, Accepter, Publisher, groups, told
+from tests.weights.weight_workers import NAME, Accepter, Actor, Publisher, groups, network, told
 
 SLOW_ON_RAY = True
 
@@ -104,46 +104,27 @@ def test_a_source_role_that_refuses_is_told_at_once_and_not_waited_for(group: px
 
 class Sharer(px.Worker):
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        self.model = torch.nn.Linear(3, 2).to(dtype)
+        self.model = network(1).to(dtype)
         self.accept_weights(NAME, self.model, share=True)
 
     @px.register
     def weight(self) -> tuple[torch.Tensor, int | None]:
-        return self.model.weight.detach(), px.weights.current_version(NAME, self)
-
-    @px.register
-    def where(self) -> int:
-        return self.model.weight.data_ptr()
+        return self.model.get_parameter("0.weight").detach(), px.weights.current_version(NAME, self)
 
 
-class Trainer(px.Worker):
-    def __init__(self) -> None:
-        self.model = torch.nn.Linear(3, 2)
-        self.publish_weights(NAME, self.model)
-
-    @px.register
-    def train(self) -> None:
-        with torch.no_grad():
-            self.model.weight.add_(1)
-
-    @px.register
-    def weight(self) -> torch.Tensor:
-        return self.model.weight.detach()
-
-    @px.register
-    def where(self) -> int:
-        return self.model.weight.data_ptr()
+def where(role: px.WorkerGroup) -> list[int]:
+    return role.run(lambda worker: worker.model[0].weight.data_ptr())
 
 
 def test_shared_weights_are_the_sources_storage_and_nothing_moves() -> None:
-    with groups(px.colocate({"actor": Trainer, "rollout": Sharer}), sizes=(2,)) as (group,):
+    with groups(px.colocate({"actor": Actor, "rollout": Sharer}), sizes=(2,)) as (group,):
         sync = px.WeightSync(group.actor, group.rollout, NAME)
         version = sync()
-        assert group.actor.where() == group.rollout.where()
+        assert where(group.actor) == where(group.rollout)
 
         group.actor.train()
         found = group.rollout.weight()
-        assert all(map(torch.equal, [one[0] for one in found], group.actor.weight()))
+        assert all(torch.equal(one[0], network(0).get_parameter("0.weight") + 1) for one in found)
         assert [one[1] for one in found] == [version.number] * 2
         assert (version.nbytes, version.moved) == (0, ())
         assert sync().number == 2
@@ -155,9 +136,9 @@ class FormerSharer(Sharer):
 
     def __init__(self) -> None:
         super().__init__()
-        array = np.zeros((2, 3), np.float32)
+        array = np.zeros((10, 6), np.float32)
         self.former = weakref.ref(array)
-        self.model.weight.data = torch.from_numpy(array)
+        self.model.get_parameter("0.weight").data = torch.from_numpy(array)
 
     @px.register
     def has_former(self) -> bool:
@@ -165,7 +146,7 @@ class FormerSharer(Sharer):
 
 
 def test_shared_weights_free_the_storage_from_before() -> None:
-    with groups(px.colocate({"actor": Trainer, "rollout": FormerSharer})) as (group,):
+    with groups(px.colocate({"actor": Actor, "rollout": FormerSharer})) as (group,):
         sync = px.WeightSync(group.actor, group.rollout, NAME)
         sync()
         assert group.rollout.has_former() == [False]
@@ -192,7 +173,7 @@ def test_the_error_of_a_target_is_not_replaced_by_those_of_its_source_that_is_th
 
 
 def test_shared_weights_are_shared_again_after_a_restart() -> None:
-    with groups(px.colocate({"actor": Trainer, "rollout": Sharer})) as (group,):
+    with groups(px.colocate({"actor": Actor, "rollout": Sharer})) as (group,):
         sync = px.WeightSync(group.actor, group.rollout, NAME)
         sync()
         group.restart()
@@ -200,7 +181,7 @@ def test_shared_weights_are_shared_again_after_a_restart() -> None:
             group.rollout.weight()
         sync()
 
-        assert group.actor.where() == group.rollout.where()
+        assert where(group.actor) == where(group.rollout)
 
 
 def test_storage_cannot_be_shared_with_another_process() -> None:
@@ -222,7 +203,7 @@ class Sharing(Columns):
 
 
 @pytest.mark.parametrize(
-    ("actor", "rollout"), [(Trainer, Sharer.bind(torch.bfloat16)), (Rows, Sharing)], ids=["types", "layouts"]
+    ("actor", "rollout"), [(Actor, Sharer.bind(torch.bfloat16)), (Rows, Sharing)], ids=["types", "layouts"]
 )
 def test_storage_cannot_be_shared_where_types_or_layouts_differ(actor: Any, rollout: Any) -> None:
     with groups(px.colocate({"actor": actor, "rollout": rollout}), sizes=(2,)) as (group,):

@@ -106,11 +106,7 @@ class Engine(Meshes):
 
     def layouts(self) -> list[Any]:
         alone = [(f"tp{ranks}", (ranks,), tensor_parallel) for ranks in (1, 2, 4)]
-        return [*alone, ("fsdp4", (4,), fully_sharded), ("tp2 in bf16", (2,), self.in_bf16)]
-
-    @staticmethod
-    def in_bf16(model: Tiny, mesh: Any) -> Tiny:
-        return tensor_parallel(model, mesh).bfloat16()
+        return [*alone, ("fsdp4", (4,), fully_sharded)]
 
     @px.register
     def differs(self, name: str, amount: float) -> list[str]:
@@ -177,10 +173,6 @@ def test_hybrid_shards_arrive_in_tensor_parallel_layers(groups: Any) -> None:
 
 def test_shards_over_tensor_parallel_layers_arrive_in_other_shards(groups: Any) -> None:
     assert synced(groups, "fsdp over tp", 4, "fsdp4", 4, 3.0) == []
-
-
-def test_shards_arrive_cast_to_the_type_of_the_target(groups: Any) -> None:
-    assert synced(groups, "fsdp4", 4, "tp2 in bf16", 2, 1.0) == []
 
 
 LAYERS, MEGATRON = 4, {"hidden_size": 16, "num_attention_heads": 4, "num_query_groups": 2}

@@ -99,16 +99,9 @@ def test_every_rank_that_a_fault_is_about_is_named() -> None:
     assert {row[3] for row in raised.value.rows} == {"target rank 2", "target rank 3"}
 
 
-@pytest.mark.parametrize(
-    ("name", "source_name", "words"),
-    [("other", None, "published weights 'other'"), (NAME, "other", "published weights 'other'")],
-)
-def test_a_name_that_nobody_publishes_is_told_with_those_that_there_are(
-    name: str, source_name: str | None, words: str
-) -> None:
-    with groups(Actor, Rollout) as (source, target):
-        sync = px.WeightSync(source, target, name, source_name=source_name)
-        with pytest.raises(px.DeclarationError, match=words) as raised:
+def test_a_name_that_nobody_publishes_is_told_with_those_that_there_are() -> None:
+    with linked(Actor, Rollout, source_name="other") as (source, _, sync):
+        with pytest.raises(px.DeclarationError, match="published weights 'other'") as raised:
             sync()
 
         assert f"it has: ['{NAME}']" in str(raised.value)
@@ -147,13 +140,3 @@ def test_a_closed_group_says_so() -> None:
         with pytest.raises(px.GroupClosed):
             sync()
         sync.close()
-
-
-def test_the_groups_go_on_after_a_mismatch() -> None:
-    with groups(Publisher.bind(told({"w": torch.ones(3)})), Rollout) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
-        with pytest.raises(px.weights.WeightsMismatch):
-            sync()
-
-        assert target.version() == [None]
-        assert source.state == target.state == "ready"

@@ -157,10 +157,3 @@ def test_a_sync_that_is_cancelled_in_the_middle_leaves_torn_weights_and_the_next
     both[1].fail(False)
     sync()
     assert same(both[1].values()[0], both[0].values()[0])
-
-
-def test_syncs_that_are_submitted_one_after_another_arrive_in_order(sync: px.WeightSync) -> None:
-    futures = [sync.submit(expect_change=False) for _ in range(2)]
-
-    numbers = [future.result(60).number for future in futures]
-    assert numbers[1] == numbers[0] + 1

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import phalanx as px
-from tests.weights.weight_workers import NAME, network, same
+from tests.weights.weight_workers import NAME, Actor, network, same
 
 
 def last_comes_first() -> None:
@@ -33,24 +33,6 @@ def last_comes_first() -> None:
     Turns.come = out_of_order
 
 
-class Source(px.Worker):
-    """Publishes a network."""
-
-    def __init__(self) -> None:
-        self.model = network(0)
-        self.publish_weights(NAME, self.model)
-
-    @px.register
-    def train(self) -> None:
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.add_(1.0)
-
-    @px.register
-    def values(self) -> dict[str, torch.Tensor]:
-        return {name: one.detach() for name, one in self.model.named_parameters()}
-
-
 class Engine(px.Worker):
     """Accepts another network, asynchronously."""
 
@@ -67,7 +49,7 @@ class Engine(px.Worker):
 @pytest.fixture(scope="module")
 def source(ray_cluster: None) -> Iterator[Any]:
     with px.ResourcePool([1], use_gpu=False) as pool:
-        yield px.WorkerGroup(pool, Source)
+        yield px.WorkerGroup(pool, Actor)
 
 
 @pytest.fixture(scope="module")

@@ -106,9 +106,12 @@ def both(peers: tuple[px.WorkerGroup, px.WorkerGroup]) -> tuple[px.WorkerGroup, 
     return peers
 
 
-@pytest.fixture
-def sync(both: tuple[px.WorkerGroup, px.WorkerGroup]) -> Iterator[px.WeightSync]:
-    with px.WeightSync(*both, "other", source_name=NAME, bucket_bytes=4096, timeout=60) as made:
+@pytest.fixture(params=["shared memory", "gloo"])
+def sync(
+    both: tuple[px.WorkerGroup, px.WorkerGroup], request: pytest.FixtureRequest
+) -> Iterator[px.WeightSync]:
+    options: dict[str, Any] = {"bucket_bytes": 4096, "timeout": 60, "transport": request.param}
+    with px.WeightSync(*both, "other", source_name=NAME, **options) as made:
         made()
         both[0].train()
         yield made

@@ -1,8 +1,7 @@
-"""Layouts cut by torch itself from a full tensor: the oracle that plans are compared with."""
+"""Layouts of tensors over the ranks of a side, drawn at random: what each rank has is cut out of golden tensors."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,119 +9,112 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from phalanx.topology.mesh import Mesh
-from phalanx.weights.boxes import Box, LocalBox
-from phalanx.weights.local_layout import MeshCut, placed_boxes
-from phalanx.weights.manifest import HeldTensor, Manifest
+import phalanx as px
+from phalanx.weights.local_layout import LocalLayout, read_tensors
+from phalanx.weights.manifest import Manifest
 from phalanx.weights.plan import Locations, Plan, RankLocation, make_plan
-from phalanx.weights.tensors import Tensors, copy_ties, cut, name_of
 
-AXES = ("pp", "dp", "fsdp", "ep", "tp")
-EXPERTS = 4
-STAGES = 4
+Shape = tuple[int, ...]
+Tensors = dict[str, torch.Tensor]
+Box = tuple[Shape, Shape]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one side holds a model: sizes of the mesh axes, and the dim of a matrix that FSDP and tp cut."""
+    """One tensor cut along ``dim`` at ``edges``; ``owners`` are the ranks that hold each part, which may be several.
 
-    sizes: tuple[int, int, int, int, int]
-    fsdp_dim: int | None = 0
-    tp_dim: int | None = 0
-    gated: bool = False
+    ``across`` cuts what each rank holds once more, along the next dim, in as many parts as there are ranks: a rank
+    has the part of its number, where all ranks hold all the rest.
+    """
 
-    @property
-    def mesh(self) -> Mesh:
-        return Mesh(**dict(zip(AXES, self.sizes, strict=True)))
+    dim: int
+    edges: tuple[int, ...]
+    owners: tuple[tuple[int, ...], ...]
+    across: int | None = None
 
-    @property
-    def ranks(self) -> int:
-        return self.mesh.world_size
-
-    def local(self, full: torch.Tensor, name: str, rank: int) -> torch.Tensor | None:
-        """What ``rank`` holds of ``full``: tp cuts first, then FSDP, as FSDP2 does over tensor parallelism."""
-        at = self.mesh.coordinates(rank)
-        if not self._owns(name, at):
-            return None
-        part = full
-        if self._dim(self.tp_dim, full) is not None:
-            part = self._tp(part, at["tp"])
-        if self._dim(self.fsdp_dim, full) is not None:
-            part = _part(part, self.fsdp_dim or 0, at["fsdp"], self.mesh.size("fsdp"))
-        return part.clone()
-
-    def held(self, full: torch.Tensor, name: str, rank: int) -> HeldTensor | None:
-        """The same as a manifest says it."""
-        local = self.local(full, name, rank)
-        if local is None:
-            return None
-        at = self.mesh.coordinates(rank)
-        fsdp, tp = self._dim(self.fsdp_dim, full), self._dim(self.tp_dim, full)
-        if self._gates(full):
-            return self._held_gated(full, local, at)
-        cuts: list[MeshCut] = []
-        if fsdp is not None:
-            cuts.append(
-                MeshCut(fsdp, at["fsdp"], self.mesh.size("fsdp"), self.mesh.size("tp") if fsdp == tp else 1)
-            )
-        if tp is not None:
-            cuts.append(MeshCut(tp, at["tp"], self.mesh.size("tp")))
-        patches = placed_boxes(name, tuple(full.shape), cuts, tuple(local.shape))
-        return HeldTensor(name_of(full.dtype), tuple(full.shape), patches)
-
-    def _held_gated(self, full: torch.Tensor, local: torch.Tensor, at: dict[str, int]) -> HeldTensor:
-        tp = self.mesh.size("tp")
-        step = full.shape[0] // 2 // tp
-        rest = tuple(full.shape[1:])
-        zero = (0,) * len(rest)
-        patches = [
-            LocalBox(Box(((half * tp + at["tp"]) * step, *zero), (step, *rest)), (half * step, *zero))
-            for half in (0, 1)
+    def boxes(self, shape: Shape, rank: int) -> list[Box]:
+        """Of a rank: offsets and sizes."""
+        found = [
+            (begin, end - begin)
+            for index, (begin, end) in enumerate(zip(self.edges, self.edges[1:], strict=False))
+            if rank in self.owners[index % len(self.owners)]
         ]
-        return HeldTensor(name_of(full.dtype), tuple(full.shape), tuple(patches) if step else ())
+        return [self._box(shape, begin, size, rank) for begin, size in found]
 
-    def _gates(self, full: torch.Tensor) -> bool:
-        """Megatron's gated MLP: each rank has its part of both halves. Not cut further."""
-        fits = self.tp_dim == 0 and full.dim() > 0 and full.shape[0] % (2 * self.mesh.size("tp")) == 0
-        return self.gated and fits and self.mesh.size("fsdp") == 1
+    def _box(self, shape: Shape, begin: int, size: int, rank: int) -> Box:
+        offsets, sizes = [0] * len(shape), list(shape)
+        offsets[self.dim], sizes[self.dim] = begin, size
+        if self.across is not None:
+            dim = (self.dim + 1) % len(shape)
+            step = -(-shape[dim] // self.across)
+            offsets[dim] = min(rank * step, shape[dim])
+            sizes[dim] = min(step, shape[dim] - offsets[dim])
+        return tuple(offsets), tuple(sizes)
 
-    def _tp(self, full: torch.Tensor, index: int) -> torch.Tensor:
-        count = self.mesh.size("tp")
-        if self._gates(full):
-            return torch.cat([_part(half, 0, index, count) for half in full.chunk(2)])
-        return _part(full, self.tp_dim or 0, index, count)
-
-    def _owns(self, name: str, at: dict[str, int]) -> bool:
-        numbers = [int(part) for part in name.split(".") if part.isdigit()]
-        stage = numbers[0] * self.mesh.size("pp") // STAGES == at["pp"]
-        expert = len(numbers) < 2 or numbers[1] * self.mesh.size("ep") // EXPERTS == at["ep"]
-        return stage and expert
-
-    def _dim(self, dim: int | None, full: torch.Tensor) -> int | None:
-        return dim if dim is not None and dim < full.dim() else None
-
-
-def _part(tensor: torch.Tensor, dim: int, index: int, count: int) -> torch.Tensor:
-    parts = tensor.chunk(count, dim)
-    return parts[index] if index < len(parts) else tensor.narrow(dim, 0, 0)
+    def held(self, full: torch.Tensor, rank: int) -> tuple[torch.Tensor, px.weights.ShardSpec] | None:
+        """What a rank has of a tensor, its boxes one after another; None where it has nothing."""
+        shape = tuple(full.shape)
+        if not shape:
+            return full.clone(), px.weights.ShardSpec((), (((), ()),))
+        boxes = self.boxes(shape, rank)
+        parts = [full[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))] for box in boxes]
+        return (
+            (torch.cat(parts, self.dim), px.weights.ShardSpec(shape, tuple(boxes), self.dim))
+            if parts
+            else None
+        )
 
 
-def model(shapes: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Tensors in which no two values are alike; some belong to an expert, all to a layer."""
-    named: dict[str, torch.Tensor] = {}
-    start = 0
-    for layer in range(STAGES):
-        for index, shape in enumerate(shapes):
-            full = torch.zeros(tuple(shape), dtype=dtype)
-            names = [f"layers.{layer}.w{index}"]
-            if index % 2:
-                names = [f"layers.{layer}.experts.{expert}.w{index}" for expert in range(EXPERTS)]
-            for name in names:
-                named[name] = (
-                    (torch.arange(full.numel(), dtype=torch.float64) + start).view(full.shape).to(dtype)
-                )
-                start += full.numel()
-    return named
+@dataclass(frozen=True)
+class Side:
+    """Ranks, and how each tensor lies on them."""
+
+    ranks: int
+    layouts: tuple[Layout, ...]
+    dtype: torch.dtype
+
+    def tensors(self, full: Tensors, rank: int) -> Tensors:
+        return {name: one[0].to(self.dtype) for name, one in self._held(full, rank).items()}
+
+    def boxes(self, full: Tensors, rank: int) -> dict[str, px.weights.ShardSpec]:
+        return {name: one[1] for name, one in self._held(full, rank).items()}
+
+    def _held(self, full: Tensors, rank: int) -> dict[str, tuple[torch.Tensor, px.weights.ShardSpec]]:
+        pairs = zip(full.items(), self.layouts, strict=True)
+        found = {name: layout.held(one, rank) for (name, one), layout in pairs}
+        return {name: one for name, one in found.items() if one is not None}
+
+
+@st.composite
+def layouts(draw: st.DrawFn, shape: Shape, ranks: int) -> Layout:
+    if not shape:
+        return Layout(0, (), ())
+    dim = draw(st.integers(0, len(shape) - 1))
+    cuts = draw(st.lists(st.integers(0, shape[dim]), max_size=4))
+    edges = tuple(sorted({0, shape[dim], *cuts}))
+    if len(shape) > 1 and draw(st.booleans()):
+        return Layout(dim, edges, (tuple(range(ranks)),), across=ranks)
+    some = st.lists(st.integers(0, ranks - 1), min_size=1, max_size=ranks, unique=True)
+    owners = draw(st.lists(some.map(tuple), min_size=1, max_size=4))
+    return Layout(dim, edges, tuple(owners))
+
+
+@st.composite
+def sides(draw: st.DrawFn, shapes: Sequence[Shape], dtypes: Sequence[torch.dtype]) -> Side:
+    ranks = draw(st.integers(1, 6))
+    return Side(ranks, tuple(draw(layouts(shape, ranks)) for shape in shapes), draw(st.sampled_from(dtypes)))
+
+
+def golden(shapes: Sequence[Shape]) -> Tensors:
+    return {
+        f"w{index}": torch.randn(shape, generator=torch.Generator().manual_seed(index))
+        for index, shape in enumerate(shapes)
+    }
+
+
+def read(side: Side, full: Tensors) -> list[LocalLayout]:
+    """What each rank says that it has, and its tensors."""
+    return [read_tensors(side.tensors(full, rank), side.boxes(full, rank)) for rank in range(side.ranks)]
 
 
 def apart(sources: int, targets: int) -> Locations:
@@ -142,48 +134,3 @@ def plan_of(
     sources: list[Manifest], targets: list[Manifest], places: Locations | None = None, **rules: Any
 ) -> Plan:
     return make_plan(sources, targets, places or apart(len(sources), len(targets)), **rules)
-
-
-def run_in_process(plan: Plan, sources: Sequence[Tensors], targets: Sequence[Tensors]) -> None:
-    """Do all of a plan on tensors of this process, box by box without a buffer."""
-    for _, pair, box in plan.transfers():
-        sent = cut(sources[box.source][pair.source], box.source_at, box.box.sizes)
-        for target in box.targets:
-            cut(targets[target][pair.target], box.target_at, box.box.sizes).copy_(sent)
-    for tensors in targets:
-        copy_ties(plan, tensors)
-
-
-def manifests(layout: Layout, named: dict[str, torch.Tensor]) -> list[Manifest]:
-    found: list[Manifest] = []
-    for rank in range(layout.ranks):
-        held = {name: layout.held(full, name, rank) for name, full in named.items()}
-        found.append(Manifest.of({name: one for name, one in held.items() if one is not None}))
-    return found
-
-
-def locals_of(layout: Layout, named: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    found: list[dict[str, torch.Tensor]] = []
-    for rank in range(layout.ranks):
-        held = {name: layout.local(full, name, rank) for name, full in named.items()}
-        found.append({name: one for name, one in held.items() if one is not None})
-    return found
-
-
-def blank(tensors: Sequence[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-    """Tensors of the same shapes, without the values."""
-    return [{name: torch.full_like(one, -1) for name, one in rank.items()} for rank in tensors]
-
-
-def _few(most: int) -> st.SearchStrategy[int]:
-    return st.integers(1, most)
-
-
-layouts = st.builds(
-    Layout,
-    st.tuples(_few(2), _few(2), _few(4), _few(2), _few(4)).filter(lambda sizes: math.prod(sizes) <= 64),
-    st.sampled_from([0, 0, 1, None]),
-    st.sampled_from([0, 0, 1, None]),
-    st.booleans(),
-)
-shapes = st.lists(st.lists(st.integers(1, 13), max_size=3), min_size=1, max_size=2)

@@ -61,11 +61,6 @@ def senders(plan: Plan) -> list[tuple[int, Locality]]:
             ("w", "boxes that do not overlap", "[0:5] and [4:8], an overlap", "target rank 0"),
         ),
         (
-            by_rank(part((8,), (0, 3)), part((8,), (5, 3))),
-            by_rank(full(8)),
-            ("w", "[0:8] at a source", "a hole: no source rank has [3:5]", "target rank 0"),
-        ),
-        (
             by_rank(full(8)),
             by_rank(part((8,), (4, 5))),
             ("w", "boxes within [8]", "[4:9]", "target rank 0"),

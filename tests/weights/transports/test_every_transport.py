@@ -15,6 +15,7 @@ from torch.distributed import TCPStore
 
 from phalanx.errors import WeightsTransferError
 from phalanx.weights.buckets import read_slot, write_slot
+from phalanx.weights.local_layout import read_tensors
 from phalanx.weights.plan import Locality, Locations, RankLocation
 from phalanx.weights.tensors import Tensors
 from phalanx.weights.transport_interface import ConnectRequest, Deadline, Endpoint, Outgoing
@@ -27,26 +28,13 @@ from phalanx.weights.transports import (
     make_endpoints,
     transport_choices,
 )
-from tests.weights.planning.layouts import (
-    Layout,
-    apart,
-    blank,
-    locals_of,
-    manifests,
-    model,
-    one_node,
-    plan_of,
-)
+from tests.weights.planning.layouts import Side, apart, golden, one_node, plan_of, read, sides
+from tests.weights.weight_workers import same
 
 CPU = torch.device("cpu")
 _names = itertools.count()
-few_ranks = st.builds(
-    Layout,
-    st.sampled_from([(1, 1, 1, 1, 1), (1, 1, 4, 1, 1), (1, 1, 2, 1, 2), (2, 1, 1, 1, 2), (1, 2, 1, 2, 1)]),
-    st.sampled_from([0, 1, None]),
-    st.sampled_from([0, 1, None]),
-    st.booleans(),
-)
+SHAPES = [(48, 50), (3, 2)]
+WHOLE = [read_tensors({"w": torch.zeros(4)}).manifest]
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +77,18 @@ def synced(
 
 @pytest.mark.parametrize("transport", PLACES)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(source=few_ranks, target=few_ranks, delta=st.booleans())
+@given(
+    source=sides(SHAPES, [torch.float32]),
+    target=sides(SHAPES, [torch.float32, torch.bfloat16]),
+    delta=st.booleans(),
+)
 def test_every_target_rank_has_its_part_of_every_version(
-    store: TCPStore, transport: str, source: Layout, target: Layout, delta: bool
+    store: TCPStore, transport: str, source: Side, target: Side, delta: bool
 ) -> None:
-    named = model([[24, 50], [3, 2]])
+    full = golden(SHAPES)
     places = PLACES[transport](source.ranks, target.ranks)
-    plan = plan_of(manifests(source, named), manifests(target, named), places)
+    blank = read(target, {name: torch.full_like(one, -1) for name, one in full.items()})
+    plan = plan_of([one.manifest for one in read(source, full)], [one.manifest for one in blank], places)
     (transports,) = transport_choices(plan, places, "auto", is_shared=False)
     address = f"127.0.0.1:{store.port}"
     request = ConnectRequest(f"test {next(_names)}", plan, 4096, transports, store=address, delta=delta)
@@ -103,23 +96,20 @@ def test_every_target_rank_has_its_part_of_every_version(
     addresses = {rank: end.address for rank, ends in enumerate(senders) for end in ends if end.address}
     request = replace(request, side="target", addresses=addresses)
     receivers = [make_endpoints(request, rank, CPU) for rank in range(target.ranks)]
-    arrived = blank(locals_of(target, named))
+    arrived = [one.tensors for one in blank]
     with ThreadPoolExecutor(source.ranks + target.ranks) as threads:
         for end in itertools.chain(*receivers):
             end.connect(Deadline(30))
         for version in (1, 2):
-            named = {name: one + version for name, one in named.items()}
-            sent = locals_of(source, named)
+            full = {name: one + version for name, one in full.items()}
+            sent = [source.tensors(full, rank) for rank in range(source.ranks)]
             work = [
                 *synced(senders, sent, "source", version),
                 *synced(receivers, arrived, "target", version),
             ]
             for future in [threads.submit(function, rank) for function, rank in work]:
                 future.result(60)
-            wanted = locals_of(target, named)
-            assert all(
-                torch.equal(a[name], b[name]) for a, b in zip(arrived, wanted, strict=True) for name in b
-            )
+            assert all(same(one, target.tensors(full, rank)) for rank, one in enumerate(arrived))
     for end in itertools.chain(*senders, *receivers):
         assert transport in (end.transport, "mixed")
         end.close()
@@ -127,31 +117,25 @@ def test_every_target_rank_has_its_part_of_every_version(
 
 
 @pytest.mark.parametrize(
-    ("devices", "targets", "override", "nodes", "expected"),
+    ("source", "target", "override", "nodes", "expected"),
     [
-        (("gpu0",), ("gpu1",), "auto", 1, [CUDA_IPC, NCCL, SHARED_MEMORY]),
-        (("gpu0",), ("gpu0",), "auto", 1, [CUDA_IPC, SHARED_MEMORY]),  # NCCL refuses two ranks on a device
-        (("gpu0",), ("gpu8",), "auto", 2, [NCCL]),
-        (("",), ("",), "auto", 1, [SHARED_MEMORY]),
-        (("gpu0",), ("",), "auto", 1, [SHARED_MEMORY]),
-        (("",), ("",), "auto", 2, [GLOO]),
-        (("gpu0",), ("",), "auto", 2, [GLOO]),
-        (("gpu0",), ("gpu1",), GLOO, 1, [GLOO]),
-        (("gpu0",), ("gpu1",), NCCL, 1, [NCCL]),
-        (("",), ("",), CUDA_IPC, 1, [CUDA_IPC]),
+        ("gpu0", "gpu1", "auto", 1, [CUDA_IPC, NCCL, SHARED_MEMORY]),
+        ("gpu0", "gpu0", "auto", 1, [CUDA_IPC, SHARED_MEMORY]),  # NCCL refuses two ranks on a device
+        ("gpu0", "gpu8", "auto", 2, [NCCL]),
+        ("", "", "auto", 1, [SHARED_MEMORY]),
+        ("gpu0", "", "auto", 1, [SHARED_MEMORY]),
+        ("", "", "auto", 2, [GLOO]),
+        ("gpu0", "", "auto", 2, [GLOO]),
+        ("gpu0", "gpu1", GLOO, 1, [GLOO]),
+        ("gpu0", "gpu1", NCCL, 1, [NCCL]),
+        ("", "", CUDA_IPC, 1, [CUDA_IPC]),
     ],
 )
 def test_the_transport_depends_on_devices_and_nodes(
-    devices: tuple[str, ...], targets: tuple[str, ...], override: str, nodes: int, expected: list[str]
+    source: str, target: str, override: str, nodes: int, expected: list[str]
 ) -> None:
-    named = {"layers.0.w": torch.zeros(4)}
-    layout = Layout((1, len(devices), 1, 1, 1)), Layout((1, len(targets), 1, 1, 1))
-    places = Locations(
-        tuple(RankLocation("a", f"s{n}", device) for n, device in enumerate(devices)),
-        tuple(RankLocation("ab"[nodes - 1], f"t{n}", device) for n, device in enumerate(targets)),
-    )
-    plan = plan_of(manifests(layout[0], named), manifests(layout[1], named), places)
-    choices = transport_choices(plan, places, override, is_shared=False)
+    places = Locations((RankLocation("a", "s", source),), (RankLocation("ab"[nodes - 1], "t", target),))
+    choices = transport_choices(plan_of(WHOLE, WHOLE, places), places, override, is_shared=False)
 
     locality = Locality.NODE if nodes == 1 else Locality.REMOTE
     assert list(dict.fromkeys(choice[locality] for choice in choices)) == expected
@@ -159,10 +143,8 @@ def test_the_transport_depends_on_devices_and_nodes(
 
 def single(near: str, places: Locations, store: str = "") -> ConnectRequest:
     """A request of one source rank with one target rank."""
-    layout, named = Layout((1, 1, 1, 1, 1)), model([[4]])
-    plan = plan_of(manifests(layout, named), manifests(layout, named), places)
     transports = {Locality.PROCESS: COPY, Locality.NODE: near, Locality.REMOTE: GLOO}
-    return ConnectRequest("c", plan, 4096, transports, store=store)
+    return ConnectRequest("c", plan_of(WHOLE, WHOLE, places), 4096, transports, store=store)
 
 
 @pytest.mark.parametrize("transport", [CUDA_IPC, NCCL])
