@@ -173,15 +173,6 @@ def test_a_call_that_goes_down_with_stopped_ranks_names_the_cause(ranks: Ranks) 
     assert "odd" in str(told[0])
 
 
-def test_a_call_on_a_group_that_is_closed_ends(ranks: Ranks) -> None:
-    call = ranks.submit(LATE)
-
-    ranks.group.close()
-
-    with pytest.raises(px.GroupClosed, match="before answer ended"):
-        call.result()
-
-
 def test_a_view_learns_from_its_call_that_the_owner_closed_the_group(ranks: Ranks) -> None:
     call = ranks.submit(LATE)
     ranks.group.core.owner = False
