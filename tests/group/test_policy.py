@@ -38,11 +38,3 @@ def test_preemptions_have_a_bound_of_their_own(most: int | None, count: int, all
 def test_a_policy_of_replacements_refuses_numbers_that_make_no_sense(given: dict[str, object]) -> None:
     with pytest.raises(px.DeclarationError, match=r"px\.Replace"):
         px.ReplacePolicy(**given)  # type: ignore[arg-type]
-
-
-def test_a_group_refuses_what_is_no_policy() -> None:
-    with (
-        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
-        pytest.raises(px.DeclarationError, match="on_failure"),
-    ):
-        px.WorkerGroup(pool, px.Worker, on_failure=3)  # type: ignore[arg-type]
