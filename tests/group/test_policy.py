@@ -27,13 +27,6 @@ def test_a_policy_refuses_numbers_that_make_no_sense(given: dict[str, object]) -
         px.RestartPolicy(**given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("most", "count", "allowed"), [(None, 1000, True), (2, 1, True), (2, 2, False), (0, 0, False)]
-)
-def test_preemptions_have_a_bound_of_their_own(most: int | None, count: int, allowed: bool) -> None:
-    assert px.ReplacePolicy(max_preemptions=most).allows_preemption(count) is allowed
-
-
 @pytest.mark.parametrize("given", [{"max_failures": -1}, {"window_s": 0}, {"max_preemptions": 1.5}])
 def test_a_policy_of_replacements_refuses_numbers_that_make_no_sense(given: dict[str, object]) -> None:
     with pytest.raises(px.DeclarationError, match=r"px\.Replace"):

@@ -249,20 +249,6 @@ def test_a_snapshot_without_the_states_of_new_ranks_is_none(three: px.ResourcePo
         px.restore(group)
 
 
-@pytest.mark.slow_on_cluster
-def test_random_numbers_and_moments_go_on_from_the_snapshot(three: px.ResourcePool) -> None:
-    group = px.WorkerGroup(three, Trainer)
-    px.snapshot(group)
-    went_on = [group.step() for _ in range(3)]
-    faults.kill(group, 2)
-    with pytest.raises(px.PhalanxError):
-        group.step()
-
-    px.replace_ranks(group)
-
-    assert [group.step() for _ in range(3)] == went_on
-
-
 def test_explain_says_what_the_last_snapshot_has(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     assert "snapshot" not in str(group.explain())
