@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,14 @@ REFUSED = {
         px.WorkerGroup(pool[0:1], W, num_cpus=-1)
         px.WorkerGroup(pool[0:1], W, start_timeout=0)
         px.WorkerGroup(pool[0:1], W, call_timeout=-1)
+        px.WorkerGroup(pool[0:1], W, call_timeout=float("nan"))
         px.WorkerGroup(pool[0:1], W, max_concurrency=0)
+        px.WorkerGroup(pool[0:1], W, max_concurrency=True)
         px.WorkerGroup(pool[0:1], W, visible_devices="all")
         px.WorkerGroup(pool[0:1], W, on_failure=3)
         px.WorkerGroup(pool[0:1], W, on_notice=3)
         px.WorkerGroup(pool[0:1], W, detached=True)
+        px.WorkerGroup(pool[0:1], W, detached=True, name="x")
         px.WorkerGroup(pool[0:1], W, show_ranks="some")
         px.WorkerGroup(pool[0:1], W, env={"A": 1})
         px.Mesh(dp=0)
@@ -207,4 +211,8 @@ def test_a_bad_input_is_refused_with_its_own_error(
     with pytest.raises(error) as raised:
         eval(call, dict(names))
     assert type(raised.value) is error
-    assert str(raised.value)
+    said = str(raised.value).lower().replace(" ", "_")
+    assert said
+    options = re.findall(r"(\w+)=", call)
+    if options and error is px.DeclarationError:
+        assert any(option in said for option in options)

@@ -124,6 +124,10 @@ class Source(Role):
     def doubled(self, rows: Any, lengths: Any) -> Any:
         return rows.repeat_interleave(2, dim=0)
 
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO)
+    def of_the_last(self, rows: Any) -> Any:
+        return rows if self.rank == 3 else rows[:0].double()
+
     @px.register
     def wait_for(self, path: str) -> str:
         while not os.path.exists(path):
@@ -168,6 +172,7 @@ def calls_of(source: px.WorkerGroup) -> dict[str, px.CallFuture[Any]]:
         "balanced": source.balanced.submit(rows, lengths),
         "doubled": source.doubled.submit(rows, lengths),
         "fewer rows than ranks": source.padded.submit(rows[:2]),
+        "rows of the last rank alone": source.of_the_last.submit(rows[-4:]),
         "no rows": source.balanced.submit(rows[:0], lengths[:0]),
     }
 

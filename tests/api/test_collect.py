@@ -54,10 +54,6 @@ def group(pool: px.ResourcePool) -> Iterator[Any]:
     made.close()
 
 
-def test_rows_come_back_joined(group: Any) -> None:
-    assert group.rows([1, 2, 3, 4, 5]) == [10, 20, 30, 40, 50]
-
-
 def test_the_first_output_is_that_of_the_first_piece(group: Any) -> None:
     assert group.first([1, 2, 3, 4, 5]) == [10, 20]
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pdb
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
 import torch
@@ -114,10 +112,6 @@ class Plain(px.Worker):
 
         dist.init_process_group("gloo")
 
-    @px.register
-    def in_pdb(self) -> str:
-        return pdb.__name__ + str(os.getpid())
-
 
 @pytest.fixture(scope="module")
 def colocated(ray_cluster: None) -> Iterator[Any]:
@@ -163,10 +157,6 @@ def test_whoever_looks_for_remote_is_told_of_submit(plain: Any) -> None:
     ):
         _ = plain.same.remote
     assert not hasattr(plain.same, "other")
-
-
-def test_a_process_group_forms_from_the_environment_alone(colocated: Any) -> None:
-    assert colocated.actor.sum_of_ranks() == [1.0, 1.0]
 
 
 def test_a_second_process_group_forms_after_the_first_was_destroyed(colocated: Any) -> None:
@@ -256,18 +246,6 @@ def test_ranks_on_ray_have_the_threads_with_which_ray_was_started(tmp_path: Path
     ran = subprocess.run(driver, env=env, capture_output=True, text=True, timeout=240)
 
     assert ran.stdout.split()[-1] == (chosen or str(len(os.sched_getaffinity(0)))), ran.stderr
-
-
-@pytest.mark.parametrize("rows", [0, 1, 3, 17])
-@pytest.mark.parametrize(
-    "kind", [torch.arange, np.arange, lambda n: list(range(n))], ids=["tensor", "array", "list"]
-)
-def test_rows_come_back_as_they_went(plain: Any, rows: int, kind: Any) -> None:
-    given = kind(rows)
-    copy = kind(rows)
-    out = plain.same(given)
-    assert type(out) is type(given)
-    assert list(out) == list(copy) == list(given)
 
 
 def test_a_view_calls_the_group_from_a_worker(ray_cluster: None) -> None:
@@ -367,38 +345,10 @@ def test_a_collective_of_one_inline_rank_works() -> None:
             group.run(lambda worker: dist.destroy_process_group())
 
 
-def test_inline_ranks_run_in_this_process() -> None:
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
-        assert px.WorkerGroup(pool, Plain).in_pdb() == [f"pdb{os.getpid()}"]
-
-
 def test_bound_methods_look_like_the_methods(plain: Any) -> None:
     assert str(plain.variable.__signature__) == "(name: 'str') -> 'str | None'"
     assert plain.method(Plain.variable)("RANK") == ["0", "1", "2"]
     assert "variable" in dir(plain)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"mesh": px.Mesh(dp=2, tp=2)}, "Mesh"),
-        ({"mesh": "dp"}, "px.Mesh"),
-        ({"env": "A=1"}, "env"),
-        ({"start_timeout": 0}, "start_timeout=0"),
-        ({"max_concurrency": 0}, "max_concurrency=0"),
-        ({"max_concurrency": True}, "max_concurrency=True"),
-        ({"call_timeout": float("nan")}, "call_timeout=nan"),
-        ({"detached": True}, "name"),
-        ({"detached": True, "name": "x"}, "detached=True"),
-        ({"visible_devices": "all"}, "visible_devices='all'"),
-    ],
-)
-def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str) -> None:
-    with (
-        px.ResourcePool([3], use_gpu=False, backend="inline") as pool,
-        pytest.raises(px.PhalanxError, match=named),
-    ):
-        px.WorkerGroup(pool, Plain, **options)
 
 
 def test_counts_of_a_cluster_that_is_there_already_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,15 +74,6 @@ def test_a_group_shrinks_and_grows_and_ranks_that_stay_keep_process_and_number(f
     assert (len(group), group.world_size, group.ranks) == (3, 3, (0, 1, 2))
 
 
-def test_calls_of_all_ranks_go_to_those_that_there_are(four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Answerer)
-    for size in (1, 4, 2):
-        px.resize(group, size)
-
-        assert group.answers(list(range(7))) == [10 * x for x in range(7)]
-        assert len(group.who()) == size
-
-
 def test_results_of_ranks_that_left_stay(four: px.ResourcePool) -> None:
     group = px.WorkerGroup(four, Answerer)
     futures = [group[rank].answer.submit(rank) for rank in range(4)]
@@ -113,35 +104,6 @@ def test_a_rank_that_left_is_called_no_more(four: px.ResourcePool) -> None:
 
     with pytest.raises(px.errors.StaleEpoch):
         last.answer(1)
-
-
-@pytest.mark.slow_on_cluster
-def test_no_request_is_lost_or_answered_twice_under_load(four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Answerer)
-    px.resize(group, 2)
-    asked: list[int] = []
-    futures: list[px.CallFuture[tuple[int, int]]] = []
-    over = threading.Event()
-
-    def ask() -> None:
-        number = 0
-        while not over.is_set() or number < 100:
-            asked.append(number)
-            futures.append(group.any.answer.submit(number))
-            number += 1
-            if len(futures) % 20 == 0:
-                futures[-1].result()
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    for size in (4, 1, 3, 1):
-        px.resize(group, size)
-    over.set()
-    thread.join(60)
-    answers = [future.result() for future in futures]
-
-    assert [value for _, value in answers] == [10 * number for number in asked]
-    assert group.who() == [(0, 1)]
 
 
 def test_sticky_routing_follows(four: px.ResourcePool) -> None:

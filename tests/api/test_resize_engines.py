@@ -40,31 +40,6 @@ class Engine(px.Worker):
         return self.asked
 
 
-class Weighted(Engine):
-    """Has its columns of the weights."""
-
-    def __init__(self) -> None:
-        import torch  # here alone: ranks of other groups of this module start sooner without it
-
-        width = 8 // self.mesh().size("tp")
-        self.part = torch.zeros(4, width)
-        at = self.mesh().coordinate(self.rank, "tp") * width
-        boxes = {"w": px.weights.ShardSpec((4, 8), (((0, at), (4, width)),))}
-        self.accept_weights("policy", {"w": self.part}, boxes=boxes)
-
-    @px.register
-    def weights(self) -> Any:
-        return self.part.clone()
-
-
-class Source(px.Worker):
-    def __init__(self) -> None:
-        import torch
-
-        self.w = torch.arange(32.0).view(4, 8)
-        self.publish_weights("policy", {"w": self.w})
-
-
 @pytest.fixture
 def eight(backend: str) -> Iterator[px.ResourcePool]:
     with px.ResourcePool([8], use_gpu=False) as pool:
@@ -121,23 +96,6 @@ def test_no_request_is_lost_or_answered_twice_and_each_reaches_an_engine_whole(
     assert all(sorted(turns) == list(range(1, len(turns) + 1)) for turns in seen.values())
     mine, peers = group.seen()
     assert mine == peers
-
-
-def test_engines_that_join_have_the_weights_before_they_are_called(eight: px.ResourcePool) -> None:
-    import torch
-
-    source = px.WorkerGroup(eight[:1], Source)
-    group = engines(eight, Weighted)
-    px.resize(group, 1)
-    with px.WeightSync(source, group, "policy") as sync:
-        sync()
-        px.resize(group, 3)
-
-        found = group.weights()
-
-    expected = torch.arange(32.0).view(4, 8).split(4, dim=1)
-    assert all(torch.equal(part, expected[rank % TP]) for rank, part in enumerate(found))
-    assert len(found) == 3 * TP
 
 
 def test_sticky_routing_follows(eight: px.ResourcePool) -> None:

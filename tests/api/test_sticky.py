@@ -70,11 +70,6 @@ def test_a_method_that_is_not_there_is_said_so(group: px.WorkerGroup) -> None:
         px.engines.sticky(group, "a").generat()
 
 
-def test_a_negative_margin_is_refused(group: px.WorkerGroup) -> None:
-    with pytest.raises(px.DeclarationError, match="margin"):
-        px.engines.sticky(group, "a", margin=-1)
-
-
 PROCESSES = [object() for _ in range(6)]
 loads = st.dictionaries(st.integers(0, 5), st.integers(0, 9), min_size=1)
 

@@ -204,13 +204,6 @@ def test_leaving_a_stream_ends_its_call_and_the_group_goes_on(group: Any) -> Non
     assert list(items) == []
 
 
-def test_a_stream_that_nobody_holds_is_left(group: Any) -> None:
-    for _ in group.count.stream(MANY):
-        break
-
-    assert all(made < MANY for made, _ in group.progress())
-
-
 def test_a_rank_that_fails_ends_the_stream_with_the_error_of_the_call(group: Any) -> None:
     items = group.fail.stream(1)
     with pytest.raises(ValueError, match=r"fail(.|\n)*rank 1(.|\n)*no more") as raised:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from tests.support.fault_workers import all_running, within
 
 
 class Gate(px.Worker):
@@ -87,17 +86,3 @@ def test_a_call_behind_one_of_a_single_rank_is_dropped_on_all(group: Any, tmp_pa
     (tmp_path / "gate").touch()
 
     assert running.result() == ["opened", "opened"]
-
-
-def test_a_deadline_tells_which_ranks_run_the_call_and_which_have_it_waiting(group: Any) -> None:
-    running = group.hold.submit()
-    assert within(30.0, lambda: all_running(group))
-
-    with pytest.raises(px.CallTimeout) as queued:
-        group.go.submit().result(timeout=0.2)
-    with pytest.raises(px.CallTimeout) as busy:
-        running.result(timeout=0.2)
-    running.cancel()
-
-    assert {report.state for report in queued.value.failures} == {"queued"}
-    assert {report.state for report in busy.value.failures} == {"running"}

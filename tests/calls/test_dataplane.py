@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import phalanx as px
-from tests.support.scripts import told_by
 
 SLOW_ON_RAY = True
 
@@ -70,10 +69,6 @@ class Mover(px.Worker):
         return self.calls
 
     @px.register(px.Dispatch.ONE_TO_ALL)
-    def fail(self) -> None:
-        raise KeyError("nothing given")
-
-    @px.register(px.Dispatch.ONE_TO_ALL)
     def total(self, x: torch.Tensor) -> float:
         return float(x.sum())
 
@@ -99,17 +94,6 @@ def test_a_call_without_arguments_sends_no_bytes(group: px.WorkerGroup) -> None:
     before = group.statistics()
     group.count()
     assert grown(group, before, "sent_bytes") == 0
-
-
-def test_a_call_without_arguments_reaches_every_rank_once(group: px.WorkerGroup) -> None:
-    first = group.count()
-    assert group.count() == [calls + 1 for calls in first]
-
-
-def test_the_error_of_a_call_without_arguments_is_the_workers_own(group: px.WorkerGroup) -> None:
-    with pytest.raises(KeyError) as caught:
-        group.fail()
-    assert sorted(report.rank for report in caught.value.failures) == [0, 1, 2, 3]  # type: ignore[attr-defined]
 
 
 def test_a_broadcast_is_stored_once_for_all_ranks(group: px.WorkerGroup) -> None:
@@ -213,25 +197,6 @@ def test_resharding_on_one_node_fetches_no_more_than_the_share(
     assert max(fetched) <= share + 8192  # heads, and what is known of each part
 
 
-@pytest.fixture(scope="module")
-def resharded() -> list[dict[str, Any]]:
-    """What a script saw that reshards between two nodes of a cluster of its own."""
-    (found,) = told_by("tests.calls.reshard_script", timeout=170)
-    return found
-
-
-@pytest.mark.slow
-def test_resharding_between_nodes_reads_no_more_than_the_share(
-    resharded: list[dict[str, Any]],
-) -> None:
-    for found in resharded:
-        rows, targets = found["rows"], found["targets"]
-        share = -(-rows // targets) * ROW
-        assert found["nodes"] == 2
-        assert found["column"] == [float(i) for i in range(rows)]
-        assert max(found["fetched"]) <= share + 8192
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sources", "targets", "in_place"), [(3, 3, [True] * 3), (2, 3, [True, False, True])]
@@ -242,18 +207,6 @@ def test_rows_for_reading_only_are_read_where_they_lie(
     seen = of_size[targets].look(of_size[sources].make.submit(torch.arange(1020)))
     assert sum(total for total, _ in seen) == 1024 * sum(range(1020))
     assert [shared for _, shared in seen] == in_place  # rows of two outputs are joined
-
-
-@pytest.mark.parametrize(("sources", "targets"), [(3, 2), (2, 3)])
-def test_resharding_keeps_every_row_in_order(sources: int, targets: int) -> None:
-    with (
-        px.ResourcePool([sources], use_gpu=False, backend="inline") as first,
-        px.ResourcePool([targets], use_gpu=False, backend="inline") as second,
-        px.WorkerGroup(first, Mover) as a,
-        px.WorkerGroup(second, Mover) as b,
-    ):
-        columns = b.first_column(a.make.submit(torch.arange(257)))
-    assert [value for column in columns for value in column] == [float(i) for i in range(257)]
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ from dataclasses import replace
 from types import NoneType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from phalanx.calls.call_outcome import CallObservation, CallOutcome, decide
 from phalanx.errors import (
@@ -72,24 +70,3 @@ def test_a_call_ends_as_was_observed(observation: CallObservation, error: type, 
 
     assert isinstance(ending.error, error)
     assert replace(ending, error=None) == outcome
-
-
-@given(
-    why=st.sampled_from(["failed", "impatient", "expired", "cancelled"]),
-    kinds=st.lists(
-        st.sampled_from(["raised", "died", "timeout", "cancelled", "stopped"]), min_size=1, max_size=5
-    ),
-    late=st.integers(0, 5),
-    by_owner=st.booleans(),
-)
-def test_whoever_is_stopped_was_late_and_the_group_is_then_broken_or_closed(
-    why: str, kinds: list[str], late: int, by_owner: bool
-) -> None:
-    reports = [report(rank, kind) for rank, kind in enumerate(kinds)]
-    pending = list(range(min(late, len(kinds))))
-
-    ending = decide(seen(why, *reports, pending=pending, by_owner=by_owner))
-
-    assert set(ending.stop) <= set(pending)
-    assert not ending.stop or ending.breaks or ending.closes
-    assert ending.over or not (ending.stop or ending.breaks or ending.closes)

@@ -44,15 +44,6 @@ def test_the_cause_is_named_within_2_s_while_its_peers_wait_in_a_collective(grou
     assert str(later.value.cause) == str(raised.value)
 
 
-def test_a_mistake_that_all_ranks_make_is_one_error_and_the_next_call_works(group: px.WorkerGroup) -> None:
-    with pytest.raises(ValueError, match="size 7") as raised:
-        group.refuse(7)
-
-    assert raised.value.cause_ranks == (0, 1, 2, 3)
-    assert str(raised.value).count("ValueError: size 7") <= 2  # headline and one traceback
-    assert group.ping() == [0, 1, 2, 3]
-
-
 CAUSES = {
     "SIGKILL": "SIGKILL",
     "SIGTERM": "signal SIGTERM",
@@ -149,16 +140,6 @@ def test_stacks_come_from_native_code_and_a_stopped_rank_is_said_to_be_unreadabl
     assert by_rank[2].state == "unreachable"
     assert "stopped" in by_rank[2].stack
     group.restart()
-
-
-@pytest.mark.slow
-def test_a_stopped_rank_does_not_hold_up_the_report_of_a_missed_deadline(group: px.WorkerGroup) -> None:
-    faults.stop(group, 1)
-
-    with taking_less_than(2.0), pytest.raises(px.CallTimeout) as raised:
-        group.ping.options(timeout=1.0)()
-
-    assert raised.value.cause_ranks == (1,)
 
 
 @pytest.mark.slow
@@ -263,33 +244,6 @@ def test_a_restart_replays_and_makes_old_futures_stale(group: px.WorkerGroup) ->
     assert group.reduce() == [4.0, 4.0, 4.0, 4.0]
 
 
-@pytest.mark.slow
-def test_a_policy_restarts_the_group_at_the_next_call_until_it_has_had_enough() -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
-        group = px.WorkerGroup(pool, Trouble, on_failure=px.RestartPolicy(max_restarts=1, window_s=600))
-        group.load(5)
-        with pytest.raises(px.WorkerDiedError):
-            group.die(1, "SIGKILL")
-
-        assert group.what_is_loaded() == [5, 5]
-        with pytest.raises(px.WorkerDiedError):
-            group.die(0, "SIGKILL")
-        with pytest.raises(px.GroupBroken, match="does not allow another restart"):
-            group.ping()
-
-
-@pytest.mark.parametrize(("kind", "text"), [("unpicklable", "holds a lock"), ("arguments", "1 2 3 4")])
-def test_any_exception_arrives_with_type_text_traceback_and_rank(
-    group: px.WorkerGroup, kind: str, text: str
-) -> None:
-    with pytest.raises(px.RemoteCallError, match=text) as raised:
-        group.throw(kind)
-
-    assert raised.value.cause_ranks == (0, 1, 2, 3)
-    assert "in throw" in raised.value.failures[0].traceback
-    assert (raised.value.failures[0].type_name or "").endswith(("NotPicklable", "ManyArguments"))
-
-
 def test_text_that_cannot_be_encoded_does_not_end_the_process(group: px.WorkerGroup) -> None:
     with pytest.raises(ValueError, match=r"unexpected file \\udce9") as raised:
         group.throw("surrogate")
@@ -332,18 +286,6 @@ def test_a_result_that_cannot_be_pickled_is_an_error_with_rank(group: px.WorkerG
 
     assert raised.value.cause_ranks == (0, 1, 2, 3)
     assert group.ping() == [0, 1, 2, 3]
-
-
-@pytest.mark.slow
-def test_a_constructor_that_raises_on_one_rank_fails_the_start_and_leaves_nothing() -> None:
-    with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
-        with taking_less_than(20.0), pytest.raises(ValueError, match="no weights") as raised:
-            px.WorkerGroup(pool, Trouble.bind(raise_on=1))
-
-        assert isinstance(raised.value, px.WorkerInitError)
-        assert raised.value.cause_ranks == (1,)
-        assert not pool.groups
-        assert within(5.0, lambda: not is_there(raised.value.failures[0].pid or 0))
 
 
 @pytest.mark.slow

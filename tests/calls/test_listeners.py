@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.calls.listeners import STEPS, CallInfo, CallListener, Listeners, everywhere
+from phalanx.calls.listeners import CallInfo, CallListener, everywhere
 
 
 class Ends(CallListener):
@@ -48,14 +48,6 @@ def group() -> Iterator[Any]:
         yield px.WorkerGroup(pool, Echo)
     for listener in set(everywhere.all) - set(before):
         everywhere.remove(listener)
-
-
-def test_a_listener_is_told_only_of_steps_that_it_overrides() -> None:
-    listeners = Listeners()
-    before = [step for step in STEPS if getattr(listeners.heard, step)]
-    listeners.add(Ends())
-
-    assert (before, [step for step in STEPS if getattr(listeners.heard, step)]) == ([], ["ended"])
 
 
 def test_calls_that_are_waited_for_together_are_each_heard_to_be_asked_for(group: Any) -> None:

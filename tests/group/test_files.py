@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -36,21 +34,6 @@ def test_a_restarted_group_begins_new_files(backend: str) -> None:
         after = group.core.endpoints[0].facts.files
 
     assert (before.endswith("-0/rank-0"), after.endswith("-1/rank-0")) == (True, True)
-
-
-def test_the_inline_folder_is_gone_when_the_process_has_ended() -> None:
-    script = (
-        "import phalanx as px\n"
-        "with px.ResourcePool([1], use_gpu=False, backend='inline') as pool:\n"
-        "    group = px.WorkerGroup(pool, px.Worker)\n"
-        "    folder = group.core.endpoints[0].facts.folder\n"
-        "    open(group.core.endpoints[0].facts.files, 'w').close()\n"
-        "    print(folder)\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-
-    assert ran.stdout.strip()
-    assert not os.path.exists(ran.stdout.strip())
 
 
 @pytest.mark.parametrize("backend", ["ray"], indirect=True)

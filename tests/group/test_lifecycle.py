@@ -6,8 +6,6 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from phalanx.errors import (
     DispatchError,
@@ -34,14 +32,6 @@ KINDS = (Event.STARTED, Event.BREAK, Event.RESTART, Event.CLOSE, Event.CLOSED)
 
 Happened = tuple[Any, ...]
 """Arguments of `Lifecycle.handle`."""
-
-events = st.one_of(
-    st.tuples(st.just(Event.STARTED), st.integers(0, 3)),
-    st.tuples(st.just(Event.BREAK), st.integers(0, 3), st.sampled_from([FIRST, SECOND])),
-    st.just((Event.RESTART,)),
-    st.just((Event.CLOSE,)),
-    st.just((Event.CLOSED,)),
-)
 
 
 def living(*happened: Happened) -> Lifecycle:
@@ -131,35 +121,7 @@ def test_a_group_takes_calls_only_when_it_is_ready(
         assert caught.value.cause is caught.value.__cause__ is FIRST
 
 
-def test_a_call_of_an_older_epoch_is_told_both_epochs() -> None:
-    lifecycle = living(*TO_STATE[State.RESTARTING], (Event.STARTED, 1))
-
-    error = lifecycle.stale_error(0, "update")
-
-    assert (error.epoch, error.current) == (0, 1)
-    assert "this call of update belongs to epoch 0, the group is in epoch 1" in str(error)
-
-
 def test_the_story_is_bounded() -> None:
     lifecycle = living(*TO_STATE[State.BROKEN], *[(Event.BREAK, 0, SECOND)] * 200)
 
     assert len(lifecycle.story) == 50
-
-
-@given(st.lists(events, max_size=40))
-def test_any_order_of_events_keeps_the_promises(sequence: list[Happened]) -> None:
-    lifecycle = Lifecycle("actor")
-    for event in sequence:
-        before = snapshot(lifecycle)
-        try:
-            step = lifecycle.handle(*event)
-        except InternalError:
-            assert snapshot(lifecycle) == before
-            continue
-        state, epoch, cause, _ = before
-        assert step.stale or (state, event[0]) in TRANSITIONS
-        assert lifecycle.epoch == epoch + (event[0] is Event.RESTART and not step.stale)
-        assert not (state is State.CLOSED and lifecycle.state is not State.CLOSED)
-        assert not (state is State.BROKEN is lifecycle.state and lifecycle.cause is not cause)
-        assert (lifecycle.state is not State.BROKEN) or lifecycle.cause is not None
-        assert (lifecycle.state is not State.READY) or lifecycle.cause is None

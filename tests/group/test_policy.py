@@ -27,22 +27,7 @@ def test_a_policy_refuses_numbers_that_make_no_sense(given: dict[str, object]) -
         px.RestartPolicy(**given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("most", "count", "allowed"), [(None, 1000, True), (2, 1, True), (2, 2, False), (0, 0, False)]
-)
-def test_preemptions_have_a_bound_of_their_own(most: int | None, count: int, allowed: bool) -> None:
-    assert px.ReplacePolicy(max_preemptions=most).allows_preemption(count) is allowed
-
-
 @pytest.mark.parametrize("given", [{"max_failures": -1}, {"window_s": 0}, {"max_preemptions": 1.5}])
 def test_a_policy_of_replacements_refuses_numbers_that_make_no_sense(given: dict[str, object]) -> None:
     with pytest.raises(px.DeclarationError, match=r"px\.Replace"):
         px.ReplacePolicy(**given)  # type: ignore[arg-type]
-
-
-def test_a_group_refuses_what_is_no_policy() -> None:
-    with (
-        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
-        pytest.raises(px.DeclarationError, match="on_failure"),
-    ):
-        px.WorkerGroup(pool, px.Worker, on_failure=3)  # type: ignore[arg-type]

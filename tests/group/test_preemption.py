@@ -95,14 +95,6 @@ def test_on_notice_is_called_once_and_what_it_raises_changes_nothing(transport: 
         assert group.add(1) == [1, 2]
 
 
-def test_on_notice_takes_a_function() -> None:
-    with (
-        px.ResourcePool([1], backend="inline") as pool,
-        pytest.raises(px.DeclarationError, match="on_notice"),
-    ):
-        px.WorkerGroup(pool, Adder, on_notice=3)  # pyright: ignore[reportArgumentType]
-
-
 def lose_and_call(group: px.WorkerGroup) -> list[int]:
     """Lose a rank, and make the call in which that is found, and the one after it."""
     faults.kill(group, 1)

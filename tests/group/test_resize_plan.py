@@ -7,18 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx as px
-from phalanx.group.resize_plan import block_of, fitted
+from phalanx.group.resize_plan import block_of
 
 SMALL = st.integers(1, 6)
-
-
-@given(SMALL, SMALL, SMALL)
-def test_a_mesh_follows_in_dp_and_ranks_that_stay_keep_their_places(dp: int, tp: int, other: int) -> None:
-    mesh = px.Mesh(dp=dp, tp=tp)
-    found = fitted(mesh, other * tp)
-
-    assert found.sizes == (("dp", other), ("tp", tp))
-    assert all(found.coordinates(rank) == mesh.coordinates(rank) for rank in range(min(dp, other) * tp))
 
 
 @given(SMALL, SMALL, SMALL)
@@ -32,19 +23,7 @@ def test_a_block_is_as_many_ranks_as_every_mesh_needs(dp: int, first: int, secon
     assert block % second == 0
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        px.Mesh(tp=2, dp=2),
-        px.Mesh(pp=4),
-        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 2}, {"dp": 1}]),
-    ],
-)
-def test_engines_that_are_not_ranks_in_a_row_are_refused(mesh: px.Mesh) -> None:
+def test_engines_of_a_registered_mesh_that_are_not_in_the_order_of_ranks_are_refused() -> None:
+    mesh = px.Mesh.from_coordinates([{"dp": 0}, {"dp": 2}, {"dp": 1}])
     with pytest.raises(px.DeclarationError, match=r"dp, as the slowest one"):
         block_of("g", {"default": mesh})
-
-
-def test_a_number_of_ranks_that_the_other_axes_do_not_divide_is_refused() -> None:
-    with pytest.raises(px.DeclarationError, match="a multiple of 2 ranks"):
-        fitted(px.Mesh(dp=2, tp=2), 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from phalanx.api.view import GroupView
 from phalanx.backends.inline import InlineRank
 from phalanx.group import roster
 from phalanx.session.session import session
-from phalanx.testing import faults
 
 
 class Answerer(px.Worker):
@@ -116,33 +115,6 @@ def answered(group: px.WorkerGroup) -> int:
     return sum(group.run(lambda worker: worker.answered))
 
 
-def test_a_view_calls_the_ranks_that_have_joined(
-    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    px.resize(group, 2)
-    view = view_of(group, monkeypatch)
-    px.resize(group, 4)
-
-    with pytest.raises(px.errors.StaleEpoch):
-        view.answers(list(range(8)))  # of two ranks, which refuse it
-
-    assert view.answers(list(range(8))) == [10 * x for x in range(8)]
-    assert len(view) == 4
-    assert answered(group) == 8
-
-
-def test_calls_of_ranks_that_left_go_to_others_and_none_runs_twice(
-    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view = view_of(group, monkeypatch)
-    assert view.answers(list(range(4))) == [0, 10, 20, 30]
-    px.resize(group, 1)
-
-    assert view.answers(list(range(8))) == [10 * x for x in range(8)]
-    assert [view.any.answer(x) for x in range(3)] == [(0, 0), (0, 10), (0, 20)]
-    assert (len(view), answered(group)) == (1, 12)
-
-
 def test_a_view_that_saw_none_of_many_changes_calls_who_is_there_and_the_roster_does_not_grow(
     group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,34 +194,6 @@ def test_the_roster_is_taken_back_with_the_group(
 
     assert there
     assert group.core.backend.published(key) is None
-
-
-def replace_one(group: px.WorkerGroup) -> None:
-    px.replace_ranks(group, 1)
-
-
-def replace_a_lost_one(group: px.WorkerGroup) -> None:
-    faults.kill(group, rank=1)
-    assert px.replace_ranks(group) == (1,)
-
-
-def restart(group: px.WorkerGroup) -> None:
-    group.restart()
-
-
-@pytest.mark.parametrize("change", [replace_one, replace_a_lost_one, restart])
-def test_a_view_goes_on_with_ranks_that_have_other_processes(
-    change: Callable[[px.WorkerGroup], None], together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view, part = view_of(together, monkeypatch), view_of(together, monkeypatch)[1]
-    together.step()
-    px.snapshot(together)
-    change(together)
-    steps = 2 if change is not restart else 1
-
-    assert view.step() == [(rank, steps) for rank in range(3)]
-    assert part.step() == (1, steps + 1)
-    assert together.state == "ready"
 
 
 def test_a_call_of_one_rank_that_refused_it_is_made_again_and_one_of_all_is_stale(

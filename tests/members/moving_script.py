@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import Any
 
@@ -18,30 +19,38 @@ def losses(group: px.WorkerGroup, number: int) -> list[float]:
     return [loss for loss, _ in group.step(number)]
 
 
-def told(group: px.WorkerGroup) -> float:
-    """Seconds until the group has its notice."""
-    began = time.monotonic()
-    while not px.preemption_notices(group) and time.monotonic() - began < 20.0:
-        time.sleep(0.02)
-    return time.monotonic() - began
-
-
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     with several_nodes(4) as cluster:
         found: dict[str, Any] = {"errors": []}
+        told = threading.Event()
+        heard: list[tuple[px.PreemptionNotice, str]] = []
+
+        def note(notice: px.PreemptionNotice) -> None:
+            heard.append((notice, threading.current_thread().name))
+            told.set()
+
         with px.ResourcePool([2, 2], use_gpu=False, timeout=60) as pool:
             with px.WorkerGroup(pool, Replicated, start_timeout=120) as group:
                 found["expected"] = [losses(group, number) for number in range(STEPS)]
 
             policy = px.ReplacePolicy(max_failures=0)  # nothing of it is a failure
-            group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=policy)
+            group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=policy, on_notice=note)
             pids, nodes = group.pid(), [group.core.epoch.nodes]
             seen: list[list[float]] = []
             while len(seen) < STEPS:
                 if len(seen) == DRAINED_AT and "took" not in found:
+                    found["early"] = len(px.preemption_notices(group))
                     drain(cluster, nodes[0][2], 120)
-                    found["took"] = told(group)
+                    began = time.monotonic()
+                    told.wait(20.0)
+                    found["took"] = time.monotonic() - began
+                    notice, found["thread"] = heard[0]
+                    of_the_node = notice.node == nodes[0][2]
+                    found["notice"] = [list(notice.ranks), of_the_node, notice.host, notice.reason]
+                    found["deadline_in"] = None if notice.deadline is None else notice.deadline - time.time()
+                    asked = px.preemption_notices(group), px.preemption_notices(group)
+                    found["asked"] = [[list(one.ranks) for one in some] for some in asked]
                 if len(seen) == ENDED_AT and "ended" not in found:
                     nodes.append(group.core.epoch.nodes)
                     found["moved_in"] = group.epoch

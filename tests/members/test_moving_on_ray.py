@@ -18,10 +18,25 @@ def found() -> dict[str, Any]:
     return found
 
 
+def test_the_group_is_told_within_2_s_of_a_drain_on_a_thread_of_the_librarys(found: dict[str, Any]) -> None:
+    assert found["took"] < 2.0
+    assert found["thread"] == "phalanx-background"
+    assert found["early"] == 0
+
+
+def test_a_notice_names_ranks_node_and_deadline(found: dict[str, Any]) -> None:
+    ranks, same_node, host, reason = found["notice"]
+
+    assert (ranks, same_node) == ([2, 3], True)
+    assert host
+    assert reason
+    assert 60 < found["deadline_in"] <= 120
+    assert found["asked"] == [[[2, 3]], []]
+
+
 def test_ranks_move_off_a_node_that_is_drained_before_it_goes(found: dict[str, Any]) -> None:
     first, second, _ = found["nodes"]
 
-    assert found["took"] < 2.0
     assert found["moved_in"] == 1
     assert first[:2] == second[:2]
     assert first[2] not in second

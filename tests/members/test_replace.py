@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,22 +91,6 @@ def test_the_step_in_which_a_rank_was_lost_can_be_made_again(three: px.ResourceP
     assert group.add(10) == [11.0, 22.0, 33.0]
     assert group.tell() == [("start", 1, 5), ("rejoining", 0, 5), ("start", 1, 5)]
     assert (group.state, group.epoch) == ("ready", 1)
-
-
-def test_the_processes_of_the_others_stay(three: px.ResourcePool) -> None:
-    group = px.WorkerGroup(three, Counter)
-    before, endpoints = group.run(lambda _: os.getpid()), group.core.endpoints
-    px.snapshot(group)
-    lose(group, 2)
-
-    px.replace_ranks(group)
-
-    assert [one is other for one, other in zip(endpoints, group.core.endpoints, strict=True)] == [
-        True,
-        True,
-        False,
-    ]
-    assert group.run(lambda _: os.getpid())[:2] == before[:2]
 
 
 def test_a_sick_rank_that_lives_is_replaced_when_it_is_named(three: px.ResourcePool) -> None:
@@ -266,20 +249,6 @@ def test_a_snapshot_without_the_states_of_new_ranks_is_none(three: px.ResourcePo
         px.restore(group)
 
 
-@pytest.mark.slow_on_cluster
-def test_random_numbers_and_moments_go_on_from_the_snapshot(three: px.ResourcePool) -> None:
-    group = px.WorkerGroup(three, Trainer)
-    px.snapshot(group)
-    went_on = [group.step() for _ in range(3)]
-    faults.kill(group, 2)
-    with pytest.raises(px.PhalanxError):
-        group.step()
-
-    px.replace_ranks(group)
-
-    assert [group.step() for _ in range(3)] == went_on
-
-
 def test_explain_says_what_the_last_snapshot_has(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     assert "snapshot" not in str(group.explain())
@@ -301,17 +270,6 @@ def test_what_has_not_changed_is_not_sent_to_its_holder_again(three: px.Resource
         group.run(lambda worker: (worker.held["moving"].sum() + worker.held["still"].sum()).item())
         == [65540.0] * 3
     )
-
-
-def test_a_future_of_before_is_stale(three: px.ResourcePool) -> None:
-    group = px.WorkerGroup(three, Counter)
-    px.snapshot(group)
-    before = group.core.epoch
-    px.replace_ranks(group, 1)
-
-    with pytest.raises(px.errors.StaleEpoch):
-        group.core.check_current(before, [0, 1, 2], "add")
-    group.core.check_current(before, [0, 2], "add")
 
 
 @pytest.mark.parametrize("ranks", [3, [-1], True, "one", [0.5]])

@@ -29,23 +29,10 @@ time.sleep(973)
 """
 
 
-class NotPicklable(Exception):
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
-class ManyArguments(Exception):
-    def __init__(self, a: int, b: int, c: int, *, d: int) -> None:
-        super().__init__(f"{a} {b} {c} {d}")
-
-
 class Trouble(px.Worker):
-    def __init__(self, hang_on: int | None = None, raise_on: int | None = None) -> None:
+    def __init__(self, hang_on: int | None = None) -> None:
         self.loaded = 0
         self.closed_file: str | None = None
-        if self.rank == raise_on:
-            raise ValueError("no weights here")
         if self.rank == hang_on:
             stuck_here()
 
@@ -91,10 +78,6 @@ class Trouble(px.Worker):
 
     @px.register
     def throw(self, kind: str) -> Any:
-        if kind == "unpicklable":
-            raise NotPicklable("holds a lock")
-        if kind == "arguments":
-            raise ManyArguments(1, 2, 3, d=4)
         if kind == "surrogate":
             raise ValueError("unexpected file \udce9")
         if kind == "interrupt":

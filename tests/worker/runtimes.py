@@ -10,8 +10,6 @@ from phalanx.wire.codec import encode
 from phalanx.wire.messages import ANY_EPOCH, Message, RankCall, RankConfig
 from phalanx.worker.worker_runtime import WorkerRuntime
 
-EPOCH = 3
-
 
 def empty_runtime() -> WorkerRuntime:
     """Return a runtime whose worker was not made yet."""
@@ -19,13 +17,13 @@ def empty_runtime() -> WorkerRuntime:
 
 
 def runtime_of(cls: type) -> WorkerRuntime:
-    """Return rank 0 of one, in ``EPOCH``."""
+    """Return rank 0 of one."""
     made = empty_runtime()
-    config = RankConfig(0, 1, 0, 1, "g", EPOCH, {})
+    config = RankConfig(0, 1, 0, 1, "g", 0, {})
     made.setup(config.pack(pickle.dumps(encode({"": (cls, (), {})}))), ())
     return made
 
 
-def message(method: str, epoch: int = ANY_EPOCH, *, keep: bool = True) -> Message:
+def message(method: str, *, keep: bool = True) -> Message:
     """Return a call without arguments."""
-    return RankCall(epoch, "", method, keep).pack()
+    return RankCall(ANY_EPOCH, "", method, keep).pack()

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,13 +36,6 @@ class Member(px.Worker):
         value = torch.tensor([base + self.rank])
         dist.all_reduce(value)
         return value.item()
-
-    @px.register(px.Dispatch.ONE_TO_ALL)
-    def form_again(self) -> None:
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
-        self.form()
 
 
 class Seer(px.Worker):
@@ -90,22 +82,6 @@ def test_groups_come_up_at_once_while_the_ports_around_them_are_taken(
     eaten, _ = port_eater.communicate("\n")
     assert totals == [[20.0 * number + 1] * 2 for number in range(groups)]
     assert int(eaten) > 1000
-
-
-@pytest.mark.slow
-def test_groups_on_the_same_slots_have_worlds_of_their_own(pool: px.ResourcePool) -> None:
-    with px.WorkerGroup(pool, Member) as first, px.WorkerGroup(pool, Member) as second:
-        calls = [group.total.submit(base) for base in (0.0, 100.0) for group in (first, second)]
-        assert [call.result(timeout=60) for call in calls] == [[1.0, 1.0]] * 2 + [[201.0, 201.0]] * 2
-
-
-def test_a_world_can_be_left_and_formed_again_many_times(pool: px.ResourcePool) -> None:
-    with px.WorkerGroup(pool, Member) as group:
-        totals: list[Any] = []
-        for base in range(5):
-            group.form_again()
-            totals.append(group.total(float(base)))
-    assert totals == [[2.0 * base + 1] * 2 for base in range(5)]
 
 
 def test_by_default_a_rank_sees_its_own_device_only(ray_cluster: None) -> None:

@@ -6,17 +6,11 @@ import asyncio
 import gc
 import signal
 import threading
-from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 import phalanx as px
-from phalanx.collect.failures import combine
 from phalanx.errors import DispatchError
-from phalanx.tracing.events import TrackKey
-from phalanx.tracing.spans import path_of, read_log
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import library_call
@@ -26,9 +20,6 @@ from tests.worker.runtimes import empty_runtime, message, runtime_of
 
 
 class Worker(px.Worker):
-    def ping(self) -> int:
-        return self.rank
-
     def interrupt(self) -> None:
         raise KeyboardInterrupt
 
@@ -39,17 +30,6 @@ class Worker(px.Worker):
 @pytest.fixture
 def runtime() -> WorkerRuntime:
     return runtime_of(Worker)
-
-
-@pytest.mark.parametrize("epoch", [2, 4])
-def test_a_call_of_another_epoch_is_refused_and_a_stale_epoch_at_the_driver(
-    runtime: WorkerRuntime, epoch: int
-) -> None:
-    with pytest.raises(RankFailure, match="epoch 3; make the call again") as raised:
-        runtime.run(message("ping", epoch))
-    error = combine("g", "ping", [raised.value.report])
-    assert isinstance(error, px.errors.StaleEpoch)
-    assert (error.epoch, error.current) == (epoch, 3)
 
 
 def test_questions_of_the_library_are_answered_by_a_rank_that_leaves(runtime: WorkerRuntime) -> None:
@@ -67,19 +47,6 @@ def test_ctrl_c_in_the_process_of_the_driver_ends_the_call_and_is_no_answer_to_i
 def test_whatever_else_is_raised_is_an_answer(runtime: WorkerRuntime) -> None:
     with pytest.raises(RankFailure, match="GeneratorExit: gave up"):
         runtime.run(message("give_up"))
-
-
-def test_a_traced_call_has_the_bytes_of_its_arguments_and_of_what_is_sent_back(tmp_path: Path) -> None:
-    runtime = empty_runtime()
-    runtime.trace_files.files = str(tmp_path / "rank")
-    runtime.instances[""] = SimpleNamespace(double=lambda value: np.zeros(1 << 20, np.uint8))
-
-    sent = runtime.run_direct("", "double", (1,), {}, ("trace", 7, 512), encode)
-
-    lines = Path(path_of(runtime.trace_files.files, "trace")).read_bytes().splitlines()
-    part = read_log(lines, TrackKey("group", 0, 0)).parts[7]
-    assert part.argument_bytes == 512
-    assert part.result_bytes == sent.nbytes >= 1 << 20
 
 
 def test_a_call_before_the_worker_is_made_says_so() -> None:
