@@ -131,6 +131,15 @@ def test_an_engine_with_a_wrong_token_does_not_start(options: dict[str, Any], me
 
 
 @pytest.mark.parametrize(
+    ("port", "message"),
+    [(70000, "port=70000; expected"), ("8000", "port='8000'; expected"), (True, "port=True; expected")],
+)
+def test_a_port_that_is_none_is_refused(port: Any, message: str) -> None:
+    with pytest.raises(px.DeclarationError, match=message):
+        EndpointServer("model", "127.0.0.1", port, KEY, {})
+
+
+@pytest.mark.parametrize(
     ("host", "options", "message"),
     [
         ("127.0.0.1", {"api-key": KEY}, "expected the argument token= for it"),

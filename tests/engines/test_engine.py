@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import warnings
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,8 +24,8 @@ def generated(engine: CountingEngine, *args: object, **kwargs: object) -> list[C
     return asyncio.run(engine.generate(*args, **kwargs))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [{"max_tokens": 4}, [{"max_tokens": 4}]])
-def test_a_sampling_that_is_a_dict_is_refused_with_what_is_expected(given: object) -> None:
+@pytest.mark.parametrize("given", [{"max_tokens": 4}, [{"max_tokens": 4}], None])
+def test_a_sampling_of_another_type_is_refused_with_what_is_expected(given: object) -> None:
     with pytest.raises(ValueError, match=r"expected px.engines.SamplingParams\(max_tokens="):
         generated(CountingEngine(), [[10]], given)
 
@@ -41,6 +43,26 @@ def test_an_answer_ends_with_what_stops_it(sampling: SamplingParams, tokens: tup
     assert generated(CountingEngine(), [[6]], sampling)[0].tokens == tokens
 
 
+@pytest.mark.parametrize("column", [{"ids": "ab"}, {"prefix": Completion((7,), (), "abort", ((0, 1),))}])
+def test_a_column_that_is_no_list_is_refused(column: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(column))} is .*; expected a list"):
+        generated(CountingEngine(), [[6], [7]], **column)
+
+
+def test_the_first_stop_in_the_text_ends_it() -> None:
+    engine = CountingEngine()
+    engine._requests.vocabulary = replace(engine.machine.vocabulary, text=lambda tokens: "xab" * len(tokens))
+    engine.machine.vocabulary = engine._requests.vocabulary
+
+    assert generated(engine, [[6]], SamplingParams(stop=("b", "a")))[0].text == "x"
+
+
+def test_the_size_of_a_completion_includes_its_further_answers() -> None:
+    one = Completion((7,) * 1000, (), "stop", ((0, 1000),))
+
+    assert replace(one, more=(one, one)).__phalanx_nbytes__ == 3 * one.__phalanx_nbytes__
+
+
 def test_a_full_context_ends_an_answer() -> None:
     (made,) = generated(CountingEngine(), [[20] * (CONTEXT - 2)], SamplingParams(max_tokens=9))
 
@@ -48,10 +70,17 @@ def test_a_full_context_ends_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"), [([], "empty"), ([1] * CONTEXT, "room for 31"), ([100], "token 100")]
+    ("prompt", "prefix", "message"),
+    [
+        ([], None, "empty"),
+        ([1] * CONTEXT, None, "room for 31"),
+        ([100], None, "token 100"),
+        ([20], [21, 22], "longer than max_tokens=1"),
+    ],
 )
-def test_what_is_wrong_with_a_row_is_its_own_error(prompt: list[int], message: str) -> None:
-    wrong, right = generated(CountingEngine(), [prompt, [20]], SamplingParams(max_tokens=1))
+def test_what_is_wrong_with_a_row_is_its_own_error(prompt: Any, prefix: Any, message: str) -> None:
+    sampling = SamplingParams(max_tokens=1)
+    wrong, right = generated(CountingEngine(), [prompt, [20]], sampling, prefix=[prefix, None])
 
     assert wrong.finish_reason == "error" and message in str(wrong.error)
     assert right.tokens == (21,)

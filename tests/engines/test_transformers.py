@@ -125,6 +125,23 @@ def test_answers_that_begin_later_than_others_get_the_tokens_of_their_seeds() ->
     assert asyncio.run(one_after_another()) == [one.tokens for one in together]
 
 
+def test_a_batch_that_is_never_empty_does_not_grow() -> None:
+    sampling = SamplingParams(max_tokens=9, temperature=0)
+
+    async def places_and_answers() -> tuple[int, set[tuple[int, ...]]]:
+        engine, calls = rollout_here(), list[asyncio.Task[Any]]()
+        for _ in range(12):  # each answer begins before the one before it ends
+            calls.append(asyncio.create_task(engine.generate([[5, 6, 7]], sampling)))
+            for _ in range(6):
+                await asyncio.sleep(0)
+        places = engine._runner._batch.mask.shape[1]  # type: ignore[attr-defined]
+        return places, {(await call)[0].tokens for call in calls}
+
+    places, answers = asyncio.run(places_and_answers())
+
+    assert places <= 3 + 9 and len(answers) == 1
+
+
 def test_an_interrupted_answer_goes_on_with_the_numbers_of_its_seed() -> None:
     sampling = SamplingParams(max_tokens=9, seed=1)
     (whole,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import phalanx as px
-from phalanx.engines import Answer, SamplingParams
+from phalanx.engines import Answer, Completion, SamplingParams
 from phalanx.engines.engine_requests import Row
 from phalanx.engines.vllm import vllm_runner, vllm_sampling
 from phalanx.engines.vllm.vllm_runner import VllmRunner
@@ -91,12 +91,12 @@ class FakeLLM:
         self.vllm_config = SimpleNamespace(
             model_config=model,
             scheduler_config=SimpleNamespace(max_num_seqs=4),
-            cache_config=SimpleNamespace(enable_prefix_caching=True),
         )
         self.errored = False
         self.calls: list[str] = []
         self.started: list[str] = []
         self.refuses = self.loses_weights = False
+        self.ends: list[Any] = []
         self.weights: dict[str, float] = {}
 
     async def generate(self, prompt: Any, params: Any, key: str) -> Any:
@@ -105,6 +105,8 @@ class FakeLLM:
         self.started.append(key)
         token = SimpleNamespace(token_ids=[7], logprobs=None, finish_reason=None)
         yield SimpleNamespace(outputs=[token])
+        for end in self.ends:
+            yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[], logprobs=None, finish_reason=end)])
         await asyncio.Event().wait()
 
     async def collective_rpc(self, method: str, args: Any = ()) -> None:
@@ -216,27 +218,77 @@ def test_an_answer_that_is_removed_at_once_is_not_made(runner: VllmRunner, llm: 
     assert llm.started == []
 
 
-def test_a_refused_request_is_an_error_and_the_engine_can_be_used_on(
+class Serving(px.engines.RolloutEngine):
+    """An engine whose runner is that of the test."""
+
+    def __init__(self, runner: VllmRunner) -> None:
+        self.serve(runner)
+
+
+def generated(runner: VllmRunner, **sampling: Any) -> Completion:
+    call = Serving(runner).generate([[5, 6]], SamplingParams(log_probs=None, **sampling))
+    return asyncio.run(asyncio.wait_for(call, 10))[0]
+
+
+def test_a_refused_request_is_the_error_of_its_row_and_the_engine_can_be_used_on(
     runner: VllmRunner, llm: FakeLLM
 ) -> None:
     llm.refuses = True
-    one = answer()
-    runner.add([one])
-    with pytest.raises(ValueError, match="does not take this"):
-        tokens_of_step(runner)
-    runner.remove([one])
+    wrong = generated(runner)
     llm.refuses = False
-    runner.add([answer(2)])
 
-    assert tokens_of_step(runner) == [(2, 7, 0)]
+    assert (wrong.finish_reason, wrong.error) == ("error", "vLLM raised ValueError: vLLM does not take this")
+    assert generated(runner, max_tokens=1).tokens == (7,)
 
 
-def test_an_engine_that_died_or_lost_its_weights_says_so(runner: VllmRunner, llm: FakeLLM) -> None:
+@pytest.mark.parametrize(
+    ("end", "told"), [("abort", "abort"), ("error", "abort"), ("repetition", "abort"), ("length", "length")]
+)
+def test_an_answer_that_vllm_ends_without_a_token_ends(
+    runner: VllmRunner, llm: FakeLLM, end: str, told: str
+) -> None:
+    llm.ends = [end]
+    made = generated(runner, max_tokens=4)
+
+    assert (made.tokens, made.finish_reason, made.error) == ((7,), told, None)
+
+
+def test_an_engine_that_died_says_so(runner: VllmRunner, llm: FakeLLM) -> None:
+    llm.refuses = llm.errored = True
+    with pytest.raises(PhalanxError, match=r"since vLLM raised ValueError: .*group.restart\(\)"):
+        generated(runner)
+
+
+def test_a_load_that_fails_ends_the_pending_step_and_all_later_ones(runner: VllmRunner, llm: FakeLLM) -> None:
+    runner.add([answer()])
+    tokens_of_step(runner)
+
+    async def pending() -> Any:
+        step = asyncio.ensure_future(runner.step())
+        await asyncio.sleep(0)
+        with pytest.raises(px.weights.WeightsError, match=r"this worker is broken; .*group.restart\(\)"):
+            load(runner)
+        return await asyncio.wait_for(step, 10)
+
     llm.loses_weights = True
-    with pytest.raises(px.weights.WeightsError, match=r"this worker is broken; .*group.restart\(\)"):
-        load(runner)
+    assert asyncio.run(pending()) == []  # the engine then finds that its weights are torn
     with pytest.raises(PhalanxError, match="cannot be used any more, since a load of weights failed"):
         tokens_of_step(runner)
+
+
+def test_no_limit_of_likeliest_tokens_is_the_vocabulary(llm: FakeLLM, request: pytest.FixtureRequest) -> None:
+    llm.vllm_config.model_config.max_logprobs = -1
+
+    assert request.getfixturevalue("runner").capabilities.top == 100
+
+
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_processes_of_an_engine_are_no_actors(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_runner, "find", lambda _: dict)
+    monkeypatch.setattr(vllm_runner, "on_cpu", lambda: False)
+    given = vllm_runner._engine_arguments("model", {f"{axis}_parallel_size": 2})
+
+    assert given["distributed_executor_backend"] == "mp"
 
 
 def test_a_start_that_fails_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:

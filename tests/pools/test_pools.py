@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
+from phalanx.testing.scripted import scripted
 
 SLOW_ON_RAY = True
 
@@ -164,15 +166,39 @@ def test_resources_that_no_node_has_are_a_placement_error(ray_cluster: None) -> 
         ({"process_on_nodes": []}, "blocks"),
         ({"process_on_nodes": [2, 0]}, "0"),
         ({"process_on_nodes": [1], "use_gpu": "yes"}, "use_gpu='yes'"),
+        ({"process_on_nodes": [1], "use_gpu": 0}, "use_gpu=0"),
         ({"process_on_nodes": [1], "max_colocate_count": 0}, "max_colocate_count=0"),
         ({"process_on_nodes": [1], "accelerators_per_slot": 1.5}, "accelerators_per_slot=1.5"),
         ({"process_on_nodes": [1], "timeout": -1}, "timeout=-1"),
+        ({"process_on_nodes": [1], "timeout": math.nan}, "timeout=nan"),
         ({"process_on_nodes": [1], "backend": "slurm"}, "slurm"),
     ],
 )
 def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str) -> None:
     with pytest.raises(px.DeclarationError, match=named):
         px.ResourcePool(**{"backend": "inline", **options})
+
+
+def test_a_release_that_failed_is_tried_again_by_another_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = px.ResourcePool([1], use_gpu=False, backend="inline")
+    backend, before = pool.backend_api, len(pool.backend_api.holders())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(backend, "release", interrupted)
+        pool.close()
+    pool.close()
+
+    assert len(backend.holders()) == before - 1
+
+
+def interrupted(_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_pools_of_two_clusters_are_not_merged() -> None:
+    first = px.ResourcePool([1], use_gpu=False, backend="inline")
+    with scripted(lambda what, number: "fine"), pytest.raises(px.DeclarationError, match="cannot merge"):
+        first + px.ResourcePool([1], use_gpu=False, backend="inline")
+    first.close()
 
 
 def test_a_pool_does_not_travel() -> None:

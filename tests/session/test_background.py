@@ -28,10 +28,11 @@ def test_work_that_comes_during_a_turn_is_done_in_another() -> None:
     turns: list[int] = []
     in_turn, go_on = threading.Event(), threading.Event()
 
-    def turn() -> None:
+    def turn() -> float | None:
         turns.append(1)
         in_turn.set()
         go_on.wait(30.0)
+        return 60.0 if len(turns) == 1 else None  # the pause is over at once
 
     one = Background(turn)
     one.begin()

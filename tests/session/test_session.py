@@ -115,6 +115,22 @@ def test_after_a_shutdown_the_backend_is_that_of_the_environment_again(
         px.ResourcePool([1])
 
 
+def test_a_shutdown_leaves_a_cluster_that_the_program_started_later(
+    untouched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, stops = list[Any](), list[int]()
+    monkeypatch.setattr(cluster, "is_running", lambda: bool(running))
+    monkeypatch.setattr(cluster, "start", running.append)
+    monkeypatch.setattr(cluster, "stop", lambda: stops.append(running.clear() or 1))
+    px.init(num_cpus=1)
+    px.shutdown()
+    running.append("the program's own")
+    px.init()
+    px.shutdown()
+
+    assert (len(stops), running) == (1, ["the program's own"])
+
+
 def test_a_connection_is_over_when_ray_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     known = SimpleNamespace(connected=True, node=object())
     monkeypatch.setattr(private, "is_connected", lambda: known.connected)

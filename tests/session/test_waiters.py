@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.session.session import session
 from phalanx.session.wait_threads import _SPARE, Pending, WaitThreads
 from tests.support.fault_workers import within
 
@@ -51,6 +53,15 @@ def occupied() -> Any:
 def test_a_wait_that_never_ends_does_not_keep_the_process_from_exiting() -> None:
     done = subprocess.run([sys.executable, "-c", LEFT_WAITING], timeout=30)
     assert done.returncode == 0
+
+
+def test_a_fork_waits_with_threads_of_its_own() -> None:
+    session.waiters.submit(int).result()  # its thread is idle
+    child = os.fork()
+    if not child:
+        os._exit(session.waiters.submit(lambda: 7).result(20))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_wait_gives_what_the_function_gives_or_raises() -> None:

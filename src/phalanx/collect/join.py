@@ -33,8 +33,8 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
     """Return the value of a call.
 
     Outputs that are joined, which may be views of read-only memory, are joined as by :func:`join_rows`; other outputs
-    are returned unchanged. A leaf with k times the rows of the piece is taken as runs of k: padding is cut from it, and if
-    rows were dealt out of order, they are returned in the caller's order. A leaf with any other number of rows is
+    are returned unchanged. A leaf with k times the rows of the piece is taken as runs of k: padding is cut from it, and
+    if rows were dealt out of order, they are returned in the caller's order. A leaf with any other number of rows is
     returned completely, in the order of the pieces.
 
     Args:

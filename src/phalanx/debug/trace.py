@@ -388,4 +388,4 @@ def keep_saved() -> None:
         _saver.begin()
 
 
-session.at_shutdown(save_environment_trace)
+session.before_groups_close(lambda _: save_environment_trace())

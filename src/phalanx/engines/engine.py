@@ -255,13 +255,13 @@ class EngineLoop:
             return token.answer, version if token.version is None else token.version
 
         for (answer, token_version), tokens in itertools.groupby(sampled, source):
-            start = len(answer.tokens)
+            start, ended = len(answer.tokens), len(finished)
             for token in tokens:
                 if answer.key in self._running:  # else it ended, or was aborted during the step
                     answer.take(token, token_version, self._runner.vocabulary)
                     if answer.finish_reason is not None:
                         finished.append(self._running.pop(answer.key))
-            if len(answer.tokens) > start:
+            if len(answer.tokens) > start or len(finished) > ended:
                 self._stream(answer, start)
         if finished:
             self._runner.remove(finished)
@@ -280,7 +280,7 @@ class EngineLoop:
                     version=answer.versions[-1] if answer.versions else self.version,
                     finish_reason=answer.finish_reason,
                     sample=answer.sample,
-                    error=row.error,
+                    error=answer.error,
                 )
             )
 
@@ -436,7 +436,7 @@ class RolloutEngine(Worker):
         """
         version = self.version
         rows = self._requests.rows(prompts, _DEFAULT, None, None, version, room=0)
-        valid = [row for row in rows if row.error is None]
+        valid = [row for row in rows if row.answers[0].error is None]
         log_probs = self._runner.prompt_log_probs([row.prompt for row in valid]) if valid else []
         for row, values in zip(valid, log_probs, strict=True):
             runs = ((version, len(row.prompt) - 1),)
@@ -486,8 +486,8 @@ class RolloutEngine(Worker):
             self._loop.sleep(tags)
         elif not self._has_warned:
             self._has_warned = True
-            reason = self._runner.why_not("sleep")
-            warnings.warn(f"{type(self).__name__}.sleep() does nothing here: {reason}", stacklevel=2)
+            advice = "only VllmRollout releases memory, on GPUs and with enable_sleep_mode=True"
+            warnings.warn(f"{type(self).__name__}.sleep() does nothing here: {advice}", stacklevel=2)
 
     @register(needs_weights=False)
     async def wake(self, tags: Sequence[str] = TAGS) -> None:
@@ -542,11 +542,10 @@ def endpoints(group: Any) -> list[Endpoint]:
         DeclarationError: if its engines have no server.
     """
     method = getattr(group, "endpoint", None)
-    if method is None:
-        raise DeclarationError(
-            f"px.engines.endpoints({group!r}): these engines have no server; VllmRollout can have one for each"
-        )
-    served: list[Endpoint] = [endpoint for endpoint in method() if endpoint is not None]
+    served = [] if method is None else [endpoint for endpoint in method() if endpoint is not None]
     if not served:
-        raise DeclarationError(f"px.engines.endpoints({group!r}): bind its class with serve=True")
+        raise DeclarationError(
+            f"px.engines.endpoints({group!r}): these engines have no server; VllmRollout can have one for each: "
+            "bind it with serve=True"
+        )
     return served

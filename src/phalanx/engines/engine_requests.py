@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 import reprlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -29,16 +29,18 @@ from phalanx.engines.vocabulary import Encode, Vocabulary
 class SampledToken(NamedTuple):
     """A token of an answer, from a step of a model runner.
 
-    ``log_prob`` is None if the sampling requests none. ``finish`` is an end that only the runner knows. ``version`` is
-    the version of the weights that sampled the token, if the runner knows better than the caller of its step.
+    ``log_prob`` is None if the sampling requests none. ``finish`` is an end that only the runner knows: with the token
+    None, the answer ends without another token. ``version`` is the version of the weights that sampled the token, if
+    the runner knows better than the caller of its step. ``error`` is the reason of the end "error".
     """
 
     answer: Answer
-    token: int
+    token: int | None
     log_prob: float | None = None
     top: dict[int, float] | None = None
     finish: FinishReason | None = None
     version: int | None = None
+    error: str | None = None
 
 
 @dataclass(eq=False)
@@ -77,8 +79,17 @@ class Answer:
         """Prompt and tokens: the context of the next token."""
         return [*self.row.prompt, *self.tokens]
 
+    @property
+    def error(self) -> str | None:
+        """Reason why it cannot be served."""
+        return None if self.given is None else self.given.error
+
     def take(self, sampled: SampledToken, version: int, vocabulary: Vocabulary) -> None:
-        """Append a token that was sampled by weights of ``version``."""
+        """Append a token that was sampled by weights of ``version``, or end without another token."""
+        if sampled.token is None:
+            self.finish_reason = sampled.finish or "abort"
+            self.given = replace(self.completion(version, vocabulary), error=sampled.error)
+            return
         self.tokens.append(sampled.token)
         self.versions.append(version)
         if sampled.log_prob is not None:
@@ -109,10 +120,10 @@ class Answer:
         if vocabulary.text is None or stop not in vocabulary.text(self.tokens[-4 * len(stop) - 8 :]):
             return False
         text = vocabulary.text(self.tokens)
-        if stop not in text:
-            return False
-        self.text = text[: text.index(stop)]
-        return True
+        starts = [text.index(one) for one in self.sampling.stop if isinstance(one, str) and one in text]
+        if starts:
+            self.text = text[: min(starts)]
+        return bool(starts)
 
     def completion(self, version: int, vocabulary: Vocabulary) -> Completion:
         """Return the completion; ``version``, the current version, is for an answer without tokens."""
@@ -147,12 +158,6 @@ class Row:
     answers: list[Answer] = field(default_factory=list[Answer])
     report: Callable[[Any], None] = lambda _: None
     streams: bool = False
-
-    @property
-    def error(self) -> str | None:
-        """Reason why this row cannot be served."""
-        given = self.answers[0].given
-        return None if given is None else given.error
 
     @property
     def is_finished(self) -> bool:
@@ -203,7 +208,7 @@ class RequestFactory:
             raise ValueError("prompts is a text; give a list of prompts")
         tokens = [self._prompt_tokens(prompt) for prompt in prompts]
         count = len(tokens)
-        samplings = [sampling] * count if isinstance(sampling, SamplingParams) else list(sampling)
+        samplings = list(sampling) if isinstance(sampling, Iterable) else [sampling] * count
         if not all(isinstance(row, SamplingParams) for row in samplings):
             expected = "px.engines.SamplingParams(max_tokens=..., ...), or a list with one per prompt"
             raise ValueError(f"sampling={sampling!r}: expected {expected}")
@@ -256,12 +261,16 @@ class RequestFactory:
             yield f"it stops at the text {texts[0]!r}, and the engine has no tokenizer; give tokenizer="
         if len(prefixes) != sampling.n:
             yield f"prefix has {len(prefixes)} answers; expected {sampling.n}, as SamplingParams(n={sampling.n})"
+        if any(len(given.tokens) > sampling.max_tokens for given in prefixes if not given.finished):
+            yield f"its prefix is longer than max_tokens={sampling.max_tokens}, which includes the prefix"
         refusal = self._refuses(sampling)
         if refusal is not None:
             yield refusal
 
 
 def _column(name: str, values: Any, count: int) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable | None):
+        raise ValueError(f"{name} is {reprlib.repr(values)}; expected a list with an element per prompt")
     column = [None] * count if values is None else list(values)
     if len(column) != count:
         raise ValueError(f"{name} has {len(column)} elements for {count} prompts; give one for each")

@@ -126,7 +126,8 @@ class Completion:
     def __phalanx_nbytes__(self) -> int:
         texts = len(self.text or "") + len(self.id)
         top = 16 * sum(map(len, self.top))
-        return 64 + texts + 8 * (len(self.tokens) + len(self.log_probs)) + top + 64 * len(self.more)
+        more = sum(answer.__phalanx_nbytes__ for answer in self.more)
+        return 64 + texts + 8 * (len(self.tokens) + len(self.log_probs)) + top + more
 
 
 Prefix: TypeAlias = "Completion | Sequence[int] | None"
@@ -162,19 +163,15 @@ class Capabilities:
     Attributes:
         context: most tokens of prompt and answer together.
         sleep: whether ``sleep`` releases memory.
-        prefix_cache: whether prompts are cached from call to call.
         seeds: whether ``SamplingParams(seed=)`` gives a row the same tokens in every batch.
         top: largest k of ``SamplingParams(log_probs=k)``.
-        prompt_log_probs: whether log-probabilities of prompts are available.
         text: whether the engine has a tokenizer.
     """
 
     context: int
     sleep: bool = False
-    prefix_cache: bool = False
     seeds: bool = True
     top: int = 0
-    prompt_log_probs: bool = True
     text: bool = False
 
 
@@ -203,10 +200,8 @@ class EngineStatistics:
     def numbers(self) -> dict[str, float]:
         """Return the changing values by name, for metrics and traces."""
         names = ("tokens_per_second", "running", "waiting", "cache_use", "tokens")
-        return {
-            **{name: float(getattr(self, name)) for name in names},
-            "weights_version": float(self.version),
-        }
+        numbers = {name: float(getattr(self, name)) for name in names}
+        return {**numbers, "weights_version": float(self.version)}
 
     def line(self) -> str:
         """Return the statistics as a line of text."""

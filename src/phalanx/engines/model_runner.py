@@ -14,7 +14,7 @@ class ModelRunner(abc.ABC):
     """Runs the model of an engine. :class:`RolloutEngine` calls its methods from a single thread, in sequence.
 
     Weights change only between two calls, or while a step is awaited. A runner does not end answers, except by
-    ``SampledToken.finish`` at an end that ``vocabulary`` does not tell.
+    ``SampledToken.finish`` at an end that ``vocabulary`` does not tell; its token is None at an end without a token.
     """
 
     #: Features of the engine.
@@ -75,10 +75,6 @@ class ModelRunner(abc.ABC):
     def release(self) -> None:
         """Continue after :meth:`hold`."""
         return
-
-    def why_not(self, feature: str) -> str:
-        """Return why a feature is missing in ``capabilities``."""
-        return f"this engine has no {feature}"
 
     def sleep(self, tags: Sequence[str]) -> None:
         """Release memory; called if ``capabilities.sleep``."""

@@ -23,6 +23,8 @@ from phalanx.engines.token_sampling import sample_tokens
 from phalanx.engines.vocabulary import Decode, Vocabulary, check_folder, end_tokens, load_tokenizer
 
 _TOP = 64
+_READ_AT_ONCE = 2048
+"""Most tokens of prompts whose log-probabilities, over the whole vocabulary, are in memory at the same time."""
 
 
 class TransformersRollout(RolloutEngine):
@@ -78,11 +80,16 @@ class DecodeBatch:
         self.answers, self.cache, self.mask, self.tokens = list(answers), cache, mask, tokens
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Cut out all other rows."""
+        """Cut out all other rows, and the first places, where the kept rows have only padding."""
         chosen = torch.tensor(rows, device=self.mask.device)
         self.answers = [self.answers[row] for row in rows]
         self.mask, self.tokens = self.mask[chosen], self.tokens[chosen]
         self.cache.batch_select_indices(chosen)
+        if _is_plain(self.cache):
+            padding = int(self.mask.any(dim=0).int().argmax())
+            self.mask = self.mask[:, padding:]
+            for layer in self.cache.layers:
+                layer.keys, layer.values = layer.keys[:, :, padding:], layer.values[:, :, padding:]
 
     def append(self, other: DecodeBatch) -> None:
         """Append the rows of another batch, padded to the same number of places."""
@@ -140,7 +147,7 @@ class PaddedRunner(ModelRunner):
 
     @torch.no_grad()
     def step(self) -> list[SampledToken]:
-        if self._batch is not None and self._new and not _can_append(self._batch.cache):
+        if self._batch is not None and self._new and not _is_plain(self._batch.cache):
             self.weights_changed()
         batch, sampled = self._batch, list[SampledToken]()
         if batch is not None:
@@ -180,8 +187,9 @@ class PaddedRunner(ModelRunner):
     @torch.no_grad()
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         log_probs: list[list[float]] = []
-        for start in range(0, len(prompts), self._max_running):
-            part = prompts[start : start + self._max_running]
+        rows_at_once = max(1, _READ_AT_ONCE // max(map(len, prompts)))
+        for start in range(0, len(prompts), rows_at_once):
+            part = prompts[start : start + rows_at_once]
             ids, mask = self._padded(part)
             out = self._forward(ids, mask, use_cache=False)
             every = out.logits[:, :-1].float().log_softmax(dim=-1).gather(2, ids[:, 1:, None])[:, :, 0]
@@ -192,14 +200,8 @@ class PaddedRunner(ModelRunner):
     def cache_use(self) -> float:
         return len(self._running()) / self._max_running
 
-    def why_not(self, feature: str) -> str:
-        return "the model stays in memory, and keys and values are released with the last answer"
 
-    def close(self) -> None:
-        self._new, self._batch = [], None
-
-
-def _can_append(cache: Any) -> bool:
+def _is_plain(cache: Any) -> bool:
     """Return whether all layers are plain tensors of keys and values, with a place per token."""
     from transformers.cache_utils import DynamicLayer
 

@@ -9,15 +9,13 @@ from torch.nn import functional
 
 from phalanx.errors import DeclarationError
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
-
 SPLIT_DIM: Mapping[str, int] = {"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1}
 """Dimension along which each weight is sharded over tp ranks (torch's Linear has (out, in))."""
 
 _ACTIVATIONS = ("silu", "gelu", "relu")
 
 
-def activation(name: str) -> Activation:
+def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the activation of a name in a model's configuration.
 
     Raises:

@@ -101,8 +101,7 @@ class FSDPTrainer(DeviceMeshWorker):
         mesh = self.init_mesh(dp=-1)
         with torch.device("meta"):
             made = self._make_model()
-        made = _sharded(made, mesh)
-        keep_tensors(made, self.model, self.optimizer)
+        keep_tensors(_sharded(made, mesh), self.model, self.optimizer)
         self.model = made
         register_state(self, model=self.model, optimizer=self.optimizer)
 

@@ -59,7 +59,7 @@ class ResourcePool:
         backend: str | None = None,
     ) -> None:
         shape = checked_shape(process_on_nodes)
-        check_options(use_gpu, max_colocate_count, accelerators_per_slot, timeout, name_prefix)
+        check_options(use_gpu, max_colocate_count, accelerators_per_slot, name_prefix)
         chosen = session.get_backend(backend)
         resource = resource_of(chosen, use_gpu)
         number = next(session.pool_numbers)
@@ -169,10 +169,10 @@ class ResourcePool:
         """
         if not isinstance(other, ResourcePool):
             return NotImplemented
-        if self.backend != other.backend:
+        if self.backend_api is not other.backend_api:
             raise DeclarationError(
                 f"cannot merge a pool of backend {self.backend!r} with one of {other.backend!r}; make both pools "
-                "with the same backend="
+                "with the same backend=, after px.init"
             )
         holdings = {**self._holdings, **other._holdings}
         whole = self._whole and other._whole
@@ -303,10 +303,10 @@ class ResourcePool:
         with books:
             holding = self._holdings[last]
             _check_free(self.name, holding, self._view.slots)
-            holding.close(release=False)  # no group is booked any more
-        self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
-        self._holdings = {name: self._holdings[name] for name in kept}
-        holding.backend.release(holding.reservation.keys)
+            self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
+            self._holdings = {name: self._holdings[name] for name in kept}
+            holding.open = False  # no group is booked any more
+        holding.close()
 
     def _check_own(self, verb: str) -> None:
         self._check_open()

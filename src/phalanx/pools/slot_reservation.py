@@ -56,28 +56,31 @@ class SlotReservation:
     accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]], init=False)
     lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     open: bool = field(default=True, init=False)
+    held: bool = field(default=True, init=False)
     finalizer: weakref.finalize[..., Any] | None = field(default=None, init=False)
 
     def reserve(self, name: str, pool: str, blocks: tuple[int, ...], timeout: float) -> SlotReservation:
         """Reserve blocks of slots of the same kind under a name; they are released once no pool holds them any more.
 
         Raises:
+            DeclarationError: ``timeout`` is no positive number.
             PlacementError: the cluster cannot hold them, or did not within ``timeout``; with the table.
         """
-        backend = self.backend
-        request = ReserveRequest(name, blocks, self.bundle, self.detached, timeout)
-        held = backend.reserve(request)
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise DeclarationError(f"timeout={timeout!r}: expected seconds as a positive number")
+        held = self.backend.reserve(ReserveRequest(name, blocks, self.bundle, self.detached, timeout))
         made = replace(self, pool=pool, reservation=held, blocks=blocks, reservation_name=name)
         if not self.detached:
-            made.finalizer = weakref.finalize(made, session.queue.add, backend.release, held.keys)
+            made.finalizer = weakref.finalize(made, session.queue.add, self.backend.release, held.keys)
             made.finalizer.atexit = False  # the backend then frees everything
         return made
 
     def close(self, release: bool = True) -> None:
-        """Take no more groups, and release the slots, unless their cluster was left. Idempotent."""
-        was_open, self.open = self.open, False
-        if was_open and release:
+        """Take no more groups, and release the slots, unless their cluster was left; after an error, call it again."""
+        self.open = False
+        if self.held and release:
             self.backend.release(self.reservation.keys)
+        self.held = False
         if self.finalizer is not None:
             self.finalizer.detach()
 
@@ -115,10 +118,9 @@ def check_options(
     use_gpu: object,
     max_colocate_count: object,
     accelerators_per_slot: object,
-    timeout: object,
     name_prefix: object,
 ) -> None:
-    if use_gpu not in (True, False, "auto"):
+    if use_gpu != "auto" and not isinstance(use_gpu, bool):
         raise DeclarationError(f'ResourcePool(use_gpu={use_gpu!r}): expected True, False or "auto"')
     for option, value in (
         ("max_colocate_count", max_colocate_count),
@@ -126,8 +128,6 @@ def check_options(
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise DeclarationError(f"ResourcePool({option}={value!r}): expected a whole number from 1")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout <= 0:
-        raise DeclarationError(f"ResourcePool(timeout={timeout!r}): expected seconds as a positive number")
     if name_prefix is not None and not re.fullmatch(r"[\w.-]+", str(name_prefix)):
         raise DeclarationError(
             f"ResourcePool(name_prefix={name_prefix!r}): expected letters, digits, '_', '.' and '-' only"

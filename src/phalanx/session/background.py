@@ -50,7 +50,7 @@ class BackgroundThread:
             with self._changed:
                 self._now = None
                 if pause is not None:
-                    self._due[work] = time.monotonic() + pause
+                    self._due.setdefault(work, time.monotonic() + pause)  # unless it began again meanwhile
             del work  # else it would be kept until the next turn
 
     def _next(self) -> Background | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import secrets
 import threading
 import weakref
@@ -58,7 +59,6 @@ class Session:
         self._pools: weakref.WeakSet[Any] = weakref.WeakSet()
         self._kept_pools: set[Any] = set()
         self._before_groups: list[Callable[[Backend | None], None]] = []
-        self._at_shutdown: list[Callable[[], None]] = []
 
     # Its connection
 
@@ -199,10 +199,6 @@ class Session:
         """
         self._before_groups.append(callback)
 
-    def at_shutdown(self, callback: Callable[[], None]) -> None:
-        """Have a function called by :meth:`shutdown`, after all groups are closed and before Ray is left."""
-        self._at_shutdown.append(callback)
-
     def shutdown(self) -> None:
         """Close everything that is open, detached pools too; leave a cluster that this session connected to.
 
@@ -210,8 +206,6 @@ class Session:
         """
         with self._lock:
             self._let_go(None)
-            for callback in self._at_shutdown:
-                callback()
             self._backend = self._show_ranks = None
             self._inline_resources = {}
             for backend in self._backends.values():
@@ -220,6 +214,7 @@ class Session:
                 from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
 
                 ray_cluster.stop()
+                self._started_ray = False
             self._backends.clear()
 
     def lost(self, backend: Backend) -> None:
@@ -287,6 +282,13 @@ def _own_accelerators() -> dict[str, float]:
 
 
 session = Session()
+
+
+def _renew_waiters() -> None:
+    session.waiters = WaitThreads()
+
+
+os.register_at_fork(after_in_child=_renew_waiters)  # a fork has none of the threads
 
 
 def init(

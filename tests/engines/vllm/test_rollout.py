@@ -244,7 +244,7 @@ def test_a_start_that_fails_leaves_nothing(cluster: None, models: dict[str, str]
     """Neither where options are wrong, nor where the engine's own process finds out."""
     before = engine_processes(), shared_memory(), folders_of_sockets()
     wrong: dict[str, dict[str, Any]] = {
-        "--no-such-thing": {"server_options": {"no_such_thing": 1}},
+        "'no_such_thing'; expected options of its HTTP server": {"server_options": {"no_such_thing": 1}},
         "VLLM_SERVER_DEV_MODE is '1'": {"env": {"VLLM_SERVER_DEV_MODE": "1"}},
         "Engine core initialization failed": {"kv_cache_memory_bytes": 1},
     }
@@ -277,3 +277,38 @@ def test_a_token_may_begin_with_a_dash() -> None:
 
     assert server._given.api_key == ["-token-of-16-characters"]
     assert server._given.root_path == "-path"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"enable_auto_tool_choice": True, "enable_log_deltas": False},
+        {"default_chat_template_kwargs": {"enable_thinking": False}},
+        {"allowed_origins": ["http://a"], "middleware": ["a.b", "c.d"], "served_model_name": ["a", "b"]},
+    ],
+)
+def test_options_of_the_server_are_python_values(options: dict[str, Any]) -> None:
+    prepare()
+    from phalanx.engines.vllm.endpoint import EndpointServer
+
+    server = EndpointServer("model", "127.0.0.1", 0, "k" * 16, {**options, "response_role": None})
+    server.close()
+
+    assert {name: getattr(server._given, name) for name in options} == options
+    assert server._given.response_role == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 8}, "'max_model_len'; expected options of its HTTP server"),
+        ({"api_k": "k" * 16}, "'api_k'; expected options of its HTTP server"),
+        ({"uvicorn_log_level": "loud"}, "invalid choice"),
+    ],
+)
+def test_options_that_the_server_does_not_read_are_refused(options: dict[str, Any], message: str) -> None:
+    prepare()
+    from phalanx.engines.vllm.endpoint import EndpointServer
+
+    with pytest.raises(px.DeclarationError, match=message):
+        EndpointServer("model", "127.0.0.1", 0, "k" * 16, options)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import contextlib
 import hashlib
-import io
 import json
 import logging
 import os
@@ -99,6 +98,9 @@ def _digest(key: bytes) -> bytes:
 
 
 _START_S = 60.0
+_SERVER_OPTIONS = "vllm.entrypoints.launchers.cli_args.FrontendArgs"
+_SHARED_OPTIONS = {"enable_log_requests", "served_model_name", "structured_outputs_config"}
+"""Options of the engine that its server reads too."""
 _OWN_ARGUMENTS = {"api_key": "token=", "host": "host=", "port": "port="}
 
 
@@ -119,11 +121,15 @@ class EndpointServer:
     """
 
     def __init__(self, model: str, host: str, port: int, key: str, options: dict[str, Any]) -> None:
-        _check_development_mode()
+        options = {name.replace("-", "_"): value for name, value in options.items()}
         _check_options(options)
         if not host:  # sockets take it for every address
             raise DeclarationError(f"host={host!r}; expected an address; leave it out for 127.0.0.1")
-        self._key, self._model = key, model
+        if type(port) is not int or not 0 <= port < 1 << 16:
+            raise DeclarationError(
+                f"port={port!r}; expected a whole number from 0 to 65535; 0 takes a free port"
+            )
+        self._key = key
         self._given = _arguments(model, key, options)
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -155,7 +161,8 @@ class EndpointServer:
             if self._task.done() or time.monotonic() > until:
                 raise PhalanxError(f"vLLM's HTTP server did not start in {_START_S:g} s; its log says why")
             await asyncio.sleep(0.01)
-        return Endpoint(f"http://{self._address()}/v1", self._key, self._model)
+        name = (given.served_model_name or [given.model])[0]
+        return Endpoint(f"http://{self._address()}/v1", self._key, name)
 
     def _address(self) -> str:
         """Return host and port for URLs."""
@@ -176,45 +183,42 @@ class EndpointServer:
         self._socket.close()
 
 
-def _check_development_mode() -> None:
-    """Reject the mode in which vLLM adds routes that pause the engine, replace its weights and call its workers."""
+def _check_options(options: dict[str, Any]) -> None:
+    """Reject options that other arguments set, and options that this server would ignore.
+
+    Also the mode in which vLLM adds routes that pause the engine, replace its weights and call its workers.
+    """
     mode = os.environ.get("VLLM_SERVER_DEV_MODE", "0")
     if mode != "0":
         raise DeclarationError(
             f"VLLM_SERVER_DEV_MODE is {mode!r}; expected '0', since endpoints have no development routes; unset it, "
             "and use methods of the group instead"
         )
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    """Reject options that other arguments set, and options that this server would ignore."""
     for name in options:
-        plain = name.replace("-", "_")
-        if plain in _OWN_ARGUMENTS:
-            advice = f"expected the argument {_OWN_ARGUMENTS[plain]} for it; give that instead"
-        elif plain == "uds" or plain.startswith("ssl_"):
+        if name in _OWN_ARGUMENTS:
+            advice = f"expected the argument {_OWN_ARGUMENTS[name]} for it; give that instead"
+        elif name == "uds" or name.startswith("ssl_"):
             advice = "expected none, since endpoints speak plain HTTP over TCP; put a proxy in front of the endpoint"
+        elif name not in {*_SHARED_OPTIONS, *find(_SERVER_OPTIONS).__dataclass_fields__}:
+            advice = "expected options of its HTTP server, as in `vllm serve`; VllmRollout takes those of the engine"
         else:
             continue
         raise DeclarationError(f"server_options has {name!r}; {advice}")
 
 
 def _arguments(model: str, key: str, options: dict[str, Any]) -> Any:
-    """Return the arguments of ``vllm serve``."""
+    """Return the arguments of ``vllm serve``. It parses texts, as on a command line; lists and numbers are values."""
     parser = find("vllm.entrypoints.launchers.cli_args.make_arg_parser")(
-        find("vllm.utils.argparse_utils.FlexibleArgumentParser")()
+        find("vllm.utils.argparse_utils.FlexibleArgumentParser")(exit_on_error=False)
     )
     # With the key, vLLM's own check agrees with ours, whatever VLLM_API_KEY says.
     flags = ["--model", model, f"--api-key={key}", "--disable-log-stats"]
-    for name, value in options.items():  # with "=", because a value may begin with a dash
-        flags.append(f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"))
-    said = io.StringIO()
+    # With "=", because a value may begin with a dash.
+    flags += [f"--{name}={value}" for name, value in options.items() if isinstance(value, str)]
+    flags += [f"--{name}={json.dumps(value)}" for name, value in options.items() if isinstance(value, dict)]
     try:
-        with contextlib.redirect_stderr(said):
-            return parser.parse_args(flags)
-    except SystemExit:  # raised by its argument parser, to end a script
-        why = said.getvalue().strip().rpartition("error: ")[2]
-        raise DeclarationError(
-            f"server_options={options!r}: {why}; expected options of `vllm serve`, such as "
-            '{"enable_auto_tool_choice": True}'
-        ) from None
+        given = parser.parse_args(flags)
+    except (argparse.ArgumentError, SystemExit) as error:  # the latter after a message in the rank's log
+        raise DeclarationError(f"server_options={options!r}: {error}; see `vllm serve --help`") from None
+    others = {name: value for name, value in options.items() if not isinstance(value, str | dict | None)}
+    return argparse.Namespace(**{**vars(given), **others})

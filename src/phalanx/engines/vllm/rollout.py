@@ -34,7 +34,7 @@ class VllmRollout(RolloutEngine):
             too, by plain HTTP.
         port: port of the server. 0 takes a free port.
         token: key that every request needs, of 16 characters or more. None generates a key for each engine.
-        server_options: options of ``vllm serve``, such as ``{"enable_auto_tool_choice": True}``.
+        server_options: options of ``vllm serve`` for its server, such as ``{"enable_auto_tool_choice": True}``.
         engine_options: options of vLLM's ``AsyncEngineArgs``: ``dtype``, ``max_model_len``, ``kv_cache_memory_bytes``
             and so on. ``tensor_parallel_size`` defaults to the number of the slot's accelerators.
 
@@ -105,7 +105,8 @@ class VllmRollout(RolloutEngine):
     def close(self) -> None:
         """End the server, all answers, and the engine's processes."""
         server, self._server = self._server, None
-        if server is not None:
-            self._endpoint = None
-            self._vllm.wait(server.stop(), 10.0)
-        super().close()
+        try:
+            if server is not None:
+                self._vllm.wait(server.stop(), 10.0)
+        finally:
+            super().close()

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -31,8 +31,6 @@ from phalanx.engines.vllm.vllm_weights import EXTENSION, location_of
 from phalanx.engines.vocabulary import Decode, Vocabulary, end_tokens
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
 from phalanx.worker.control import MARK_VARIABLE
-
-T = TypeVar("T")
 
 _CPU_CACHE_BYTES = 512 << 20
 _END_S = 10.0
@@ -68,7 +66,6 @@ class VllmRunner(ModelRunner):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._lock = threading.Lock()
         self._sampled: list[SampledToken] = []
-        self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_held = False
         self._asleep = frozenset[str]()
@@ -89,15 +86,16 @@ class VllmRunner(ModelRunner):
             raise
         # Only copies of weights use torch here: more threads would spin beside those of vLLM's processes.
         torch.set_num_threads(1)
-        config = self.llm.vllm_config
-        self.dtype: torch.dtype = config.model_config.dtype
-        self._slots: int = config.scheduler_config.max_num_seqs
-        self.vocabulary = _vocabulary(config.model_config, text)
+        config = self.llm.vllm_config.model_config
+        self.dtype: torch.dtype = config.dtype
+        self._slots: int = self.llm.vllm_config.scheduler_config.max_num_seqs
+        generation = config.try_get_generation_config() or {}
+        end = generation.get("eos_token_id", getattr(config.hf_text_config, "eos_token_id", None))
+        self.vocabulary = Vocabulary(config.max_model_len, end_tokens(end), config.get_vocab_size(), text)
         self.capabilities = Capabilities(
-            context=self.vocabulary.context,
-            sleep=bool(config.model_config.enable_sleep_mode) and not on_cpu(),
-            prefix_cache=bool(config.cache_config.enable_prefix_caching),
-            top=max(config.model_config.max_logprobs, 0),
+            context=config.max_model_len,
+            sleep=bool(config.enable_sleep_mode) and not on_cpu(),
+            top=config.get_vocab_size() if config.max_logprobs < 0 else config.max_logprobs,
             text=text is not None,
         )
         self._sampling = VllmSampling(self.vocabulary, seeds=seeds)
@@ -120,7 +118,7 @@ class VllmRunner(ModelRunner):
         self.llm = llm_class.from_engine_args(arguments, stat_loggers=[CacheUse])
         self._shared_memory = await self.llm.collective_rpc("phalanx_shared_memory")
 
-    def wait(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+    def wait(self, work: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
         """Run ``work`` on the loop of ``llm``, and return its result. Not to be called on that loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
 
@@ -142,20 +140,25 @@ class VllmRunner(ModelRunner):
             self._tasks[answer.key] = self._loop.create_task(self._follow(answer, prompt, params))
 
     async def _follow(self, answer: Answer, prompt: Any, params: Any) -> None:
-        """Collect the tokens of an answer."""
+        """Collect the tokens of an answer. vLLM's server has the same requests: names that no client guesses."""
+        name = f"{secrets.token_hex(8)}-{answer.key}"
         try:
-            async for output in self.llm.generate(prompt, params, str(answer.key)):
+            async for output in self.llm.generate(prompt, params, name):
                 self._complete_step(sampled_tokens(answer, output.outputs[0], self._version))
         except Exception as error:
-            self._complete_step((), error)
+            why = f"vLLM raised {type(error).__name__}: {error}"
+            if self.llm.errored:
+                self._broken = why
+                self._complete_step(())  # the next one raises that
+            else:
+                self._complete_step([SampledToken(answer, None, finish="error", error=why)])
         finally:
             self._tasks.pop(answer.key, None)
 
-    def _complete_step(self, sampled: Iterable[SampledToken], error: BaseException | None = None) -> None:
+    def _complete_step(self, sampled: Iterable[SampledToken]) -> None:
         """Complete the pending step with the sampled tokens."""
         with self._lock:
             self._sampled += sampled
-            self._error = self._error or error
             waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.get_loop().call_soon_threadsafe(lambda: waiter.done() or waiter.set_result(None))
@@ -163,17 +166,12 @@ class VllmRunner(ModelRunner):
     async def step(self) -> Iterable[SampledToken]:
         self._check()
         with self._lock:
-            is_pending = self._answers and not (self._sampled or self._error or self._is_held)
+            is_pending = self._answers and not (self._sampled or self._is_held or self._broken)
             waiter = self._waiter = asyncio.get_running_loop().create_future() if is_pending else None
         if waiter is not None:
             await waiter
         with self._lock:
             sampled, self._sampled = self._sampled, []
-            error, self._error = self._error, None
-        if error is not None:
-            if self.llm.errored:  # else vLLM rejected a request
-                self._broken = f"vLLM's engine failed: {type(error).__name__}: {error}"
-            raise error
         return sampled
 
     def remove(self, answers: Sequence[Answer]) -> None:
@@ -216,6 +214,7 @@ class VllmRunner(ModelRunner):
             self.wait(self._load(location, number))
         except BaseException as error:
             self._broken = f"a load of weights failed in vLLM: {type(error).__name__}: {error}"
+            self._complete_step(())  # running answers raise WeightsTorn then
             raise WeightsError(f"{self._broken}; the group has to be restarted: group.restart()") from error
 
     async def _load(self, location: str, number: int) -> None:
@@ -254,11 +253,6 @@ class VllmRunner(ModelRunner):
     def cache_use(self) -> float:
         return self._cache_use
 
-    def why_not(self, feature: str) -> str:
-        if feature == "sleep":
-            return "vLLM releases memory on GPUs, if it is bound with enable_sleep_mode=True"
-        return super().why_not(feature)
-
     def sleep(self, tags: Sequence[str]) -> None:
         self.reset_cache()
         self.wait(self._set_asleep(self._asleep.union(tags)))
@@ -286,7 +280,14 @@ class VllmRunner(ModelRunner):
             try:
                 self.wait(self._shut_down(), _END_S)
             finally:
-                self._end_loop()
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(_END_S)
+                if not self._thread.is_alive():
+                    self._loop.close()
+                shutil.rmtree(self._sockets, ignore_errors=True)
+                for path in itertools.chain(*self._shared_memory):
+                    with contextlib.suppress(FileNotFoundError):  # vLLM removes it, unless it was killed
+                        os.unlink(path)
 
     async def _shut_down(self) -> None:
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
@@ -296,16 +297,6 @@ class VllmRunner(ModelRunner):
             await asyncio.wait(tasks, timeout=1.0)
         if self.llm is not None:
             self.llm.shutdown(timeout=_EXIT_S)
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_END_S)
-        if not self._thread.is_alive():
-            self._loop.close()
-        shutil.rmtree(self._sockets, ignore_errors=True)
-        for path in itertools.chain(*self._shared_memory):
-            with contextlib.suppress(FileNotFoundError):  # vLLM removes it, unless it was killed
-                os.unlink(path)
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -324,7 +315,7 @@ def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
         "disable_log_stats": True,
         "logprobs_mode": "raw_logprobs",
     }
-    size = options.get("tensor_parallel_size", 1)
+    size = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
     if on_cpu():
         defaults["enforce_eager"] = True
         if options.get("enforce_eager", True):
@@ -350,9 +341,3 @@ def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
         return find("vllm.engine.arg_utils.AsyncEngineArgs")(**{**defaults, **options, **needed})
     except TypeError as error:
         raise DeclarationError(f"VllmRollout: {error}; expected options of this vLLM's engine") from error
-
-
-def _vocabulary(config: Any, text: Decode | None) -> Vocabulary:
-    generation = config.try_get_generation_config() or {}
-    end = generation.get("eos_token_id", getattr(config.hf_text_config, "eos_token_id", None))
-    return Vocabulary(config.max_model_len, end_tokens(end), config.get_vocab_size(), text)

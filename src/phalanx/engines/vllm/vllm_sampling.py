@@ -92,11 +92,13 @@ class VllmSampling:
 
 
 def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[SampledToken]:
-    """Yield the tokens of an output of vLLM, sampled by weights of ``version``."""
+    """Yield the tokens of an output of vLLM, sampled by weights of ``version``; the last token has the end, if any."""
     count = answer.sampling.log_probs or 0
+    end = output.finish_reason if output.finish_reason in (None, "stop", "length") else "abort"
+    if end is not None and not output.token_ids:
+        yield SampledToken(answer, None, finish=end, version=version)
     for index, token in enumerate(output.token_ids):
-        is_last = index == len(output.token_ids) - 1
-        finish = output.finish_reason if is_last and output.finish_reason in ("stop", "length") else None
+        finish = end if index == len(output.token_ids) - 1 else None
         if output.logprobs is None:
             yield SampledToken(answer, token, finish=finish, version=version)
             continue

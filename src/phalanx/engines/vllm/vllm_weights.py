@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -30,11 +30,11 @@ def expected_weights(folder: str, dtype: torch.dtype, *, trust_remote_code: bool
     """
     from transformers import AutoConfig, AutoModelForCausalLM  # only engines need it
 
-    auto_config: Any = AutoConfig
-    auto_model: Any = AutoModelForCausalLM
-    config = auto_config.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    config = cast(Any, AutoConfig).from_pretrained(folder, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
-        model = auto_model.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        model = cast(Any, AutoModelForCausalLM).from_config(
+            config, dtype=dtype, trust_remote_code=trust_remote_code
+        )
     saved = model.state_dict()
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
     tensors.update((name, buffer) for name, buffer in model.named_buffers() if name in saved)
