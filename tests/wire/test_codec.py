@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections import OrderedDict, namedtuple
+from http import HTTPStatus
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from phalanx.wire.codec import Policy, decode, encode
+from phalanx.wire.codec import decode, encode
 from phalanx.wire.pack import Sink, dtype_names
 from tests.wire.routes import payload, through_buffers, through_bytes
 
@@ -37,7 +38,7 @@ class WithOwnReduce(torch.Tensor):
         OrderedDict(a=1, b=2),
         1 + 2j,
         bytearray(b"x"),
-        Policy.READONLY,
+        HTTPStatus.OK,
         b"\x80 looks like a pickle",
         b"PHX2 looks like an encoded value",
     ],

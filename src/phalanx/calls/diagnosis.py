@@ -18,7 +18,7 @@ from phalanx.calls.listeners import CallInfo
 from phalanx.collect.failures import looks_like_victim, tells_of_a_peer
 from phalanx.errors import CallTimeout, FailureKind, GroupClosed, RankReport, RankState
 from phalanx.group.roster import note_change
-from phalanx.wire.codec import Policy, decoding
+from phalanx.wire.codec import decoding
 from phalanx.wire.failure import report_of
 
 CANCELLED_WITHIN_S = 10.0
@@ -182,7 +182,7 @@ class Diagnosis:
     def report(self, position: int) -> RankReport | None:
         """Return the report of an ended rank; None if it returned."""
         at = self.backend.now()
-        with decoding(Policy.VIEW):
+        with decoding(readonly=True):
             outcome = self.arrivals.outcome(position)
         if outcome.ok:
             return None
