@@ -208,6 +208,12 @@ def test_a_large_structured_field_is_not_taken_for_dense() -> None:
     assert payload(encoded) == 200
 
 
+def test_the_metadata_of_a_dtype_arrives_also_after_an_equal_dtype_without_it() -> None:
+    noted = np.dtype("i2", metadata={"unit": "m"})
+    decode(encode(np.zeros(2, "i2")))
+    assert decode(encode(np.zeros(2, noted))).dtype.metadata == {"unit": "m"}
+
+
 def test_a_memory_mapped_array_arrives_as_a_plain_one(tmp_path: Any) -> None:
     mapped = np.memmap(tmp_path / "data", dtype=np.int32, mode="w+", shape=(100,))
     mapped[:] = 3
