@@ -209,15 +209,15 @@ class Call:
         if until is None or (limit is not None and limit < until):
             until = limit
         while True:
-            is_late = False
+            is_late, cause = False, None
             try:
                 return work(until)
             except NotReady:
                 is_late = True
-            except FetchFailed:
-                pass
+            except FetchFailed as failed:
+                cause = failed.__cause__
             # Outside the except block: otherwise the new error would keep the old, and so its frames, as its context.
-            ending = outcome_when_late(self, limit) if is_late else outcome_of_failure(self)
+            ending = outcome_when_late(self, limit) if is_late else outcome_of_failure(self, cause)
             self.act(ending)
             if ending.error is not None:
                 raise (ending.error if ending.over else WaitOver(ending.error)) from None

@@ -283,8 +283,10 @@ def not_yet(call: CallInfo, timeout: float | None) -> CallTimeout:
     return CallTimeout(text, group=group, method=method, timeout=timeout)
 
 
-def outcome_of_failure(call: CallInfo) -> CallOutcome:
+def outcome_of_failure(call: CallInfo, cause: BaseException | None) -> CallOutcome:
     """Return the outcome of a call of which a rank failed, or ended with another call, a close or a restart.
+
+    If all ranks returned, its error is ``cause``: of this process, which could not take an output.
 
     Raises:
         StaleEpoch: its ranks are others by now.
@@ -310,4 +312,4 @@ def outcome_of_failure(call: CallInfo) -> CallOutcome:
         return CallOutcome(GroupClosed(closed, group=core.name))
     if seen.by_owner and not seen.owner_gone and core.is_view and note_change(core):
         return CallOutcome(core.lifecycle.changing_error(call.method))
-    return decide(seen)
+    return CallOutcome(cause) if cause is not None and not (seen.reports or seen.pending) else decide(seen)

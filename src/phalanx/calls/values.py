@@ -55,7 +55,7 @@ class StoredValue(Generic[T]):
                 return self._backend.fetch([self._ref])[0]
         except FetchFailed as error:
             outcome = self._backend.outcome(self._ref)
-            why = outcome.lost.reason if outcome.lost else str(outcome.failure)
+            why = outcome.lost.reason if outcome.lost else outcome.failure or error.__cause__
             raise PhalanxError(
                 f"a px.put value of {self.nbytes} bytes cannot be had: {why}. Put the value again"
             ) from error
