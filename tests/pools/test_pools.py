@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from typing import Any
 
 import pytest
 
 import phalanx as px
+from phalanx.backends import inline
+from phalanx.backends.backend_types import Reservation, ReserveRequest
 
 SLOW_ON_RAY = True
 
@@ -173,6 +176,27 @@ def test_resources_that_no_node_has_are_a_placement_error(ray_cluster: None) -> 
 def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str) -> None:
     with pytest.raises(px.DeclarationError, match=named):
         px.ResourcePool(**{"backend": "inline", **options})
+
+
+def test_pools_of_two_threads_get_accelerators_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, made = inline.InlineBackend({"GPU": 2.0}), list[Reservation]()
+
+    def reserve() -> None:
+        made.append(backend.reserve(ReserveRequest("pool", (1,), {"GPU": 1.0})))
+
+    other = threading.Thread(target=reserve)
+
+    def while_another_reserves(*args: Any) -> Reservation:
+        if other.ident is None:
+            other.start()
+            other.join(0.2)
+        return Reservation(*args)
+
+    monkeypatch.setattr(inline, "Reservation", while_another_reserves)
+    reserve()
+    other.join(10)
+
+    assert sorted(held.ids[0][0] for held in made) == [("0",), ("1",)]
 
 
 def test_a_pool_does_not_travel() -> None:
