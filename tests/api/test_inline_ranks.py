@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 import phalanx as px
+from phalanx.backends import inline
 
 
 class Adder(px.Worker):
@@ -56,6 +58,20 @@ def test_a_rank_finds_channels_of_its_own_backend(pool: px.ResourcePool) -> None
 
 def test_a_rank_stores_values_with_its_own_backend(pool: px.ResourcePool) -> None:
     assert px.WorkerGroup(pool, Caller).store() == "inline"
+
+
+def test_a_call_ends_though_another_thread_stops_its_rank_as_it_begins(
+    pool: px.ResourcePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adder = px.WorkerGroup(pool, Adder)
+
+    def stop(environment: Mapping[str, str]) -> contextlib.nullcontext[None]:
+        adder.core.backend.kill(adder.core.endpoints)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(inline, "variables_set", stop)
+
+    assert adder.add(1) == 2
 
 
 def test_an_inline_group_is_refused_in_another_process(pool: px.ResourcePool) -> None:

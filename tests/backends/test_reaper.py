@@ -123,6 +123,18 @@ def test_a_process_that_only_has_the_pid_of_a_rank_is_left_alone(tree: Tree) -> 
     assert len(tree.alive()) == 3
 
 
+def test_the_end_of_a_rank_leaves_a_newer_rank_with_its_pid_alone(tree: Tree) -> None:
+    agent = NodeAgent()
+    agent.watch([tree.target])
+    earlier = SideChannel(tree.started - 1, -1, -1, -1, "of-an-earlier-rank")
+
+    assert agent.end([tree.target._replace(side=earlier)]) == [[]]
+
+    assert len(tree.alive()) == 3
+    assert agent.end([tree.target]) == [[]]
+    assert tree.alive() == []
+
+
 def test_a_reaper_that_was_killed_is_replaced_and_told_again(tree: Tree) -> None:
     agent = NodeAgent()
     agent.watch([tree.target])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import phalanx as px
@@ -17,7 +18,9 @@ from phalanx.backends.backend_types import Endpoint, FetchFailed, Lost
 from phalanx.backends.inline import InlineRank
 from phalanx.calls.listeners import everywhere
 from phalanx.testing.scripted import Event, ScriptedBackend, scripted
+from phalanx.wire import unpack
 from phalanx.wire.failure import capture
+from phalanx.wire.memory import HUGE_FROM
 from tests.calls.test_listeners import Ends
 
 LATE, DEAD, FAULT = object(), object(), object()
@@ -93,6 +96,26 @@ def test_a_value_stays(ranks: Ranks) -> None:
     future = ranks.submit([1])
 
     assert future.result() is future.result()
+
+
+def test_an_error_of_this_process_while_it_copies_a_value_is_raised(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_once(views: Any) -> Any:
+        monkeypatch.undo()
+        raise MemoryError("no room here")
+
+    large = np.zeros(HUGE_FROM, np.uint8)
+    future = ranks.submit(large, 1)
+    stored = px.put(large, backend="inline")
+
+    monkeypatch.setattr(unpack, "private_copies", fail_once)
+    with pytest.raises(MemoryError, match="no room here"):
+        future.result()
+    monkeypatch.setattr(unpack, "private_copies", fail_once)
+    with pytest.raises(px.PhalanxError, match="cannot be had: no room here"):
+        stored.get()
+    assert ranks.group.state == "ready"
 
 
 def test_a_loss_that_only_its_peers_have_told_of_is_the_cause(ranks: Ranks) -> None:

@@ -65,6 +65,13 @@ def test_the_error_of_a_failed_argument_keeps_its_type(group: px.WorkerGroup) ->
     assert group.ping() == [0, 1, 2]
 
 
+def test_an_argument_that_was_lost_with_its_process_is_named_as_lost(pool: px.ResourcePool) -> None:
+    with px.WorkerGroup(pool[0:1], Leaver) as leaving, px.WorkerGroup(pool[0:1], Leaver) as group:
+        lost = leaving.leave_alone.submit(0)
+        with pytest.raises(px.CallError, match=r"ArgumentLost: an argument.* was lost with the process"):
+            group.load(lost)
+
+
 def test_a_rank_that_exits_breaks_the_group_and_later_calls_name_that_cause(group: px.WorkerGroup) -> None:
     with pytest.raises(px.WorkerDiedError) as raised:
         group.leave_alone(2)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import pickle
+import threading
 import time
 from typing import Any
 
 import pytest
 
 import phalanx as px
+from phalanx.backends import inline
+from phalanx.backends.backend_types import Reservation, ReserveRequest
 from phalanx.testing.scripted import scripted
 
 SLOW_ON_RAY = True
@@ -199,6 +202,27 @@ def test_pools_of_two_clusters_are_not_merged() -> None:
     with scripted(lambda what, number: "fine"), pytest.raises(px.DeclarationError, match="cannot merge"):
         first + px.ResourcePool([1], use_gpu=False, backend="inline")
     first.close()
+
+
+def test_pools_of_two_threads_get_accelerators_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, made = inline.InlineBackend({"GPU": 2.0}), list[Reservation]()
+
+    def reserve() -> None:
+        made.append(backend.reserve(ReserveRequest("pool", (1,), {"GPU": 1.0})))
+
+    other = threading.Thread(target=reserve)
+
+    def while_another_reserves(*args: Any) -> Reservation:
+        if other.ident is None:
+            other.start()
+            other.join(0.2)
+        return Reservation(*args)
+
+    monkeypatch.setattr(inline, "Reservation", while_another_reserves)
+    reserve()
+    other.join(10)
+
+    assert sorted(held.ids[0][0] for held in made) == [("0",), ("1",)]
 
 
 def test_a_pool_does_not_travel() -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections import OrderedDict, namedtuple
+from http import HTTPStatus
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from phalanx.wire.codec import Policy, decode, encode
+from phalanx.wire.codec import decode, encode
 from phalanx.wire.pack import Sink, dtype_names
 from tests.wire.routes import payload, through_buffers, through_bytes
 
@@ -37,7 +38,7 @@ class WithOwnReduce(torch.Tensor):
         OrderedDict(a=1, b=2),
         1 + 2j,
         bytearray(b"x"),
-        Policy.READONLY,
+        HTTPStatus.OK,
         b"\x80 looks like a pickle",
         b"PHX2 looks like an encoded value",
     ],
@@ -197,6 +198,12 @@ def test_a_large_structured_field_is_not_taken_for_dense() -> None:
     encoded = encode(table["x"])
     assert decode(encoded).tolist() == list(range(50))
     assert payload(encoded) == 200
+
+
+def test_the_metadata_of_a_dtype_arrives_also_after_an_equal_dtype_without_it() -> None:
+    noted = np.dtype("i2", metadata={"unit": "m"})
+    decode(encode(np.zeros(2, "i2")))
+    assert decode(encode(np.zeros(2, noted))).dtype.metadata == {"unit": "m"}
 
 
 def test_a_memory_mapped_array_arrives_as_a_plain_one(tmp_path: Any) -> None:

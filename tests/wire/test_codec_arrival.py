@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import Policy, decode, decoding, encode
+from phalanx.wire.codec import decode, decoding, encode
 from tests.wire.routes import Token, in_process, payload, through_buffers
 
 Pair = namedtuple("Pair", "left right")
@@ -31,7 +31,7 @@ def test_private_memory_is_writable_of_its_own_and_the_senders_stays_as_it_was(r
 
 def test_readonly_arrays_are_views_that_cannot_be_written() -> None:
     sent = np.zeros(4)
-    with decoding(Policy.READONLY):
+    with decoding(readonly=True):
         arrived = decode(encode(sent))
     sent[3] = 1
     assert arrived[3] != 0  # no copy
@@ -41,30 +41,29 @@ def test_readonly_arrays_are_views_that_cannot_be_written() -> None:
         arrived.flags.writeable = True
 
 
-@pytest.mark.parametrize("policy", [Policy.READONLY, Policy.VIEW])
-def test_readonly_tensors_are_views_of_the_buffer(policy: Policy) -> None:
+def test_readonly_tensors_are_views_of_the_buffer() -> None:
     sent = torch.arange(600.0).reshape(20, 30).T
-    with decoding(policy):
+    with decoding(readonly=True):
         arrived = decode(encode(sent))
     assert (arrived.data_ptr(), arrived.stride()) == (sent.data_ptr(), sent.stride())
 
 
 def test_a_view_keeps_its_buffer_alive() -> None:
-    with decoding(Policy.READONLY):
+    with decoding(readonly=True):
         arrived = decode(encode((torch.full((1000,), 3.0), np.full(1000, 3.0))).to_bytes())
     churn = [bytes(10_000) for _ in range(50)]
     assert (arrived[0].sum().item(), arrived[1].sum(), len(churn)) == (3000, 3000, 50)
 
 
 def test_what_is_sent_readonly_arrives_so_without_being_asked(route: Any) -> None:
-    arrived = route(np.zeros(4), policy=Policy.READONLY)
+    arrived = route(np.zeros(4), readonly=True)
     assert not arrived.flags.writeable
 
 
 def test_decoding_ends_with_its_block_and_nests() -> None:
     encoded = encode(np.zeros(4))
-    with decoding(Policy.READONLY):
-        with decoding(Policy.PRIVATE):
+    with decoding(readonly=True):
+        with decoding(readonly=False):
             inner = decode(encoded)
         middle = decode(encoded)
     outer = decode(encoded)
@@ -72,13 +71,13 @@ def test_decoding_ends_with_its_block_and_nests() -> None:
 
 
 def test_decoding_does_not_reach_other_tasks() -> None:
-    async def read(policy: Policy) -> bool:
-        with decoding(policy):
+    async def read(readonly: bool) -> bool:
+        with decoding(readonly=readonly):
             await asyncio.sleep(0)
             return in_process(np.zeros(4)).flags.writeable
 
     async def both() -> list[bool]:
-        return await asyncio.gather(read(Policy.READONLY), read(Policy.PRIVATE))
+        return await asyncio.gather(read(True), read(False))
 
     assert asyncio.run(both()) == [False, True]
 
@@ -86,7 +85,7 @@ def test_decoding_does_not_reach_other_tasks() -> None:
 def test_a_misaligned_message_is_read_right() -> None:
     data = encode((torch.arange(5.0, dtype=torch.float64), np.arange(5.0))).to_bytes()
     shifted = memoryview(b"x" + data)[1:]
-    with decoding(Policy.READONLY):
+    with decoding(readonly=True):
         tensor, array = decode(shifted)
     assert (tensor.tolist(), array.tolist()) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
     assert tensor.data_ptr() % 8 == 0
@@ -134,11 +133,11 @@ def test_tokens_stand_in_order_each_object_once() -> None:
     assert restored[0] is restored[2][0]
 
 
-def test_restore_may_decode_other_values_under_another_policy() -> None:
+def test_restore_may_decode_other_values_with_other_settings() -> None:
     stored = encode(np.arange(3)).to_bytes()
 
     def restore(_: Any) -> Any:
-        with decoding(Policy.VIEW):
+        with decoding(readonly=True):
             return decode(stored)
 
     with decoding(restore=restore):

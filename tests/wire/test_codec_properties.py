@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from phalanx.wire.codec import Policy, decode, decoding, encode
+from phalanx.wire.codec import decode, decoding, encode
 from tests.wire.routes import payload, through_buffers, through_bytes, through_pickle
 
 DTYPES = (
@@ -102,7 +102,7 @@ def trees(draw: st.DrawFn) -> Any:
 
 
 def through_views(value: Any) -> Any:
-    with decoding(Policy.VIEW):
+    with decoding(readonly=True):
         return decode(encode(value))
 
 

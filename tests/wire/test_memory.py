@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import gc
 import os
 import sys
@@ -173,6 +174,12 @@ def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done(
     with pytest.raises(ValueError, match="broadcast"):
         memory._copy_all([np.zeros(3, np.uint8), copied], [np.ones(2, np.uint8), np.ones(4, np.uint8)])
     assert copied.all()
+
+
+def test_large_values_are_copied_while_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
+    (copied,) = private_copies([memoryview(bytes([1]) * memory.PARALLEL_FROM)])
+    assert copied.numpy().all()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")

@@ -26,6 +26,15 @@ class Plain:
         self.value = value
 
 
+class NeedsAnOpenFile:
+    @property
+    def nbytes(self) -> int:
+        raise ValueError("closed file")
+
+    def __reduce__(self) -> Any:
+        return NeedsAnOpenFile, ()
+
+
 class PicklesItself:
     def __init__(self) -> None:
         self.cache = torch.zeros(1000)
@@ -41,6 +50,8 @@ def captured(tensor: torch.Tensor) -> Any:
 BIG = torch.zeros(1000)
 LOOP: dict[str, Any] = {"x": BIG}
 LOOP["self"] = LOOP
+HOLDS_ITSELF = np.array(["x" * 1000, None], dtype=object)
+HOLDS_ITSELF[1] = HOLDS_ITSELF
 
 
 @pytest.mark.parametrize(
@@ -77,6 +88,9 @@ def test_the_bytes_of_a_large_leaf_are_found_once_wherever_it_lies(value: Any) -
         (list(range(500)) + ["text" * 10] * 10, 500, 5000),
         ({"a": 1, "b": [2.0]}, 10, 100),
         (PicklesItself(), 1, 100),
+        (NeedsAnOpenFile(), 1, 100),
+        (torch.ones(9, 9).to_mkldnn(), 324, 324),
+        (HOLDS_ITSELF, 1000, 1100),
         (types, 1, 100),
         (object(), 1, 100),
         (Plain, 1, 100),
@@ -119,11 +133,14 @@ def test_a_lazy_stack_of_tensordicts_is_looked_into_without_stacking() -> None:
     [
         lambda: torch.eye(100).to_sparse(),
         lambda: torch.eye(100).to_sparse_csr(),
+        lambda: torch.sparse_coo_tensor(torch.tensor([[0, 1]]), torch.ones(2, 1000), (5, 1000)),
         lambda: torch.nested.nested_tensor([torch.ones(200), torch.ones(300)], layout=torch.jagged),
         lambda: np.zeros(300, dtype="i4,u1"),
         lambda: np.zeros((20, 20))[:, ::2],
+        lambda: np.array([str(n) * 100 for n in range(100)], dtype=object),
+        lambda: np.array(["text" * 100] * 100, dtype=np.dtypes.StringDType()),
     ],
-    ids=["coo", "csr", "jagged", "structured", "strided"],
+    ids=["coo", "csr", "hybrid", "jagged", "structured", "strided", "objects", "strings"],
 )
 def test_the_estimate_is_within_a_factor_of_three_of_what_is_sent(make: Any) -> None:
     value = make()

@@ -25,6 +25,8 @@ CLUSTER_LEFT = (
     "The cluster that it ran on was left: ray.shutdown() or px.shutdown() was called, or the connection was lost. "
     "Connect again with px.init() or ray.init(), then make pools and groups anew."
 )
+#: Why a call did not begin; the reason of the loss follows.
+LOST_ARGUMENT = "an argument, such as another call's result, was lost with the process that held it: "
 #: Keyword of a call of a handle without a group: the trace that it is in, its number there, and the bytes of its
 #: arguments; for the process, not the method.
 TRACED = "_px_traced"
@@ -55,12 +57,14 @@ class ReserveRequest:
 class Reservation:
     """Slots that are held: the backend's own object of each block, and keys that identify the slots to other drivers.
 
-    ``request`` is None for slots that somebody else reserved, which cannot be repaired.
+    ``request`` is None for slots that somebody else reserved, which cannot be repaired. ``moved`` are the blocks that
+    the present repair, or one that failed, reserves anew.
     """
 
     request: ReserveRequest | None
     ids: list[Any] = field(default_factory=list[Any])
     keys: list[str] = field(default_factory=list[str])
+    moved: set[int] = field(default_factory=set[int])
 
 
 class Facade(NamedTuple):
@@ -266,7 +270,10 @@ class Backend(Protocol):
         ...
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
-        """Reserve blocks anew whose node was lost; return the blocks that moved. Raises as ``reserve``."""
+        """Reserve blocks anew whose node was lost; return the blocks that moved, also in repairs that failed.
+
+        Raises as ``reserve``.
+        """
         return frozenset()
 
     def release(self, keys: Sequence[str]) -> None:

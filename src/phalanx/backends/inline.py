@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.backends.backend_types import (
+    LOST_ARGUMENT,
     Backend,
     Endpoint,
     FetchFailed,
@@ -38,7 +39,7 @@ from phalanx.backends.backend_types import (
     read_file,
 )
 from phalanx.config import threads_by_choice
-from phalanx.errors import CallCancelled, PlacementError
+from phalanx.errors import ArgumentLost, CallCancelled, PlacementError
 from phalanx.topology.environment import variables_set
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
 from phalanx.topology.slots import Slot, SlotFacts
@@ -67,7 +68,7 @@ class InlineRef:
         if self.failure is not None:
             raise self.failure
         if self.lost is not None:
-            raise FetchFailed(self.lost.reason)
+            raise ArgumentLost(LOST_ARGUMENT + self.lost.reason)
         return pickle.loads(self._value) if self._encoded else self._value
 
     @property
@@ -183,6 +184,7 @@ class InlineBackend(Backend):
         self._total.setdefault("CPU", float(os.cpu_count() or 1))
         self._held: dict[str, tuple[ReserveRequest, Reservation]] = {}
         self._numbers = itertools.count()
+        self._books = threading.Lock()  # of what is held
         self._lock = threading.RLock()  # a single rank runs at a time, on any calling thread
         self._folder: str | None = None
         self._published: dict[str, bytes] = {}
@@ -197,30 +199,32 @@ class InlineBackend(Backend):
     def holders(self) -> list[Holder]:
         return [
             Holder(request.name, _NODE, {key: n * sum(request.blocks) for key, n in request.bundle.items()})
-            for request, _ in self._held.values()
+            for request, _ in list(self._held.values())  # other threads reserve and release
         ]
 
     def reserve(self, request: ReserveRequest) -> Reservation:
         # CPU and memory are not counted: nothing here runs side by side, so nothing is shared.
         counted = {key: amount for key, amount in request.bundle.items() if key not in ("CPU", "memory")}
-        checked = check_feasible(self.nodes(), request.blocks, counted)
-        if not checked.fits_now:
-            verdict = "can never be placed" if not checked.fits_total else "does not fit beside what is held"
-            table = placement_table(self.nodes(), request.blocks, counted, self.holders())
-            raise PlacementError(f"{request.name}: {verdict} in this process (backend='inline')\n{table}")
-        taken = {i for _, held in self._held.values() for block in held.ids for ids in block for i in ids}
-        free = (str(index) for index in itertools.count() if str(index) not in taken)
-        per_slot = int(next((n for key, n in counted.items() if ":" not in key), 0))
-        # The object of a block is a list of the accelerator ids of each slot.
-        blocks = [[tuple(itertools.islice(free, per_slot)) for _ in range(size)] for size in request.blocks]
-        key = f"inline-{next(self._numbers)}"
-        reservation = Reservation(request, blocks, [key])
-        self._held[key] = replace(request, bundle=counted), reservation
+        with self._books:
+            checked = check_feasible(self.nodes(), request.blocks, counted)
+            if not checked.fits_now:
+                verdict = "does not fit beside what is held" if checked.fits_total else "can never be placed"
+                table = placement_table(self.nodes(), request.blocks, counted, self.holders())
+                raise PlacementError(f"{request.name}: {verdict} in this process (backend='inline')\n{table}")
+            taken = {i for _, held in self._held.values() for block in held.ids for ids in block for i in ids}
+            free = (str(index) for index in itertools.count() if str(index) not in taken)
+            per_slot = int(next((n for key, n in counted.items() if ":" not in key), 0))
+            # The object of a block is a list of the accelerator ids of each slot.
+            blocks = [[tuple(itertools.islice(free, per_slot)) for _ in range(n)] for n in request.blocks]
+            key = f"inline-{next(self._numbers)}"
+            reservation = Reservation(request, blocks, [key])
+            self._held[key] = replace(request, bundle=counted), reservation
         return reservation
 
     def release(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._held.pop(key, None)
+        with self._books:
+            for key in keys:
+                self._held.pop(key, None)
 
     def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
         return [_NODE] * len(slots)
@@ -257,23 +261,25 @@ class InlineBackend(Backend):
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
         setup, _ = RankConfig.unpack(data)
         endpoint.handle.environment = {**setup.environment, STORE_VARIABLE: "inline"}
-        return Ticket(self._run(endpoint, lambda: endpoint.handle.runtime.setup(data, refs)))
+        return Ticket(self._run(endpoint, lambda runtime: runtime.setup(data, refs)))
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-        ref = self._run(endpoint, lambda: endpoint.handle.runtime.run(message))
+        ref = self._run(endpoint, lambda runtime: runtime.run(message))
         if returns == OUTPUT or ref.failure is not None or ref.lost is not None:
             return Ticket(*[ref] * returns)
         info, output = map(InlineRef, ref.get())
         return Ticket(output, info)
 
-    def _run(self, endpoint: Endpoint, work: Callable[[], Any]) -> InlineRef:
+    def _run(self, endpoint: Endpoint, work: Callable[[Any], Any]) -> InlineRef:
+        """Call ``work`` with the runtime of the rank."""
         rank: InlineRank = endpoint.handle
         with self._lock:
+            runtime = rank.runtime  # before the check: another thread may end the rank
             if not rank.alive:
                 return InlineRef(lost=rank.lost)
             try:
                 with variables_set(rank.environment):
-                    return InlineRef(work())
+                    return InlineRef(work(runtime))
             except RankFailure as failure:
                 return InlineRef(failure=failure)
             except SystemExit as left:
@@ -288,9 +294,8 @@ class InlineBackend(Backend):
     def stream(self, endpoint: Endpoint, message: Message, buffer: int | None) -> RankStream:
         """Start a stream. The rank makes each item when it is taken, for any ``buffer``."""
         runtime = endpoint.handle.runtime
-        if runtime is None:
-            return InlineStream(iter(()), lambda _: InlineRef(lost=endpoint.handle.lost))
-        return InlineStream(runtime.stream(message), lambda work: self._run(endpoint, work))
+        items = iter(()) if runtime is None else runtime.stream(message)
+        return InlineStream(items, lambda work: self._run(endpoint, lambda _: work()))
 
     def put(self, value: Value) -> Ref:
         return InlineRef(value)
@@ -307,9 +312,7 @@ class InlineBackend(Backend):
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         try:
             return [ref.get() for ref in refs]
-        except FetchFailed:
-            raise
-        except Exception as error:  # RankFailure, or an error of unpickling
+        except Exception as error:  # RankFailure, the loss of the rank, or an error of unpickling
             raise FetchFailed from error
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:

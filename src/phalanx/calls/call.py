@@ -27,7 +27,7 @@ from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, Phalanx
 from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.roster import note_change
-from phalanx.wire.codec import Policy, decoding
+from phalanx.wire.codec import decoding
 from phalanx.wire.messages import full_name
 from phalanx.wire.unpack import Meter
 from phalanx.wire.value import Value
@@ -77,8 +77,8 @@ class Call:
         self.acts = acts
         #: Counter of the bytes that arrive; None if the call is not a user's.
         self.meter: Meter | None = core.counts.arrived if acts else None
-        #: The memory in which its outputs are decoded: rows are copied when they are joined.
-        self.decodes = Policy.VIEW if plan.gather.collect == "join" else Policy.PRIVATE
+        #: True if its outputs are decoded without a copy: rows are copied when they are joined.
+        self.copies = plan.gather.collect == "join"
         self.is_init = is_init
         self.verify: Callable[[Call, Sequence[Any]], None] | None = None
         self.listeners = listeners
@@ -209,15 +209,15 @@ class Call:
         if until is None or (limit is not None and limit < until):
             until = limit
         while True:
-            is_late = False
+            is_late, cause = False, None
             try:
                 return work(until)
             except NotReady:
                 is_late = True
-            except FetchFailed:
-                pass
+            except FetchFailed as failed:
+                cause = failed.__cause__
             # Outside the except block: otherwise the new error would keep the old, and so its frames, as its context.
-            ending = outcome_when_late(self, limit) if is_late else outcome_of_failure(self)
+            ending = outcome_when_late(self, limit) if is_late else outcome_of_failure(self, cause)
             self.act(ending)
             if ending.error is not None:
                 raise (ending.error if ending.over else WaitOver(ending.error)) from None
@@ -236,7 +236,7 @@ class Call:
 
     def _joined(self, until: float | None) -> Value:
         """The value, decoded straight into its place where rows are joined."""
-        with decoding(self.decodes, meter=self.meter):
+        with decoding(readonly=self.copies, meter=self.meter):
             outputs = self.arrivals.fetch(seconds_until(until, self.core.backend))
         return self._join(outputs)
 

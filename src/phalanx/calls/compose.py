@@ -16,7 +16,7 @@ from phalanx.calls.values import Readonly, StoredParts, StoredValue, piece_betwe
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
 from phalanx.group.group import Group
-from phalanx.wire.codec import Encoded, Policy, encode, large_leaves, nbytes_of
+from phalanx.wire.codec import Encoded, encode, large_leaves, nbytes_of
 from phalanx.wire.messages import Assembled, Message, RankCall, Reference, ResultOf, Stored
 from phalanx.wire.value import Value
 
@@ -59,7 +59,7 @@ class Arguments:
             CallFuture: self._future,
             FuturePiece: self._piece,
             StoredValue: self._stored,
-            Readonly: lambda marked: self._put(marked.value, Policy.READONLY),
+            Readonly: lambda marked: self._put(marked.value, readonly=True),
         }
         hoist |= dict.fromkeys(StoredParts.kinds, self._parts)
         hoist |= dict.fromkeys(self._backend.ref_types(), lambda ref: Reference(self._add(ref)))
@@ -76,8 +76,8 @@ class Arguments:
         self._refs.append(ref)
         return len(self._refs) - 1
 
-    def _put(self, value: Value, policy: Policy | None = None) -> Stored:
-        return Stored(self._add(store(self._core, encode(value, policy=policy), self._call)))
+    def _put(self, value: Value, readonly: bool = False) -> Stored:
+        return Stored(self._add(store(self._core, encode(value, readonly=readonly), self._call)))
 
     def _passes(self, future: CallFuture[Any]) -> None:
         """Tell listeners that the result of another call is among the arguments."""

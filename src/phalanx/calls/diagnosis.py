@@ -18,7 +18,7 @@ from phalanx.calls.listeners import CallInfo
 from phalanx.collect.failures import looks_like_victim, tells_of_a_peer
 from phalanx.errors import CallTimeout, FailureKind, GroupClosed, RankReport, RankState
 from phalanx.group.roster import note_change
-from phalanx.wire.codec import Policy, decoding
+from phalanx.wire.codec import decoding
 from phalanx.wire.failure import report_of
 
 CANCELLED_WITHIN_S = 10.0
@@ -182,7 +182,7 @@ class Diagnosis:
     def report(self, position: int) -> RankReport | None:
         """Return the report of an ended rank; None if it returned."""
         at = self.backend.now()
-        with decoding(Policy.VIEW):
+        with decoding(readonly=True):
             outcome = self.arrivals.outcome(position)
         if outcome.ok:
             return None
@@ -283,8 +283,10 @@ def not_yet(call: CallInfo, timeout: float | None) -> CallTimeout:
     return CallTimeout(text, group=group, method=method, timeout=timeout)
 
 
-def outcome_of_failure(call: CallInfo) -> CallOutcome:
+def outcome_of_failure(call: CallInfo, cause: BaseException | None) -> CallOutcome:
     """Return the outcome of a call of which a rank failed, or ended with another call, a close or a restart.
+
+    If all ranks returned, its error is ``cause``: of this process, which could not take an output.
 
     Raises:
         StaleEpoch: its ranks are others by now.
@@ -310,4 +312,4 @@ def outcome_of_failure(call: CallInfo) -> CallOutcome:
         return CallOutcome(GroupClosed(closed, group=core.name))
     if seen.by_owner and not seen.owner_gone and core.is_view and note_change(core):
         return CallOutcome(core.lifecycle.changing_error(call.method))
-    return decide(seen)
+    return CallOutcome(cause) if cause is not None and not (seen.reports or seen.pending) else decide(seen)

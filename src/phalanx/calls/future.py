@@ -260,7 +260,7 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
     first = calls[0]
     backend, limit = first.core.backend, first.until(timeout)
     try:
-        with decoding(first.decodes, meter=first.meter):
+        with decoding(readonly=first.copies, meter=first.meter):
             outputs = iter(backend.fetch(refs, timeout))
     except (NotReady, FetchFailed):  # the error is that of a call; the other calls continue
         for call in calls:
@@ -278,9 +278,9 @@ def _refs_of(calls: Sequence[Call]) -> list[Ref] | None:
     """Return the references of all outputs; None if each call must be waited for separately."""
     if len(calls) < 2:
         return None
-    core, decodes = calls[0].core, calls[0].decodes
+    core, copies = calls[0].core, calls[0].copies
     for call in calls:
         is_alone = call.over or call.deadline is not None or call.streams is not None
-        if is_alone or call.core is not core or call.decodes is not decodes:
+        if is_alone or call.core is not core or call.copies != copies:
             return None
     return [ref for call in calls for ref in call.arrivals.awaited()]

@@ -13,7 +13,7 @@ from phalanx.calls.store_quota import Room
 from phalanx.dispatch.split import check_rows, piece_bounds
 from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.session.session import session
-from phalanx.wire.codec import Policy, decoding, encode
+from phalanx.wire.codec import decoding, encode
 from phalanx.wire.value import Reduced, Value
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class StoredValue(Generic[T]):
                 return self._backend.fetch([self._ref])[0]
         except FetchFailed as error:
             outcome = self._backend.outcome(self._ref)
-            why = outcome.lost.reason if outcome.lost else str(outcome.failure)
+            why = outcome.lost.reason if outcome.lost else outcome.failure or error.__cause__
             raise PhalanxError(
                 f"a px.put value of {self.nbytes} bytes cannot be had: {why}. Put the value again"
             ) from error
@@ -82,7 +82,7 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
         DispatchError: the value cannot be pickled, or the object store has no room for it.
     """
     storing = session.get_backend(backend)
-    encoded = encode(value, policy=Policy.READONLY if readonly else None)
+    encoded = encode(value, readonly=readonly)
     Room(storing).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
     process.stored_bytes += encoded.nbytes
     return StoredValue(storing, storing.put(encoded), encoded.nbytes)

@@ -22,7 +22,6 @@ from phalanx.dispatch.split import slice_rows
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
-from phalanx.wire.codec import Policy
 from phalanx.wire.value import Reduced, Value
 from phalanx.worker.exit_hooks import current_closers
 
@@ -166,7 +165,7 @@ class Batch(StoredParts):
         return self.joined and not (len(self._ranges) == 1 and self._ranges[0].whole)
 
     def _read_part(self, part: RowRange) -> Value:
-        value = unpack(self._backend, part.item.payload, Policy.VIEW if self._is_cut else Policy.PRIVATE)
+        value = unpack(self._backend, part.item.payload, readonly=self._is_cut)
         return value if part.whole else slice_rows(value, part.start, part.start + part.rows)
 
     def _lose_unreadable(self) -> ItemsLost:
@@ -174,7 +173,7 @@ class Batch(StoredParts):
         unreadable: list[int] = []
         for part in self._ranges:
             try:
-                unpack(self._backend, part.item.payload, Policy.VIEW)
+                unpack(self._backend, part.item.payload, readonly=True)
             except FetchFailed:
                 unreadable.append(part.number)
         self._open, self._end = False, "requeued"

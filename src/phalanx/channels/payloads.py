@@ -20,7 +20,7 @@ from phalanx.channels.hub_client import PROCESS, HubClient, reclaim, stored_item
 from phalanx.config import settings
 from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import Policy, decode, decoding, encode
+from phalanx.wire.codec import decode, decoding, encode
 from phalanx.wire.value import Value
 from phalanx.worker.exit_hooks import current_closers
 
@@ -51,14 +51,14 @@ def pack(channel: str, backend: Backend, value: Value, lengths: Lengths | None =
     return StoredPayload(PROCESS, number, backend.address_of(ref)), encoded.nbytes, rows, numbers
 
 
-def unpack(backend: Backend, payload: Payload, policy: Policy = Policy.PRIVATE) -> Value:
+def unpack(backend: Backend, payload: Payload, readonly: bool = False) -> Value:
     """Return the value of a payload.
 
     Raises:
         FetchFailed: if the process that stored the bytes died.
     """
     stored = source(backend, payload)
-    with decoding(policy):
+    with decoding(readonly=readonly):
         return decode(stored) if isinstance(stored, bytes) else backend.fetch([stored])[0]
 
 
@@ -70,7 +70,7 @@ def to_bytes(backend: Backend, payload: Payload) -> bytes:
     """
     if isinstance(payload, bytes):
         return payload
-    return encode(unpack(backend, payload, Policy.VIEW)).to_bytes()
+    return encode(unpack(backend, payload, readonly=True)).to_bytes()
 
 
 def source(backend: Backend, payload: Payload) -> bytes | Ref:

@@ -23,7 +23,6 @@ from phalanx.wire import pack, unpack
 from phalanx.wire.lazy import is_tensor
 from phalanx.wire.tensor_walk import large_leaves as large_leaves
 from phalanx.wire.tensor_walk import nbytes_of as nbytes_of
-from phalanx.wire.unpack import Policy as Policy
 from phalanx.wire.unpack import current_arrival as current_arrival
 from phalanx.wire.unpack import decoding as decoding
 from phalanx.wire.unpack import received as received
@@ -49,14 +48,14 @@ class Encoded:
         own: number of the first buffers, which belong to tensors and arrays; the others belong to types with
             out-of-band pickling of their own.
         tokens: placeholders of replaced objects, in order.
-        policy: request of the sender.
+        readonly: the sender asks that the value is read without a copy.
     """
 
     head: bytes
     buffers: Sequence[memoryview] = ()
     own: int = 0
     tokens: Sequence[Any] = ()
-    policy: Policy | None = None
+    readonly: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -74,9 +73,8 @@ class Encoded:
         if protocol < _PROTOCOL:
             return decode, (self.to_bytes(),)
         head = self.head if len(self.head) < _HEAD_OUT_OF_BAND else pickle.PickleBuffer(self.head)
-        policy = None if self.policy is None else self.policy.value
         buffers = map(pickle.PickleBuffer, self.buffers)
-        return _decode_parts, (head, self.own, policy, self.tokens, *buffers)
+        return _decode_parts, (head, self.own, self.readonly, self.tokens, *buffers)
 
 
 def encode(
@@ -84,7 +82,7 @@ def encode(
     *,
     hoist: Hoist | None = None,
     shared: Mapping[int, Any] | None = None,
-    policy: Policy | None = None,
+    readonly: bool = False,
 ) -> Encoded:
     """Encode a value that cloudpickle takes. Nothing in it is changed.
 
@@ -94,7 +92,7 @@ def encode(
         hoist: functions by type that return a token, any picklable object but None, to be sent in place of an object
             of that type; None: the object itself. Each object is replaced once.
         shared: tokens by ``id`` of objects that were stored before.
-        policy: READONLY makes the value arrive read-only wherever it is decoded.
+        readonly: the value arrives read-only wherever it is decoded.
 
     Raises:
         DispatchError: if a part cannot be pickled; the error names its type and place.
@@ -112,7 +110,7 @@ def encode(
 
         raise DispatchError(explain_unpicklable(value, error, pickler.again)) from error
     own = pickler.sink.buffers
-    return Encoded(file.getvalue(), own + pickler.foreign, len(own), pickler.tokens, policy)
+    return Encoded(file.getvalue(), own + pickler.foreign, len(own), pickler.tokens, readonly)
 
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
@@ -213,9 +211,8 @@ def decode(data: bytes | Encoded) -> Value:
     return pickle.loads(memoryview(data)[len(_MARK) :])
 
 
-def _decode_parts(head: Value, own: int, policy: str | None, tokens: Sequence[Any], *buffers: Value) -> Value:
-    sent = None if policy is None else Policy(policy)
-    return _load(Encoded(head, list(buffers), own, tokens, sent))
+def _decode_parts(head: Value, own: int, readonly: bool, tokens: Sequence[Any], *buffers: Value) -> Value:
+    return _load(Encoded(head, list(buffers), own, tokens, readonly))
 
 
 def _load(encoded: Encoded) -> Value:
@@ -226,7 +223,7 @@ def _load(encoded: Encoded) -> Value:
         arrival.meter.add(nbytes)
     if not encoded.buffers and not encoded.tokens:
         return pickle.loads(encoded.head)
-    frame = unpack.Frame(encoded.buffers, encoded.tokens, encoded.policy, arrival)
+    frame = unpack.Frame(encoded.buffers, encoded.tokens, encoded.readonly, arrival)
     before = unpack.open_frame.set(frame)
     try:
         foreign = map(frame.array_buffer, range(encoded.own, len(encoded.buffers)))

@@ -15,7 +15,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -209,7 +209,14 @@ def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
         for dst, src in pairs
         for at in range(0, dst.nbytes, _CHUNK)
     ]
-    running = [_copiers().submit(np.copyto, *piece) for piece in pieces]
+    running: list[Future[None]] = []
+    try:
+        running.extend(_copiers().submit(np.copyto, *piece) for piece in pieces)
+    except RuntimeError as error:
+        if "shutdown" not in str(error):  # a piece without a thread may be queued, and copied later
+            raise
+        for piece in pieces[len(running) :]:  # the process ends, and its threads take no work any more
+            np.copyto(*piece)
     wait(running)
     for future in running:
         future.result()

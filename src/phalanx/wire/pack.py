@@ -6,8 +6,8 @@ Sent parts of a tensor or array:
   contiguous, such as a transpose or Fortran order) are not copied and keep their strides. Others (a column, a step,
   an expanded or negatively strided tensor) are made contiguous first, and arrive so.
 * Conjugate and negative bits are resolved: the values are the same, the bits are gone.
-* Leaves keep ``requires_grad``; a tensor that has a history arrives detached from it, without requiring grad.
-  ``.grad`` and hooks stay behind, attributes (``tensor.__dict__``) are sent.
+* Leaves keep ``requires_grad``; a tensor that has a history arrives detached from it, without requiring grad (a
+  jagged one as a leaf that requires it). ``.grad`` and hooks stay behind, attributes (``tensor.__dict__``) are sent.
 * Aliasing inside a value: references to the same object stay so. Different objects that cover exactly the same
   bytes (``t`` and ``t.T``, ``t`` and ``t.detach()``, an array and the tensor over it) are sent once and share
   memory again. Views that overlap only in part arrive as independent copies.
@@ -44,9 +44,9 @@ def dtype_names() -> dict[torch.dtype, str]:
     """Return the dtypes whose bytes are sent as they are; tensors of others are pickled torch's way."""
     names = (
         *("float64", "float32", "float16", "bfloat16", "bool", "complex32", "complex64", "complex128"),
-        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (*range(1, 9), 16, 32, 64)),
         *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-        *("float4_e2m1fn_x2", "uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7"),
+        *("float4_e2m1fn_x2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
     )
     return {getattr(torch, name): name for name in names if hasattr(torch, name)}
 
@@ -188,7 +188,7 @@ def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
     dtype = array.dtype
     if dtype.hasobject:
         return None
-    name = _dtype_name(dtype) or dtype
+    name = dtype if dtype.metadata is not None else _dtype_name(dtype) or dtype
     if array.nbytes == 0:
         return unpack.array, (-1, name, array.shape, None)
     strides = None
@@ -211,8 +211,11 @@ def _slowest_first(array: np.ndarray[Any, Any]) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def _dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """Return the dtype as NumPy's short text, None if that does not say all of it."""
-    if dtype.names is not None or dtype.subdtype is not None or dtype.metadata is not None:
+    """Return the dtype as NumPy's short text, None if that does not say all of it.
+
+    Dtypes that differ only in their metadata are equal, also to the cache: these need another check.
+    """
+    if dtype.names is not None or dtype.subdtype is not None:
         return None
     try:
         return dtype.str if np.dtype(dtype.str) == dtype else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections import UserDict
@@ -44,6 +45,8 @@ def nbytes_of(value: Value, skip: tuple[type, ...] = (), known: Collection[int] 
             total += _tensor_bytes(item)
         elif isinstance(item, np.ndarray):
             total += item.nbytes
+            if item.dtype.hasobject:  # objects and strings, which the array only points to
+                total += nbytes_of(list(item.flat), skip, {*known, id(item)})
         elif kind in _TEXTS:
             total += len(item)
         elif kind in _NUMBERS:
@@ -59,16 +62,17 @@ def _size_it_tells(item: Value) -> int:
     """Return the ``nbytes`` of Arrow tables and similar objects; a guess for others."""
     nbytes = getattr(item, TELLS, None)
     if nbytes is None:
-        nbytes = getattr(item, "nbytes", None)
+        with contextlib.suppress(Exception):  # a property of the user's class
+            nbytes = getattr(item, "nbytes", None)
     return nbytes if isinstance(nbytes, int) else _OBJECT_BYTES
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> int:
-    if tensor.layout is torch.strided or tensor.layout is torch.jagged:
-        return tensor.numel() * tensor.element_size()
     if tensor.layout is torch.sparse_coo:
-        return tensor._nnz() * (tensor.element_size() + 8 * tensor.sparse_dim())
-    return tensor.values().nbytes * 2  # compressed: the values, and indices of about their size
+        return tensor._values().nbytes + tensor._indices().nbytes
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return tensor.values().nbytes * 2  # and indices of about their size
+    return tensor.numel() * tensor.element_size()
 
 
 def large_leaves(value: Value, threshold: int) -> list[Leaf]:

@@ -5,7 +5,6 @@ Encoded streams name functions of this module: renaming a function breaks the st
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,20 +27,6 @@ ON_ACCELERATOR = 2
 
 _ALIGNMENT = 16  # bytes, of the widest element (complex128)
 _COPIED_TOGETHER = 64 << 10  # bytes: from this size on, buffers are copied in parallel
-
-
-class Policy(enum.Enum):
-    """Memory of a decoded tensor or array."""
-
-    PRIVATE = "private"
-    """Own, writable memory; large pieces in huge pages."""
-
-    READONLY = "readonly"
-    """The encoded bytes themselves, without a copy. Arrays are not writeable. Torch has no read-only tensors:
-    a write to such a tensor changes it for every other reader of the same object."""
-
-    VIEW = "view"
-    """As READONLY, without any promise: for code that copies at once, such as a gather."""
 
 
 class Meter:
@@ -69,7 +54,7 @@ received = Meter()
 class DecodeOptions(NamedTuple):
     """The settings of a `decoding` block."""
 
-    policy: Policy = Policy.PRIVATE
+    readonly: bool = False
     restore: Callable[[Any], Any] | None = None
     device: Any = None
     every_tensor: bool = False
@@ -89,6 +74,9 @@ class decoding:
     """Set how everything that is decoded inside arrives, in this thread or asyncio task only.
 
     Args:
+        readonly: tensors and arrays are the encoded bytes themselves, without a copy, also for code that copies them at
+            once, such as a gather; False: own, writable memory, large pieces in huge pages. Read-only arrays are not
+            writeable. Torch has no read-only tensors: a write to one changes it for every reader of the same object.
         restore: returns the object of a token; None: the token itself.
         device: where tensors go that were on an accelerator when they were sent; None: the CPU. Arrays stay on the
             CPU.
@@ -101,14 +89,14 @@ class decoding:
 
     def __init__(
         self,
-        policy: Policy = Policy.PRIVATE,
         *,
+        readonly: bool = False,
         restore: Callable[[Any], Any] | None = None,
         device: Value = None,
         every_tensor: bool = False,
         meter: Meter | None = None,
     ) -> None:
-        self._settings = DecodeOptions(policy, restore, device, every_tensor, meter)
+        self._settings = DecodeOptions(readonly, restore, device, every_tensor, meter)
 
     def __enter__(self) -> None:
         self._token = _arrival.set(self._settings)
@@ -120,15 +108,15 @@ class decoding:
 class Frame:
     """The buffers and placeholders of a value during decoding; each becomes memory, or an object, once.
 
-    ``policy`` is the sender's: read-only wins over the receiver's private, and a view over both.
+    They are read without a copy if the sender (``readonly``) or the receiver asked for that.
     """
 
     def __init__(
-        self, buffers: Sequence[Any], tokens: Sequence[Any], policy: Policy | None, arrival: DecodeOptions
+        self, buffers: Sequence[Any], tokens: Sequence[Any], readonly: bool, arrival: DecodeOptions
     ) -> None:
         self._views = [memoryview(buffer).toreadonly() for buffer in buffers]
         self._tokens = tokens
-        self._private = arrival.policy is Policy.PRIVATE and policy is not Policy.READONLY
+        self._private = not (arrival.readonly or readonly)
         self._restore = arrival.restore
         self._blocks: dict[int, torch.Tensor] = {}
         self._arrays: dict[int, bytearray] = {}

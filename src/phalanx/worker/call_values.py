@@ -19,7 +19,7 @@ from phalanx.dispatch.split import (
     take_rows,
 )
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import PLAIN_HEAD, Policy, decode, decoding, encode, nbytes_of
+from phalanx.wire.codec import PLAIN_HEAD, decode, decoding, encode, nbytes_of
 from phalanx.wire.messages import (
     Assembled,
     BackendRef,
@@ -48,9 +48,8 @@ def arguments_of(
     """
     if call.body is not None and call.body[:1] == PLAIN_HEAD:  # most calls: no tensors and no tokens
         return pickle.loads(call.body)
-    policy = Policy.READONLY if call.readonly else Policy.PRIVATE
     restore = Arguments(refs, fetch).restore
-    with decoding(policy, restore=restore, device=device, every_tensor=device is not None):
+    with decoding(readonly=call.readonly, restore=restore, device=device, every_tensor=device is not None):
         return fetch([refs[-1]])[0] if call.body is None else decode(call.body)
 
 
@@ -109,8 +108,7 @@ class Arguments:
         if only_settings(infos):
             return self._fetch([self._refs[result.parts[0]]])[0]
         share = share_of(result.gather, infos, index, count, expected_rows=expected_rows)
-        readonly = current_arrival().policy is Policy.READONLY
-        in_place = readonly and len(share.rows) == 1 and share.order is None
+        in_place = current_arrival().readonly and len(share.rows) == 1 and share.order is None
         with _decoding_parts(copied=not in_place):
             parts = self._fetch([self._refs[result.parts[place]] for place, _ in share.rows])
         taken = [_take(part, rows) for part, (_, rows) in zip(parts, share.rows, strict=True)]
@@ -124,8 +122,9 @@ class Arguments:
 def _decoding_parts(*, copied: bool) -> AbstractContextManager[None]:
     """Decode parts on the device of the call's arguments, as views if they are ``copied`` next."""
     arrival = current_arrival()
-    policy = Policy.VIEW if copied else arrival.policy
-    return decoding(policy, device=arrival.device, every_tensor=arrival.every_tensor)
+    return decoding(
+        readonly=copied or arrival.readonly, device=arrival.device, every_tensor=arrival.every_tensor
+    )
 
 
 def _take(part: Any, rows: Sequence[int]) -> Any:

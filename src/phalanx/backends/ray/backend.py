@@ -121,7 +121,7 @@ def started(request: SpawnRequest, handles: list[Any]) -> list[Any]:
     deadline = time.monotonic() + request.timeout
     reports: list[Any] = []
     for first in range(0, len(request.slots), WAVE):
-        handles += [_create(request, index) for index in range(len(request.slots))[first : first + WAVE]]
+        handles.extend(_create(request, index) for index in range(len(request.slots))[first : first + WAVE])
         asked = [private.call(handle, "_px_report") for handle in handles[first:]]
         reports += private.get(asked, timeout=max(0.0, deadline - time.monotonic()))
     return reports
@@ -172,7 +172,6 @@ class RayBackend:
     nodes = staticmethod(placement.nodes)
     holders = staticmethod(placement.holders)
     nodes_of = staticmethod(placement.nodes_of)
-    probe = staticmethod(placement.probe)
     store = staticmethod(placement.store_space)
     reserve = staticmethod(placement.reserve)
     repair = staticmethod(placement.repair)
@@ -182,6 +181,10 @@ class RayBackend:
     address_of = staticmethod(private.address_of)
     job = staticmethod(job_id)
     now = staticmethod(time.monotonic)
+
+    def probe(self, slots: Sequence[Any], reservations: Any, bundle: Any) -> list[tuple[str, ...]]:
+        self._connection.check()  # the task would start a cluster
+        return placement.probe(slots, reservations, bundle)
 
     def put(self, value: Value) -> Ref:
         return private.put(value)
@@ -198,7 +201,8 @@ class RayBackend:
             reports = started(request, handles)
         except BaseException as error:
             for handle in handles:
-                private.kill(handle)
+                with contextlib.suppress(Exception):  # the error to raise is that of the start
+                    private.kill(handle)
             self._agents.local.dismiss()
             if isinstance(error, rayx.GetTimeoutError):
                 raise PlacementError(
@@ -255,7 +259,8 @@ class RayBackend:
         except rayx.GetTimeoutError as error:
             raise NotReady from error
         except rayx.RayError as error:
-            raise FetchFailed from error
+            cause = getattr(error, "client_exc", None)  # an error of unpickling, which Ray wraps
+            raise FetchFailed from cause if isinstance(cause, Exception) else error
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         self._connection.check()

@@ -90,9 +90,10 @@ class NodeAgent:
 
     def end(self, targets: Sequence[ProcessHandle]) -> list[list[int]]:
         """End these ranks with all their descendants; return, for each, the pids that could not be ended."""
-        pids = [target.pid for target in targets]
         with self._lock:
             watch = self._note(target for target in targets if target.pid not in self._watched)
+            # Another rank may have the pid by now.
+            pids = [t.pid for t in targets if t.side and self._watched[t.pid][1] == t.side.started]
             left: list[int] = self._ask({"watch": watch, "end": pids}) or []
             for pid in pids:
                 self._watched.pop(pid, None)
@@ -283,13 +284,14 @@ class NodeAgents:
 
     def watch(self, targets: Sequence[ProcessHandle]) -> None:
         """Let the agents of their nodes watch these ranks. Does not wait for agents on other nodes to start."""
-        self._watched |= {(target.node, target.pid) for target in targets}
+        with self._lock:
+            self._watched |= {(target.node, target.pid) for target in targets}
         self.ask(targets, "watch", timeout=0.0)
 
     def release(self, targets: Sequence[ProcessHandle]) -> None:
         """Forget these ranks, and end the agents on other nodes that have no ranks left."""
-        self._watched -= {(target.node, target.pid) for target in targets}
         with self._lock:
+            self._watched -= {(target.node, target.pid) for target in targets}
             for node in self._remote.keys() - {node for node, _ in self._watched}:
                 with contextlib.suppress(RayError, ValueError):
                     private.kill(self._remote.pop(node))
@@ -297,8 +299,9 @@ class NodeAgents:
     def leave(self) -> None:
         """End the ranks on this node and forget all agents, without calls on the cluster, which was left."""
         self.local.leave()
-        self._remote.clear()
-        self._watched.clear()
+        with self._lock:
+            self._remote.clear()
+            self._watched.clear()
 
     def _actor(self, node: str) -> Value:
         with self._lock:

@@ -151,18 +151,20 @@ def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
     deadline = time.monotonic() + timeout
     going = {node.node_id for node in draining_nodes()}  # no process is started there any more
     lost = [index for index, group in enumerate(reservation.ids) if _lost(group, deadline, going)]
-    if not lost:
-        return frozenset()
-    part = replace(request, blocks=tuple(request.blocks[index] for index in lost), timeout=timeout)
-    release([reservation.keys[index] for index in lost])
-    left = [node for node in nodes() if node.node_id not in going]
-    if not check_feasible(left, part.blocks, part.bundle).fits_total and not _autoscales():
-        raise PlacementError(_table(part, "its node is gone, and no other has room for what was on it"))
-    for index in lost:
-        _reserve_block(reservation, request, index)
-    for index in lost:
-        _wait(part, reservation.ids[index], deadline)
-    return frozenset(lost)
+    reservation.moved.update(lost)
+    if lost:
+        part = replace(request, blocks=tuple(request.blocks[index] for index in lost), timeout=timeout)
+        release([reservation.keys[index] for index in lost])
+        left = [node for node in nodes() if node.node_id not in going]
+        if not check_feasible(left, part.blocks, part.bundle).fits_total and not _autoscales():
+            raise PlacementError(_table(part, "its node is gone, and no other has room for what was on it"))
+        for index in lost:
+            _reserve_block(reservation, request, index)
+        for index in lost:
+            _wait(part, reservation.ids[index], deadline)
+    moved = frozenset(reservation.moved)
+    reservation.moved.clear()
+    return moved
 
 
 def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> bool:

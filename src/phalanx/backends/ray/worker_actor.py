@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from phalanx.backends.backend_types import NOT_TRACED, TRACED, Facade, RuntimeFactory
+from phalanx.backends.backend_types import LOST_ARGUMENT, NOT_TRACED, TRACED, Facade, RuntimeFactory
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray.ray_errors import log_once
 from phalanx.errors import ArgumentLost
@@ -76,10 +76,7 @@ class RayServices:
             raise
         except (ObjectLostError, RayActorError) as error:
             said = next(iter(str(error).splitlines()), "")
-            raise ArgumentLost(
-                "an argument of this call, such as another call's result, was lost with the process that held it: "
-                f"{said}"
-            ) from None
+            raise ArgumentLost(LOST_ARGUMENT + said) from None
 
 
 def _started_with(name: str) -> str | None:

@@ -1,0 +1,127 @@
+"""Processes and placement groups on a Ray that is played: what is left after an error, and what a later try tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from phalanx.backends.backend_types import Reservation, ReserveRequest, SpawnRequest
+from phalanx.backends.ray import backend, placement_groups, private
+from phalanx.backends.ray.cluster import Connection
+from phalanx.backends.ray.node_agents import NodeAgents
+from phalanx.backends.ray.rank_processes import ProcessHandle
+from phalanx.errors import GroupClosed, PlacementError
+from phalanx.topology.placement import NodeCapacity
+from phalanx.topology.slots import Slot
+
+
+@pytest.fixture
+def ray_backend() -> backend.RayBackend:
+    """A backend of a cluster that this process has left."""
+    made = backend.RayBackend.__new__(backend.RayBackend)
+    made._connection, made._agents = Connection(), NodeAgents()
+    made._connection._connection = object()
+    return made
+
+
+def test_processes_that_were_created_before_an_error_are_ended(
+    ray_backend: backend.RayBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created: list[object] = []
+    ended: list[object] = []
+
+    def create(request: SpawnRequest, index: int) -> object:
+        if index == 2:
+            raise ValueError("the name is taken")
+        created.append(object())
+        return created[-1]
+
+    def kill(handle: object) -> None:
+        ended.append(handle)
+        raise ValueError("this cluster was left")
+
+    monkeypatch.setattr(backend, "_create", create)
+    monkeypatch.setattr(private, "kill", kill)
+    slots = tuple(Slot(0, index, "pool") for index in range(3))
+
+    with pytest.raises(ValueError, match="the name is taken"):
+        ray_backend.spawn(SpawnRequest("Worker", (), slots, {}, {}, lambda services: None, detached=True))
+
+    assert ended == created
+    assert len(ended) == 2
+
+
+def test_accelerators_are_not_asked_for_on_a_cluster_that_was_left(
+    ray_backend: backend.RayBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement_groups, "probe", lambda *_: pytest.fail("this starts a cluster"))
+    with pytest.raises(GroupClosed, match="was left"):
+        ray_backend.probe([Slot(0, 0, "pool")], {}, {})
+
+
+def test_ranks_are_watched_while_another_thread_releases_some() -> None:
+    agents: Any = NodeAgents()
+    agents.local = SimpleNamespace(watch=lambda targets: None)
+    other = threading.Thread(target=agents.watch, args=[[ProcessHandle(3, None)]])
+
+    class Watched(set[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for count, item in enumerate(super().__iter__()):
+                if count == 0:
+                    other.start()
+                    other.join(0.2)
+                yield item
+
+    agents._watched = Watched({("a", 1), ("a", 2)})
+    agents.release([])
+    other.join(10)
+
+    assert len(agents._watched) == 3
+
+
+class Groups:
+    """The placement groups of a cluster; those in ``late`` wait for resources."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, str] = {}
+        self.late: set[str] = set()
+
+    def create(self, bundles: Any, *, name: str, **_: Any) -> Any:
+        key = f"{len(self.states)}"
+        self.states[key] = "PENDING" if name in self.late else "CREATED"
+        return SimpleNamespace(id=SimpleNamespace(hex=lambda: key))
+
+    def table(self, group: Any) -> dict[str, Any]:
+        return {"state": self.states[group.id.hex()]}
+
+    def is_ready(self, group_id: Any, seconds: float) -> bool:
+        return self.states[group_id.hex()] == "CREATED"
+
+
+def test_a_repair_also_tells_of_the_blocks_that_moved_in_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = Groups()
+    monkeypatch.setattr(private, "placement_group", groups.create)
+    monkeypatch.setattr(private, "placement_group_table", groups.table)
+    monkeypatch.setattr(private, "placement_group_ready", groups.is_ready)
+    monkeypatch.setattr(private, "draining_nodes", dict)
+    monkeypatch.setattr(placement_groups, "nodes", lambda: [NodeCapacity("a", "a", {"CPU": 4.0}, {})])
+    monkeypatch.setattr(placement_groups, "holders", list)
+    monkeypatch.setattr(placement_groups, "release", lambda keys: None)
+    request = ReserveRequest("pool", (1, 1, 1), {"CPU": 1.0})
+    made = [groups.create([], name=f"pool-{index}") for index in range(3)]
+    held = Reservation(request, made, [group.id.hex() for group in made])
+    groups.states.update({"0": "RESCHEDULING", "1": "RESCHEDULING"})
+    groups.late = {"pool-1"}
+
+    with pytest.raises(PlacementError, match="could not be placed"):
+        placement_groups.repair(held, timeout=0.0)
+    groups.late.clear()
+
+    assert placement_groups.repair(held, timeout=0.0) == {0, 1}
+    assert placement_groups.repair(held, timeout=0.0) == frozenset()
