@@ -215,7 +215,8 @@ class Call:
             except NotReady:
                 is_late = True
             except FetchFailed as failed:
-                cause = failed.__cause__
+                # Without its frames, which would hold this one.
+                cause = failed.__cause__ and failed.__cause__.with_traceback(None)
             # Outside the except block: otherwise the new error would keep the old, and so its frames, as its context.
             ending = outcome_when_late(self, limit) if is_late else outcome_of_failure(self, cause)
             self.act(ending)

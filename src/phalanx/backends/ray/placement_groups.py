@@ -162,9 +162,8 @@ def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
             _reserve_block(reservation, request, index)
         for index in lost:
             _wait(part, reservation.ids[index], deadline)
-    moved = frozenset(reservation.moved)
-    reservation.moved.clear()
-    return moved
+    moved, reservation.moved = reservation.moved, set()
+    return frozenset(moved)
 
 
 def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> bool:
