@@ -10,11 +10,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from phalanx.collect.join import gather, join_rows, share_of
+from phalanx.collect.join import gather, join_rows
 from phalanx.dispatch.batch_metadata import PerShard
 from phalanx.dispatch.plan import GatherPlan
 from phalanx.errors import DispatchError
-from phalanx.wire.messages import PartInfo
 from tests.dispatch.support import Batch, same
 
 
@@ -113,24 +112,18 @@ def test_joined_arrow_tables_own_their_memory() -> None:
     assert joined.column("a").chunk(0).buffers()[1].address != theirs
 
 
-def test_only_leaves_with_rows_for_each_row_of_the_padded_piece_are_trimmed() -> None:
+def test_only_leaves_with_the_rows_of_the_padded_piece_are_trimmed() -> None:
     plan = rows(2, trim=[(4, 3), (4, 4)])
     outputs = [
-        {"rows": [0, 1, 2, 0], "twice": list("aabbccaa"), "losses": [9, 9], "text": "abcd"},
-        {"rows": [3, 4, 5, 6], "twice": list("ddeeffgg"), "losses": [8, 8], "text": "efgh"},
+        {"rows": [0, 1, 2, 0], "losses": [9, 9], "histogram": [1] * 8, "text": "abcd"},
+        {"rows": [3, 4, 5, 6], "losses": [8, 8], "histogram": [2] * 8, "text": "efgh"},
     ]
     assert gather(plan, outputs) == {
         "rows": [0, 1, 2, 3, 4, 5, 6],
-        "twice": list("aabbccddeeffgg"),
         "losses": [9, 9, 8, 8],
+        "histogram": [1] * 8 + [2] * 8,
         "text": PerShard(["abcd", "efgh"]),
     }
-
-
-def test_a_share_of_several_rows_for_each_row_has_no_padding() -> None:
-    plan = rows(2, trim=[(4, 3), (0, 0)])
-    share = share_of(plan, [PartInfo(8, 0), PartInfo(2, 0)], 1, 2)
-    assert [(output, list(taken)) for output, taken in share.rows] == [(0, [4, 5]), (1, [0, 1])]
 
 
 def test_more_rows_than_were_given_are_joined() -> None:

@@ -50,8 +50,6 @@ def captured(tensor: torch.Tensor) -> Any:
 BIG = torch.zeros(1000)
 LOOP: dict[str, Any] = {"x": BIG}
 LOOP["self"] = LOOP
-HOLDS_ITSELF = np.array(["x" * 1000, None], dtype=object)
-HOLDS_ITSELF[1] = HOLDS_ITSELF
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,6 @@ def test_the_bytes_of_a_large_leaf_are_found_once_wherever_it_lies(value: Any) -
         (PicklesItself(), 1, 100),
         (NeedsAnOpenFile(), 1, 100),
         (torch.ones(9, 9).to_mkldnn(), 324, 324),
-        (HOLDS_ITSELF, 1000, 1100),
         (types, 1, 100),
         (object(), 1, 100),
         (Plain, 1, 100),
@@ -137,10 +134,8 @@ def test_a_lazy_stack_of_tensordicts_is_looked_into_without_stacking() -> None:
         lambda: torch.nested.nested_tensor([torch.ones(200), torch.ones(300)], layout=torch.jagged),
         lambda: np.zeros(300, dtype="i4,u1"),
         lambda: np.zeros((20, 20))[:, ::2],
-        lambda: np.array([str(n) * 100 for n in range(100)], dtype=object),
-        lambda: np.array(["text" * 100] * 100, dtype=np.dtypes.StringDType()),
     ],
-    ids=["coo", "csr", "hybrid", "jagged", "structured", "strided", "objects", "strings"],
+    ids=["coo", "csr", "hybrid", "jagged", "structured", "strided"],
 )
 def test_the_estimate_is_within_a_factor_of_three_of_what_is_sent(make: Any) -> None:
     value = make()

@@ -122,9 +122,11 @@ class BoundMethod(Generic[P, B, V]):
 
     def _check_stream_options(self, kwargs: dict[str, Any]) -> None:
         """Reject options of the stream of a method that yields; a method with ``**kwargs`` gets them."""
-        known = {} if self._spec.signature is None else self._spec.signature.parameters
+        if self._spec.signature is None:
+            return
+        known = self._spec.signature.parameters
         given = [name for name in ("by", "buffer") if name in kwargs and name not in known]
-        if not known or not given or any(one.kind is one.VAR_KEYWORD for one in known.values()):
+        if not given or any(one.kind is one.VAR_KEYWORD for one in known.values()):
             return
         name, methods = self._spec.name, self._selection.methods
         yielding = [other for other, spec in methods.items() if spec.streams and other.startswith(name)]

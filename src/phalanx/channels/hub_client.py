@@ -84,6 +84,8 @@ class HubClient:
         self._deferred: deque[Request] = deque()
         self._flusher = Background(self._take_turn, thread=_THREAD, first_after=_DEFERRED_S)
         self._turns_until = 0.0
+        self._is_unsettled = False
+        """True if a deferred request may not have been executed."""
         if hub is not None:
             hub.connect(self.name, self._receive_answer)
 
@@ -109,6 +111,7 @@ class HubClient:
 
     def send_soon(self, key: str, verb: str, *args: Any) -> None:
         """Send a request without an answer together with the next request, or a little later. Takes no lock."""
+        self._is_unsettled = True
         self._deferred.append((next(self._tickets), False, key, verb, args))
         self._turns_until = time.monotonic() + _TURNS_FOR_S
         self._flusher.begin()
@@ -182,10 +185,12 @@ class RemoteClient(HubClient):
         if self.died:
             self._answer_all()
 
-    def _settle(self) -> None:
-        """Wait until the hub has executed the deferred requests."""
-        if self._deferred:
-            self.request("", "meet", timeout=_ANSWERS_WITHIN_S)
+    def _settle(self) -> Future[Any] | None:
+        """Return the answer that comes when the hub has executed the deferred requests, None if there were none."""
+        if not self._is_unsettled:
+            return None
+        self._is_unsettled = False
+        return self.ask("", "meet")[1]
 
     def _receive(self) -> None:
         with contextlib.suppress(OSError, EOFError):

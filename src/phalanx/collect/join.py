@@ -7,7 +7,6 @@ shapes are compared only between the outputs that a share has rows of.
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,9 +32,9 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
     """Return the value of a call.
 
     Outputs that are joined, which may be views of read-only memory, are joined as by :func:`join_rows`; other outputs
-    are returned unchanged. A leaf with k times the rows of the piece is taken as runs of k: padding is cut from it, and
-    if rows were dealt out of order, they are returned in the caller's order. A leaf with any other number of rows is
-    returned completely, in the order of the pieces.
+    are returned unchanged. Padding is cut from each leaf that has exactly as many rows as the padded piece. If rows
+    were dealt out of order, they are returned in the caller's order: a leaf with k times the rows of every piece as
+    runs of k, and a leaf with any other number of rows in the order of the pieces.
 
     Args:
         plan: the plan of the call.
@@ -137,7 +136,7 @@ class _Join:
     def _rows(self, ops: RowOps, values: list[Any], path: str) -> Value:
         counts = [ops.count(value) or 0 for value in values]
         filled = [value for value, count in zip(values, counts, strict=True) if count] or values[:1]
-        if ops.kind == "list" or any(isinstance(v, np.ndarray) and v.dtype.hasobject for v in filled):
+        if ops.kind == "list" or any(isinstance(v, np.ndarray) and v.dtype == object for v in filled):
             filled = [_owned(rows) for rows in filled]
         try:
             joined = ops.concat(filled)
@@ -194,15 +193,10 @@ def _at(path: str) -> str:
 
 
 def _trimmed(value: Value, given: int, real: int) -> Value:
-    """Return ``value`` without the padded rows of its leaves."""
+    """Return ``value`` without the padded rows, in each leaf that has exactly as many rows as the piece."""
     if given == real:
         return value
-    return map_rows(value, lambda ops, leaf: ops.slice(leaf, 0, _real(ops.count(leaf) or 0, given, real)))
-
-
-def _real(rows: int, given: int, real: int) -> int:
-    """Return how many rows are no padding: k * ``real`` of k * ``given`` rows, and all of any other number."""
-    return rows if not given or rows % given else rows // given * real
+    return map_rows(value, lambda ops, leaf: ops.slice(leaf, 0, real) if ops.count(leaf) == given else leaf)
 
 
 def _owned(value: Value) -> Value:
@@ -210,13 +204,15 @@ def _owned(value: Value) -> Value:
     if is_tensor(value):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
-        return copy.deepcopy(value) if value.dtype.hasobject else value.copy()
+        holds_objects = value.dtype == object and value.ndim > 0
+        return np.frompyfunc(_owned, 1, 1)(value) if holds_objects else value.copy()
     if isinstance(value, list):
         return list_like(value, [_owned(item) for item in value])
     if isinstance(value, PerShard):
         return PerShard(map(_owned, value))
     if (ops := ops_for(value)) is not None:
-        return copy.deepcopy(value) if ops.count(value) is None else ops.concat([value])
+        has_rows = ops.count(value) is not None
+        return ops.concat([value]) if has_rows else value.clone() if ops.kind == "TensorDict" else value
     node = node_of(value)
     return value if node is None else node.rebuild([_owned(child) for child in node.values])
 
@@ -252,7 +248,9 @@ def share_of(
     _check_settings(infos)
     counts = [_rows_of(info, place) for place, info in enumerate(infos)]
     if gather.trim is not None:
-        counts = [_real(rows, *sizes) for rows, sizes in zip(counts, gather.trim, strict=True)]
+        counts = [
+            real if rows == given else rows for rows, (given, real) in zip(counts, gather.trim, strict=True)
+        ]
     total = sum(counts)
     check_rows(total, expected_rows)
     start, stop = piece_bounds(total, count, index)

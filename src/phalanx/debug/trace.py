@@ -275,10 +275,11 @@ class CallTracer(CallListener):
 
     def end(self) -> None:
         """Leave the groups: no trace needs their files any more."""
-        for core in list(self._current):
-            for epoch in self._epochs:
-                with suppress(ValueError):  # it had ended
-                    core.before_end.remove(epoch.collect_last)
+        with self._lock:
+            for core in list(self._current):
+                for epoch in self._epochs:
+                    with suppress(ValueError):  # it had ended
+                        core.before_end.remove(epoch.collect_last)
 
     def _epoch(self, call: CallInfo) -> TracedEpoch:
         """Return the epoch of a call's group; its files are read for the last time before its processes end."""
@@ -343,8 +344,9 @@ class _Traces:
             self._count -= 1
             if self._count == 0 and self.tracer is not None:
                 everywhere.remove(self.tracer)
+                process.sink = None
                 self.tracer.end()
-                process.sink = self.tracer = None
+                self.tracer = None
 
 
 _traces = _Traces()
@@ -388,4 +390,4 @@ def keep_saved() -> None:
         _saver.begin()
 
 
-session.before_groups_close(lambda _: save_environment_trace())
+session.at_shutdown(save_environment_trace)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from phalanx.errors import DeclarationError
@@ -168,7 +169,7 @@ class Dispatch(metaclass=_DispatchNames):
         Raises:
             DeclarationError: ``group_size`` is no whole number from 1, or ``name`` is no text.
         """
-        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+        if isinstance(group_size, bool) or not isinstance(group_size, Integral) or group_size < 1:
             raise DeclarationError(
                 f"Dispatch.mesh(group_size={group_size!r}): expected a whole number from 1"
             )

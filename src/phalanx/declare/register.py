@@ -150,8 +150,8 @@ def register(
         replicated: every rank is to return the same; compared in debug mode.
         needs_weights: False for a method that may run while the weights which this role accepts mix versions, because a
             sync failed in the middle; other methods then raise ``WeightsTorn``.
-        pad_to_multiple: pad each rank's rows up to a multiple of this number; undone on the way back, also in outputs
-            that have k rows in a run for each row.
+        pad_to_multiple: pad each rank's rows up to a multiple of this number; undone on the way back, in outputs with a
+            row for each row.
         pad_mask: name of a keyword argument that receives a bool tensor, True for real rows.
 
     Raises:

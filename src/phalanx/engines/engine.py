@@ -240,8 +240,9 @@ class EngineLoop:
                 self._runner.add(started)
         stepped = self._runner.step()
         sampled = list(await stepped if isinstance(stepped, Awaitable) else stepped)
-        self._rate.add(len(sampled))
-        self._tokens += len(sampled)
+        count = sum(one.token is not None for one in sampled)
+        self._rate.add(count)
+        self._tokens += count
         if self._clock() >= self._next_report:
             self._next_report = self._clock() + _REPORT_S
             self._report()

@@ -117,10 +117,12 @@ class Answer:
             return tuple(self.tokens[-len(stop) :]) == stop
         # Earlier tokens were searched before. A character has at most four tokens; the first tokens of a text can be
         # decoded differently, hence the second search in the whole text.
-        if vocabulary.text is None or stop not in vocabulary.text(self.tokens[-4 * len(stop) - 8 :]):
+        tail = "" if vocabulary.text is None else vocabulary.text(self.tokens[-4 * len(stop) - 8 :])
+        if vocabulary.text is None or stop not in tail:
             return False
         text = vocabulary.text(self.tokens)
-        starts = [text.index(one) for one in self.sampling.stop if isinstance(one, str) and one in text]
+        found = (one for one in self.sampling.stop if isinstance(one, str) and one in tail)
+        starts = [text.index(one) for one in found if one in text]
         if starts:
             self.text = text[: min(starts)]
         return bool(starts)

@@ -79,13 +79,13 @@ class DecodeBatch:
     def __init__(self, answers: Sequence[Answer], cache: Any, mask: Tensor, tokens: Tensor) -> None:
         self.answers, self.cache, self.mask, self.tokens = list(answers), cache, mask, tokens
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Cut out all other rows, and the first places, where the kept rows have only padding."""
+    def keep(self, rows: Sequence[int], *, all_places: bool) -> None:
+        """Cut out all other rows and, unless ``all_places``, the first places, in which the kept rows have padding."""
         chosen = torch.tensor(rows, device=self.mask.device)
         self.answers = [self.answers[row] for row in rows]
         self.mask, self.tokens = self.mask[chosen], self.tokens[chosen]
         self.cache.batch_select_indices(chosen)
-        if _is_plain(self.cache):
+        if not all_places and _is_plain(self.cache):
             padding = int(self.mask.any(dim=0).int().argmax())
             self.mask = self.mask[:, padding:]
             for layer in self.cache.layers:
@@ -140,7 +140,8 @@ class PaddedRunner(ModelRunner):
         if not rows:
             self._batch = None
         elif self._batch is not None and len(rows) < len(self._batch.answers):
-            self._batch.keep(rows)
+            # Without ``position_ids`` a model counts the places of its cache.
+            self._batch.keep(rows, all_places="position_ids" in self._unknown)
 
     def weights_changed(self) -> None:
         self._new, self._batch = [*self._running(), *self._new], None
@@ -186,16 +187,17 @@ class PaddedRunner(ModelRunner):
 
     @torch.no_grad()
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        log_probs: list[list[float]] = []
-        rows_at_once = max(1, _READ_AT_ONCE // max(map(len, prompts)))
-        for start in range(0, len(prompts), rows_at_once):
-            part = prompts[start : start + rows_at_once]
-            ids, mask = self._padded(part)
+        log_probs: dict[int, list[float]] = {}
+        left = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+        while left:  # those of similar length together, the longest first
+            rows = left[-max(1, _READ_AT_ONCE // len(prompts[left[-1]])) :]
+            del left[-len(rows) :]
+            ids, mask = self._padded([prompts[row] for row in rows])
             out = self._forward(ids, mask, use_cache=False)
             every = out.logits[:, :-1].float().log_softmax(dim=-1).gather(2, ids[:, 1:, None])[:, :, 0]
-            rows = zip(every.tolist(), part, strict=True)
-            log_probs += [row[len(row) - len(prompt) + 1 :] for row, prompt in rows]
-        return log_probs
+            for row, values in zip(rows, every.tolist(), strict=True):
+                log_probs[row] = values[len(values) - len(prompts[row]) + 1 :]
+        return [log_probs[row] for row in range(len(prompts))]
 
     def cache_use(self) -> float:
         return len(self._running()) / self._max_running

@@ -33,7 +33,10 @@ class BackgroundThread:
         return self._is_running() and (work is self._now or work in self._due)
 
     def take(self, work: Background, after: float) -> None:
-        """Schedule a turn of some work, unless a turn is due already: in ``after`` seconds, or at once after a turn."""
+        """Schedule a turn of some work, unless a turn is due already: in ``after`` seconds.
+
+        During a turn: at once after it, or after the pause that it asks for.
+        """
         with self._changed:
             is_new = not self.has(work)
             if not self._is_running():
@@ -50,7 +53,7 @@ class BackgroundThread:
             with self._changed:
                 self._now = None
                 if pause is not None:
-                    self._due.setdefault(work, time.monotonic() + pause)  # unless it began again meanwhile
+                    self._due[work] = time.monotonic() + pause
             del work  # else it would be kept until the next turn
 
     def _next(self) -> Background | None:

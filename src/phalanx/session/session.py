@@ -59,6 +59,7 @@ class Session:
         self._pools: weakref.WeakSet[Any] = weakref.WeakSet()
         self._kept_pools: set[Any] = set()
         self._before_groups: list[Callable[[Backend | None], None]] = []
+        self._at_shutdown: list[Callable[[], None]] = []
 
     # Its connection
 
@@ -199,6 +200,10 @@ class Session:
         """
         self._before_groups.append(callback)
 
+    def at_shutdown(self, callback: Callable[[], None]) -> None:
+        """Have a function called by :meth:`shutdown`, after all groups are closed and before the backends are left."""
+        self._at_shutdown.append(callback)
+
     def shutdown(self) -> None:
         """Close everything that is open, detached pools too; leave a cluster that this session connected to.
 
@@ -208,8 +213,8 @@ class Session:
             self._let_go(None)
             self._backend = self._show_ranks = None
             self._inline_resources = {}
-            for backend in self._backends.values():
-                backend.leave()
+            for callback in (*self._at_shutdown, *(backend.leave for backend in self._backends.values())):
+                _attempt(callback)
             if self._started_ray:
                 from phalanx.backends.ray import cluster as ray_cluster  # loads Ray
 

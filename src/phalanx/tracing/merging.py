@@ -15,6 +15,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from phalanx.tracing.events import Clock, Counter, Part, Span, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.spans import SpanLog, read_log
@@ -105,11 +106,13 @@ def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
             for name in ("received", "started", "finished", "returned"):
                 seen = getattr(part, name)
                 setattr(part, name, None if seen is None else seen - offset)
-    # By their beginning, since a rank that stays through a resize is read in each of its epochs.
-    found = {
-        (span.track and span.track._replace(epoch=0), span.call, span.began, span.name): span
-        for span in _spans(logs, merged, offsets, frame)
-    }
+    # A rank that stays through a resize is read in each of its epochs: a span belongs to the last that had begun.
+    opened = {key: track.opened or 0 for key, track in tracks.items()}
+    found: dict[tuple[Any, ...], Span] = {}
+    for span in _spans(logs, merged, offsets, frame):
+        same = span.track and span.track._replace(epoch=0), span.call, span.began, span.name
+        if same not in found or (span.track and opened.get(span.track, 0) <= span.began):
+            found[same] = span
     spans = sorted(found.values(), key=lambda span: span.began)
     called = {(call.group, call.epoch) for call in merged}
     called |= {(span.track.group, span.track.epoch) for span in spans if span.track is not None}

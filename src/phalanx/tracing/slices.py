@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -173,16 +172,15 @@ def place(families: Iterable[Sequence[Slice]]) -> list[Slice]:
     the first slice on. So slices of a lane either nest or lie apart.
     """
     numbered = (
-        ((one.start, -one.end, number, index), one)
+        (one.start, -one.end, number, index, one)
         for number, family in enumerate(families)
         for index, one in enumerate(family)
     )
-    lanes: list[
-        list[tuple[int, Slice]]
-    ] = []  # by lane, the slices that are open at the time, outermost first
+    # By lane, the slices that are open at the time, outermost first.
+    lanes: list[list[tuple[int, Slice]]] = []
     lowest: dict[int, int] = {}
     placed: list[Slice] = []
-    for (start, _, number, _), one in sorted(numbered, key=operator.itemgetter(0)):
+    for start, _, number, _, one in sorted(numbered):
         for lane in itertools.count(lowest.get(number, 0)):
             lanes += [[]] if lane == len(lanes) else []
             stack = lanes[lane]

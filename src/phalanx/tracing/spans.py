@@ -16,7 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -90,8 +90,16 @@ class span:
         async def yielding_async(*args: Any, **kwargs: Any) -> Any:
             with span(name, **attributes):
                 async with aclosing(function(*args, **kwargs)) as items:
-                    async for item in items:
-                        yield item
+                    step = items.asend(None)
+                    with suppress(StopAsyncIteration):
+                        while True:
+                            item = await step
+                            try:
+                                step = items.asend((yield item))
+                            except GeneratorExit:
+                                raise
+                            except BaseException as error:
+                                step = items.athrow(error)
 
         wrapper = awaited if inspect.iscoroutinefunction(function) else called
         wrapper = yielding if inspect.isgeneratorfunction(function) else wrapper

@@ -45,8 +45,6 @@ def nbytes_of(value: Value, skip: tuple[type, ...] = (), known: Collection[int] 
             total += _tensor_bytes(item)
         elif isinstance(item, np.ndarray):
             total += item.nbytes
-            if item.dtype.hasobject:  # objects and strings, which the array only points to
-                total += nbytes_of(list(item.flat), skip, {*known, id(item)})
         elif kind in _TEXTS:
             total += len(item)
         elif kind in _NUMBERS:

@@ -11,6 +11,7 @@ import atexit
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -30,8 +31,8 @@ class Closers:
         self.hands_over = False
         #: The rank as text, from its setup on: "rank 2 of group 'actor'".
         self.place = ""
-        #: Called before the result of a call is sent.
-        self.before_result: list[Callable[[], object]] = []
+        #: Called before the result of a call is sent, which waits for the future that they may return.
+        self.before_result: list[Callable[[], Future[Any] | None]] = []
         #: Called with the reason if the rank ends without having run its hooks.
         self.if_lost: list[Callable[[str], object]] = []
 

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -51,6 +51,7 @@ from phalanx.worker.profiling import Profiling
 from phalanx.worker.rendezvous import join_store, listen
 
 _REMEMBERED = 256
+_SETTLES_WITHIN_S = 10.0
 _OPEN_TRACES = 8
 _MODULES = (
     "ranks import modules from the folder of the driver's script, from PYTHONPATH and from what is installed on their "
@@ -348,7 +349,7 @@ class WorkerRuntime:
                         result = await self._value(result)
                     if type(result) in _GENERATORS:
                         result = [item async for item in self._items(result) if call.keep]
-                self._before_result()
+                await self._before_result()
                 result = result if call.keep else None
                 pack = described if call.returns > OUTPUT else encoded
                 return pack(result) if note is None else _noted(result, note, pack)
@@ -402,7 +403,7 @@ class WorkerRuntime:
                 if note is not None:
                     note.finished()
                     note.result_bytes, note.items = nbytes, count
-            self._before_result()
+            await self._before_result()
             end = StreamEnd(count)
         except self._passes:
             raise
@@ -449,7 +450,7 @@ class WorkerRuntime:
                 note.started(nbytes)
             self._check_made(role, method)
             result = await self._value(getattr(self.instances[role], method)(*args, **kwargs))
-            self._before_result()
+            await self._before_result()
             return pack(result) if note is None else _noted(result, note, pack)
 
     def _check_made(self, role: str, method: str) -> None:
@@ -485,9 +486,12 @@ class WorkerRuntime:
                 torn = WeightsTorn(f"{full_name(call.role, call.method)}: {reason}")
                 raise self.failure(torn, call.role, call.method)
 
-    def _before_result(self) -> None:
-        for hook in self.closers.before_result:
-            hook()
+    async def _before_result(self) -> None:
+        waiting = [future for hook in self.closers.before_result if (future := hook()) is not None]
+        if waiting and self.interleaves:
+            await asyncio.wait([asyncio.wrap_future(future) for future in waiting], timeout=_SETTLES_WITHIN_S)
+        elif waiting:
+            wait(waiting, _SETTLES_WITHIN_S)
 
     async def _value(self, result: Any) -> Any:
         """Return the result of a user's function: that of an awaitable once it is there."""

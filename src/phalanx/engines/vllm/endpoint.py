@@ -207,18 +207,23 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def _arguments(model: str, key: str, options: dict[str, Any]) -> Any:
-    """Return the arguments of ``vllm serve``. It parses texts, as on a command line; lists and numbers are values."""
+    """Return the arguments of ``vllm serve``."""
     parser = find("vllm.entrypoints.launchers.cli_args.make_arg_parser")(
         find("vllm.utils.argparse_utils.FlexibleArgumentParser")(exit_on_error=False)
     )
     # With the key, vLLM's own check agrees with ours, whatever VLLM_API_KEY says.
     flags = ["--model", model, f"--api-key={key}", "--disable-log-stats"]
-    # With "=", because a value may begin with a dash.
-    flags += [f"--{name}={value}" for name, value in options.items() if isinstance(value, str)]
-    flags += [f"--{name}={json.dumps(value)}" for name, value in options.items() if isinstance(value, dict)]
+    actions = {action.dest: action for action in parser._actions}
+    for name, value in options.items():
+        is_list = isinstance(value, list) and actions[name].type is not json.loads
+        texts = [one if isinstance(one, str) else json.dumps(one) for one in (value if is_list else [value])]
+        if isinstance(value, bool):
+            flags.append(f"--{'' if value else 'no-'}{name}")
+        elif is_list and actions[name].nargs == "+":
+            flags += [f"--{name}", *texts]
+        elif value is not None:  # with "=", because a value may begin with a dash
+            flags += [f"--{name}={text}" for text in texts]
     try:
-        given = parser.parse_args(flags)
+        return parser.parse_args(flags)
     except (argparse.ArgumentError, SystemExit) as error:  # the latter after a message in the rank's log
         raise DeclarationError(f"server_options={options!r}: {error}; see `vllm serve --help`") from None
-    others = {name: value for name, value in options.items() if not isinstance(value, str | dict | None)}
-    return argparse.Namespace(**{**vars(given), **others})
