@@ -57,6 +57,20 @@ def test_the_first_stop_in_the_text_ends_it() -> None:
     assert generated(engine, [[6]], SamplingParams(stop=("b", "a")))[0].text == "x"
 
 
+def test_a_stop_that_was_in_the_prefix_does_not_cut_the_text() -> None:
+    engine = CountingEngine()
+    text = replace(
+        engine.machine.vocabulary, text=lambda tokens: "".join(chr(97 + token) for token in tokens)
+    )
+    engine._requests.vocabulary = engine.machine.vocabulary = text
+
+    (answer,) = generated(
+        engine, [[6]], SamplingParams(max_tokens=40, stop=("a", "d")), prefix=[[0] + [1] * 19]
+    )
+
+    assert answer.text == "a" + "b" * 19 + "c"
+
+
 def test_the_size_of_a_completion_includes_its_further_answers() -> None:
     one = Completion((7,) * 1000, (), "stop", ((0, 1000),))
 

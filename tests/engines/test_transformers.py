@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import phalanx as px
-from phalanx.engines import ModelRunner, SamplingParams
+from phalanx.engines import ModelRunner, SamplingParams, transformers
 from phalanx.engines.transformers import TransformersRollout
 from tests.conformance.engines import EngineConformance, Reference, Source
 
@@ -140,6 +140,39 @@ def test_a_batch_that_is_never_empty_does_not_grow() -> None:
     places, answers = asyncio.run(places_and_answers())
 
     assert places <= 3 + 9 and len(answers) == 1
+
+
+class WithoutPositions(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_llama()
+        self.config = self.inner.config
+
+    def forward(self, input_ids: Any, attention_mask: Any, past_key_values: Any, use_cache: bool) -> Any:
+        return self.inner(input_ids, attention_mask, past_key_values=past_key_values, use_cache=use_cache)
+
+
+def test_a_model_that_takes_no_positions_goes_on_after_a_longer_prompt_has_ended() -> None:
+    short, long = ([5, 7, 9], 20), (list(range(1, 40)), 3)
+
+    def tokens(*rows: tuple[list[int], int]) -> tuple[int, ...]:
+        engine = TransformersRollout(WithoutPositions(), seed=0)
+        sampling = [SamplingParams(max_tokens=count, temperature=0) for _, count in rows]
+        return asyncio.run(engine.generate([prompt for prompt, _ in rows], sampling))[0].tokens
+
+    assert tokens(short, long) == tokens(short)
+
+
+def test_log_probs_of_prompts_are_in_their_order_however_many_are_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = [[5, 6, 7], [8, 9], list(range(20)), [10, 11, 12, 13]]
+    together = asyncio.run(rollout_here().prompt_log_probs(prompts))
+    monkeypatch.setattr(transformers, "_READ_AT_ONCE", 8)
+    apart = asyncio.run(rollout_here().prompt_log_probs(prompts))
+
+    for one, other in zip(apart, together, strict=True):
+        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
 
 
 def test_an_interrupted_answer_goes_on_with_the_numbers_of_its_seed() -> None:

@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,21 @@ def test_a_decorated_function_that_yields_is_a_span_until_its_end(path: Path) ->
     assert [one.name for one in (outer, *inner, last)] == ["items", "item", "item", "more"]
     assert all(outer.ended >= one.ended for one in inner)  # type: ignore[operator]
     assert inspect.isgeneratorfunction(items) and inspect.isasyncgenfunction(more)
+
+
+def test_a_decorated_context_manager_gets_the_error_of_its_block() -> None:
+    @asynccontextmanager
+    @span("block")
+    async def forgiving() -> AsyncGenerator[int]:
+        with suppress(KeyError):
+            yield 7
+
+    async def run() -> int:
+        async with forgiving() as value:
+            raise KeyError(value)
+        return 8
+
+    assert asyncio.run(run()) == 8
 
 
 def test_a_decorated_function_is_a_span_each_time(path: Path) -> None:

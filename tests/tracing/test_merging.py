@@ -115,10 +115,10 @@ def test_a_rank_that_stays_through_a_resize_is_counted_once() -> None:
         TracedEpoch(
             "policy",
             number,
-            tracks=[Track(key(0, epoch=number), HERE)],
+            tracks=[Track(key(0, epoch=number), HERE, opened=at(4 * number))],
             logs={
                 key(0, epoch=number): SpanLog(
-                    spans=[Span("beside", at(3), track=key(0, epoch=number))], counts=counts
+                    spans=[Span("span", at(ms), track=key(0, epoch=number)) for ms in (3, 5)], counts=counts
                 )
             },
         )
@@ -127,4 +127,4 @@ def test_a_rank_that_stays_through_a_resize_is_counted_once() -> None:
     trace = merged(*epochs)
 
     assert [counter.at for counter in trace.counters] == [(at(1), at(5))]
-    assert [(span.name, span.track) for span in trace.spans] == [("beside", key(0, epoch=1))]
+    assert [span.track for span in trace.spans] == [key(0, epoch=0), key(0, epoch=1)]

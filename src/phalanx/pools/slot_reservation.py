@@ -38,7 +38,8 @@ class Tenant(Protocol):
 class SlotReservation:
     """A reservation with the groups on each slot, and the known facts about each slot.
 
-    ``blocks`` are the sizes of its blocks, in slots.
+    ``blocks`` are the sizes of its blocks, in slots. While it is ``open`` groups may start on it, and while it is
+    ``held`` its slots are not released.
     """
 
     pool: str

@@ -215,7 +215,7 @@ def _arguments(model: str, key: str, options: dict[str, Any]) -> Any:
     flags = ["--model", model, f"--api-key={key}", "--disable-log-stats"]
     actions = {action.dest: action for action in parser._actions}
     for name, value in options.items():
-        is_list = isinstance(value, list) and actions[name].type is not json.loads
+        is_list = isinstance(value, list | tuple) and actions[name].type is not json.loads
         texts = [one if isinstance(one, str) else json.dumps(one) for one in (value if is_list else [value])]
         if isinstance(value, bool):
             flags.append(f"--{'' if value else 'no-'}{name}")
