@@ -11,7 +11,8 @@ import phalanx as px
 from phalanx.tracing.chrome import events
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING, Counter, Trace
 from phalanx.tracing.html import resampled, to_html
-from phalanx.tracing.merging import MOST_POINTS, counted
+from phalanx.tracing.merging import MOST_POINTS, merge
+from phalanx.tracing.spans import SpanLog
 
 S = 1_000_000_000
 FULL = Counter(CHANNEL + "answers", (0, 2 * S, 6 * S), {WAITING: (0.0, 3.0, 1.0), OLDEST: (0.0, 0.5, 2.5)})
@@ -22,18 +23,22 @@ def test_a_curve_has_what_there_was_at_each_time() -> None:
     assert resampled(FULL.at, FULL.values[WAITING], 0, 10 * S, 6) == [0.0, 3.0, 3.0, 1.0, 1.0, 1.0]
 
 
-def test_what_was_there_before_a_trace_counts_from_its_beginning() -> None:
-    points = [(1, {WAITING: 5.0}), (4, {WAITING: 2.0}), (9, {WAITING: 1.0})]
+def counted(waiting: dict[int, float], began: int, ended: int) -> tuple[Counter, ...]:
+    """Return the counters of a trace that saw these numbers of items from these times on."""
+    log = SpanLog(counts=[("c", at, {WAITING: value}) for at, value in waiting.items()])
+    return merge([], [], log, Trace(began, ended)).counters
 
-    assert counted("c", points, 2, 8) == Counter("c", (2, 4), {WAITING: (5.0, 2.0)})
-    assert counted("c", points, 0, 0) is None
+
+def test_what_was_there_before_a_trace_counts_from_its_beginning() -> None:
+    waiting = {1: 5.0, 4: 2.0, 9: 1.0}
+
+    assert counted(waiting, 2, 8) == (Counter("c", (2, 4), {WAITING: (5.0, 2.0)}),)
+    assert counted(waiting, 0, 0) == ()
 
 
 def test_of_very_many_changes_the_course_is_kept() -> None:
-    points = [(at, {WAITING: float(at)}) for at in range(10 * MOST_POINTS + 1)]
-    counter = counted("c", points, 0, 10 * MOST_POINTS)
+    (counter,) = counted({at: float(at) for at in range(10 * MOST_POINTS + 1)}, 0, 10 * MOST_POINTS)
 
-    assert counter is not None
     assert MOST_POINTS // 2 <= len(counter.at) <= MOST_POINTS + 1
     assert counter.at[0] == 0 and counter.values[WAITING][-1] == 10 * MOST_POINTS
 

@@ -146,7 +146,7 @@ def test_charts_of_odd_values_are_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["run.pftrace", "run.perfetto-trace"])
 def test_perfettos_own_format_is_refused_with_the_one_that_it_opens(name: str) -> None:
-    with pytest.raises(px.DeclarationError, match=rf"{name}: Perfetto opens .* so name it run\.json"):
+    with pytest.raises(px.DeclarationError, match=rf"{name}: .* expected \.json \(for Perfetto\)"):
         px.trace(name)
 
 
@@ -162,7 +162,9 @@ def test_a_trace_that_begins_leaves_nothing_in_the_folder_before_it_ends(tmp_pat
 
 
 def test_another_suffix_is_refused_before_anything_is_recorded() -> None:
-    with pytest.raises(px.DeclarationError, match=r"run\.txt.*expected one of \.json"):
+    with pytest.raises(
+        px.DeclarationError, match=r"run\.txt.*expected \.json \(for Perfetto\), \.jsonl or \.html"
+    ):
         px.trace("run.txt")
 
 

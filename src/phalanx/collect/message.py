@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 
+from phalanx.display.log_merging import rank_ranges
 from phalanx.errors import RankReport
 
 _MAX_RANGES = 12
@@ -55,15 +55,12 @@ def render(
 
 def rank_list(ranks: Iterable[int]) -> str:
     """Return ranks as text: `rank 2`, `ranks 0-3, 7`; long lists are cut."""
-    ordered = sorted(set(ranks))
-    parts: list[str] = []
-    for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]):
-        members = [rank for _, rank in run]
-        parts.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    distinct = set(ranks)
+    parts = rank_ranges(distinct)
     shown = ", ".join(parts[:_MAX_RANGES])
     if len(parts) > _MAX_RANGES:
-        shown += f", ... ({len(ordered)} in all)"
-    return f"rank {shown}" if len(ordered) == 1 else f"ranks {shown}"
+        shown += f", ... ({len(distinct)} in all)"
+    return f"rank {shown}" if len(distinct) == 1 else f"ranks {shown}"
 
 
 def _alike(reports: Sequence[RankReport]) -> list[Alike]:

@@ -7,6 +7,7 @@ that it buffers is lost when the rank is killed.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,18 +28,15 @@ def label_of(classes: Iterable[tuple[str, str]]) -> str:
 def prefix_of(label: str, ranks: Iterable[int], hosts: Iterable[str]) -> str:
     """Return the prefix of a line that these ranks printed: ``[actor r3@host] ``, ``[actor r0-3@2 hosts] ``."""
     names = sorted(set(hosts))
-    return f"[{label} {ranks_text(ranks)}@{names[0] if len(names) == 1 else f'{len(names)} hosts'}] "
+    where = names[0] if len(names) == 1 else f"{len(names)} hosts"
+    return f"[{label} r{','.join(rank_ranges(ranks))}@{where}] "
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ranks as people write them: ``r0``, ``r0-3``, ``r0-3,6``."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], rank]
-        else:
-            runs.append([rank])
-    return "r" + ",".join("-".join(map(str, run)) for run in runs)
+def rank_ranges(ranks: Iterable[int]) -> list[str]:
+    """Return ranks as people write them: ``0-3``, ``6``."""
+    runs = itertools.groupby(enumerate(sorted(set(ranks))), key=lambda pair: pair[1] - pair[0])
+    members = ([rank for _, rank in run] for _, run in runs)
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in members]
 
 
 def is_shown(line: str) -> bool:
@@ -69,9 +67,8 @@ class Lines:
 
     def finish(self) -> list[str]:
         """Return all lines that are left, also a last line without an end."""
-        last, self._rest = self._rest, b""
-        if last and is_shown(_decoded(last)):
-            self._held.append(_decoded(last))
+        last, self._rest = _decoded(self._rest), b""
+        self._held += [last] if last and is_shown(last) else []
         return self._take(len(self._held))
 
     def _take(self, count: int) -> list[str]:

@@ -9,7 +9,6 @@ import operator
 import os
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,9 +17,9 @@ from phalanx.config import settings
 
 if TYPE_CHECKING:
     from rich.console import Console  # only where something is shown
+    from rich.progress import Progress, TaskID
 
 T = TypeVar("T")
-_CELLS = 20
 _FRAME = re.compile(r'File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)')
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](?P<name>[^/\\.]+)")
 _LIBRARY = re.compile(
@@ -52,7 +51,7 @@ def progress(
         task = shown.add_task(text, total=count if count >= 0 else None, now="")
         for item in iterable:
             yield item
-            shown.advance(task)
+            shown.update(task, advance=1)
 
 
 def terminal() -> Console | None:
@@ -67,8 +66,6 @@ def terminal() -> Console | None:
 
 def bar(console: Console, transient: bool) -> Any:
     """Return a progress display with bars that count; field ``now`` of a task is the text behind its count."""
-    if console.is_jupyter:
-        return NotebookBar(transient)
     # Only where something is shown.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -77,20 +74,19 @@ def bar(console: Console, transient: bool) -> Any:
     columns = (TextColumn("{task.description}", markup=False), *counts, now)
     # Else output into a file would be redirected to the terminal while a bar is there.
     redirect = sys.stdout.isatty()
-    return Progress(*columns, console=console, transient=transient, redirect_stdout=redirect)
+    shown = Progress(*columns, console=console, transient=transient, redirect_stdout=redirect)
+    return NotebookBar(shown, transient) if console.is_jupyter else shown
 
 
 class NotebookBar:
-    """The used part of rich's ``Progress`` as a line of a notebook's output.
+    """rich's ``Progress`` as an output of a notebook, shown anew at each change.
 
-    rich needs ipywidgets there, which are missing in many notebooks.
+    rich itself needs ipywidgets there, which are missing in many notebooks.
     """
 
-    def __init__(self, transient: bool) -> None:
-        self._transient = transient
+    def __init__(self, shown: Progress, transient: bool) -> None:
+        self._shown, self._transient = shown, transient
         self._handle: Any = None
-        self._began = time.monotonic()
-        self._shown: dict[str, Any] = {"total": None, "completed": 0, "now": ""}
 
     def __enter__(self) -> NotebookBar:
         return self
@@ -99,31 +95,18 @@ class NotebookBar:
         if self._handle is not None and self._transient:
             self._handle.update({"text/plain": ""}, raw=True)
 
-    def add_task(self, description: str, *, total: int | None, now: str) -> int:
-        """Begin the line."""
-        self.update(0, description=description, total=total, now=now)
-        return 0
-
-    def advance(self, task: int) -> None:
-        """Count a finished item."""
-        self.update(task, completed=self._shown["completed"] + 1)
-
-    def update(self, task: int, **changed: Any) -> None:
-        """Show the line with changes."""
+    def add_task(self, description: str, **fields: Any) -> TaskID:
+        """Begin the bar."""
         from IPython.display import display  # in a notebook it is there  # pyright: ignore[reportMissingImports]
 
-        self._shown |= changed
-        total, completed = self._shown["total"], self._shown["completed"]
-        filled = min(_CELLS, _CELLS * completed // total) if total else 0
-        cells = "\N{BLACK PARALLELOGRAM}" * filled + "\N{WHITE PARALLELOGRAM}" * (_CELLS - filled)
-        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
-        count = f"{completed}/{'?' if total is None else total}"
-        line = (self._shown["description"], cells, count, f"{minutes}:{seconds:02}", self._shown["now"])
-        data = {"text/plain": " ".join(part for part in line if part)}
-        if self._handle is None:
-            self._handle = display(data, raw=True, display_id=True)
-        else:
-            self._handle.update(data, raw=True)
+        task = self._shown.add_task(description, **fields)
+        self._handle = display(self._shown, display_id=True)
+        return task
+
+    def update(self, task: TaskID, **changed: Any) -> None:
+        """Show the bar with changes."""
+        self._shown.update(task, **changed)
+        self._handle.update(self._shown)
 
 
 def place(stack: str) -> str:

@@ -162,8 +162,7 @@ def read_notices(entries: Mapping[str, bytes]) -> ClusterRegistry:
     for key, data in sorted(entries.items()):
         kind = key.partition("/")[0]
         with contextlib.suppress(TypeError, ValueError, KeyError):
-            if kind in read:
-                read[kind].append(_MADE[kind](**json.loads(data)))
+            read[kind].append(_MADE[kind](**json.loads(data)))
     runs = sorted(read["run"], key=lambda run: run.started)
     groups = sorted(read["group"], key=lambda group: (group.run, group.number))
     handles = tuple(key for key in sorted(entries) if key.startswith(CHANNEL_PREFIX))

@@ -123,10 +123,9 @@ class TracedCall:
     @property
     def last_seen(self) -> int:
         """The latest time that is known of it."""
-        own = [self.began, self.planned, self.joined, self.ended]
-        return max(
-            time or 0 for time in (*own, *(getattr(p, name) for p in self.parts for name in PART_TIMES))
-        )
+        times = [self.began, self.planned, self.joined, self.ended]
+        times += [getattr(part, name) for part in self.parts for name in PART_TIMES]
+        return max(time or 0 for time in times)
 
     @property
     def message_bytes(self) -> int:

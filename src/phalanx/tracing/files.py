@@ -18,7 +18,6 @@ from phalanx.errors import DeclarationError
 from phalanx.tracing import chrome, html
 from phalanx.tracing.events import PART_TIMES, Clock, Counter, Part, Span, Trace, TracedCall, Track, TrackKey
 
-SUFFIXES = (".json", ".jsonl", ".html")
 _FORMAT = "phalanx-trace"
 _VERSION = 2
 _HEAD = ("began", "ended", "host", "pid", "title", "notes")
@@ -33,13 +32,9 @@ def check_path(path: Path) -> None:
     Raises:
         DeclarationError: if it does not.
     """
-    if path.suffix in (".pftrace", ".perfetto-trace"):
+    if path.suffix not in (".json", ".jsonl", ".html"):
         raise DeclarationError(
-            f"{path}: Perfetto opens traces that end in .json, so name it {path.stem}.json"
-        )
-    if path.suffix not in SUFFIXES:
-        raise DeclarationError(
-            f"{path}: the suffix of a trace's file names its format; expected one of {', '.join(SUFFIXES)}"
+            f"{path}: the suffix of a trace's file names its format; expected .json (for Perfetto), .jsonl or .html"
         )
 
 
@@ -51,8 +46,7 @@ def check_writable(path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise DeclarationError(
             f"{path}: the trace could not be written there when it ends: {error.strerror or error}; expected a path "
@@ -75,8 +69,7 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
     elif path.suffix == ".json":
         pieces = chrome.to_chrome(trace, entries(trace))
     else:
-        lines = (json.dumps(entry, separators=(",", ":"), default=str) for entry in entries(trace))
-        pieces = (f"{line}\n" for line in lines)
+        pieces = (json.dumps(entry, separators=(",", ":"), default=str) + "\n" for entry in entries(trace))
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:

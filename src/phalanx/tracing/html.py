@@ -16,7 +16,7 @@ from string import Template
 from typing import Any
 
 from phalanx.display.byte_format import size
-from phalanx.tracing.events import STARTING, Trace, TracedCall
+from phalanx.tracing.events import STARTING, Trace
 from phalanx.tracing.slices import Slice, drawn_tracks
 from phalanx.tracing.summary import idle_shares, summarize
 
@@ -145,14 +145,13 @@ def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
     colors |= dict(zip((names[method] for method in methods), itertools.cycle(_PALETTE), strict=False))
     page = {"length": trace.ended - trace.began, "first": max(0, min(called, default=0)), "nested": nested}
     page |= {"names": list(names), "methods": [names[method] for method in methods], "colors": colors}
-    facts = [_facts(call) for call in trace.calls]
-    page |= {"texts": list(texts), "rows": rows, "total": top, "calls": facts}
+    calls = [
+        {"group": call.group, "name": call.name, "ranks": len(call.parts)}
+        | {"sent": call.message_bytes, "stored": call.stored_bytes, "back": call.result_bytes}
+        for call in trace.calls
+    ]
+    page |= {"texts": list(texts), "rows": rows, "total": top, "calls": calls}
     return page, "".join(labels)
-
-
-def _facts(call: TracedCall) -> dict[str, Any]:
-    facts = {"group": call.group, "name": call.name, "ranks": len(call.parts)}
-    return facts | {"sent": call.message_bytes, "stored": call.stored_bytes, "back": call.result_bytes}
 
 
 def _legend(data: dict[str, Any]) -> str:

@@ -184,26 +184,19 @@ def _spans(
 def _counters(
     logs: Mapping[TrackKey | None, SpanLog], offsets: Mapping[TrackKey | None, int], frame: Trace
 ) -> Iterator[Counter]:
+    """Return the counters that have values in the time of the trace, each value at the time from which it counts.
+
+    Of very many values, some at even distances are kept, and the last.
+    """
     points: dict[str, dict[int, dict[str, float]]] = {}
     for key, log in logs.items():
         for name, at, values in log.counts:
             points.setdefault(name, {})[at - offsets.get(key, 0)] = values
-    series = ((name, sorted(points[name].items())) for name in sorted(points))
-    counters = (counted(name, values, frame.began, frame.ended) for name, values in series)
-    return (counter for counter in counters if counter is not None)
-
-
-def counted(
-    name: str, points: Sequence[tuple[int, Mapping[str, float]]], began: int, ended: int
-) -> Counter | None:
-    """Return a counter of its values between two times, each at the time from which it counts; None if there are none.
-
-    Of very many values, some at even distances are kept, and the last.
-    """
-    before = max(0, bisect_right(points, began, key=lambda point: point[0]) - 1)
-    seen = [(max(at, began), values) for at, values in points[before:] if at <= ended]
-    if not seen:
-        return None
-    kept = [*seen[: -1 : -(-len(seen) // MOST_POINTS)], seen[-1]]
-    series = {name: tuple(values.get(name, 0.0) for _, values in kept) for name in kept[0][1]}
-    return Counter(name, tuple(at for at, _ in kept), series)
+    for name, by_time in sorted(points.items()):
+        course = sorted(by_time.items())
+        before = max(0, bisect_right(course, frame.began, key=lambda point: point[0]) - 1)
+        seen = [(max(at, frame.began), values) for at, values in course[before:] if at <= frame.ended]
+        if seen:
+            kept = [*seen[: -1 : -(-len(seen) // MOST_POINTS)], seen[-1]]
+            series = {key: tuple(values.get(key, 0.0) for _, values in kept) for key in kept[0][1]}
+            yield Counter(name, tuple(at for at, _ in kept), series)

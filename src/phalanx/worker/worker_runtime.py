@@ -133,11 +133,8 @@ class TraceFiles:
         self._own_process = own_process
         self._open: dict[str, SpanWriter] = {}
 
-    def of(self, trace: str, number: int, *, waits: bool = True) -> AbstractContextManager[Noted | None]:
-        """Return a context around a call; its value is None if the call is not traced.
-
-        ``waits``: the call may have to wait for arguments.
-        """
+    def of(self, trace: str, number: int) -> AbstractContextManager[Noted | None]:
+        """Return a context around a call; its value is None if the call is not traced."""
         if not trace:
             if self._on:
                 spans.process.sink = None  # the driver has ended its trace
@@ -151,7 +148,7 @@ class TraceFiles:
         if self._own_process:
             spans.process.sink = writer
             self._on = True
-        return Noted(writer, number, waits=waits)
+        return Noted(writer, number)
 
 
 class WorkerRuntime:
@@ -338,7 +335,7 @@ class WorkerRuntime:
         self._check(call)
         try:
             with (
-                self.trace_files.of(call.trace, call.number, waits=bool(refs)) as note,
+                self.trace_files.of(call.trace, call.number) as note,
                 self._listed(call_id, full_name(call.role, call.method)),
                 self._step(call_id),
             ):
@@ -382,7 +379,7 @@ class WorkerRuntime:
         count = nbytes = 0
         try:
             with (
-                self.trace_files.of(call.trace, call.number, waits=bool(refs)) as note,
+                self.trace_files.of(call.trace, call.number) as note,
                 self._listed(call_id, full_name(call.role, call.method)),
             ):
                 with self._step(call_id):
@@ -444,7 +441,7 @@ class WorkerRuntime:
         trace, number, nbytes = traced
         with (
             self._listed(self._services.call_id(), full_name(role, method)),
-            self.trace_files.of(trace, number, waits=False) as note,
+            self.trace_files.of(trace, number) as note,
         ):
             if note is not None:
                 note.started(nbytes)
