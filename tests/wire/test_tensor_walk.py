@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from phalanx.wire.codec import encode, large_leaves, nbytes_of
+from phalanx.wire.codec import encode
+from phalanx.wire.tensor_walk import large_leaves, nbytes_of
 
 
 @dataclasses.dataclass

@@ -16,8 +16,9 @@ from phalanx.calls.values import Readonly, StoredParts, StoredValue, piece_betwe
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
 from phalanx.group.group import Group
-from phalanx.wire.codec import Encoded, encode, large_leaves, nbytes_of
+from phalanx.wire.codec import Encoded, encode
 from phalanx.wire.messages import Assembled, Message, RankCall, Reference, ResultOf, Stored
+from phalanx.wire.tensor_walk import large_leaves, nbytes_of
 from phalanx.wire.value import Value
 
 Placed = tuple[bytes | None, tuple[Ref, ...]]

@@ -19,7 +19,7 @@ from phalanx.display.tables import Table
 from phalanx.errors import DispatchError
 from phalanx.group.group import Group
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
-from phalanx.wire.codec import large_leaves, nbytes_of
+from phalanx.wire.tensor_walk import large_leaves, nbytes_of
 from phalanx.wire.value import Value
 
 _SHOWN_RANKS = 32

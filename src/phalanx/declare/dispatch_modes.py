@@ -21,18 +21,10 @@ COLLECTS = ("join", "list", "first", "none")
 Kind: TypeAlias = Literal["same", "lists", "rows", "rank zero", "custom", "direct"]
 
 
-class Listed:
-    """For type checkers: calls return a list with elements of the method's own type."""
-
-
-class Whole:
-    """For type checkers: calls return a value of the method's own type."""
-
-
-class Single:
-    """For type checkers: calls return the value of a single rank."""
-
-
+#: For type checkers, how outputs are collected: a list, a value of the method's own type, or that of a single rank.
+Listed: TypeAlias = Literal["list"]
+Whole: TypeAlias = Literal["join"]
+Single: TypeAlias = Literal["first"]
 K = TypeVar("K")
 
 
@@ -40,8 +32,8 @@ K = TypeVar("K")
 class DispatchMode(Generic[K]):
     """A dispatch mode: how arguments reach the ranks, and how outputs are returned.
 
-    ``K``, which only type checkers look at, is :class:`Listed`, :class:`Whole` or :class:`Single`. Equivalent modes are
-    equal whatever their names.
+    ``K``, which only type checkers look at, is ``collect`` as a literal type: ``Listed``, ``Whole`` or ``Single``.
+    Equivalent modes are equal whatever their names.
 
     Attributes:
         kind: "same": the same to every rank; "lists": each argument is a list with an element per rank; "rows": rows

@@ -72,10 +72,6 @@ class _Options(_AnyOptions, total=False):
     blocking: Literal[True]
 
 
-class _RankZeroOptions(_AnyOptions, total=False):
-    blocking: Literal[True]
-
-
 # For type checkers: by collect= where it is given, else by the mode. Calls of all others give Any.
 @overload
 def register(method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
@@ -90,7 +86,8 @@ def register(
     dispatch_mode: object = ...,
     *,
     execute_mode: Literal[Execute.RANK_ZERO],
-    **options: Unpack[_RankZeroOptions],
+    blocking: Literal[True] = ...,
+    **options: Unpack[_AnyOptions],
 ) -> GivingOne: ...
 @overload
 def register(

@@ -28,7 +28,7 @@ KINDS: tuple[FaultKind, ...] = ("raise", "kill", "stop", "slow")
 
 
 class InjectedFault(RuntimeError):
-    """Error of an injected "raise", unless the test passes its own error."""
+    """Error of an injected or scripted "raise", unless the test passes its own error."""
 
 
 def kill(group: GroupView, rank: int, signum: int = signals.SIGKILL) -> None:

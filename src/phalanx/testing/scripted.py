@@ -28,6 +28,7 @@ from phalanx.backends.inline import InlineBackend, InlineRef, Unended
 from phalanx.errors import InternalError, PlacementError
 from phalanx.session.session import session
 from phalanx.testing.clock import FakeClock
+from phalanx.testing.faults import InjectedFault
 from phalanx.wire.failure import capture
 from phalanx.wire.messages import OUTPUT, Message
 
@@ -36,10 +37,6 @@ Script = Callable[[str, int], Event]
 """(operation, number) -> event; the operation is "reserve", "spawn", "setup" or "call", counted from 0 each."""
 
 _FOREVER = float("inf")
-
-
-class ScriptedFault(RuntimeError):
-    """Error of a rank if the script says "raise"."""
 
 
 class Result(NamedTuple):
@@ -103,7 +100,7 @@ class ScriptedBackend(InlineBackend):
         event: Event = self._next(what) if endpoint.handle.alive else "fine"
         at = self.clock.now()
         if event == "raise":
-            ref = InlineRef(failure=capture(ScriptedFault(f"a {what} fails by script"), rank=-1))
+            ref = InlineRef(failure=capture(InjectedFault(f"a {what} fails by script"), rank=-1))
         elif event == "die":
             self._take(endpoint, Lost("the script ended it", "signal SIGKILL"))
             ref = InlineRef(lost=endpoint.handle.lost)

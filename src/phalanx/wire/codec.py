@@ -21,8 +21,6 @@ import numpy as np
 from phalanx.errors import DispatchError, InternalError, PhalanxError
 from phalanx.wire import pack, unpack
 from phalanx.wire.lazy import is_tensor
-from phalanx.wire.tensor_walk import large_leaves as large_leaves
-from phalanx.wire.tensor_walk import nbytes_of as nbytes_of
 from phalanx.wire.unpack import current_arrival as current_arrival
 from phalanx.wire.unpack import decoding as decoding
 from phalanx.wire.unpack import received as received

@@ -19,7 +19,7 @@ from phalanx.dispatch.split import (
     take_rows,
 )
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import PLAIN_HEAD, decode, decoding, encode, nbytes_of
+from phalanx.wire.codec import PLAIN_HEAD, decode, decoding, encode
 from phalanx.wire.messages import (
     Assembled,
     BackendRef,
@@ -29,6 +29,7 @@ from phalanx.wire.messages import (
     ResultOf,
     Stored,
 )
+from phalanx.wire.tensor_walk import nbytes_of
 from phalanx.wire.unpack import current_arrival, received
 
 Fetch = Callable[[Sequence[Any]], list[Any]]

@@ -1,4 +1,4 @@
-"""``install()``, and the names of verl's tutorial for machines without verl."""
+"""``install()``, the names of verl's tutorial for machines without verl, and the worker processes that get them."""
 
 from __future__ import annotations
 
@@ -97,6 +97,31 @@ def install_here(*, strict: bool) -> None:
     if not any(isinstance(finder, _TutorialNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, _TutorialNames())
     sys.modules[_NAME] = home
+
+
+def make_runtime(services: Any) -> Any:
+    """Return the runtime of a worker process, in which ``import verl`` gives the tutorial's names."""
+    install_here(strict=False)
+    return _runtime(services)
+
+
+def make_overlay_runtime(services: Any) -> Any:
+    """Return the runtime of a worker process with the overlay.
+
+    Raises:
+        UnfitVerl: if verl cannot be imported.
+    """
+    over_verl.install_here()
+    over_verl.import_verl()
+    return _runtime(services)
+
+
+def _runtime(services: Any) -> Any:
+    from phalanx.compat.verl.single_controller.base.decorator import references_in
+    from phalanx.worker.handlers import make_runtime as native
+
+    services.upstream = references_in
+    return native(services)
 
 
 def _is_alias(module: ModuleType) -> bool:

@@ -21,7 +21,7 @@ from phalanx.calls.call_state import Results
 from phalanx.calls.health_check import watch
 from phalanx.calls.send import new_call, planning_began
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.remote import make_overlay_runtime, make_runtime
+from phalanx.compat.verl.installation import make_overlay_runtime, make_runtime
 from phalanx.config import Settings, own_variables, settings
 from phalanx.debug.trace import from_environment, keep_saved
 from phalanx.declare.bind import BoundClass
