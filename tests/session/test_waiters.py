@@ -64,23 +64,21 @@ def test_a_fork_waits_with_threads_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_wait_gives_what_the_function_gives_or_raises() -> None:
-    waiters = WaitThreads()
+def test_a_wait_gives_what_the_function_gives_or_raises_on_a_thread_that_is_used_again() -> None:
+    waiters = WaitThreads(idle_s=30.0)
     assert waiters.submit(lambda: divmod(7, 2)).result() == (3, 1)
+    assert within(30, lambda: waiters._idle)
     assert isinstance(waiters.submit(lambda: divmod(7, 0)).exception(), ZeroDivisionError)
+    assert within(30, lambda: waiters._idle)  # it is idle once it says so
+    first = waiters.submit(threading.get_ident).result()
+    assert within(30, lambda: waiters._idle)
+    assert waiters.submit(threading.get_ident).result() == first
 
 
 def test_no_wait_for_what_is_not_known_stands_in_line_behind_others() -> None:
     waiters, all_here = WaitThreads(), threading.Barrier(300)
     futures = [waiters.submit(lambda: all_here.wait(30.0)) for _ in range(300)]
     assert sorted(future.result() for future in futures) == list(range(300))
-
-
-def test_threads_are_used_again() -> None:
-    waiters = WaitThreads(idle_s=30.0)
-    first = waiters.submit(threading.get_ident).result()
-    assert within(30, lambda: waiters._idle)  # it is idle once it says so
-    assert waiters.submit(threading.get_ident).result() == first
 
 
 def test_many_waits_share_few_threads_and_all_come_to_their_end() -> None:
