@@ -44,21 +44,14 @@ def shown(*statuses: ProcessStatus, rows: int | None = None, channels: Any = (),
     return text.getvalue()
 
 
-def test_a_busy_rank_is_shown_with_its_call_and_use_of_the_machine() -> None:
-    text = shown(busy(12.0), IDLE)
+def test_a_busy_rank_is_shown_with_its_call_and_use_of_the_machine_and_what_it_says_of_itself() -> None:
+    text = shown(busy(12.0, told="812 tokens/s"), IDLE, ProcessStatus(False, note="its process is gone"))
+    lines = text.splitlines()
 
-    facts = "ready for 60 s, 2 ranks of Actor, pool pool-1"
-    assert [part for part in ("actor.update 12 s", "2.0 GiB", "50%", "idle", facts) if part not in text] == []
-
-
-def test_a_rank_that_cannot_be_reached_says_why() -> None:
-    assert "its process is gone" in shown(ProcessStatus(False, note="its process is gone"))
-
-
-def test_what_a_rank_says_of_itself_stands_below_what_it_does() -> None:
-    lines = shown(busy(1.0, told="812 tokens/s")).splitlines()
-
-    below = next(number for number, line in enumerate(lines) if "update 1.0 s" in line) + 1
+    facts = "ready for 60 s, 3 ranks of Actor, pool pool-1"
+    parts = ("actor.update 12 s", "2.0 GiB", "50%", "idle", facts, "its process is gone")
+    assert [part for part in parts if part not in text] == []
+    below = next(number for number, line in enumerate(lines) if "update 12 s" in line) + 1
     assert "812 tokens/s" in lines[below]
 
 
@@ -76,14 +69,11 @@ def test_where_not_all_ranks_fit_the_busiest_are_shown() -> None:
     assert "7 more ranks" in text
 
 
-def test_channels_of_a_run_are_listed_with_what_waits() -> None:
+def test_channels_of_a_run_are_listed_with_what_waits_and_a_cluster_without_drivers_says_so() -> None:
     channel = ChannelEntry("abc123", "rollouts", "8 items", 3, 2048, 1, 0, 2, 40, 0, 5, 12.5, 1119.0, 1100.0)
 
     line = next(line for line in shown(channels=[channel]).splitlines() if "rollouts" in line)
     assert " ".join(line.split()) == "rollouts 8 items 3 2.0 KiB 20 s 1 0 2 12.5 0 5"
-
-
-def test_a_cluster_without_drivers_says_so() -> None:
     assert "no driver of Phalanx" in str(render({"address": "head:6379", "at": 0.0, "runs": []}))
 
 

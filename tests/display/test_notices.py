@@ -82,20 +82,16 @@ def test_a_name_that_nobody_has_is_refused_with_the_names_that_there_are() -> No
         ClusterRegistry((), ()).find("x")
 
 
-def test_what_dead_drivers_left_is_stale() -> None:
+def test_what_dead_drivers_left_is_stale_but_for_detached_groups_as_long_as_their_processes() -> None:
     notices = ClusterRegistry(
         (run("a", "01"), run("b", "02")),
         (group("one", of="a"), group("two", of="b"), group("lost", of="gone")),
     )
+    detached = ClusterRegistry((run("a", "01"),), (group("server", detached=True), group("other", number=2)))
 
     assert notices.stale(["01"], ()) == ["group/b/1", "group/gone/1", "run/b"]
-
-
-def test_a_detached_group_outlives_its_driver_as_long_as_its_processes() -> None:
-    notices = ClusterRegistry((run("a", "01"),), (group("server", detached=True), group("other", number=2)))
-
-    assert notices.stale([], ["server:0"]) == ["group/a/2"]
-    assert notices.stale([], []) == ["group/a/1", "group/a/2", "run/a"]
+    assert detached.stale([], ["server:0"]) == ["group/a/2"]
+    assert detached.stale([], []) == ["group/a/1", "group/a/2", "run/a"]
 
 
 def test_what_channels_of_a_dead_driver_left_is_stale() -> None:

@@ -29,13 +29,10 @@ def test_nothing_is_shown_where_nobody_looks(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr() == ("", "")
 
 
-def test_on_a_terminal_items_are_counted(screen: io.StringIO) -> None:
+def test_on_a_terminal_items_are_counted_to_a_total_that_is_known_or_told(screen: io.StringIO) -> None:
     assert list(px.debug.progress(range(3), description="steps")) == [0, 1, 2]
     assert "steps" in screen.getvalue()
     assert "3/3" in screen.getvalue()
-
-
-def test_an_iterator_without_a_length_can_be_told_one(screen: io.StringIO) -> None:
     assert list(px.debug.progress((n for n in range(3)), total=4)) == [0, 1, 2]
     assert "3/4" in screen.getvalue()
 
