@@ -35,20 +35,8 @@ class Producer(px.Worker):
             channel.put({"x": torch.full((2, width), 100.0 * self.rank + index)})
         return count
 
-    @px.register
-    def leave(self, channel: px.Channel, handoff: bool) -> None:
-        channel.leave(WITHIN, handoff=handoff)
-
-    @px.register
-    def find(self, name: str) -> str:
-        px.Channel.find(name).put(self.rank)
-        return name
-
 
 class Consumer(px.Worker):
-    def __init__(self) -> None:
-        self.taken: list[Any] = []
-
     @px.register(px.Dispatch.ROWS)
     def first_of_each(self, batch: dict[str, Any]) -> torch.Tensor:
         return batch["x"][:, 0].clone()
@@ -80,8 +68,8 @@ class Consumer(px.Worker):
 
     @px.register
     def hold(self, channel: px.Channel, count: int) -> int:
-        self.taken.append(channel.take(count, WITHIN))
-        return len(self.taken[-1])
+        self.taken = channel.take(count, WITHIN)
+        return len(self.taken)
 
 
 @pytest.fixture(scope="module")
@@ -126,30 +114,22 @@ def test_ranks_and_the_driver_get_what_the_other_side_puts_in_the_order_of_each_
     assert sorted(each for got in consumers.get(channel, 2) for each in got) == [0, 1, 2, 3]
 
 
-def test_a_batch_goes_to_ranks_in_pieces_of_which_no_byte_comes_through_the_driver(
-    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+def test_a_batch_goes_to_ranks_and_to_places_of_a_mesh_in_pieces_none_through_the_driver(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, pool: px.ResourcePool, channel: px.Channel
 ) -> None:
     producers[0].produce(channel, 5, LARGE)
     before = px.debug.statistics()
-    with channel.take_rows(9, WITHIN) as batch:
-        assert consumers.first_of_each(batch).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+    with channel.take_rows(5, WITHIN) as batch:
+        assert consumers.first_of_each(batch).tolist() == [0, 0, 1, 1, 2]
     after = px.debug.statistics()
-    assert batch.nbytes > 8 * 4 * LARGE
+    assert batch.nbytes > 5 * 4 * LARGE
     assert all(
         after[name] - before[name] < 10_000 for name in ("sent_bytes", "stored_bytes", "fetched_bytes")
     )
+    with px.WorkerGroup(pool, Consumer, mesh=px.Mesh(dp=2, tp=2)) as group, channel.take_rows(4) as batch:
+        assert group.of_mesh(batch).tolist() == [2, 3, 3, 4]
     assert channel.rows.delivered == 9
     assert channel.get(WITHIN)["x"][:, 0].tolist() == [4]
-
-
-@pytest.mark.soak_on_cluster
-def test_a_batch_goes_to_the_coordinates_of_a_mesh_method_in_pieces(
-    producers: px.WorkerGroup, pool: px.ResourcePool, channel: px.Channel
-) -> None:
-    producers[0].produce(channel, 3, LARGE)
-    with px.WorkerGroup(pool, Consumer, mesh=px.Mesh(dp=2, tp=2)) as group, channel.take_rows(5) as batch:
-        assert group.of_mesh(batch).tolist() == [0, 0, 1, 1, 2]
-    assert channel.rows.delivered == 5
 
 
 def test_a_batch_is_items_for_a_one_to_all_method_and_values_where_it_was_taken(
@@ -201,7 +181,7 @@ def test_a_channel_is_found_by_its_name_in_a_rank_and_no_second_one_has_it(
     producers: px.WorkerGroup, backend: str
 ) -> None:
     with px.Channel(name="by-name") as channel:
-        producers.find("by-name")
+        producers.run(lambda worker: px.Channel.find("by-name").put(worker.rank))
         assert sorted([channel.get(WITHIN), px.Channel.find("by-name").get(WITHIN)]) == [0, 1]
         with pytest.raises(px.DeclarationError, match="by-name"):
             px.Channel(name="by-name")
@@ -304,7 +284,9 @@ def test_what_cannot_be_taken_as_rows_is_said_and_can_be_taken_as_it_is(channel:
     assert len(channel.take(2, 0).value()) == 2
 
 
-def test_a_finished_channel_gives_what_is_left_and_then_ends(channel: px.Channel) -> None:
+def test_a_finished_channel_gives_what_is_left_and_then_ends_and_a_closed_one_tells_ranks_so(
+    consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
     channel.put("last")
     channel.finish()
     with pytest.raises(px.channels.ChannelClosed, match=r"nothing can be put$"):  # it still can be taken
@@ -312,9 +294,6 @@ def test_a_finished_channel_gives_what_is_left_and_then_ends(channel: px.Channel
     assert list(channel) == ["last"]
     with pytest.raises(px.channels.ChannelClosed, match="finished"):
         channel.put("late")
-
-
-def test_a_closed_channel_tells_ranks_so(consumers: px.WorkerGroup, channel: px.Channel) -> None:
     channel.close()
     with pytest.raises(px.channels.ChannelClosed, match=r"ChannelClosed: .*it was closed") as caught:
         consumers.get(channel, 1)
@@ -323,24 +302,19 @@ def test_a_closed_channel_tells_ranks_so(consumers: px.WorkerGroup, channel: px.
 
 @pytest.mark.parametrize("maxsize", [0, 2.5, "many", True])
 def test_a_bound_that_is_no_number_from_1_is_refused(maxsize: Any) -> None:
+    px.Channel(numpy.int64(2), backend="inline").close()
     with pytest.raises(px.DeclarationError, match="a whole number from 1"):
         px.Channel(maxsize, backend="inline")
 
 
-def test_what_waits_can_be_dropped_and_is_counted(channel: px.Channel) -> None:
-    channel.put(1)
-    channel.put(2)
+def test_what_waits_can_be_dropped_all_or_by_its_numbers_and_is_counted(channel: px.Channel) -> None:
+    channel.put_many([1, 2])
     assert channel.drop("too old") == 2
+    channel.put_many(["kept", "late"])
+    assert channel.drop("late", [numpy.int64(3)]) == 1
     assert "2 too old" in str(channel.explain())
     assert all_are_accounted_for(channel)
-
-
-def test_numbers_of_numpy_are_numbers_of_items() -> None:
-    with px.Channel(numpy.int64(2), backend="inline") as channel:
-        channel.put("a")
-        assert channel.take(numpy.int64(1), 0).value() == ["a"]
-        channel.put("b")
-        assert channel.drop("late", [numpy.int64(1)]) == 1
+    assert channel.take(numpy.int64(1), 0).value() == ["kept"]
 
 
 def test_items_of_a_rank_that_was_killed_are_lost_and_named_to_one_taker_or_in_a_warning_at_the_end(
@@ -403,7 +377,7 @@ def test_small_items_outlive_a_closed_rank_and_large_ones_where_it_hands_them_ov
 @pytest.mark.slow_on_cluster
 def test_a_rank_that_hands_its_items_over_may_end(mortal: px.WorkerGroup, channel: px.Channel) -> None:
     mortal.produce(channel, 1, LARGE)
-    mortal.leave(channel, True)
+    mortal.run(lambda worker, left: left.leave(WITHIN, handoff=True), channel)
     faults.kill(mortal, 0)
     assert channel.take_rows(4, WITHIN).rows == 4
 
@@ -485,15 +459,16 @@ def test_a_batch_can_be_ordered_again_and_one_without_lengths_not_at_all(channel
     assert batch.value() == [2, 1]
 
 
-@pytest.mark.parametrize(
-    ("balance", "sort", "why"),
-    [(0, False, "0 was given"), (2, True, "one of the two"), (True, False, "True was")],
-)
-def test_an_order_that_cannot_be_takes_nothing(balance: int, sort: bool, why: str) -> None:
+def test_an_order_that_cannot_be_takes_nothing() -> None:
     with px.Channel(lengths="n", backend="inline") as channel:
         channel.put({"n": [numpy.int64(1), 2]})
-        with pytest.raises(px.DeclarationError, match=why):
-            channel.take_rows(2, 0, balance=balance, sort=sort)
+        for order, why in (
+            ({"balance": 0}, "0 was given"),
+            ({"balance": 2, "sort": True}, "one of the two"),
+            ({"balance": True}, "True was"),
+        ):
+            with pytest.raises(px.DeclarationError, match=why):
+                channel.take_rows(2, 0, **order)
         assert len(channel) == 1
 
 

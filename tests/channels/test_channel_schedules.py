@@ -17,19 +17,7 @@ from tests.channels.test_channel import all_are_accounted_for
 
 STEPS = 45
 PEERS = 3
-OTHERS = [
-    "cancel",
-    "requeue",
-    "drop",
-    "kill",
-    "advance",
-    "advance",
-    "serve",
-    "end",
-    "accept",
-    "leave",
-    "move",
-]
+OTHERS = ["cancel", "requeue", "drop", "kill", "serve", "end", "accept", "leave", "move", *["advance"] * 2]
 
 
 class Schedule:
