@@ -66,12 +66,14 @@ def group(pool: px.ResourcePool) -> Iterator[Any]:
 
 
 def test_peers_of_a_mesh_get_the_same_rows_and_the_last_stage_returns(group: Any) -> None:
-    explanation = group.update.explain(torch.zeros(5, 3), rate=0.1)
+    explanation = group.update.explain(torch.zeros(5, 3), rate="<b>")
 
     assert [(rank.start, rank.stop) for rank in explanation.ranks] == [(0, 3), (3, 5), (0, 3), (3, 5)]
     assert [rank.returns for rank in explanation.ranks] == ["dropped", "dropped", "kept", "kept"]
     assert "last pp (pp=1)" in explanation.collected
     assert [rank.place for rank in explanation.ranks][1] == {"pp": 0, "dp": 1}
+    assert explanation.to_dict()["ranks"][3]["rows"] == 2
+    assert "&lt;b&gt;" in explanation._repr_html_()
 
 
 def test_explaining_makes_no_call_and_describes_large_numbers_by_their_size(group: Any) -> None:
@@ -109,9 +111,7 @@ def test_padded_and_balanced_rows_are_named(group: Any) -> None:
 
 
 def test_a_future_is_named_by_its_call_and_its_rows_are_not_known(group: Any) -> None:
-    future = group.rows(torch.zeros(8, 3))
-
-    explanation = group[0:2].rows.explain(future)
+    explanation = group[0:2].rows.explain(group.rows(torch.zeros(8, 3)))
 
     (argument,) = explanation.arguments
     assert (argument.value, argument.nbytes) == ("future of explained.rows", None)
@@ -133,30 +133,20 @@ def test_a_slice_counts_as_a_world_of_its_own_and_a_custom_mode_is_named(group: 
 def test_a_role_and_a_call_with_options_are_explained_alike() -> None:
     with px.ResourcePool([4], use_gpu=False, backend="inline") as slots:
         roles: Any = px.WorkerGroup(slots, px.colocate({"actor": Explained}), mesh=px.Mesh(dp=4))
-        plain = roles.actor.update.explain(torch.zeros(4, 1))
+        plain, with_options = roles.actor.update, roles.actor.update.options(timeout=5.0)
 
-        assert plain == roles.actor.update.options(timeout=5.0).explain(torch.zeros(4, 1))
-    assert plain.call.endswith(".actor.update")
-
-
-@pytest.mark.parametrize(
-    ("method", "args"),
-    [("update", (torch.zeros(3), torch.zeros(4))), ("take", ())],
-)
-def test_what_the_call_refuses_is_refused_with_the_same_message(group: Any, method: str, args: Any) -> None:
-    with pytest.raises(px.DispatchError) as explained:
-        getattr(group, method).explain(*args)
-    with pytest.raises(px.DispatchError) as called:
-        getattr(group, method)(*args)
-
-    assert str(explained.value) == str(called.value)
+        assert plain.explain(torch.zeros(4, 1)) == with_options.explain(torch.zeros(4, 1))
+        assert plain.explain(torch.zeros(4, 1)).call.endswith(".actor.update")
 
 
-def test_the_explanation_is_data_and_html_too(group: Any) -> None:
-    explanation = group.update.explain(torch.zeros(4, 2), rate="<b>")
+def test_what_the_call_refuses_is_refused_with_the_same_message(group: Any) -> None:
+    for method, args in (group.update, (torch.zeros(3), torch.zeros(4))), (group.take, ()):
+        with pytest.raises(px.DispatchError) as explained:
+            method.explain(*args)
+        with pytest.raises(px.DispatchError) as called:
+            method(*args)
 
-    assert explanation.to_dict()["ranks"][3]["rows"] == 2
-    assert "&lt;b&gt;" in explanation._repr_html_()
+        assert str(explained.value) == str(called.value)
 
 
 def test_a_group_a_view_and_a_method_are_explained(group: Any) -> None:
@@ -181,14 +171,11 @@ def test_classes_roles_and_meshes_are_explained_without_being_started() -> None:
     assert px.explain(px.Mesh(dp=2, tp=2)).to_dict()["rows"][3] == {"rank": 3, "dp": 1, "tp": 1}
 
 
-@pytest.mark.parametrize("subject", [3, px.Mesh(dp=-1)])
-def test_what_cannot_be_explained_is_refused(subject: Any) -> None:
-    with pytest.raises(px.DeclarationError):
-        px.explain(subject)
-
-
-def test_a_split_by_values_that_are_not_here_yet_is_refused() -> None:
-    pending: Any = SimpleNamespace(done=lambda: False)
+def test_what_cannot_be_explained_is_refused() -> None:
+    for subject in (3, px.Mesh(dp=-1)):
+        with pytest.raises(px.DeclarationError):
+            px.explain(subject)
+    pending: Any = SimpleNamespace(done=lambda: False)  # a split by values that are not here yet
     with pytest.raises(px.DispatchError, match="waits for nothing"):
         finished_result(pending)
 

@@ -97,29 +97,33 @@ def test_every_time_of_a_call_is_recorded_in_order(group: Any) -> None:
         assert marks == sorted(marks)  # type: ignore[type-var]
 
 
-def test_bytes_each_way_are_recorded(group: Any) -> None:
+def test_bytes_each_way_and_the_source_of_a_call_are_recorded_and_when_each_output_came(group: Any) -> None:
     rows = torch.ones(300_000, 1)
     with px.trace() as trace:
-        group.double(rows)
-    (call,) = calls_of(trace.events, "double")
+        group.double(group.double.submit(rows))
+        list(group.add.stream(1))
+    one, two, streamed = trace.events.calls
 
-    assert call.stored_bytes >= rows.nbytes
-    for part in call.parts:
+    assert one.stored_bytes >= rows.nbytes
+    for part in one.parts:
         assert part.message_bytes > 0
         assert part.argument_bytes >= rows.nbytes // 2
         assert part.result_bytes >= rows.nbytes // 2
+    assert (one.sources, two.sources) == ((), (one.id,))
+    assert (one.ended, one.asked) == (None, None)
+    assert all(part.fetched is not None for part in streamed.parts)
+    assert streamed.ended is not None
 
 
 def test_spans_of_workers_lie_in_their_calls_and_those_of_the_driver_on_its_track(group: Any) -> None:
     with px.trace() as trace, px.span("step", number=3):
         group.add(4)
-    events = trace.events
-    (call,) = calls_of(events, "add")
+    (call,) = trace.events.calls
+    of_driver, *of_ranks = sorted(trace.events.spans, key=lambda one: one.track is not None)
 
-    of_ranks = [one for one in events.spans if one.track is not None]
     assert [(one.name, one.call, one.attributes) for one in of_ranks] == [("adding", call.id, {"x": 4})] * 2
     assert sorted(one.track.rank for one in of_ranks if one.track) == [0, 1]
-    assert [(o.name, o.attributes) for o in events.spans if o.track is None] == [("step", {"number": 3})]
+    assert (of_driver.track, of_driver.name, of_driver.attributes) == (None, "step", {"number": 3})
 
 
 def test_a_call_that_fails_names_the_rank_that_raised_and_one_that_cannot_be_sent_ends(group: Any) -> None:
@@ -135,19 +139,6 @@ def test_a_call_that_fails_names_the_rank_that_raised_and_one_that_cannot_be_sen
     assert failed.joined is None
     assert str(unsent.error).startswith("DispatchError")
     assert all(part.received is None for part in unsent.parts)
-
-
-def test_a_future_handed_on_is_a_source_and_a_stream_records_when_each_output_came(group: Any) -> None:
-    with px.trace() as trace:
-        first = group.double.submit(torch.ones(4, 1))
-        group.double(first)
-        list(group.add.stream(1))
-    one, two, streamed = trace.events.calls
-
-    assert (one.sources, two.sources) == ((), (one.id,))
-    assert (one.ended, one.asked) == (None, None)
-    assert all(part.fetched is not None for part in streamed.parts)
-    assert streamed.ended is not None
 
 
 def test_calls_of_views_and_of_functions_are_recorded_and_those_of_the_library_are_not(group: Any) -> None:
@@ -198,23 +189,6 @@ def test_traces_may_lie_in_one_another_and_be_looked_at_while_they_are_on(group:
     assert [seen.to_dict()["methods"][0]["calls"] for seen in (early, outer.summary())] == [1, 3]
 
 
-def test_of_very_many_calls_the_oldest_are_dropped_and_counted(
-    group: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("phalanx.debug.trace.LIMIT", 4)  # of two ranks
-    with px.trace() as trace:
-        for x in range(5):
-            group.add(x)
-
-        with px.trace() as inner:
-            for x in range(3):
-                group.add(x)
-
-    assert [call.id for call in trace.events.calls] == [7, 8]
-    assert "The first 6 calls are left out" in trace.events.notes[-1]
-    assert "The first 1 calls are left out" in inner.events.notes[-1]
-
-
 def test_a_trace_whose_end_failed_ends_no_other(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     failing, other = px.trace().start(), px.trace().start()
 
@@ -232,16 +206,28 @@ def test_a_trace_whose_end_failed_ends_no_other(group: Any, monkeypatch: pytest.
     other.stop()
 
 
-def test_threads_may_record_at_once(group: Any) -> None:
+def test_threads_may_record_at_once_and_of_very_many_calls_the_oldest_are_dropped_and_counted(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def work(x: int) -> None:
         with px.span("step"):
             group.add(x)
 
     with px.trace() as trace, ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(40)))
-
     of_driver = [span for span in trace.events.spans if span.track is None]
     assert (len({call.id for call in trace.events.calls}), len(of_driver)) == (40, 40)
+
+    monkeypatch.setattr("phalanx.debug.trace.LIMIT", 4)  # of two ranks
+    with px.trace() as trace:
+        for x in range(5):
+            group.add(x)
+        with px.trace() as inner:
+            for x in range(3):
+                group.add(x)
+    assert [call.id for call in trace.events.calls] == [7, 8]
+    assert "The first 6 calls are left out" in trace.events.notes[-1]
+    assert "The first 1 calls are left out" in inner.events.notes[-1]
 
 
 def test_where_the_block_fails_the_file_is_written_and_if_it_cannot_be_hides_no_error(
@@ -313,11 +299,10 @@ def test_a_resize_ends_the_tracks_of_the_epoch_before(pool: px.ResourcePool) -> 
             group.wait()
             px.resize(group, 1)
             group.wait()
-        hooks = list(group.core.before_end)
+        assert group.core.before_end == []
     tracks = trace.events.tracks
 
     assert [(track.key.rank, track.closed is None) for track in tracks] == [(0, False), (1, False), (0, True)]
-    assert hooks == []
 
 
 def test_asynchronous_ranks_show_calls_that_overlap(pool: px.ResourcePool) -> None:
@@ -362,18 +347,12 @@ def test_what_cannot_be_read_of_a_rank_is_a_note_and_no_error(
     assert all(part.received is None and part.fetched is not None for part in events.calls[0].parts)
 
 
-def test_a_trace_can_be_given_to_opentelemetry(group: Any) -> None:
+def test_the_json_file_is_valid_by_the_trace_event_format_and_opentelemetry_has_the_same(
+    group: Any, tmp_path: Path
+) -> None:
     memory, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
-    with px.trace() as trace:
-        group.add(1)
-
-    assert trace.to_opentelemetry(provider) == 5  # the call, on each rank its share and a span in it
-    assert {span.name for span in memory.get_finished_spans()} == {"traced.add", "add", "adding"}
-
-
-def test_the_json_file_is_valid_by_the_trace_event_format(group: Any, tmp_path: Path) -> None:
-    with px.trace(tmp_path / "run.json"), px.span("step"):
+    with px.trace(tmp_path / "run.json") as trace, px.span("step"):
         group.double(group.double.submit(torch.ones(4, 1)))
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
 
@@ -383,6 +362,8 @@ def test_the_json_file_is_valid_by_the_trace_event_format(group: Any, tmp_path: 
     assert {event["ph"] for event in events} == needed.keys()
     assert all(needed[event["ph"]] <= event.keys() for event in events)
     assert all(event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0 for event in events)
+    assert trace.to_opentelemetry(provider) == 7  # of each call it and its share on each rank; and the span
+    assert {span.name for span in memory.get_finished_spans()} == {"traced.double", "double", "step"}
 
 
 SCRIPT = """
