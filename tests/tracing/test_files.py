@@ -98,9 +98,19 @@ def test_chrome_slices_of_a_thread_nest(chrome: list[dict[str, Any]]) -> None:
             stack.append(e["ts"] + e["dur"])
 
 
-def test_the_page_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
-    text = write(TRACE, tmp_path / "run.html", {"reward": [0.1, 0.5, 0.9]}).read_text()
+def test_the_page_asks_for_nothing_from_elsewhere_and_draws_charts_of_odd_values(tmp_path: Path) -> None:
+    odd = {
+        "nan": [float("nan")],
+        "empty": [],
+        "one": [2.0],
+        "flat": [0.0, 0.0],
+        "inf": [1.0, float("inf"), 2.0],
+        "huge": [1e308, -1e308],
+        "tiny": [5e-324],
+    }
+    text = write(TRACE, tmp_path / "run.html", odd).read_text()
 
+    assert text.count("<polyline") == 8
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)""", text)
     assert not re.findall(r"https?://|@import|url\(|fetch\(", text)
 
@@ -119,20 +129,6 @@ def test_the_page_is_whole_whatever_users_name_things(tmp_path: Path) -> None:
     assert "\\udc80" in text  # which no encoding knows
 
 
-def test_charts_of_odd_values_are_drawn(tmp_path: Path) -> None:
-    odd = {
-        "nan": [float("nan")],
-        "empty": [],
-        "one": [2.0],
-        "flat": [0.0, 0.0],
-        "inf": [1.0, float("inf"), 2.0],
-        "huge": [1e308, -1e308],
-        "tiny": [5e-324],
-    }
-
-    assert write(TRACE, tmp_path / "run.html", odd).read_text().count("<polyline") == 8
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -148,11 +144,6 @@ def test_a_trace_that_could_not_be_written_is_refused_before_anything_is_recorde
 ) -> None:
     with pytest.raises(px.DeclarationError, match=says):
         px.trace(name).start()
-
-
-def test_a_trace_that_begins_leaves_nothing_in_the_folder_before_it_ends(tmp_path: Path) -> None:
-    with px.trace(tmp_path / "runs" / "x.json"):
-        assert list((tmp_path / "runs").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -175,7 +166,11 @@ def test_files_that_are_no_traces_are_refused_with_the_reason(
         load(tmp_path / name)
 
 
-def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_one_before_and_one_under_way_nothing(
+    tmp_path: Path,
+) -> None:
+    with px.trace(tmp_path / "run.json"):
+        assert list(tmp_path.iterdir()) == []
     (tmp_path / "run.json").write_text("old")
     broken = replace(TRACE, spans=(Span("x", at(1), at(2), key(0), None, {1j: 0}),))  # type: ignore[dict-item]
     with pytest.raises(TypeError):

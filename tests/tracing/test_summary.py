@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from phalanx.tracing.events import STARTING, Clock, Trace, TracedCall
 from phalanx.tracing.html import to_html
 from phalanx.tracing.summary import idle_shares, summarize
@@ -48,41 +46,28 @@ def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
     assert idle_shares(trace)[key(0, "judge")] == 70  # at work 50-80
 
 
-def test_time_in_which_calls_overlap_counts_once() -> None:
+def test_time_in_which_calls_overlap_counts_once_and_the_start_of_a_group_is_no_time_of_it() -> None:
     calls = tuple(
         TracedCall(n, "policy", 0, "", "ask", at(0), parts=(part(0, 0, 0, start, start, end, end),))
         for n, (start, end) in enumerate([(0, 40), (10, 20), (30, 60), (150, 160)])
     )
-
-    assert idle_shares(Trace(at(0), at(100), calls=calls, tracks=(track(0),))) == {key(0): 40}
-
-
-def test_the_start_of_a_group_is_neither_work_nor_idleness() -> None:
     start = TracedCall(9, "policy", 0, "", STARTING, at(0), parts=(part(0, 0, 0, 0, 1, 50, 50, 50),))
     work = TracedCall(10, "policy", 0, "", "step", at(50), parts=(part(0, 50, 50, 50, 50, 75, 75, 75),))
-    alone = replace(TRACE, calls=(start, work), tracks=(track(0, accelerator="0"),))
 
-    assert idle_shares(alone) == {key(0): 50}
-
-
-FAILED = tuple(replace(UPDATE, id=i, error="KeyError: 1") for i in range(10))
+    assert idle_shares(Trace(at(0), at(100), calls=calls, tracks=(track(0),))) == {key(0): 40}
+    assert idle_shares(Trace(at(0), at(100), calls=(start, work), tracks=(track(0),))) == {key(0): 50}
 
 
-@pytest.mark.parametrize(
-    ("trace", "note"),
-    [
-        (TRACE, "At 0.07 s, policy.fail failed on rank 0: ValueError: no"),
-        (
-            replace(TRACE, calls=(replace(UPDATE, error="CallTimeout: 1 s"),)),
-            "At 0.0035 s, policy.actor.update failed: CallTimeout: 1 s",
-        ),
-        (replace(TRACE, calls=FAILED), "2 more failures are in the trace."),
-    ],
-    ids=["of a rank", "of the driver", "many"],
-)
-def test_failures_are_named_and_the_others_counted(trace: Trace, note: str) -> None:
-    assert summarize(trace).notes[-1] == note
+def test_failures_are_named_and_the_others_counted() -> None:
+    of_driver = replace(TRACE, calls=(replace(UPDATE, error="CallTimeout: 1 s"),))
+    many = replace(TRACE, calls=tuple(replace(UPDATE, id=i, error="KeyError: 1") for i in range(10)))
+
     assert row(TRACE, "policy.fail")["failed"] == 1
+    assert [summarize(trace).notes[-1] for trace in (TRACE, of_driver, many)] == [
+        "At 0.07 s, policy.fail failed on rank 0: ValueError: no",
+        "At 0.0035 s, policy.actor.update failed: CallTimeout: 1 s",
+        "2 more failures are in the trace.",
+    ]
 
 
 def test_a_summary_begins_with_what_was_recorded_and_its_notes_say_how_sure_the_clocks_are() -> None:
