@@ -105,7 +105,9 @@ def test_stack_shows_where_a_rank_stands_and_makes_no_job_of_its_own(
     assert len(ray._private.state.jobs()) == before  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_logs_shows_the_lines_of_the_ranks_with_their_prefix(address: str, group: Any) -> None:
+def test_logs_shows_the_lines_of_the_ranks_with_their_prefix_and_goes_on_with_later_ones(
+    address: str, group: Any
+) -> None:
     group.one.say("for the log")
     host = group.core.endpoints[0].facts.slot.host
     ran = run(address, "logs", "seen", "--tail", "1")
@@ -113,11 +115,8 @@ def test_logs_shows_the_lines_of_the_ranks_with_their_prefix(address: str, group
     lines = [f"[one+two r{rank}@{host}] for the log" for rank in range(2)]
     assert (ran.exit_code, ran.output.splitlines()) == (0, lines)
 
-
-def test_logs_goes_on_with_what_is_printed_later(address: str, group: Any) -> None:
     options = ["-f", "-n", "0", "-r", "0", "--address", address]
     command = [sys.executable, "-m", "phalanx", "logs", "seen", *options]
-    group.one.say("before")
     with running(command, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         # It begins with what is printed once it is there.

@@ -74,7 +74,6 @@ def test_a_damaged_step_is_told_by_its_file_and_one_of_another_version_as_that(p
 def test_a_step_that_is_being_written_is_no_whole_one(path: Path) -> None:
     with writing(path, 3) as writer:
         writer.write("policy/rank-0", bytes(100))
-
         ended = runner.invoke(app, ["runs", str(path)])
 
     assert [cells[1] for cells in rows(ended.stdout)] == ["whole", "whole", "half-written"]

@@ -122,18 +122,14 @@ def test_inline_ranks_print_to_the_terminal_as_it_is(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.splitlines() == ["made", "made", "the same line", "the same line"]
 
 
-@pytest.mark.parametrize(("given", "ranks"), [(" 1, 2 ", (1, 2)), (2, (2,)), ([0, 1], (0, 1)), ([], ())])
-def test_ranks_to_show_may_be_given_in_several_ways(given: Any, ranks: Any) -> None:
-    assert shown_ranks(given) == ranks
+def test_ranks_to_show_are_given_in_several_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHALANX_SHOW_RANKS", "1,2")
+
+    assert [shown_ranks(given) for given in (2, [0, 1], [])] == [(2,), (0, 1), ()]
+    assert shown_ranks(" 1, 2 ") == settings().show_ranks == (1, 2)
 
 
 @pytest.mark.parametrize("given", ["some", "", -1, [0.5], True, None, {0}])
 def test_what_names_no_ranks_is_refused(given: Any) -> None:
     with pytest.raises(px.DeclarationError, match="show_ranks"):
         shown_ranks(given)
-
-
-def test_the_environment_says_which_ranks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PHALANX_SHOW_RANKS", "1,2")
-
-    assert settings().show_ranks == (1, 2)

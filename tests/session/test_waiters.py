@@ -15,12 +15,6 @@ from phalanx.session.session import session
 from phalanx.session.wait_threads import _SPARE, Pending, WaitThreads
 from tests.support.fault_workers import within
 
-LEFT_WAITING = """
-import threading
-from phalanx.session.session import session
-session.waiters.submit(threading.Event().wait)
-"""
-
 
 class Events:
     """A backend whose references are events."""
@@ -51,8 +45,11 @@ def occupied() -> Any:
 
 
 def test_a_wait_that_never_ends_does_not_keep_the_process_from_exiting() -> None:
-    done = subprocess.run([sys.executable, "-c", LEFT_WAITING], timeout=30)
-    assert done.returncode == 0
+    code = (
+        "import threading\nfrom phalanx.session.session import session\n"
+        "session.waiters.submit(threading.Event().wait)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
 
 
 def test_a_fork_waits_with_threads_of_its_own() -> None:
@@ -85,12 +82,11 @@ def test_many_waits_share_few_threads_and_all_come_to_their_end() -> None:
     waiters, before = WaitThreads(most=4), awaiting()
     events = [threading.Event() for _ in range(500)]
     futures = [waiters.submit(event.wait, pending(event)) for event in events]
-    most = awaiting() - before
+    assert awaiting() - before == 4
     for event in reversed(events):
         event.set()
 
     assert all(future.result(30.0) for future in futures)
-    assert most == 4
 
 
 class Left(Events):
@@ -100,21 +96,16 @@ class Left(Events):
         raise OSError("left")
 
 
-OVER, NEVER = threading.Event(), threading.Event()
-OVER.set()
-
-
-@pytest.mark.parametrize(
-    "wait",
-    [
-        pytest.param(pending(OVER), id="it has ended"),
-        pytest.param(pending(OVER, NEVER), id="a part of it has ended, which may have failed"),
-        pytest.param(pending(NEVER, deadline=0.0), id="its deadline is over"),
-        pytest.param(pending(NEVER, backend=Left()), id="its backend cannot be asked"),
-    ],
-)
-def test_a_wait_does_not_stand_behind_others_that_last_once(occupied: WaitThreads, wait: Pending) -> None:
-    assert occupied.submit(lambda: "here", wait).result(30.0) == "here"
+def test_a_wait_does_not_stand_behind_others_that_last_once(occupied: WaitThreads) -> None:
+    over, never = threading.Event(), threading.Event()
+    over.set()
+    for wait in (
+        pending(over),
+        pending(over, never),  # a part of it has ended, which may have failed
+        pending(never, deadline=0.0),
+        pending(never, backend=Left()),
+    ):
+        assert occupied.submit(lambda: "here", wait).result(30.0) == "here"
 
 
 def test_waits_that_have_ended_in_part_take_no_additional_threads_and_come_after_the_others() -> None:

@@ -33,7 +33,7 @@ class Trainer(px.Worker):
 
     @px.register(px.Dispatch.ONE_TO_ALL, to_device=True)
     def whole(self, batch: Batch) -> tuple[str, tuple[int, ...], bool]:
-        return batch.tokens.device.type, tuple(batch.tokens.shape), isinstance(batch.names, np.ndarray)
+        return self.split(batch)
 
     @px.register(px.Dispatch.DP_COMPUTE_METRIC, to_device=True, readonly=True)
     def look(self, batch: Batch) -> str:
