@@ -1,4 +1,4 @@
-"""What the doctor finds on a machine that is described to it."""
+"""What the doctor finds on a machine that is described to it; its check of devices, whose syncs also run on CPUs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import phalanx as px
 from phalanx.backends.ray import cluster_reader
 from phalanx.cli import doctor_command as doctor
 from phalanx.cli.doctor_command import Cluster, Machine, examine
+from phalanx.cli.gpu_check import NO_DEVICE, check_call, check_transport, report
 from phalanx.cli.main import app
 
 GIB = 2**30
@@ -186,3 +188,26 @@ def test_of_several_clusters_each_is_listed_with_what_runs_on_it(monkeypatch: py
         "  127.0.0.1:1  train.py (pid 7): trainer",
         "  127.0.0.1:2  does not answer",
     ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here")
+def test_without_a_device_its_check_says_so_and_exits_with_0() -> None:
+    ran = CliRunner().invoke(app, ["doctor", "--gpu"])
+
+    assert (ran.exit_code, ran.output.strip()) == (0, NO_DEVICE)
+
+
+@pytest.mark.slow
+def test_a_sync_between_two_processes_is_timed_and_one_that_fails_is_a_row_with_its_error(
+    ray_cluster: None,
+) -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool:
+        done, failed = (check_transport(path, pool, pool, megabytes=4) for path in ("shared memory", "nccl"))
+
+    assert (done.result, done.rate > 0) == ("ok", True)
+    assert (failed.rate, "one CUDA device" in failed.result) == (0.0, True)
+    assert "one CUDA device" in report([done, failed])
+
+
+def test_a_tensor_passes_through_a_call() -> None:
+    assert check_call("cpu", megabytes=4).result == "ok"

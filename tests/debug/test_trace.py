@@ -251,11 +251,11 @@ def test_the_start_of_a_group_is_recorded_also_where_it_fails_and_its_tracks_end
         px.WorkerGroup(pool[0:2], Traced).close()
     with px.trace() as failing, pytest.raises(px.WorkerInitError):
         px.WorkerGroup(pool[0:2], Broken)
-    events, (failed,) = trace.events, failing.events.calls
+    (made,), (failed,) = trace.events.calls, failing.events.calls
 
-    assert [(call.method, len(call.parts)) for call in events.calls] == [("__init__", 2)]
-    assert all(part.returned is not None and part.fetched is not None for part in events.calls[0].parts)
-    assert all(track.opened and track.closed and track.pid for track in events.tracks)
+    assert (made.method, len(made.parts)) == ("__init__", 2)
+    assert all(part.returned is not None and part.fetched is not None for part in made.parts)
+    assert all(track.opened and track.closed and track.pid for track in trace.events.tracks)
     assert failed.error is not None
     # a rank may be stopped before its constructor had its turn
     assert "RuntimeError: never" in [part.error for part in failed.parts]

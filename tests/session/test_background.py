@@ -17,11 +17,11 @@ def test_its_thread_begins_with_the_first_work_and_takes_turns_until_nothing_is_
         return left.pop(0)
 
     one = Background(turn)
-    before = one.running
+    assert not one.running
     one.begin()
 
     assert within(30.0, lambda: not left and not one.running)
-    assert (before, threads) == (False, {"phalanx-background"})
+    assert threads == {"phalanx-background"}
 
 
 def test_work_that_comes_during_a_turn_is_done_in_another() -> None:
