@@ -161,19 +161,6 @@ def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
         yield made
 
 
-def test_a_put_that_waits_for_room_ends_with_its_call_and_is_seen_in_the_stack_of_its_rank(
-    pool: px.ResourcePool,
-) -> None:
-    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(1, backend="ray") as channel:
-        future = group.put_twice.submit(channel)
-        assert within(WITHIN, lambda: channel.depth.puts == 1)
-        assert future.cancel()
-        assert group.rank_of() == [0]
-        assert (channel.depth.puts, channel.items.submitted) == (0, 1)
-        with pytest.raises(px.CallTimeout, match="in put"):
-            group.put_twice.options(timeout=1.0)(channel)
-
-
 def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.ResourcePool) -> None:
     with px.Channel(backend="ray") as channel, ThreadPoolExecutor(1) as threads:
         group = px.WorkerGroup(pool[0:1], Putter)
@@ -231,7 +218,7 @@ def test_channels_end_with_the_cluster_that_they_are_on(leave: str, tmp_path: Pa
     assert output.splitlines()[-3:] == ["closed False", "not found", "4"], output + errors
 
 
-def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room(
+def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room_or_with_its_call(
     pool: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> bool:
@@ -247,7 +234,13 @@ def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room(
         assert within(WITHIN, told)
         channel.take(4, WITHIN).ack()
         assert future.result(WITHIN) == [None, None]
+        future = group[0].put_twice.submit(channel)
+        assert within(WITHIN, lambda: channel.depth.puts == 1)
+        assert future.cancel()
         assert group.rank_of() == [0, 1]
+        assert (channel.depth.puts, channel.items.submitted) == (0, 5)
+        with pytest.raises(px.CallTimeout, match="in put"):
+            group[0].put_twice.options(timeout=1.0)(channel)
 
 
 def test_rows_whose_put_waits_for_room_when_their_rank_is_killed_give_their_credit_back(

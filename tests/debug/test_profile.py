@@ -75,18 +75,24 @@ def test_one_trace_of_one_rank_with_so_many_calls_by_name_also_of_those_submitte
     assert [future.result()[0] for future in futures] == [3, 3]
 
 
-def test_only_the_named_methods_are_profiled(group: Any) -> None:
+def test_only_the_named_methods_are_profiled_by_one_at_a_time_with_its_options(group: Any) -> None:
     profile = group.profile(calls=2, methods=["add", Profiled.fail])
-    group.multiply(2)
-    group.add()
-    group.multiply(2)
-    group.add()
+    with pytest.raises(px.DeclarationError, match="under way in this process already"):
+        group.profile(ranks=[0])
+    for _ in range(2):
+        group.multiply(2)
+        group.add()
 
     (path,) = profile.wait()
 
     assert ranges(path) == ["add", "add"]
     assert "aten::mm" not in operators(path)
     assert str(path) in str(profile)
+    with group.profile(record_shapes=True, activities=["cpu"]) as profile:
+        group.multiply(7)
+
+    (product,) = [event for event in events(profile.paths[0]) if event.get("name") == "aten::mm"]
+    assert product["args"]["Input Dims"] == [[7, 7], [7, 7]]
 
 
 def fail(group: Any) -> None:
@@ -112,16 +118,6 @@ def test_a_profile_has_the_calls_that_were_made_and_says_what_is_missing(
 
     assert [ranges(path) for path in profile.paths] == ([named] if named else [])
     assert (profile.calls[3], profile.notes) == (tuple(named), notes)
-
-
-def test_options_reach_the_profiler_and_a_second_one_on_a_rank_is_refused(group: Any) -> None:
-    with group.profile(record_shapes=True, activities=["cpu"]) as profile:
-        with pytest.raises(px.DeclarationError, match="under way in this process already"):
-            group.profile(ranks=[0])
-        group.multiply(7)
-
-    (product,) = [event for event in events(profile.paths[0]) if event.get("name") == "aten::mm"]
-    assert product["args"]["Input Dims"] == [[7, 7], [7, 7]]
 
 
 @pytest.mark.slow_on_cluster
