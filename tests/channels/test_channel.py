@@ -381,7 +381,9 @@ def test_a_rank_that_hands_its_items_over_may_end(mortal: px.WorkerGroup, channe
     assert channel.take_rows(4, WITHIN).rows == 4
 
 
-def test_inline_what_nothing_could_end_is_an_error_at_once_beside_idle_threads_too() -> None:
+def test_inline_what_nothing_could_end_is_an_error_at_once_beside_timers_and_idle_threads_too() -> None:
+    timer = threading.Timer(60.0, int)
+    timer.start()
     with ThreadPoolExecutor(2) as pool, px.Channel(1, backend="inline") as channel:
         list(pool.map(abs, range(4)))
         channel.put(1)
@@ -389,6 +391,7 @@ def test_inline_what_nothing_could_end_is_an_error_at_once_beside_idle_threads_t
             channel.put(2)
         with pytest.raises(px.channels.ChannelEmpty, match="nothing would ever come"):
             channel.take(2)
+    timer.cancel()
 
 
 def test_a_balanced_batch_has_pieces_of_equal_length(consumers: px.WorkerGroup) -> None:

@@ -54,3 +54,11 @@ def test_whatever_the_order_of_arrival_every_row_comes_once_to_its_place(
     for rank in range(len(sizes)):
         rows.finish(rank)
     assert sorted(row[0] for row in received if row is not None) == list(range(sum(sizes)))
+
+
+def test_rows_missing_at_the_end_are_a_fault_that_names_them() -> None:
+    rows = StreamedRows(rows=[2, 3], ranks=[0, 4])
+    rows.receive(4, (1, "x"))
+
+    with pytest.raises(RowFault, match=r"it ended without 2 of the 3 rows of its piece \(0, 2\)"):
+        rows.finish(4)

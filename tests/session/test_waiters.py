@@ -96,16 +96,21 @@ class Left(Events):
         raise OSError("left")
 
 
-def test_a_wait_does_not_stand_behind_others_that_last_once(occupied: WaitThreads) -> None:
-    over, never = threading.Event(), threading.Event()
-    over.set()
-    for wait in (
-        pending(over),
-        pending(over, never),  # a part of it has ended, which may have failed
-        pending(never, deadline=0.0),
-        pending(never, backend=Left()),
-    ):
-        assert occupied.submit(lambda: "here", wait).result(30.0) == "here"
+OVER, NEVER = threading.Event(), threading.Event()
+OVER.set()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        pytest.param(pending(OVER), id="it has ended"),
+        pytest.param(pending(OVER, NEVER), id="a part of it has ended, which may have failed"),
+        pytest.param(pending(NEVER, deadline=0.0), id="its deadline is over"),
+        pytest.param(pending(NEVER, backend=Left()), id="its backend cannot be asked"),
+    ],
+)
+def test_a_wait_does_not_stand_behind_others_that_last_once(occupied: WaitThreads, wait: Pending) -> None:
+    assert occupied.submit(lambda: "here", wait).result(30.0) == "here"
 
 
 def test_waits_that_have_ended_in_part_take_no_additional_threads_and_come_after_the_others() -> None:

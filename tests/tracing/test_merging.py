@@ -78,6 +78,7 @@ def test_a_clock_that_was_set_meanwhile_is_unsure_and_bounds_of_one_side_say_not
     assert estimate_clock("b", parts) == Clock("b", 600, 491)
     assert estimate_clock("b", [Part(0, encoded=1, received=5)]) is None
     assert estimate_clock("b", [Part(0, returned=8, fetched=9)]) is None
+    assert merged(epoch_on("elsewhere")).clocks == ()
 
 
 def test_spans_and_epochs_of_no_call_in_the_trace_are_left_out() -> None:
