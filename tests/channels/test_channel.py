@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.channels.channel_state import ChannelState, Item, Loss
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 
@@ -23,6 +24,10 @@ LARGE = 60_000  # float32, more than travels in a message
 WITHIN = 30.0
 
 
+def first_numbers(item: dict[str, Any]) -> list[float]:
+    return item["x"][:, 0].tolist()
+
+
 class Producer(px.Worker):
     @px.register
     def produce(self, channel: px.Channel, count: int, width: int = 1) -> int:
@@ -30,20 +35,8 @@ class Producer(px.Worker):
             channel.put({"x": torch.full((2, width), 100.0 * self.rank + index)})
         return count
 
-    @px.register
-    def leave(self, channel: px.Channel, handoff: bool) -> None:
-        channel.leave(WITHIN, handoff=handoff)
-
-    @px.register
-    def find(self, name: str) -> str:
-        px.Channel.find(name).put(self.rank)
-        return name
-
 
 class Consumer(px.Worker):
-    def __init__(self) -> None:
-        self.taken: list[Any] = []
-
     @px.register(px.Dispatch.ROWS)
     def first_of_each(self, batch: dict[str, Any]) -> torch.Tensor:
         return batch["x"][:, 0].clone()
@@ -75,8 +68,8 @@ class Consumer(px.Worker):
 
     @px.register
     def hold(self, channel: px.Channel, count: int) -> int:
-        self.taken.append(channel.take(count, WITHIN))
-        return len(self.taken[-1])
+        self.taken = channel.take(count, WITHIN)
+        return len(self.taken)
 
 
 @pytest.fixture(scope="module")
@@ -108,126 +101,92 @@ def all_are_accounted_for(channel: Any) -> bool:
     )
 
 
-def test_what_ranks_put_the_driver_gets_in_the_order_of_each_rank(
-    producers: px.WorkerGroup, channel: px.Channel
+def test_ranks_and_the_driver_get_what_the_other_side_puts_in_the_order_of_each_rank(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
 ) -> None:
     producers.produce(channel, 3)
     got = [float(channel.get(WITHIN)["x"][0, 0]) for _ in range(6)]
     assert sorted(got) == [0, 1, 2, 100, 101, 102]
     assert [each for each in got if each >= 100] == [100, 101, 102]
     assert channel.items.delivered == 6
-
-
-def test_what_the_driver_puts_ranks_get(consumers: px.WorkerGroup, channel: px.Channel) -> None:
     for index in range(4):
         channel.put({"x": torch.full((1, LARGE), float(index))})
     assert sorted(each for got in consumers.get(channel, 2) for each in got) == [0, 1, 2, 3]
 
 
-def test_a_batch_goes_to_the_ranks_of_a_row_method_in_pieces(
-    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+def test_a_batch_goes_to_ranks_and_to_places_of_a_mesh_in_pieces_none_through_the_driver(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, pool: px.ResourcePool, channel: px.Channel
 ) -> None:
-    producers[0].produce(channel, 3, LARGE)
+    producers[0].produce(channel, 5, LARGE)
+    before = px.debug.statistics()
     with channel.take_rows(5, WITHIN) as batch:
         assert consumers.first_of_each(batch).tolist() == [0, 0, 1, 1, 2]
-    assert channel.rows.delivered == 5
-    assert channel.get(WITHIN)["x"][:, 0].tolist() == [2]
-
-
-def test_no_byte_of_a_large_batch_comes_through_the_driver(
-    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
-) -> None:
-    producers.produce(channel, 2, LARGE)
-    before = px.debug.statistics()
-    with channel.take_rows(8, WITHIN) as batch:
-        consumers.first_of_each(batch)
     after = px.debug.statistics()
-    assert batch.nbytes > 8 * 4 * LARGE
+    assert batch.nbytes > 5 * 4 * LARGE
     assert all(
         after[name] - before[name] < 10_000 for name in ("sent_bytes", "stored_bytes", "fetched_bytes")
     )
+    with px.WorkerGroup(pool, Consumer, mesh=px.Mesh(dp=2, tp=2)) as group, channel.take_rows(4) as batch:
+        assert group.of_mesh(batch).tolist() == [2, 3, 3, 4]
+    assert channel.rows.delivered == 9
+    assert channel.get(WITHIN)["x"][:, 0].tolist() == [4]
 
 
-@pytest.mark.soak_on_cluster
-def test_a_batch_goes_to_the_coordinates_of_a_mesh_method_in_pieces(
-    producers: px.WorkerGroup, pool: px.ResourcePool, channel: px.Channel
-) -> None:
-    producers[0].produce(channel, 3, LARGE)
-    with px.WorkerGroup(pool, Consumer, mesh=px.Mesh(dp=2, tp=2)) as group, channel.take_rows(5) as batch:
-        assert group.of_mesh(batch).tolist() == [0, 0, 1, 1, 2]
-    assert channel.rows.delivered == 5
-
-
-def test_items_taken_are_a_list_for_every_rank_of_a_one_to_all_method(
+def test_a_batch_is_items_for_a_one_to_all_method_and_values_where_it_was_taken(
     producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
 ) -> None:
     producers.produce(channel, 1, LARGE)
     with channel.take(2, WITHIN) as batch:
         assert consumers.width(batch) == [4, 4]
-
-
-def test_a_worker_takes_values(
-    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
-) -> None:
     producers[1].produce(channel, 2)
     assert consumers[0].take_rows(channel, 3) == [100, 100, 101]
-
-
-def test_the_rows_of_a_batch_can_be_read_here(producers: px.WorkerGroup, channel: px.Channel) -> None:
+    channel.drop("the last row")
     producers[1].produce(channel, 2, LARGE)
     with channel.take_rows(3, WITHIN) as batch:
         assert batch.value()["x"][:, 0].tolist() == [100, 100, 101]
 
 
-def test_what_a_block_that_raises_had_taken_goes_back_to_the_front(
+def test_what_a_block_or_a_call_that_fails_had_taken_goes_back_to_the_front(
     producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
 ) -> None:
     producers[0].produce(channel, 2)
     with pytest.raises(ValueError, match="not these"), channel.take_rows(3, WITHIN) as batch:
         consumers.refuse(batch)
-    assert channel.take_rows(4, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1]
+    batch = channel.take_rows(4, 0)
+    assert batch.value()["x"][:, 0].tolist() == [0, 0, 1, 1]
+    batch.ack_with(consumers.refuse.submit(batch))
+    assert [channel.get(WITHIN)["x"][:, 0].tolist() for _ in range(2)] == [[0, 0], [1, 1]]
+    channel.put("kept")
+    channel.take(1, 0)  # nobody holds it
+    assert channel.get(0) == "kept"
 
 
-def test_a_batch_is_acknowledged_when_the_call_that_uses_it_has_succeeded(
-    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_batch_is_acknowledged_once_the_call_that_uses_it_has_succeeded_and_not_used_again(
+    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel, asked: bool
 ) -> None:
     producers[0].produce(channel, 2, LARGE)
     batch = channel.take_rows(4, WITHIN)
     future = consumers.first_of_each.submit(batch)
     batch.ack_with(future)
-    future.result(WITHIN)
+    if asked:
+        future.result(WITHIN)
+    del future
     assert within(WITHIN, lambda: channel.items.delivered == 2)  # the acknowledgement is on its way
+    with pytest.raises(px.DeclarationError, match="was acknowledged; use it before"):
+        batch.value()
 
 
-def test_a_batch_goes_back_when_the_call_that_uses_it_has_failed(
-    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
+def test_a_channel_is_found_by_its_name_in_a_rank_and_no_second_one_has_it(
+    producers: px.WorkerGroup, backend: str
 ) -> None:
-    producers[0].produce(channel, 1)
-    batch = channel.take_rows(2, WITHIN)
-    batch.ack_with(consumers.refuse.submit(batch))
-    assert channel.get(WITHIN)["x"][:, 0].tolist() == [0, 0]
-
-
-def test_a_batch_is_acknowledged_with_a_call_that_nobody_asks_for(
-    producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
-) -> None:
-    producers[0].produce(channel, 2)
-    batch = channel.take_rows(4, WITHIN)
-    batch.ack_with(consumers.first_of_each.submit(batch))
-    assert within(WITHIN, lambda: channel.items.delivered == 2)  # the acknowledgement is on its way
-
-
-def test_a_channel_is_found_by_its_name_in_a_rank(producers: px.WorkerGroup, backend: str) -> None:
     with px.Channel(name="by-name") as channel:
-        producers.find("by-name")
+        producers.run(lambda worker: px.Channel.find("by-name").put(worker.rank))
         assert sorted([channel.get(WITHIN), px.Channel.find("by-name").get(WITHIN)]) == [0, 1]
+        with pytest.raises(px.DeclarationError, match="by-name"):
+            px.Channel(name="by-name")
     with pytest.raises(px.channels.ChannelError, match="by-name"):
         px.Channel.find("by-name")
-
-
-def test_a_second_channel_of_that_name_is_refused(backend: str) -> None:
-    with px.Channel(name="twice"), pytest.raises(px.DeclarationError, match="twice"):
-        px.Channel(name="twice")
 
 
 def test_a_full_channel_refuses_after_the_deadline_and_keeps_nothing(backend: str) -> None:
@@ -236,24 +195,29 @@ def test_a_full_channel_refuses_after_the_deadline_and_keeps_nothing(backend: st
         with pytest.raises(px.channels.ChannelFull, match="1 item may"):
             channel.put(torch.zeros(LARGE), timeout=0)
         assert (channel.items.submitted, channel.get(0)) == (1, 1)
-
-
-def test_room_is_counted_in_bytes_where_asked(backend: str) -> None:
     with px.Channel(1000, "bytes") as channel:
         channel.put(b"0" * 600)
         with pytest.raises(px.channels.ChannelFull, match=r"1000\.?0? B"):
             channel.put(b"0" * 600, timeout=0)
 
 
-def test_a_put_waits_for_room_until_somebody_takes(backend: str) -> None:
-    with px.Channel(1) as channel:
+def test_a_put_waits_for_room_until_somebody_takes_or_closes_the_channel(backend: str) -> None:
+    with px.Channel(1) as channel, ThreadPoolExecutor(1) as threads:
         channel.put("first")
         taker = threading.Thread(target=channel.get)
         assert len(channel) == 1  # so that this thread counts
         taker.start()
         channel.put("second", WITHIN)
         taker.join()
+        waiting = threads.submit(channel.put, "third", WITHIN)
+        assert within(WITHIN, lambda: channel.depth.puts == 1)
         assert channel.get(WITHIN) == "second"
+        waiting.result(WITHIN)
+        waiting = threads.submit(channel.put, "fourth", WITHIN)
+        assert within(WITHIN, lambda: channel.depth.puts == 1)
+        channel.close("the trainer has enough")
+        with pytest.raises(px.channels.ChannelClosed, match="the trainer has enough"):
+            waiting.result(WITHIN)
 
 
 def test_a_trace_has_the_wait_of_a_rank_for_room(producers: px.WorkerGroup) -> None:
@@ -301,105 +265,87 @@ def test_an_item_that_came_in_as_its_put_was_interrupted_is_dropped_and_counted(
     assert "1 its put was called off" in str(channel.explain())
 
 
-def test_an_empty_channel_says_what_there_was(backend: str, channel: px.Channel) -> None:
+def test_what_cannot_be_taken_as_rows_is_said_and_can_be_taken_as_it_is(channel: px.Channel) -> None:
     channel.put([1, 2, 3])
     with pytest.raises(
         px.channels.ChannelEmpty, match="5 rows were asked for, and in time there were 1 items with 3 rows"
     ):
         channel.take_rows(5, timeout=0)
-
-
-def test_what_is_not_made_of_rows_is_not_taken_as_rows(backend: str, channel: px.Channel) -> None:
+    assert channel.get(0) == [1, 2, 3]
     channel.put("text")
     with pytest.raises(px.channels.ChannelError, match="not made of rows"):
         channel.take_rows(1, timeout=0)
     assert channel.get(0) == "text"
-
-
-def test_items_that_are_not_alike_are_not_joined_and_can_be_taken_as_they_are(channel: px.Channel) -> None:
     channel.put({"x": [1, 2]})
     channel.put({"x": torch.zeros(2)})
-    with (
-        pytest.raises(px.DispatchError, match=r"not alike; .* by take\(n\)"),
-        channel.take_rows(4, 0) as batch,
-    ):
+    not_alike = pytest.raises(px.DispatchError, match=r"not alike; .* by take\(n\)")
+    with not_alike, channel.take_rows(4, 0) as batch:
         batch.value()
     assert len(channel.take(2, 0).value()) == 2
 
 
-def test_a_finished_channel_gives_what_is_left_and_then_ends(backend: str, channel: px.Channel) -> None:
+def test_a_finished_channel_gives_what_is_left_and_then_ends_and_a_closed_one_tells_ranks_so(
+    consumers: px.WorkerGroup, channel: px.Channel
+) -> None:
     channel.put("last")
     channel.finish()
+    with pytest.raises(px.channels.ChannelClosed, match=r"nothing can be put$"):  # it still can be taken
+        channel.put("late")
     assert list(channel) == ["last"]
     with pytest.raises(px.channels.ChannelClosed, match="finished"):
         channel.put("late")
-
-
-def test_a_closed_channel_tells_ranks_so(consumers: px.WorkerGroup, channel: px.Channel) -> None:
     channel.close()
     with pytest.raises(px.channels.ChannelClosed, match=r"ChannelClosed: .*it was closed") as caught:
         consumers.get(channel, 1)
     assert isinstance(caught.value, px.RemoteCallError) and caught.value.channel == channel.name
 
 
-def test_a_put_into_a_finished_channel_does_not_say_that_nothing_can_be_taken(channel: px.Channel) -> None:
-    channel.put("last")
-    channel.finish()
-    with pytest.raises(px.channels.ChannelClosed, match=r"nothing can be put$"):
-        channel.put("late")
-    assert channel.get(0) == "last"
-
-
-def test_whoever_waits_for_room_hears_why_it_was_closed(backend: str) -> None:
-    with px.Channel(1) as channel, ThreadPoolExecutor(1) as threads:
-        channel.put(0)
-        waiting = threads.submit(channel.put, 1, WITHIN)
-        assert within(WITHIN, lambda: channel.depth.puts == 1)
-        channel.close("the trainer has enough")
-        with pytest.raises(px.channels.ChannelClosed, match="the trainer has enough"):
-            waiting.result(WITHIN)
-
-
 @pytest.mark.parametrize("maxsize", [0, 2.5, "many", True])
 def test_a_bound_that_is_no_number_from_1_is_refused(maxsize: Any) -> None:
+    px.Channel(numpy.int64(2), backend="inline").close()
     with pytest.raises(px.DeclarationError, match="a whole number from 1"):
         px.Channel(maxsize, backend="inline")
 
 
-def test_numbers_of_numpy_are_numbers_of_items() -> None:
-    with px.Channel(numpy.int64(2), backend="inline") as channel:
-        channel.put("a")
-        assert channel.take(numpy.int64(1), 0).value() == ["a"]
-        channel.put("b")
-        assert channel.drop("late", [numpy.int64(1)]) == 1
-
-
-def test_what_waits_can_be_dropped_and_is_counted(backend: str, channel: px.Channel) -> None:
-    channel.put(1)
-    channel.put(2)
+def test_what_waits_can_be_dropped_all_or_by_its_numbers_and_is_counted(channel: px.Channel) -> None:
+    channel.put_many([1, 2])
     assert channel.drop("too old") == 2
+    channel.put_many(["kept", "late"])
+    assert channel.drop("late", [numpy.int64(3)]) == 1
     assert "2 too old" in str(channel.explain())
     assert all_are_accounted_for(channel)
+    assert channel.take(numpy.int64(1), 0).value() == ["kept"]
 
 
-def test_items_of_a_rank_that_was_killed_are_lost_told_once_and_named(
-    mortal: px.WorkerGroup, channel: px.Channel
+def test_items_of_a_rank_that_was_killed_are_lost_and_named_to_one_taker_or_in_a_warning_at_the_end(
+    mortal: px.WorkerGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mortal.produce(channel, 2, LARGE)
-    faults.kill(mortal, 1)
-    with pytest.raises(px.channels.ItemsLost, match=r"2 items, 4 rows of rank 1 of group 'mortal'") as raised:
-        channel.take(5, WITHIN)  # waits until the process is gone
-    assert raised.value.losses[0].items == 2
-    assert channel.take_rows(4, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1]
-    assert channel.items.lost == 2
-    assert all_are_accounted_for(channel)
+    with px.Channel(name="untold") as untold:
+        with px.Channel(name="told") as channel:
+            mortal.produce(channel, 2, LARGE)
+            mortal[1].produce(untold, 1, LARGE)
+            faults.kill(mortal, 1)
+            lost = r"2 items, 4 rows of rank 1 of group 'mortal'"
+            with pytest.raises(px.channels.ItemsLost, match=lost) as raised:
+                channel.take(5, WITHIN)  # waits until the process is gone
+            assert raised.value.losses[0].items == 2
+            assert channel.take_rows(4, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1]
+            assert channel.items.lost == 2
+            assert all_are_accounted_for(channel)
+        assert within(WITHIN, lambda: untold.items.lost == 1)
+        assert "lost" not in caplog.text
+    assert "'untold' was closed before anybody took" in caplog.text
+    assert "1 item, 2 rows of rank 1 of group 'mortal'" in caplog.text
 
 
-@pytest.mark.slow_on_cluster
-def test_small_items_outlive_the_rank_that_put_them(mortal: px.WorkerGroup, channel: px.Channel) -> None:
-    mortal.produce(channel, 1)
-    mortal.close()
-    assert channel.take_rows(4, 0).value()["x"].sum() == 200
+def test_an_item_that_is_lost_while_it_is_taken_is_told_to_its_taker_only() -> None:
+    channel = ChannelState()
+    channel.put(lambda answer: None, Item(("producer", 0), "stored there", 8, rows=3))
+    channel.take(("consumer", 0), lambda answer: None, 3, by_rows=True, at_least=3)
+    channel.peer_died("producer", "it was killed")
+    losses = channel.requeue(("consumer", 0), unreadable={0})
+    assert losses == [Loss("producer", "it was killed", items=1, rows=3)]
+    assert (channel.losses, channel.items.lost) == ([], 1)
 
 
 @pytest.mark.slow_on_cluster
@@ -407,8 +353,7 @@ def test_what_a_killed_consumer_had_not_acknowledged_goes_back_in_order(
     pool: px.ResourcePool, channel: px.Channel
 ) -> None:
     with px.WorkerGroup(pool[2:3], Consumer) as group:
-        for index in range(4):
-            channel.put(index)
+        channel.put_many(range(4))
         group.hold(channel, 2)
         assert len(channel) == 2
         faults.kill(group, 0)
@@ -416,43 +361,37 @@ def test_what_a_killed_consumer_had_not_acknowledged_goes_back_in_order(
 
 
 @pytest.mark.slow_on_cluster
-def test_a_closed_rank_hands_its_items_over(pool: px.ResourcePool, backend: str) -> None:
-    with px.Channel(handoff=True) as channel:
-        with px.WorkerGroup(pool[0:1], Producer) as group:
-            group.produce(channel, 2, LARGE)
-        assert channel.take_rows(4, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1]
-        assert all_are_accounted_for(channel)
+def test_small_items_outlive_a_closed_rank_and_large_ones_where_it_hands_them_over(
+    mortal: px.WorkerGroup, channel: px.Channel
+) -> None:
+    with px.Channel(handoff=True) as handed:
+        mortal.produce(channel, 1)
+        mortal[0].produce(handed, 2, LARGE)
+        mortal.close()
+        assert channel.take_rows(4, 0).value()["x"].sum() == 200
+        assert handed.take_rows(4, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1]
+        assert all_are_accounted_for(handed)
 
 
 @pytest.mark.slow_on_cluster
 def test_a_rank_that_hands_its_items_over_may_end(mortal: px.WorkerGroup, channel: px.Channel) -> None:
     mortal.produce(channel, 1, LARGE)
-    mortal.leave(channel, True)
+    mortal.run(lambda worker, left: left.leave(WITHIN, handoff=True), channel)
     faults.kill(mortal, 0)
     assert channel.take_rows(4, WITHIN).rows == 4
 
 
-def test_a_put_that_could_never_come_in_inline_is_an_error_at_once() -> None:
-    with px.Channel(1, backend="inline") as channel:
-        channel.put(1)
-        with pytest.raises(px.channels.ChannelFull, match="never be room"):
-            channel.put(2)
-        with pytest.raises(px.channels.ChannelEmpty, match="nothing would ever come"):
-            channel.take(2)
-
-
-def test_idle_threads_of_a_pool_are_nobody_who_could_make_room() -> None:
+def test_inline_what_nothing_could_end_is_an_error_at_once_beside_timers_and_idle_threads_too() -> None:
+    timer = threading.Timer(60.0, int)
+    timer.start()
     with ThreadPoolExecutor(2) as pool, px.Channel(1, backend="inline") as channel:
         list(pool.map(abs, range(4)))
         channel.put(1)
         with pytest.raises(px.channels.ChannelFull, match="never be room"):
             channel.put(2)
-
-
-def test_a_batch_that_nobody_holds_goes_back(backend: str, channel: px.Channel) -> None:
-    channel.put("kept")
-    channel.take(1, 0)
-    assert channel.get(0) == "kept"
+        with pytest.raises(px.channels.ChannelEmpty, match="nothing would ever come"):
+            channel.take(2)
+    timer.cancel()
 
 
 def test_a_balanced_batch_has_pieces_of_equal_length(consumers: px.WorkerGroup) -> None:
@@ -468,7 +407,7 @@ def test_a_balanced_batch_has_pieces_of_equal_length(consumers: px.WorkerGroup) 
 
 
 def test_a_sorted_batch_does_not_depend_on_who_was_first(consumers: px.WorkerGroup) -> None:
-    with px.Channel(lengths=lambda item: item["x"][:, 0].tolist()) as channel:
+    with px.Channel(lengths=first_numbers) as channel:
         for numbers in ([6.0, 2.0, 3.0], [0.0, 5.0], [1.0, 4.0, 9.0]):
             channel.put({"x": torch.tensor(numbers)[:, None]})
         with channel.take_rows(7, WITHIN, sort=True) as batch:
@@ -476,56 +415,45 @@ def test_a_sorted_batch_does_not_depend_on_who_was_first(consumers: px.WorkerGro
         assert channel.take_rows(1, WITHIN).value()["x"].item() == 9.0
 
 
-def test_items_of_no_rows_do_not_count_where_a_batch_is_cut(consumers: px.WorkerGroup) -> None:
-    with px.Channel() as channel:
+def test_items_of_no_rows_do_not_count_where_a_batch_is_cut_and_come_in_any_order(
+    consumers: px.WorkerGroup,
+) -> None:
+    with px.Channel(lengths="n") as channel:
         for rows in (0, 0, 0, 4):
-            channel.put({"x": torch.arange(float(rows))[:, None]})
+            channel.put({"x": torch.arange(float(rows))[:, None], "n": [1] * rows})
         with channel.take_rows(4, WITHIN) as batch:
             assert consumers.rows(batch, [0, 1, 2, 3]) == [2] * len(consumers.ranks)
+    for order in ({"sort": True}, {"balance": 2}):
+        with px.Channel(lengths="n") as channel:
+            channel.put_many([{"x": torch.zeros(0, 1), "n": []}] * 2)
+            channel.finish()
+            with channel.take_rows(4, WITHIN, **order) as batch:
+                assert (batch.value()["x"].shape, len(consumers.first_of_each(batch))) == ((0, 1), 0)
+            assert channel.items.delivered == 2
 
 
 @pytest.mark.parametrize("end", ["ack", "requeue"])
-def test_a_batch_that_is_over_is_not_used_again(consumers: px.WorkerGroup, end: str) -> None:
-    with px.Channel() as channel:
-        channel.put({"x": torch.zeros(2, 1)})
-        batch = channel.take_rows(2, WITHIN)
-        getattr(batch, end)()
-        for use in (batch.value, lambda: consumers.first_of_each(batch)):
-            with pytest.raises(px.DeclarationError, match=r"was (acknowledged|requeued); use it before"):
-                use()
+def test_a_batch_that_is_over_is_not_used_again(
+    consumers: px.WorkerGroup, channel: px.Channel, end: str
+) -> None:
+    channel.put({"x": torch.zeros(2, 1)})
+    batch = channel.take_rows(2, WITHIN)
+    getattr(batch, end)()
+    for use in (batch.value, lambda: consumers.first_of_each(batch)):
+        with pytest.raises(px.DeclarationError, match=r"was (acknowledged|requeued); use it before"):
+            use()
 
 
-def test_a_batch_whose_call_has_succeeded_is_not_used_again(consumers: px.WorkerGroup) -> None:
-    with px.Channel() as channel:
-        channel.put({"x": torch.zeros(2, LARGE)})
-        batch = channel.take_rows(2, WITHIN)
-        batch.ack_with(consumers.first_of_each.submit(batch))
-        assert within(WITHIN, lambda: channel.items.delivered == 1)  # the acknowledgement is on its way
-        with pytest.raises(px.DeclarationError, match="was acknowledged; use it before"):
-            batch.value()
-
-
-@pytest.mark.parametrize("order", [{"sort": True}, {"balance": 2}])
-def test_items_of_no_rows_come_in_any_order(consumers: px.WorkerGroup, order: Any) -> None:
-    with px.Channel(lengths="n") as channel:
-        for _ in range(2):
-            channel.put({"x": torch.zeros(0, 1), "n": []})
-        channel.finish()
-        with channel.take_rows(4, WITHIN, **order) as batch:
-            assert (batch.value()["x"].shape, len(consumers.first_of_each(batch))) == ((0, 1), 0)
-        assert channel.items.delivered == 2
-
-
-def test_a_batch_can_be_ordered_again(channel: px.Channel) -> None:
+def test_a_batch_can_be_ordered_again_and_one_without_lengths_not_at_all(channel: px.Channel) -> None:
     with px.Channel(lengths=lambda item: item) as ordered:
         ordered.put([3, 1, 2, 4])
         batch = ordered.take_rows(4, WITHIN, balance=2)
         batch.sort()
         assert batch.value() == [1, 2, 3, 4]
-
-
-def test_a_batch_without_lengths_cannot_be_ordered(channel: px.Channel) -> None:
     channel.put([2, 1])
+    with pytest.raises(px.DeclarationError, match="lengths"):
+        channel.take_rows(2, 0, balance=2)
+    assert len(channel) == 1
     batch = channel.take_rows(2, WITHIN)
     for order in (batch.sort, lambda: batch.balance(2)):
         with pytest.raises(px.DeclarationError, match="no lengths"):
@@ -533,71 +461,51 @@ def test_a_batch_without_lengths_cannot_be_ordered(channel: px.Channel) -> None:
     assert batch.value() == [2, 1]
 
 
-def test_a_channel_without_lengths_cannot_balance(channel: px.Channel) -> None:
-    channel.put([1, 2])
-    with pytest.raises(px.DeclarationError, match="lengths"):
-        channel.take_rows(2, 0, balance=2)
-    assert len(channel) == 1
-
-
-@pytest.mark.parametrize(
-    ("balance", "sort", "why"),
-    [(0, False, "0 was given"), (2, True, "one of the two"), (True, False, "True was")],
-)
-def test_an_order_that_cannot_be_takes_nothing(balance: int, sort: bool, why: str) -> None:
+def test_an_order_that_cannot_be_takes_nothing() -> None:
     with px.Channel(lengths="n", backend="inline") as channel:
         channel.put({"n": [numpy.int64(1), 2]})
-        with pytest.raises(px.DeclarationError, match=why):
-            channel.take_rows(2, 0, balance=balance, sort=sort)
+        for order, why in (
+            ({"balance": 0}, "0 was given"),
+            ({"balance": 2, "sort": True}, "one of the two"),
+            ({"balance": True}, "True was"),
+        ):
+            with pytest.raises(px.DeclarationError, match=why):
+                channel.take_rows(2, 0, **order)
         assert len(channel) == 1
 
 
-@pytest.mark.parametrize("numbers", [[numpy.int64(3), numpy.int64(1)], [numpy.float32(3), True]])
-def test_lengths_may_be_numbers_of_numpy(numbers: Any) -> None:
-    with px.Channel(lengths=lambda item: numbers, backend="inline") as channel:
-        channel.put(["long", "short"])
-        with channel.take_rows(2, 0, balance=2) as batch:
-            assert batch.value() == ["long", "short"]
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        [1, 2],
-        {"x": [1, 2]},
-        {"n": [1.0, float("nan")]},
-        {"x": [1, 2], "n": [1]},
-        {"x": [1, 2], "n": 2},
-        {"x": [1, 2], "n": numpy.array(2)},
-    ],
-)
-def test_an_item_without_a_number_for_each_row_is_refused_where_rows_have_lengths(item: Any) -> None:
+def test_lengths_are_one_finite_number_for_each_row_also_of_numpy() -> None:
     with px.Channel(lengths="n", backend="inline") as channel:
-        with pytest.raises(px.DispatchError, match=r"under the key 'n'|one finite number for each row"):
-            channel.put(item)
+        for item in (
+            [1, 2],
+            {"x": [1, 2]},
+            {"n": [1.0, float("nan")]},
+            {"x": [1, 2], "n": [1]},
+            {"x": [1, 2], "n": 2},
+            {"x": [1, 2], "n": numpy.array(2)},
+        ):
+            with pytest.raises(px.DispatchError, match=r"under the key 'n'|one finite number for each row"):
+                channel.put(item)
         assert channel.items.submitted == 0
+        for numbers in [numpy.int64(3), numpy.int64(1)], [numpy.float32(3), True]:
+            channel.put({"x": ["long", "short"], "n": numbers})
+            with channel.take_rows(2, 0, balance=2) as batch:
+                assert batch.value()["x"] == ["long", "short"]
 
 
-def test_a_restored_channel_has_the_waiting_and_the_taken_items(producers: px.WorkerGroup) -> None:
-    with px.Channel(name="saved") as channel:
+def test_a_restored_channel_has_the_waiting_and_the_taken_items_with_the_lengths_of_their_rows(
+    producers: px.WorkerGroup,
+) -> None:
+    with px.Channel(name="saved", lengths=first_numbers) as channel:
         producers[0].produce(channel, 3, LARGE)
         with channel.take_rows(1, WITHIN):
             data = px.channels.snapshot([channel])
-    with px.Channel(name="saved") as again:
+    with px.Channel(name="saved", lengths=first_numbers) as again:
         px.channels.restore(data, [again])
         assert (again.name, again.items.waiting, again.rows.waiting) == ("saved", 3, 6)
-        assert again.take_rows(6, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1, 2, 2]
-
-
-def test_a_restored_channel_has_the_lengths_of_its_rows(backend: str) -> None:
-    with px.Channel(name="saved", lengths=lambda item: item["n"]) as channel:
-        channel.put({"n": [2, 1]})
-        data = px.channels.snapshot([channel])
-    with px.Channel(name="saved", lengths=lambda item: item["n"]) as again:
-        px.channels.restore(data, [again])
-        again.put({"n": [0]})
-        with again.take_rows(3, 0, sort=True) as batch:
-            assert batch.value() == {"n": [0, 1, 2]}
+        again.put({"x": torch.full((1, LARGE), 0.5)})
+        with again.take_rows(7, 0, sort=True) as batch:
+            assert batch.value()["x"][:, 0].tolist() == [0, 0, 0.5, 1, 1, 2, 2]
 
 
 def test_a_channel_that_was_used_or_closed_is_not_saved_or_restored(backend: str) -> None:
@@ -610,7 +518,7 @@ def test_a_channel_that_was_used_or_closed_is_not_saved_or_restored(backend: str
         px.channels.snapshot([channel])
 
 
-def test_several_items_are_put_and_taken_at_once(backend: str, channel: px.Channel) -> None:
+def test_several_items_are_put_and_taken_at_once(channel: px.Channel) -> None:
     assert channel.put_many(["a", "b", "c"]) == [0, 1, 2]
     with channel.take(5, WITHIN, at_least=1) as batch:
         assert batch.value() == ["a", "b", "c"]
@@ -618,11 +526,8 @@ def test_several_items_are_put_and_taken_at_once(backend: str, channel: px.Chann
         with pytest.raises(px.channels.ChannelFull):
             narrow.put_many([0, 1, 2, 3], timeout=0)
         assert (narrow.items.submitted, narrow.take(2, WITHIN).value()) == (2, [0, 1])
-
-
-def test_items_that_cannot_be_put_leave_no_put_of_their_neighbours(backend: str) -> None:
-    with px.Channel(1) as channel:
-        channel.put("first")
+    with px.Channel(1) as narrow:
+        narrow.put("first")
         with pytest.raises(px.DispatchError):
-            channel.put_many(["second", threading.Lock()])
-        assert (channel.get(0), channel.depth.puts, channel.items.waiting) == ("first", 0, 0)
+            narrow.put_many(["second", threading.Lock()])  # none waits for room that cannot be put
+        assert (narrow.get(0), narrow.depth.puts, narrow.items.waiting) == ("first", 0, 0)

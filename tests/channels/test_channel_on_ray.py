@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -41,8 +40,6 @@ while not channel.depth.puts:
 print(pid, flush=True)
 future.result()
 """
-
-
 LEAVING = """
 import ray
 import phalanx as px
@@ -66,6 +63,20 @@ except px.channels.ChannelError:
 with px.Channel(name="of-before") as again:
     again.put(4)
     print(again.get())
+"""
+OPEN = """
+import phalanx as px
+
+class Adder(px.Worker):
+    @px.register
+    def add(self, x):
+        return x
+
+group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False), Adder)
+channel = px.Channel()
+channel.put(1)
+batch = channel.take(1)
+print(group.add(1))
 """
 
 
@@ -130,22 +141,26 @@ class Server(px.Worker):
         return await source.get_async(WITHIN)
 
 
+def started(script: str, tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
+    """A driver of its own that runs the script."""
+    path = tmp_path / "driver.py"
+    path.write_text(script)
+    paths = os.pathsep.join(sys.path)
+    return subprocess.Popen(
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RAY_TMPDIR": "/tmp", "PYTHONPATH": paths, **environment},
+    )
+
+
 @pytest.fixture(scope="module")
 def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as made:
         yield made
 
 
-def test_a_put_that_waits_for_room_ends_when_its_call_is_cancelled(pool: px.ResourcePool) -> None:
-    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(1, backend="ray") as channel:
-        future = group.put_twice.submit(channel)
-        assert within(WITHIN, lambda: channel.depth.puts == 1)
-        assert future.cancel()
-        assert group.rank_of() == [0]
-        assert (channel.depth.puts, channel.items.submitted) == (0, 1)
-
-
-@pytest.mark.slow
 def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.ResourcePool) -> None:
     with px.Channel(backend="ray") as channel, ThreadPoolExecutor(1) as threads:
         group = px.WorkerGroup(pool[0:1], Putter)
@@ -178,14 +193,12 @@ def test_a_snapshot_after_a_call_has_nothing_that_the_call_acknowledged(pool: px
             assert again.items.waiting == 0
 
 
-def test_ranks_of_one_run_create_channels_without_names(pool: px.ResourcePool) -> None:
-    with px.WorkerGroup(pool[0:2], Putter) as group:
+def test_ranks_create_channels_whose_names_are_free_again_after_their_owners_were_killed(
+    pool: px.ResourcePool,
+) -> None:
+    with px.WorkerGroup(pool, Putter) as group:
         assert len(set(group.open())) == 2
-
-
-def test_a_name_is_free_again_after_its_owner_was_killed(pool: px.ResourcePool) -> None:
-    with px.WorkerGroup(pool[0:1], Putter) as group:
-        group.open("of-a-rank")
+        group[0].open("of-a-rank")
         with pytest.raises(px.DeclarationError, match="is open in this run"):
             px.Channel(name="of-a-rank")
         faults.kill(group, 0)
@@ -199,19 +212,13 @@ def test_a_name_is_free_again_after_its_owner_was_killed(pool: px.ResourcePool) 
         assert within(WITHIN, is_free)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("leave", [pytest.param("px.shutdown()", marks=pytest.mark.soak), "ray.shutdown()"])
 def test_channels_end_with_the_cluster_that_they_are_on(leave: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = tmp_path / "leaving.py"
-    script.write_text(LEAVING.format(leave=leave))
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=240
-    )
-    assert done.stdout.splitlines()[-3:] == ["closed False", "not found", "4"], done.stdout + done.stderr
+    output, errors = started(LEAVING.format(leave=leave), tmp_path).communicate(timeout=240)
+    assert output.splitlines()[-3:] == ["closed False", "not found", "4"], output + errors
 
 
-def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room(
+def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room_or_with_its_call(
     pool: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> bool:
@@ -227,18 +234,15 @@ def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room(
         assert within(WITHIN, told)
         channel.take(4, WITHIN).ack()
         assert future.result(WITHIN) == [None, None]
+        future = group[0].put_twice.submit(channel)
+        assert within(WITHIN, lambda: channel.depth.puts == 1)
+        assert future.cancel()
         assert group.rank_of() == [0, 1]
-
-
-@pytest.mark.slow
-def test_where_a_put_waits_is_seen_in_the_stack_of_its_rank(pool: px.ResourcePool) -> None:
-    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(1, backend="ray") as channel:
-        future = group.put_twice.options(timeout=1.0).submit(channel)
+        assert (channel.depth.puts, channel.items.submitted) == (0, 5)
         with pytest.raises(px.CallTimeout, match="in put"):
-            future.result()
+            group[0].put_twice.options(timeout=1.0)(channel)
 
 
-@pytest.mark.slow
 def test_rows_whose_put_waits_for_room_when_their_rank_is_killed_give_their_credit_back(
     pool: px.ResourcePool,
 ) -> None:
@@ -254,15 +258,9 @@ def test_rows_whose_put_waits_for_room_when_their_rank_is_killed_give_their_cred
         assert isinstance(future.exception(WITHIN), px.WorkerDiedError)
 
 
-def test_what_a_rank_had_taken_whose_method_failed_goes_back(pool: px.ResourcePool) -> None:
-    with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(backend="ray") as channel:
-        channel.put("kept")
-        with pytest.raises(ValueError, match="1"):
-            group.fail_with(channel)
-        assert channel.get(WITHIN) == "kept"
-
-
-def test_any_passes_over_a_rank_that_is_at_a_call(pool: px.ResourcePool) -> None:
+def test_any_passes_over_a_rank_at_a_call_and_what_a_call_that_fails_had_taken_goes_back(
+    pool: px.ResourcePool,
+) -> None:
     with px.WorkerGroup(pool, Putter) as group, px.Channel(1, backend="ray") as channel:
         for busy in (0, 1, 0):
             future = group[busy].put_twice.submit(channel)
@@ -271,9 +269,15 @@ def test_any_passes_over_a_rank_that_is_at_a_call(pool: px.ResourcePool) -> None
             channel.drop("enough")
             future.result()
             channel.drop("enough")
+        channel.put("kept")
+        with pytest.raises(ValueError, match="1"):
+            group[0].fail_with(channel)
+        assert channel.get(WITHIN) == "kept"
 
 
-def test_async_ranks_wait_at_channels_side_by_side(pool: px.ResourcePool) -> None:
+def test_async_ranks_wait_at_channels_side_by_side_and_take_on_where_they_gave_up_a_get(
+    pool: px.ResourcePool,
+) -> None:
     source, target = px.Channel(backend="ray"), px.Channel(backend="ray")
     with source, target, px.WorkerGroup(pool[0:1], Server, max_concurrency=4) as group:
         futures = [group.pass_on.submit(source, target) for _ in range(3)]
@@ -281,13 +285,6 @@ def test_async_ranks_wait_at_channels_side_by_side(pool: px.ResourcePool) -> Non
             source.put(number)
         assert sorted(target.get(WITHIN) for _ in range(3)) == [1, 2, 3]
         assert sorted(px.gather(*futures, timeout=WITHIN)) == [[0], [1], [2]]
-
-
-def test_an_async_rank_that_gave_up_a_get_takes_on(pool: px.ResourcePool) -> None:
-    with (
-        px.Channel(backend="ray") as source,
-        px.WorkerGroup(pool[0:1], Server, max_concurrency=2) as group,
-    ):
         future = group.give_up_and_take.submit(source)
         assert within(WITHIN, lambda: source.depth.takes == 1 or future.done())
         source.put(5)
@@ -341,33 +338,16 @@ def test_processes_that_are_killed_at_any_moment_lose_nothing_uncounted(
         assert rows.submitted == rows.accepted + rows.dropped + rows.running
 
 
-@pytest.mark.slow
 def test_a_script_that_ends_with_an_open_channel_and_group_prints_no_traceback(tmp_path: Path) -> None:
-    paths = os.pathsep.join(sys.path)
-    environment = {**os.environ, "RAY_ADDRESS": "local", "RAY_TMPDIR": "/tmp", "PYTHONPATH": paths}
-    script = tmp_path / "open.py"
-    script.write_text(
-        "import phalanx as px\n"
-        "class Adder(px.Worker):\n    @px.register\n    def add(self, x):\n        return x\n"
-        "group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False), Adder)\n"
-        "channel = px.Channel()\nchannel.put(1)\nbatch = channel.take(1)\nprint(group.add(1))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=environment, timeout=240
-    )
-    assert (done.returncode, done.stdout) == (0, "[1, 1]\n")
-    assert "Traceback" not in done.stderr and "not everything" not in done.stderr, done.stderr
+    driver = started(OPEN, tmp_path, RAY_ADDRESS="local")
+    output, errors = driver.communicate(timeout=240)
+    assert (driver.returncode, output) == (0, "[1, 1]\n")
+    assert "Traceback" not in errors and "not everything" not in errors, errors
 
 
-@pytest.mark.slow
 def test_a_rank_that_waits_at_a_channel_goes_with_its_driver(tmp_path: Path) -> None:
-    environment = {**os.environ, "RAY_TMPDIR": "/tmp", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = tmp_path / "driver.py"
-    script.write_text(DRIVER)
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
-    ) as driver:
+    with started(DRIVER, tmp_path) as driver:
         assert driver.stdout is not None
         rank = int(driver.stdout.readline())
-        driver.send_signal(signal.SIGKILL)
+        driver.kill()
     assert within(WITHIN, lambda: not Path(f"/proc/{rank}").exists())

@@ -17,6 +17,7 @@ from tests.channels.test_channel import all_are_accounted_for
 
 STEPS = 45
 PEERS = 3
+OTHERS = ["cancel", "requeue", "drop", "kill", "serve", "end", "accept", "leave", "move", *["advance"] * 2]
 
 
 class Schedule:
@@ -66,21 +67,7 @@ class Schedule:
             ["put"] * 4 + ["put_leased"] * 4 + ["take"] * 4 + ["ack"] * 3 + ["lease"] * 3 + ["other"] * 5
         )
         if step == "other":
-            step = self._random.choice(
-                [
-                    "cancel",
-                    "requeue",
-                    "drop",
-                    "kill",
-                    "advance",
-                    "advance",
-                    "serve",
-                    "end",
-                    "accept",
-                    "leave",
-                    "move",
-                ]
-            )
+            step = self._random.choice(OTHERS)
         getattr(self, f"_do_{step}")()
 
     def _do_put(self, lease: Any = None, versions: tuple[int, ...] = ()) -> None:

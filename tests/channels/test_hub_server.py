@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -45,14 +46,6 @@ def raw(server: HubServer) -> socket.socket:
     return socket.create_connection(server.address[:2], timeout=WITHIN)
 
 
-def read_to_end(sock: socket.socket) -> None:
-    try:
-        while sock.recv(1 << 16):
-            pass
-    except ConnectionResetError:
-        pass
-
-
 @pytest.mark.parametrize(
     "data",
     [os.urandom(4096), struct.pack("!i", 1 << 30), struct.pack("!i", 64) + b"x", b""],
@@ -65,17 +58,16 @@ def test_bad_input_before_authentication_ends_only_its_connection(
     with raw(server) as sock:
         sock.sendall(data)
         assert put(client, b"meanwhile") == ("accepted", 0, 0)
-        read_to_end(sock)
+        with contextlib.suppress(ConnectionResetError):
+            while sock.recv(1 << 16):
+                pass
 
 
-def test_a_wrong_key_is_refused(server: HubServer) -> None:
-    assert RemoteClient(server.address._replace(key=b"another key")).died
-
-
-def test_many_silent_connections_leave_room_for_peers(
+def test_a_wrong_key_is_refused_and_many_silent_connections_leave_room_for_peers(
     server: HubServer, client: RemoteClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "_AUTHENTICATES_WITHIN_S", 0.5)
+    assert RemoteClient(server.address._replace(key=b"another key")).died
     silent = [raw(server) for _ in range(100)]
     assert put(client, b"meanwhile")[0] == "accepted"
     late = RemoteClient(server.address)
@@ -106,7 +98,11 @@ def test_a_peer_that_does_not_read_delays_no_other_peer(server: HubServer, clien
     assert within(WITHIN, lambda: client.request(KEY, "status")[1].depth.leases == 0)
 
 
-def test_every_waiting_request_is_answered_when_the_connection_ends(client: RemoteClient) -> None:
+def test_a_request_is_answered_also_when_it_fails_or_the_connection_ends(client: RemoteClient) -> None:
+    with pytest.raises(px.errors.InternalError, match="put: TypeError"):
+        client.request(KEY, "put")
+    assert put(client, b"next")[0] == "accepted"
+    client.request(KEY, "drop", "late", None)
     waiting = [client.ask(KEY, "take", 1, False, 1)[1] for _ in range(3)]
     client.close()
     assert {future.result(WITHIN) for future in waiting} == {("gone", "the process that hosts it died")}
@@ -127,9 +123,3 @@ def test_connections_that_end_leave_no_thread_and_no_descriptor(server: HubServe
     while peers:
         peers.pop().close()
     assert within(WITHIN, lambda: threads() == 1 and descriptors() <= before)
-
-
-def test_a_request_that_fails_is_an_error_of_its_caller(client: RemoteClient) -> None:
-    with pytest.raises(px.errors.InternalError, match="put: TypeError"):
-        client.request(KEY, "put")
-    assert put(client, b"next")[0] == "accepted"

@@ -12,36 +12,12 @@ from hypothesis import strategies as st
 from phalanx.calls.item_stream import RowFault, StreamedRows
 
 
-def two_pieces() -> StreamedRows:
-    return StreamedRows(rows=[2, 3], ranks=[0, 4])
-
-
-@pytest.mark.parametrize(
-    ("order", "places"),
-    [(None, [0, 1, 2, 3, 4]), ([3, 0, 2, 1, 4], [3, 0, 2, 1, 4])],
-    ids=["in order", "dealt out"],
-)
-def test_rows_come_to_the_places_that_the_caller_knows(order: list[int] | None, places: list[int]) -> None:
-    rows = StreamedRows(rows=[2, 3], ranks=[0, 4], order=order)
-    pieces = [(0, 0), (0, 1), (4, 0), (4, 1), (4, np.int64(2))]
-
-    assert [rows.receive(rank, (index, "x")) for rank, index in pieces] == [(place, "x") for place in places]
-
-
 def test_padded_rows_are_let_go_of_and_may_be_left_out() -> None:
     rows = StreamedRows(rows=[1], ranks=[0], given=[4])
 
     assert rows.receive(0, (0, "real")) == (0, "real")
     assert rows.receive(0, (3, "padded")) is None
     rows.finish(0)
-
-
-def test_a_row_missing_at_the_end_is_a_fault_that_names_it() -> None:
-    rows = two_pieces()
-    rows.receive(4, (1, "x"))
-
-    with pytest.raises(RowFault, match=r"it ended without 2 of the 3 rows of its piece \(0, 2\)"):
-        rows.finish(4)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +33,7 @@ def test_a_row_missing_at_the_end_is_a_fault_that_names_it() -> None:
     ],
 )
 def test_an_item_that_is_no_new_row_of_the_piece_is_a_fault_of_its_rank(items: list[Any], fault: str) -> None:
-    rows = two_pieces()
+    rows = StreamedRows(rows=[2, 3], ranks=[0, 4])
 
     with pytest.raises(RowFault, match=fault):
         for item in items:
@@ -65,11 +41,12 @@ def test_an_item_that_is_no_new_row_of_the_piece_is_a_fault_of_its_rank(items: l
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_whatever_the_order_of_arrival_every_row_of_the_call_comes_once(
+def test_whatever_the_order_of_arrival_every_row_comes_once_to_its_place(
     sizes: list[int], chance: Any
 ) -> None:
-    rows = StreamedRows(sizes, ranks=range(len(sizes)))
-    items = [(rank, index) for rank, size in enumerate(sizes) for index in range(size)]
+    order = chance.sample(range(sum(sizes)), sum(sizes))
+    rows = StreamedRows(sizes, ranks=range(len(sizes)), order=chance.choice([order, None]))
+    items = [(rank, np.int64(index)) for rank, size in enumerate(sizes) for index in range(size)]
     chance.shuffle(items)
 
     received = [rows.receive(rank, (index, None)) for rank, index in items]
@@ -77,3 +54,11 @@ def test_whatever_the_order_of_arrival_every_row_of_the_call_comes_once(
     for rank in range(len(sizes)):
         rows.finish(rank)
     assert sorted(row[0] for row in received if row is not None) == list(range(sum(sizes)))
+
+
+def test_rows_missing_at_the_end_are_a_fault_that_names_them() -> None:
+    rows = StreamedRows(rows=[2, 3], ranks=[0, 4])
+    rows.receive(4, (1, "x"))
+
+    with pytest.raises(RowFault, match=r"it ended without 2 of the 3 rows of its piece \(0, 2\)"):
+        rows.finish(4)

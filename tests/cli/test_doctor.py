@@ -1,4 +1,4 @@
-"""What the doctor finds on a machine that is described to it."""
+"""What the doctor finds on a machine that is described to it; its check of devices, whose syncs also run on CPUs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import phalanx as px
+from phalanx.backends.ray import cluster_reader
 from phalanx.cli import doctor_command as doctor
 from phalanx.cli.doctor_command import Cluster, Machine, examine
+from phalanx.cli.gpu_check import NO_DEVICE, check_call, check_transport, report
 from phalanx.cli.main import app
 
 GIB = 2**30
@@ -50,26 +54,16 @@ NOSET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 OLD_CLUSTER = cluster(versions={"ray": "2.55.0"})
 
 
-@pytest.mark.parametrize(
-    ("why", "topics"),
-    [
-        ("no Ray cluster runs on this machine: start your driver first", []),
-        ("several clusters run on this machine: say which one by --address or RAY_ADDRESS", ["cluster"]),
-        ("the cluster at 10.0.0.1:6379 does not answer (timed out); is it running there?", ["cluster"]),
-    ],
-)
-def test_a_cluster_that_cannot_be_looked_at_is_a_finding_and_none_at_all_is_not(
-    why: str, topics: list[str]
-) -> None:
-    assert [topic for topic, _, _ in planted(cluster=None, no_cluster=why)] == topics
-
-
+SEVERAL = "several clusters run on this machine: say which one by --address or RAY_ADDRESS"
+DEAF = "the cluster at 10.0.0.1:6379 does not answer (timed out); is it running there?"
 MASKS = {"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "2"}
 
 
 @pytest.mark.parametrize(
     ("changes", "topic", "said", "fix"),
     [
+        ({"cluster": None, "no_cluster": SEVERAL}, "cluster", "say which one", "--address"),
+        ({"cluster": None, "no_cluster": DEAF}, "cluster", "does not answer", ""),
         ({"python": "3.9.1"}, "versions", "python 3.9.1 is too old", "3.10"),
         ({"versions": {"torch": "2.13.0"}}, "versions", "ray is not installed", "pip install"),
         ({"versions": {"ray": "2.9.0", "torch": "2.13"}}, "versions", "ray 2.9.0 is too old", "2.57"),
@@ -107,13 +101,12 @@ def test_a_planted_problem_is_found(changes: dict[str, Any], topic: str, said: s
     "changes",
     [
         {},
-        {"environment": {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0"}},
+        {"environment": {"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0", NOSET: "0"}},
         {"environment": {"OMP_NUM_THREADS": "8"}},
-        {"environment": {NOSET: "0"}},
         {"limits": {"memlock": (65536, None)}},
         {"cluster": None},
-        {"shared_memory": None},
-        {"ephemeral_ports": None},
+        {"shared_memory": None, "ephemeral_ports": None},
+        {"cluster": None, "no_cluster": "no Ray cluster runs on this machine: start your driver first"},
     ],
 )
 def test_what_does_no_harm_is_no_finding(changes: dict[str, Any]) -> None:
@@ -144,50 +137,77 @@ def test_findings_are_text_data_and_the_exit_code(
     assert (found["machine"]["host"], len(found["findings"])) == ("node0", code)
 
 
-def test_a_cluster_that_does_not_answer_is_a_failure() -> None:
-    ran = CliRunner().invoke(app, ["doctor", "--address", "127.0.0.1:1"])
-
-    assert (ran.exit_code, ran.stderr.count("\n"), "does not answer" in ran.stderr) == (2, 1, True)
-
-
 ASKED = {"PHALANX_VERL": "1"}
+NO_PLUGIN = {**ASKED, "VERL_USE_EXTERNAL_PLUGINS": "none"}
 BY_MODULE = {**ASKED, "VERL_USE_EXTERNAL_MODULES": "mine,phalanx.compat.verl_plugin"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_it_says_which_controller_verl_has() -> None:
+    installed = {"verl": "0.9.1", "verl_hook": True}
+    for changes, said in (
         ({}, "not installed"),
-        ({"verl": "0.9.1", "verl_hook": True}, "`phalanx verl ...` gives Phalanx's"),
-        ({"verl": "0.9.1", "verl_hook": True, "environment": ASKED}, "gives the controller of Phalanx"),
+        (installed, "`phalanx verl ...` gives Phalanx's"),
+        ({**installed, "environment": ASKED}, "gives the controller of Phalanx"),
         ({"verl": "0.9.1", "environment": BY_MODULE}, "gives the controller of Phalanx"),
-    ],
-)
-def test_it_says_which_controller_verl_has(changes: dict[str, Any], said: str) -> None:
-    facts, findings = examine(dataclasses.replace(HEALTHY, **changes))
-
-    assert (facts["verl"].endswith(said), findings) == (True, [])
+    ):
+        facts, findings = examine(dataclasses.replace(HEALTHY, **changes))
+        assert (facts["verl"].endswith(said), findings) == (True, [])
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"environment": ASKED}, "not installed"),
-        ({"verl": "0.10.0", "verl_hook": True, "environment": ASKED}, "verl 0.10.0 is not of the line"),
-        ({"verl": "0.9.1", "environment": ASKED}, "on the path but not installed"),
-        (
-            {
-                "verl": "0.9.1",
-                "verl_hook": True,
-                "environment": {**ASKED, "VERL_USE_EXTERNAL_PLUGINS": "none"},
-            },
-            "VERL_USE_EXTERNAL_PLUGINS=none",
-        ),
+        ({}, "not installed"),
+        ({"verl": "0.10.0", "verl_hook": True}, "verl 0.10.0 is not of the line"),
+        ({"verl": "0.9.1"}, "on the path but not installed"),
+        ({"verl": "0.9.1", "verl_hook": True, "environment": NO_PLUGIN}, "VERL_USE_EXTERNAL_PLUGINS=none"),
     ],
 )
 def test_a_controller_that_was_asked_for_and_is_not_there_is_a_finding(
     changes: dict[str, Any], why: str
 ) -> None:
-    ((topic, what, fix),) = planted(**changes)
+    ((topic, what, fix),) = planted(**{"environment": ASKED, **changes})
 
     assert (topic, why in what, "phalanx verl" in fix) == ("verl", True, True)
+
+
+def test_of_several_clusters_each_is_listed_with_what_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster_reader.private, "cluster_addresses", lambda: {"127.0.0.1:1", "127.0.0.1:2"})
+    monkeypatch.setattr(cluster_reader.private, "bootstrap_address", lambda: None)
+    drivers_of = cluster_reader._drivers_of
+    monkeypatch.setattr(
+        cluster_reader,
+        "_drivers_of",
+        lambda address: "train.py (pid 7): trainer" if address.endswith(":1") else drivers_of(address),
+    )
+    with pytest.raises(px.PlacementError) as raised:
+        cluster_reader.find_cluster()
+    assert str(raised.value).splitlines() == [
+        "several clusters run on this machine: say which one by --address or RAY_ADDRESS",
+        "  127.0.0.1:1  train.py (pid 7): trainer",
+        "  127.0.0.1:2  does not answer",
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here")
+def test_without_a_device_its_check_says_so_and_exits_with_0() -> None:
+    ran = CliRunner().invoke(app, ["doctor", "--gpu"])
+
+    assert (ran.exit_code, ran.output.strip()) == (0, NO_DEVICE)
+
+
+@pytest.mark.slow
+def test_a_sync_between_two_processes_is_timed_and_one_that_fails_is_a_row_with_its_error(
+    ray_cluster: None,
+) -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="ray") as pool:
+        done, failed = (check_transport(path, pool, pool, megabytes=4) for path in ("shared memory", "nccl"))
+
+    assert (done.result, done.rate > 0) == ("ok", True)
+    assert (failed.rate, "one CUDA device" in failed.result) == (0.0, True)
+    assert "one CUDA device" in report([done, failed])
+
+
+def test_a_tensor_passes_through_a_call() -> None:
+    assert check_call("cpu", megabytes=4).result == "ok"

@@ -15,11 +15,14 @@ COMMANDS = ("doctor", "top", "stack", "logs", "trace", "runs", "verl")
 runner = CliRunner()
 
 
-def test_help_lists_every_command() -> None:
+def test_help_lists_every_command_and_each_explains_itself() -> None:
     ran = runner.invoke(main.app, ["--help"])
+    each = [runner.invoke(main.app, [name, "--help"]) for name in COMMANDS]
 
     assert ran.exit_code == 0
     assert [name for name in COMMANDS if name not in ran.output] == []
+    assert [(one.exit_code, "Usage" in one.output) for one in each] == [(0, True)] * len(COMMANDS)
+    assert runner.invoke(main.app, ["nothing"]).exit_code == main.FAILED
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -33,21 +36,10 @@ def test_help_loads_nothing_heavy() -> None:
     assert set(ran.stderr.split()).isdisjoint({"ray", "torch", "numpy"})
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(name: str) -> None:
-    ran = runner.invoke(main.app, [name, "--help"])
-
-    assert (ran.exit_code, "Usage" in ran.output) == (0, True)
-
-
 def test_it_runs_as_a_module() -> None:
     ran = subprocess.run([sys.executable, "-m", "phalanx", "--version"], capture_output=True, text=True)
 
     assert (ran.returncode, ran.stdout) == (0, f"phalanx {__version__}\n")
-
-
-def test_an_unknown_command_is_a_failure() -> None:
-    assert runner.invoke(main.app, ["nothing"]).exit_code == main.FAILED
 
 
 @pytest.mark.parametrize(

@@ -78,32 +78,36 @@ def run(address: str, *args: str) -> Result:
     return CliRunner().invoke(app, [*args, "--address", address])
 
 
-def test_top_shows_what_each_rank_does(address: str, group: Any, tmp_path: Path) -> None:
+def test_top_shows_what_each_rank_does_as_data_and_in_tables(
+    address: str, group: Any, tmp_path: Path
+) -> None:
     with busy(group, tmp_path):
         ran = run(address, "top", "seen", "--once", "--json")
+        table = run(address, "top", "see", "--once")
     (found,) = [g for r in json.loads(ran.output)["runs"] for g in r["groups"] if g["name"] == "seen"]
 
     assert (ran.exit_code, found["state"]) == (0, "ready")
     assert [[call["method"] for call in rank["doing"]] for rank in found["ranks"]] == [[], ["one.hold"]]
     assert all(rank["memory_bytes"] > 10_000_000 for rank in found["ranks"])
+    assert (table.exit_code, "one+two" in table.output, "idle" in table.output) == (0, True, True)
 
 
-def test_top_prints_tables(address: str, group: Any) -> None:
-    ran = run(address, "top", "see", "--once")
-
-    assert (ran.exit_code, "one+two" in ran.output, "idle" in ran.output) == (0, True, True)
-
-
-def test_stack_shows_where_a_rank_stands(address: str, group: Any, tmp_path: Path) -> None:
+def test_stack_shows_where_a_rank_stands_and_makes_no_job_of_its_own(
+    address: str, group: Any, tmp_path: Path
+) -> None:
+    before = len(ray._private.state.jobs())  # pyright: ignore[reportAttributeAccessIssue]
     with busy(group, tmp_path):
         ran = run(address, "stack", "seen", "--rank", "1")
 
     assert (ran.exit_code, "rank 1" in ran.output, "rank 0" in ran.output) == (0, True, False)
     assert "at one.hold for" in ran.output
     assert "test_on_ray.py" in ran.output
+    assert len(ray._private.state.jobs()) == before  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_logs_shows_the_lines_of_the_ranks_with_their_prefix(address: str, group: Any) -> None:
+def test_logs_shows_the_lines_of_the_ranks_with_their_prefix_and_goes_on_with_later_ones(
+    address: str, group: Any
+) -> None:
     group.one.say("for the log")
     host = group.core.endpoints[0].facts.slot.host
     ran = run(address, "logs", "seen", "--tail", "1")
@@ -111,11 +115,8 @@ def test_logs_shows_the_lines_of_the_ranks_with_their_prefix(address: str, group
     lines = [f"[one+two r{rank}@{host}] for the log" for rank in range(2)]
     assert (ran.exit_code, ran.output.splitlines()) == (0, lines)
 
-
-def test_logs_goes_on_with_what_is_printed_later(address: str, group: Any) -> None:
     options = ["-f", "-n", "0", "-r", "0", "--address", address]
     command = [sys.executable, "-m", "phalanx", "logs", "seen", *options]
-    group.one.say("before")
     with running(command, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
         # It begins with what is printed once it is there.
@@ -155,7 +156,7 @@ def test_doctor_looks_at_the_cluster_too(address: str, group: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["top", "stack", "logs"])
-def test_a_group_that_is_not_there_is_a_line_that_names_those_that_are(
+def test_a_group_or_rank_that_is_not_there_is_a_line_that_names_those_that_are(
     address: str, group: Any, command: str
 ) -> None:
     ran = run(address, command, "nothing")
@@ -163,24 +164,14 @@ def test_a_group_that_is_not_there_is_a_line_that_names_those_that_are(
     assert (ran.exit_code, ran.stderr.count("\n")) == (2, 1)
     assert "'nothing'" in ran.stderr
     assert "/seen" in ran.stderr
+    if command != "top":
+        ran = run(address, command, "seen", "--rank", "9")
+        assert (ran.exit_code, "ranks are 0 to 1" in ran.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("command", ["stack", "logs"])
-def test_a_rank_that_is_not_there_is_a_line(address: str, group: Any, command: str) -> None:
-    ran = run(address, command, "seen", "--rank", "9")
-
-    assert (ran.exit_code, "ranks are 0 to 1" in ran.stderr) == (2, True)
-
-
-@pytest.mark.parametrize("command", [["top", "--once"], ["stack", "x"], ["logs", "x"]])
+@pytest.mark.parametrize("command", [["top", "--once"], ["stack", "x"], ["logs", "x"], ["doctor"]])
 def test_a_cluster_that_is_not_there_is_a_line_of_advice(command: list[str]) -> None:
     ran = run("127.0.0.1:1", *command)
 
-    assert (ran.exit_code, ran.stderr.count("\n"), "--address" in ran.stderr) == (2, 1, True)
-
-
-def test_looking_makes_no_job_of_its_own(address: str, group: Any) -> None:
-    before = len(ray._private.state.jobs())  # pyright: ignore[reportAttributeAccessIssue]
-    assert run(address, "stack", "seen").exit_code == 0
-
-    assert len(ray._private.state.jobs()) == before  # pyright: ignore[reportAttributeAccessIssue]
+    assert (ran.exit_code, ran.stderr.count("\n")) == (2, 1)
+    assert "does not answer" in ran.stderr and "--address" in ran.stderr

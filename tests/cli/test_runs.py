@@ -36,8 +36,9 @@ def rows(text: str) -> list[list[str]]:
     return [cells for cells in lines if cells[0].isdigit()]
 
 
-def test_steps_are_shown_with_their_size_and_what_is_in_them(path: Path) -> None:
+def test_steps_are_shown_with_their_size_and_what_is_in_them_below_in_a_narrow_terminal(path: Path) -> None:
     ended = runner.invoke(app, ["runs", str(path)])
+    narrow = runner.invoke(app, ["runs", str(path)], env={"COLUMNS": "60"})
 
     assert ended.exit_code == 0
     assert [(cells[0], cells[1], cells[3]) for cells in rows(ended.stdout)] == [
@@ -45,50 +46,38 @@ def test_steps_are_shown_with_their_size_and_what_is_in_them(path: Path) -> None
         ("2", "whole", "2.0 KiB"),
     ]
     assert "policy/actor: 2 ranks" in ended.stdout
+    assert [len(cells) for cells in rows(narrow.stdout)] == [5, 5]
+    assert "step 2, policy/actor: 2 ranks, 2.0 KiB: model" in narrow.stdout.splitlines()
 
 
-def test_a_damaged_step_is_told_by_its_file(path: Path) -> None:
-    Path(save(path, 3).path("groups/policy/actor/rank-0")).unlink()
-
+def test_a_damaged_step_is_told_by_its_file_and_one_of_another_version_as_that(path: Path) -> None:
+    damaged = Path(save(path, 3).path("groups/policy/actor/rank-0"))
+    kept = damaged.read_bytes()
+    damaged.unlink()
     ended = runner.invoke(app, ["runs", str(path)])
 
     assert ended.exit_code == 1
     assert [cells[1] for cells in rows(ended.stdout)] == ["whole", "whole", "damaged"]
     assert "actor/rank-0" in ended.stdout
 
-
-def test_a_step_of_another_version_is_told_as_that(path: Path) -> None:
-    manifest = Path(save(path, 3).path("manifest.json"))
-    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 2', b'"format": 3'))
-
-    shown = " ".join(runner.invoke(app, ["runs", str(path)]).stdout.split())
-
-    assert "has format 3" in shown and "not what was written" not in shown
-
-
-def test_other_bytes_are_found_if_asked_for(path: Path) -> None:
-    Path(save(path, 3).path("groups/policy/actor/rank-0")).write_bytes(bytes(2047) + b"x")
-
+    damaged.write_bytes(kept[:-1] + b"x")
     assert runner.invoke(app, ["runs", str(path)]).exit_code == 0
     checked = json.loads(runner.invoke(app, ["runs", str(path), "--check", "--json"]).stdout)
     assert [step["faults"] for step in checked["steps"]] == [[], [], ["groups/policy/actor/rank-0"]]
+
+    manifest = Path(save(path, 4).path("manifest.json"))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format": 2', b'"format": 3'))
+    shown = " ".join(runner.invoke(app, ["runs", str(path)]).stdout.split())
+    assert "has format 3" in shown and "not what was written" not in shown
 
 
 def test_a_step_that_is_being_written_is_no_whole_one(path: Path) -> None:
     with writing(path, 3) as writer:
         writer.write("policy/rank-0", bytes(100))
-
         ended = runner.invoke(app, ["runs", str(path)])
 
     assert [cells[1] for cells in rows(ended.stdout)] == ["whole", "whole", "half-written"]
     assert "held by pid" in ended.stdout
-
-
-def test_in_a_narrow_terminal_what_is_in_them_stands_below(path: Path) -> None:
-    ended = runner.invoke(app, ["runs", str(path)], env={"COLUMNS": "60"})
-
-    assert [len(cells) for cells in rows(ended.stdout)] == [5, 5]
-    assert "step 2, policy/actor: 2 ranks, 2.0 KiB: model" in ended.stdout.splitlines()
 
 
 def test_nothing_saved_is_said(tmp_path: Path) -> None:

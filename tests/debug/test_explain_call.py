@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,54 +50,54 @@ class Explained(px.Worker):
         return x
 
 
+class Placed(px.Worker):
+    def __init__(self) -> None:
+        self.register_mesh("own", {"dp": self.rank})
+
+    @px.register(px.Dispatch.mesh("own"))
+    def rows(self, batch: Any) -> Any:
+        return batch
+
+
 @pytest.fixture(scope="module")
 def group(pool: px.ResourcePool) -> Iterator[Any]:
     with px.WorkerGroup(pool, Explained, mesh=px.Mesh(pp=2, dp=2), name="explained") as made:
         yield made
 
 
-@pytest.fixture
-def inline_slots() -> Iterator[px.ResourcePool]:
-    """For what does not depend on the backend."""
-    with px.ResourcePool([4], use_gpu=False, backend="inline") as slots:
-        yield slots
-
-
-def spans(explanation: Any) -> list[tuple[int, int]]:
-    return [(rank.start, rank.stop) for rank in explanation.ranks]
-
-
 def test_peers_of_a_mesh_get_the_same_rows_and_the_last_stage_returns(group: Any) -> None:
-    explanation = group.update.explain(torch.zeros(5, 3), rate=0.1)
+    explanation = group.update.explain(torch.zeros(5, 3), rate="<b>")
 
-    assert spans(explanation) == [(0, 3), (3, 5), (0, 3), (3, 5)]
+    assert [(rank.start, rank.stop) for rank in explanation.ranks] == [(0, 3), (3, 5), (0, 3), (3, 5)]
     assert [rank.returns for rank in explanation.ranks] == ["dropped", "dropped", "kept", "kept"]
     assert "last pp (pp=1)" in explanation.collected
     assert [rank.place for rank in explanation.ranks][1] == {"pp": 0, "dp": 1}
+    assert explanation.to_dict()["ranks"][3]["rows"] == 2
+    assert "&lt;b&gt;" in explanation._repr_html_()
 
 
-def test_explaining_makes_no_call(group: Any) -> None:
-    before = group.statistics(), group.count()
+def test_explaining_makes_no_call_and_describes_large_numbers_by_their_size(group: Any) -> None:
+    before = group.statistics()["stored_bytes"], group.count()
 
     group.take.explain(torch.zeros(100_000))
 
-    assert (group.statistics()["stored_bytes"], group.count()) == (before[0]["stored_bytes"], before[1])
+    assert (group.statistics()["stored_bytes"], group.count()) == before
+    assert group.take.explain(10**5000).arguments[0].value == "int of 16610 bits"
+    assert group.take.explain(-1e300).arguments[0].value == "-1e+300"
 
 
 def test_arguments_say_how_they_travel(group: Any) -> None:
     batch, rate = torch.zeros(8, 60_000), px.replicate(torch.zeros(60_000))
+    stored = px.put(torch.zeros(100_000))
 
     arguments = group.update.explain(batch, rate).arguments
+    (again,) = group.take.explain(stored).arguments
 
     assert [(a.name, a.given, a.travels, a.nbytes) for a in arguments] == [
         ("batch", "rows split into 2 pieces", "stored, once per piece", 8 * 60_000 * 4),
         ("rate", "the same to all", "stored once", 60_000 * 4),
     ]
-
-
-def test_large_numbers_are_described_by_their_size(group: Any) -> None:
-    assert group.take.explain(10**5000).arguments[0].value == "int of 16610 bits"
-    assert group.take.explain(-1e300).arguments[0].value == "-1e+300"
+    assert (again.travels, again.nbytes) == ("stored before (px.put)", stored.nbytes)
 
 
 def test_padded_and_balanced_rows_are_named(group: Any) -> None:
@@ -110,9 +111,7 @@ def test_padded_and_balanced_rows_are_named(group: Any) -> None:
 
 
 def test_a_future_is_named_by_its_call_and_its_rows_are_not_known(group: Any) -> None:
-    future = group.rows(torch.zeros(8, 3))
-
-    explanation = group[0:2].rows.explain(future)
+    explanation = group[0:2].rows.explain(group.rows(torch.zeros(8, 3)))
 
     (argument,) = explanation.arguments
     assert (argument.value, argument.nbytes) == ("future of explained.rows", None)
@@ -120,56 +119,34 @@ def test_a_future_is_named_by_its_call_and_its_rows_are_not_known(group: Any) ->
     assert [rank.rows for rank in explanation.ranks] == [None, None]
 
 
-def test_a_slice_counts_as_a_world_of_its_own(group: Any) -> None:
+def test_a_slice_counts_as_a_world_of_its_own_and_a_custom_mode_is_named(group: Any) -> None:
     explanation = group[1:3].rows.explain(torch.zeros(4, 1))
+    custom = group.custom.explain(3)
 
     assert [(rank.rank, rank.start, rank.stop) for rank in explanation.ranks] == [(1, 0, 2), (2, 2, 4)]
     assert not explanation.waits
     assert group[2].take.explain(1).collected == "the output of rank 2 itself"
+    assert [argument.given for argument in custom.arguments] == ["one element each"]
+    assert custom.collected.startswith("what sum(group, outputs) makes of all 4")
 
 
-def test_a_role_and_a_call_with_options_are_explained_alike(inline_slots: px.ResourcePool) -> None:
-    roles: Any = px.WorkerGroup(inline_slots, px.colocate({"actor": Explained}), mesh=px.Mesh(dp=4))
-    plain = roles.actor.update.explain(torch.zeros(4, 1))
-    with_options = roles.actor.update.options(timeout=5.0).explain(torch.zeros(4, 1))
+def test_a_role_and_a_call_with_options_are_explained_alike() -> None:
+    with px.ResourcePool([4], use_gpu=False, backend="inline") as slots:
+        roles: Any = px.WorkerGroup(slots, px.colocate({"actor": Explained}), mesh=px.Mesh(dp=4))
+        plain, with_options = roles.actor.update, roles.actor.update.options(timeout=5.0)
 
-    assert plain == with_options
-    assert plain.call.endswith(".actor.update")
-
-
-def test_a_stored_value_is_not_stored_again(group: Any) -> None:
-    stored = px.put(torch.zeros(100_000))
-
-    (argument,) = group.take.explain(stored).arguments
-
-    assert (argument.travels, argument.nbytes) == ("stored before (px.put)", stored.nbytes)
+        assert plain.explain(torch.zeros(4, 1)) == with_options.explain(torch.zeros(4, 1))
+        assert plain.explain(torch.zeros(4, 1)).call.endswith(".actor.update")
 
 
-def test_a_custom_mode_is_named(group: Any) -> None:
-    explanation = group.custom.explain(3)
+def test_what_the_call_refuses_is_refused_with_the_same_message(group: Any) -> None:
+    for method, args in (group.update, (torch.zeros(3), torch.zeros(4))), (group.take, ()):
+        with pytest.raises(px.DispatchError) as explained:
+            method.explain(*args)
+        with pytest.raises(px.DispatchError) as called:
+            method(*args)
 
-    assert [argument.given for argument in explanation.arguments] == ["one element each"]
-    assert explanation.collected.startswith("what sum(group, outputs) makes of all 4")
-
-
-@pytest.mark.parametrize(
-    ("method", "args"),
-    [("update", (torch.zeros(3), torch.zeros(4))), ("take", ())],
-)
-def test_what_the_call_refuses_is_refused_with_the_same_message(group: Any, method: str, args: Any) -> None:
-    with pytest.raises(px.DispatchError) as explained:
-        getattr(group, method).explain(*args)
-    with pytest.raises(px.DispatchError) as called:
-        getattr(group, method)(*args)
-
-    assert str(explained.value) == str(called.value)
-
-
-def test_the_explanation_is_data_and_html_too(group: Any) -> None:
-    explanation = group.update.explain(torch.zeros(4, 2), rate="<b>")
-
-    assert explanation.to_dict()["ranks"][3]["rows"] == 2
-    assert "&lt;b&gt;" in explanation._repr_html_()
+        assert str(explained.value) == str(called.value)
 
 
 def test_a_group_a_view_and_a_method_are_explained(group: Any) -> None:
@@ -182,60 +159,36 @@ def test_a_group_a_view_and_a_method_are_explained(group: Any) -> None:
     assert px.explain(group.rows).to_dict()["rows"][0]["a bare call"] == "returns a CallFuture"
 
 
-def test_a_class_is_explained_without_being_started() -> None:
+def test_classes_roles_and_meshes_are_explained_without_being_started() -> None:
     rows = {row["method"].split("(")[0]: row for row in px.explain(Explained).to_dict()["rows"]}
+    table = px.explain(px.colocate({"actor": Explained.bind(), "critic": Explained}))
 
     assert rows["update"]["arguments"] == "rows, split over dp"
     assert rows["padded"]["options"] == "rows padded to a multiple of 4, mask in mask"
     assert rows["custom"]["result"] == "as sum makes it"
-
-
-def test_roles_bound_classes_and_meshes_are_explained() -> None:
-    table = px.explain(px.colocate({"actor": Explained.bind(), "critic": Explained}))
-
     assert {row["method"].split(".")[0] for row in table.to_dict()["rows"]} == {"actor", "critic"}
     assert px.explain(Explained.bind()).title.startswith("Explained.bind()")
     assert px.explain(px.Mesh(dp=2, tp=2)).to_dict()["rows"][3] == {"rank": 3, "dp": 1, "tp": 1}
 
 
-@pytest.mark.parametrize("subject", [3, px.Mesh(dp=-1)])
-def test_what_cannot_be_explained_is_refused(subject: Any) -> None:
-    with pytest.raises(px.DeclarationError):
-        px.explain(subject)
-
-
-def test_a_split_by_values_that_are_not_here_yet_is_refused() -> None:
-    class Pending:
-        def done(self) -> bool:
-            return False
-
+def test_what_cannot_be_explained_is_refused() -> None:
+    for subject in (3, px.Mesh(dp=-1)):
+        with pytest.raises(px.DeclarationError):
+            px.explain(subject)
+    pending: Any = SimpleNamespace(done=lambda: False)  # a split by values that are not here yet
     with pytest.raises(px.DispatchError, match="waits for nothing"):
-        finished_result(Pending())  # type: ignore[arg-type]
+        finished_result(pending)
 
 
-def test_of_very_many_ranks_the_first_are_shown() -> None:
+def test_of_very_many_ranks_the_first_are_shown_at_their_places_in_meshes_of_their_own() -> None:
     with (
         px.ResourcePool([40], use_gpu=False, backend="inline") as slots,
-        px.WorkerGroup(slots, Explained) as many,
+        px.WorkerGroup(slots, Placed) as many,
     ):
         explanation = many.rows.explain(torch.zeros(80, 1))
+        table = many.explain()
 
     assert "and 8 more ranks" in str(explanation)
     assert [rank["start"] for rank in explanation.to_dict()["ranks"]] == list(range(0, 80, 2))
-
-
-class Placed(px.Worker):
-    def __init__(self) -> None:
-        self.register_mesh("own", {"dp": self.rank})
-
-    @px.register(px.Dispatch.mesh("own"))
-    def rows(self, batch: Any) -> Any:
-        return batch
-
-
-def test_a_mesh_that_ranks_registered_is_in_the_tables(inline_slots: px.ResourcePool) -> None:
-    with px.WorkerGroup(inline_slots, Placed) as placed:
-        explanation = placed.rows.explain(torch.zeros(4, 1))
-
-        assert [rank.place for rank in explanation.ranks][2] == {"dp": 2}
-        assert placed.explain().to_dict()["rows"][2]["mesh"] == "own: dp=2"
+    assert explanation.ranks[2].place == {"dp": 2}
+    assert table.to_dict()["rows"][2]["mesh"] == "own: dp=2"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,37 +58,41 @@ def operators(path: Path) -> set[str]:
     return {event["name"] for event in events(path) if event.get("cat") == "cpu_op"}
 
 
-def test_one_trace_of_one_rank_with_so_many_calls_by_name(group: Any, tmp_path: Path) -> None:
+def test_one_trace_of_one_rank_with_so_many_calls_by_name_also_of_those_submitted(
+    group: Any, tmp_path: Path
+) -> None:
     with group.profile(ranks=[1], calls=3, folder=tmp_path) as profile:
         for _ in range(5):
             group.multiply(4)
+    submitted = group.profile(ranks=[0], calls=2)
+    futures = [group.multiply.submit(3) for _ in range(2)]
 
     assert [path.name for path in tmp_path.iterdir()] == ["profiled-rank1.pt.trace.json.gz"]
     assert profile.paths == (tmp_path / "profiled-rank1.pt.trace.json.gz",)
     assert ranges(profile.paths[0]) == ["multiply"] * 3
     assert "aten::mm" in operators(profile.paths[0])
+    assert ranges(submitted.paths[0]) == ["multiply"] * 2  # it waits for them
+    assert [future.result()[0] for future in futures] == [3, 3]
 
 
-def test_only_the_named_methods_are_profiled(group: Any) -> None:
+def test_only_the_named_methods_are_profiled_by_one_at_a_time_with_its_options(group: Any) -> None:
     profile = group.profile(calls=2, methods=["add", Profiled.fail])
-    group.multiply(2)
-    group.add()
-    group.multiply(2)
-    group.add()
+    with pytest.raises(px.DeclarationError, match="under way in this process already"):
+        group.profile(ranks=[0])
+    for _ in range(2):
+        group.multiply(2)
+        group.add()
 
     (path,) = profile.wait()
 
     assert ranges(path) == ["add", "add"]
     assert "aten::mm" not in operators(path)
     assert str(path) in str(profile)
+    with group.profile(record_shapes=True, activities=["cpu"]) as profile:
+        group.multiply(7)
 
-
-def test_submitted_calls_are_waited_for(group: Any) -> None:
-    profile = group.profile(ranks=[0], calls=2)
-    futures = [group.multiply.submit(3) for _ in range(2)]
-
-    assert ranges(profile.paths[0]) == ["multiply"] * 2
-    assert [future.result()[0] for future in futures] == [3, 3]
+    (product,) = [event for event in events(profile.paths[0]) if event.get("name") == "aten::mm"]
+    assert product["args"]["Input Dims"] == [[7, 7], [7, 7]]
 
 
 def fail(group: Any) -> None:
@@ -117,22 +120,6 @@ def test_a_profile_has_the_calls_that_were_made_and_says_what_is_missing(
     assert (profile.calls[3], profile.notes) == (tuple(named), notes)
 
 
-def test_two_at_once_on_a_rank_are_refused(group: Any) -> None:
-    with (
-        group.profile(ranks=[0]),
-        pytest.raises(px.DeclarationError, match="under way in this process already"),
-    ):
-        group.profile(ranks=[0])
-
-
-def test_options_reach_the_profiler(group: Any) -> None:
-    with group.profile(record_shapes=True, activities=["cpu"]) as profile:
-        group.multiply(7)
-
-    (product,) = [event for event in events(profile.paths[0]) if event.get("name") == "aten::mm"]
-    assert product["args"]["Input Dims"] == [[7, 7], [7, 7]]
-
-
 @pytest.mark.slow_on_cluster
 def test_closing_the_group_first_keeps_the_trace(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool[0:2], Profiled) as short:
@@ -142,42 +129,40 @@ def test_closing_the_group_first_keeps_the_trace(pool: px.ResourcePool) -> None:
     assert ranges(profile.paths[0]) == ["add"]
 
 
-def test_roles_are_profiled_by_their_names() -> None:
-    with inline(px.colocate({"actor": Profiled, "critic": Profiled})) as roles:
+def test_roles_are_profiled_by_their_names_into_files_of_their_own_in_one_folder(tmp_path: Path) -> None:
+    with inline(px.colocate({"actor": Profiled, "critic": Profiled}), name="g") as roles:
         with roles.profile(calls=2) as both:
             roles.actor.add()
             roles.critic.add()
         with roles.critic.profile() as one:
             roles.actor.add()
             roles.critic.multiply(2)
+        for role in (roles.actor, roles.critic, roles.actor):
+            with role.profile(folder=tmp_path) as profile:
+                role.add()
+            assert ranges(profile.paths[0]) == [f"{role.role}.add"]
 
     assert ranges(both.paths[0]) == ["actor.add", "critic.add"]
     assert one.calls == {0: ("critic.multiply",)}
+    names = ["g.actor-rank0.2", "g.actor-rank0", "g.critic-rank0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.pt.trace.json.gz" for name in names]
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "error", "message"),
     [
-        ({"ranks": [4]}, r"expected some of \[0, 1, 2, 3\]"),
-        ({"calls": 0}, "whole number from 1"),
-        ({"methods": ["nothing"]}, "no method 'nothing'"),
-    ],
-)
-def test_wrong_requests_are_refused_before_anything_is_sent(group: Any, given: Any, message: str) -> None:
-    with pytest.raises(px.DispatchError, match=message):
-        group.profile(**given)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"tool": "nsys"}, r"runtime_env=px.debug.nsight_environment\(\)"),
-        ({"activities": ["cuda"]}, "has no cuda"),
+        ({"ranks": [4]}, px.DispatchError, r"expected some of \[0, 1, 2, 3\]"),
+        ({"calls": 0}, px.DispatchError, "whole number from 1"),
+        ({"methods": ["nothing"]}, px.DispatchError, "no method 'nothing'"),
+        ({"tool": "nsys"}, px.DeclarationError, r"runtime_env=px.debug.nsight_environment\(\)"),
+        ({"activities": ["cuda"]}, px.DeclarationError, "has no cuda"),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
-def test_what_a_rank_does_not_have_is_refused_with_advice(group: Any, given: Any, message: str) -> None:
-    with pytest.raises(px.DeclarationError, match=message):
+def test_what_a_rank_does_not_have_is_refused_with_advice(
+    group: Any, given: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         group.profile(**given)
     with group.profile() as profile:  # nothing of the refused one is left
         group.add()
@@ -189,66 +174,42 @@ def test_asynchronous_ranks_are_refused() -> None:
         many.profile()
 
 
-def test_nsight_options_are_those_of_a_runtime_env() -> None:
-    assert px.debug.nsight_environment(gpu_metrics_devices="all")["nsight"]["gpu-metrics-devices"] == "all"
-    assert px.debug.nsight_environment()["nsight"]["capture-range"] == "cudaProfilerApi"
-
-
 def test_nsight_records_from_the_first_call_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    with inline() as one:
-        seen: list[str] = []
-        monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        monkeypatch.setattr(torch.cuda.profiler, "start", lambda: seen.append("start"))
-        monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: seen.append("stop"))
-        monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
-        monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append("pop"))
-        with one.profile(tool="nsys", calls=2) as profile:
-            one.add()
-            one.multiply(2)
-            one.add()
+    seen: list[str] = []
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: seen.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: seen.append("stop"))
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append("pop"))
+    with inline() as one, one.profile(tool="nsys", calls=2) as profile:
+        one.add()
+        one.multiply(2)
+        one.add()
 
     assert seen == ["start", "add", "pop", "multiply", "pop", "stop"]
     assert profile.paths == ()
     assert "worker_process_" in profile.notes[0]
+    options = px.debug.nsight_environment(gpu_metrics_devices="all")["nsight"]
+    assert (options["gpu-metrics-devices"], options["capture-range"]) == ("all", "cudaProfilerApi")
 
 
-def test_a_profiler_that_fails_spoils_the_profile_only(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if os.environ["PHALANX_BACKEND"] != "inline":
-        pytest.skip("the profiler is replaced in this process")
-
+def test_a_profiler_that_fails_spoils_the_profile_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any) -> None:
         raise RuntimeError("no profiler today")
 
     monkeypatch.setattr(torch.profiler.profile, "start", broken)
-    with group.profile() as profile:
-        assert group.add() == [6] * 4
+    with inline() as one:
+        runtime = one.core.endpoints[0].handle.runtime
+        with one.profile() as profile:
+            assert runtime.profiling is not None
+            assert one.add() == [6] * 2
+        assert runtime.profiling is None  # nothing is left around calls
+        assert not one.core.before_end
 
     assert profile.paths == ()
     assert "RuntimeError: no profiler today" in profile.notes[0]
-
-
-def test_nothing_is_left_around_calls_once_a_profile_has_ended() -> None:
-    with inline() as one:
-        runtime = one.core.endpoints[0].handle.runtime
-        with one.profile():
-            assert runtime.profiling is not None
-            one.add()
-
-        assert runtime.profiling is None
-        assert not one.core.before_end
-
-
-def test_profiles_in_one_folder_have_files_of_their_own(tmp_path: Path) -> None:
-    with inline(px.colocate({"actor": Profiled, "critic": Profiled}), name="g") as roles:
-        for role in (roles.actor, roles.critic, roles.actor):
-            with role.profile(folder=tmp_path) as profile:
-                role.add()
-            assert ranges(profile.paths[0]) == [f"{role.role}.add"]
-
-    names = ["g.actor-rank0.2", "g.actor-rank0", "g.critic-rank0"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.pt.trace.json.gz" for name in names]
 
 
 def test_a_trace_that_cannot_be_written_loses_no_other_and_hides_no_error(

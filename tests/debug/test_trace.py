@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import subprocess
@@ -60,6 +59,11 @@ class Traced(px.Worker):
         self.value = value
 
 
+class Broken(px.Worker):
+    def __init__(self) -> None:
+        raise RuntimeError("never")
+
+
 @pytest.fixture(scope="module")
 def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
     made = px.WorkerGroup(pool[0:2], Traced, name="traced")
@@ -79,97 +83,73 @@ def times(part: Part) -> list[int]:
 def test_every_time_of_a_call_is_recorded_in_order(group: Any) -> None:
     with px.trace() as trace:
         group.add(1)
-    (call,) = calls_of(trace.events, "add")
+        group.empty()
 
-    assert [part.rank for part in call.parts] == [0, 1]
-    for part in call.parts:
-        known = times(part)
-        assert len(known) == 7
-        # the message may be taken up before the driver is told that it is sent
-        assert [time for time in known if time != part.sent] == sorted(t for t in known if t != part.sent)
-    marks = [call.began, call.planned, call.asked, call.fetched, call.joined, call.ended]
-    assert marks == sorted(marks)  # type: ignore[type-var]
+    assert [call.method for call in trace.events.calls] == ["add", "empty"]
+    for call in trace.events.calls:
+        assert [part.rank for part in call.parts] == [0, 1]
+        for part in call.parts:
+            known = times(part)
+            assert len(known) == 7
+            # the message may be taken up before the driver is told that it is sent
+            assert [time for time in known if time != part.sent] == sorted(t for t in known if t != part.sent)
+        marks = [call.began, call.planned, call.asked, call.fetched, call.joined, call.ended]
+        assert marks == sorted(marks)  # type: ignore[type-var]
 
 
-def test_bytes_each_way_are_recorded(group: Any) -> None:
+def test_bytes_each_way_and_the_source_of_a_call_are_recorded_and_when_each_output_came(group: Any) -> None:
     rows = torch.ones(300_000, 1)
     with px.trace() as trace:
-        group.double(rows)
-    (call,) = calls_of(trace.events, "double")
+        group.double(group.double.submit(rows))
+        list(group.add.stream(1))
+    one, two, streamed = trace.events.calls
 
-    assert call.stored_bytes >= rows.nbytes
-    for part in call.parts:
+    assert one.stored_bytes >= rows.nbytes
+    for part in one.parts:
         assert part.message_bytes > 0
         assert part.argument_bytes >= rows.nbytes // 2
         assert part.result_bytes >= rows.nbytes // 2
-
-
-def test_a_call_without_arguments_is_recorded_too(group: Any) -> None:
-    with px.trace() as trace:
-        group.empty()
-
-    assert [len(times(part)) for part in calls_of(trace.events, "empty")[0].parts] == [7, 7]
+    assert (one.sources, two.sources) == ((), (one.id,))
+    assert (one.ended, one.asked) == (None, None)
+    assert all(part.fetched is not None for part in streamed.parts)
+    assert streamed.ended is not None
 
 
 def test_spans_of_workers_lie_in_their_calls_and_those_of_the_driver_on_its_track(group: Any) -> None:
     with px.trace() as trace, px.span("step", number=3):
         group.add(4)
-    events = trace.events
-    (call,) = calls_of(events, "add")
+    (call,) = trace.events.calls
+    of_driver, *of_ranks = sorted(trace.events.spans, key=lambda one: one.track is not None)
 
-    of_ranks = [one for one in events.spans if one.track is not None]
     assert [(one.name, one.call, one.attributes) for one in of_ranks] == [("adding", call.id, {"x": 4})] * 2
     assert sorted(one.track.rank for one in of_ranks if one.track) == [0, 1]
-    assert [(o.name, o.attributes) for o in events.spans if o.track is None] == [("step", {"number": 3})]
+    assert (of_driver.track, of_driver.name, of_driver.attributes) == (None, "step", {"number": 3})
 
 
-def test_a_failed_call_names_the_rank_that_raised(group: Any) -> None:
-    with px.trace() as trace, pytest.raises(ValueError):
-        group.fail_on(1)
-    (call,) = calls_of(trace.events, "fail_on")
-
-    assert [part.error for part in call.parts] == [None, "ValueError: as told"]
-    assert call.error is not None
-    assert call.error.startswith("RemoteCallError[ValueError]: ")
-    assert call.joined is None
-
-
-def test_arguments_that_cannot_be_sent_end_the_call(group: Any) -> None:
-    with px.trace() as trace, pytest.raises(px.DispatchError):
-        group.add(threading.Lock())
-    (call,) = trace.events.calls
-
-    assert call.error is not None
-    assert call.error.startswith("DispatchError")
-    assert all(part.received is None for part in call.parts)
-
-
-def test_a_future_handed_on_is_the_source_of_the_next_call(group: Any) -> None:
+def test_a_call_that_fails_names_the_rank_that_raised_and_one_that_cannot_be_sent_ends(group: Any) -> None:
     with px.trace() as trace:
-        first = group.double.submit(torch.ones(4, 1))
-        group.double(first)
-    one, two = calls_of(trace.events, "double")
+        with pytest.raises(ValueError):
+            group.fail_on(1)
+        with pytest.raises(px.DispatchError):
+            group.add(threading.Lock())
+    failed, unsent = trace.events.calls
 
-    assert (one.sources, two.sources) == ((), (one.id,))
-    assert (one.ended, one.asked) == (None, None)
-
-
-def test_a_stream_records_when_each_output_came(group: Any) -> None:
-    with px.trace() as trace:
-        list(group.add.stream(1))
-    (call,) = calls_of(trace.events, "add")
-
-    assert all(part.fetched is not None for part in call.parts)
-    assert call.ended is not None
+    assert [part.error for part in failed.parts] == [None, "ValueError: as told"]
+    assert str(failed.error).startswith("RemoteCallError[ValueError]: ")
+    assert failed.joined is None
+    assert str(unsent.error).startswith("DispatchError")
+    assert all(part.received is None for part in unsent.parts)
 
 
-def test_views_roles_and_functions_are_recorded_under_their_ranks_and_names(group: Any) -> None:
+def test_calls_of_views_and_of_functions_are_recorded_and_those_of_the_library_are_not(group: Any) -> None:
     with px.trace() as trace:
         group[1].add(1)
         group.any.add(1)
         group.execute_all_sync("add", x=1)
         group.execute_rank_zero_sync("add", 1)
         group.run(lambda worker: worker.rank)
+        with pytest.raises(px.DispatchError):
+            group.mesh("none")  # asks the ranks
     found = [(call.method, [part.rank for part in call.parts]) for call in trace.events.calls]
 
     assert found[0] == ("add", [1])
@@ -178,48 +158,35 @@ def test_views_roles_and_functions_are_recorded_under_their_ranks_and_names(grou
     assert all(part.returned is not None for call in trace.events.calls for part in call.parts)
 
 
-def test_a_trace_can_begin_and_end_in_the_middle_of_a_run(group: Any) -> None:
+def test_a_trace_is_begun_and_ended_once_in_the_middle_of_a_run(group: Any) -> None:
+    trace = px.trace()
+    with pytest.raises(px.DeclarationError, match="not started"):
+        trace.summary()
     group.add(1)
-    trace = px.trace().start()
+    trace.start()
+    with pytest.raises(px.DeclarationError, match="started before"):
+        trace.start()
     group.add(2)
+    trace.stop()
     trace.stop()
     group.add(3)
 
     assert len(trace.events.calls) == 1
     assert (everywhere.heard.planned, process.sink) == ((), None)
-    assert all(group.run(_listens_for_spans)) is False
+    assert all(group.run(lambda worker: process.sink is not None)) is False
 
 
-def _listens_for_spans(worker: Any) -> bool:
-    return process.sink is not None
-
-
-def test_traces_may_lie_in_one_another(group: Any) -> None:
+def test_traces_may_lie_in_one_another_and_be_looked_at_while_they_are_on(group: Any) -> None:
     with px.trace() as outer:
         group.add(1)
+        early = outer.summary()
         with px.trace() as inner:
             group.add(2)
         group.add(3)
 
     assert (len(outer.events.calls), len(inner.events.calls)) == (3, 1)
     assert all(len(times(part)) == 7 for part in inner.events.calls[0].parts)
-
-
-def test_of_very_many_calls_the_oldest_are_dropped_and_counted(
-    group: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("phalanx.debug.trace.LIMIT", 4)  # of two ranks
-    with px.trace() as trace:
-        for x in range(5):
-            group.add(x)
-
-        with px.trace() as inner:
-            for x in range(3):
-                group.add(x)
-
-    assert [call.id for call in trace.events.calls] == [7, 8]
-    assert "The first 6 calls are left out" in trace.events.notes[-1]
-    assert "The first 1 calls are left out" in inner.events.notes[-1]
+    assert [seen.to_dict()["methods"][0]["calls"] for seen in (early, outer.summary())] == [1, 3]
 
 
 def test_a_trace_whose_end_failed_ends_no_other(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,49 +206,37 @@ def test_a_trace_whose_end_failed_ends_no_other(group: Any, monkeypatch: pytest.
     other.stop()
 
 
-def test_threads_may_record_at_once(group: Any) -> None:
+def test_threads_may_record_at_once_and_of_very_many_calls_the_oldest_are_dropped_and_counted(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def work(x: int) -> None:
         with px.span("step"):
             group.add(x)
 
     with px.trace() as trace, ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(40)))
-
     of_driver = [span for span in trace.events.spans if span.track is None]
     assert (len({call.id for call in trace.events.calls}), len(of_driver)) == (40, 40)
 
-
-def test_a_trace_can_be_looked_at_while_it_is_on(group: Any) -> None:
+    monkeypatch.setattr("phalanx.debug.trace.LIMIT", 4)  # of two ranks
     with px.trace() as trace:
-        group.add(1)
-        early = trace.summary()
-        group.add(2)
-
-    assert early.to_dict()["methods"][0]["calls"] == 1
-    assert trace.summary().to_dict()["methods"][0]["calls"] == 2
-
-
-def test_a_trace_is_not_started_twice_nor_read_before(group: Any) -> None:
-    trace = px.trace()
-    with pytest.raises(px.DeclarationError, match="not started"):
-        trace.summary()
-    trace.start()
-    with pytest.raises(px.DeclarationError, match="started before"):
-        trace.start()
-    trace.stop()
-    trace.stop()
+        for x in range(5):
+            group.add(x)
+        with px.trace() as inner:
+            for x in range(3):
+                group.add(x)
+    assert [call.id for call in trace.events.calls] == [7, 8]
+    assert "The first 6 calls are left out" in trace.events.notes[-1]
+    assert "The first 1 calls are left out" in inner.events.notes[-1]
 
 
-def test_the_file_is_written_although_the_block_failed(group: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError), px.trace(tmp_path / "run.json"):
-        group.fail_on(0)
-
-    assert [call.method for call in load(tmp_path / "run.json").calls] == ["fail_on"]
-
-
-def test_an_error_of_the_block_is_not_hidden_by_a_trace_that_cannot_be_written(
+def test_where_the_block_fails_the_file_is_written_and_if_it_cannot_be_hides_no_error(
     group: Any, tmp_path: Path
 ) -> None:
+    with pytest.raises(ValueError), px.trace(tmp_path / "run.json"):
+        group.fail_on(0)
+    assert [call.method for call in load(tmp_path / "run.json").calls] == ["fail_on"]
+
     with pytest.raises(ValueError), px.trace(tmp_path / "runs" / "run.json"):
         (tmp_path / "runs").rmdir()
         (tmp_path / "runs").write_text("in the way of the folder")
@@ -289,53 +244,39 @@ def test_an_error_of_the_block_is_not_hidden_by_a_trace_that_cannot_be_written(
 
 
 @pytest.mark.slow_on_cluster
-def test_the_start_of_a_group_is_recorded_and_its_tracks_end_with_it(pool: px.ResourcePool) -> None:
+def test_the_start_of_a_group_is_recorded_also_where_it_fails_and_its_tracks_end_with_it(
+    pool: px.ResourcePool,
+) -> None:
     with px.trace() as trace:
         px.WorkerGroup(pool[0:2], Traced).close()
-    events = trace.events
-
-    assert [(call.method, len(call.parts)) for call in events.calls] == [("__init__", 2)]
-    assert all(part.returned is not None and part.fetched is not None for part in events.calls[0].parts)
-    assert all(track.opened and track.closed and track.pid for track in events.tracks)
-
-
-@pytest.mark.slow_on_cluster
-def test_a_constructor_that_raises_is_recorded(pool: px.ResourcePool) -> None:
-    with px.trace() as trace, pytest.raises(px.WorkerInitError):
+    with px.trace() as failing, pytest.raises(px.WorkerInitError):
         px.WorkerGroup(pool[0:2], Broken)
+    (made,), (failed,) = trace.events.calls, failing.events.calls
 
-    (call,) = trace.events.calls
-    assert call.error is not None
+    assert (made.method, len(made.parts)) == ("__init__", 2)
+    assert all(part.returned is not None and part.fetched is not None for part in made.parts)
+    assert all(track.opened and track.closed and track.pid for track in trace.events.tracks)
+    assert failed.error is not None
     # a rank may be stopped before its constructor had its turn
-    assert "RuntimeError: never" in [part.error for part in call.parts]
-
-
-class Broken(px.Worker):
-    def __init__(self) -> None:
-        raise RuntimeError("never")
+    assert "RuntimeError: never" in [part.error for part in failed.parts]
 
 
 @pytest.mark.soak_on_cluster
-def test_colocated_roles_share_their_ranks_tracks(pool: px.ResourcePool) -> None:
+def test_colocated_roles_share_their_ranks_tracks_and_groups_of_one_name_are_told_apart(
+    pool: px.ResourcePool,
+) -> None:
     roles = px.colocate({"actor": Traced, "critic": Traced})
-    with px.trace() as trace, contextlib.closing(px.WorkerGroup(pool[0:2], roles, name="both")) as group:
-        group.actor.add(1)
-        group.critic.add(2)
-    events = trace.events
-
-    assert [call.name for call in events.calls][1:] == ["actor.add", "critic.add"]
-    assert len(events.tracks) == 2
-
-
-@pytest.mark.soak_on_cluster
-def test_groups_of_one_name_are_told_apart(pool: px.ResourcePool) -> None:
     with px.trace() as trace:
         for _ in range(2):
-            with px.WorkerGroup(pool[0:1], Traced, name="twin") as group:
-                group.add(1)
+            with px.WorkerGroup(pool[0:2], roles, name="twin") as group:
+                group.actor.add(1)
+                group.critic.add(2)
+    events = trace.events
 
-    assert trace.events.groups == ("twin", "twin (2)")
-    assert all(part.returned for call in trace.events.calls for part in call.parts)
+    assert events.groups == ("twin", "twin (2)")
+    assert [call.name for call in events.calls if call.group == "twin"][1:] == ["actor.add", "critic.add"]
+    assert len(events.tracks) == 4
+    assert all(part.returned for call in events.calls for part in call.parts)
 
 
 @pytest.mark.slow
@@ -346,12 +287,8 @@ def test_epochs_of_a_restarted_group_have_tracks_of_their_own(pool: px.ResourceP
         group.add(1)
     events = trace.events
 
-    assert sorted({(track.key.epoch, track.key.rank) for track in events.tracks}) == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-    ]
+    tracks = sorted({(track.key.epoch, track.key.rank) for track in events.tracks})
+    assert tracks == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [(call.method, call.epoch) for call in events.calls if call.method == "add"] == [("add", 1)]
     assert all(part.returned for call in events.calls for part in call.parts)
 
@@ -362,11 +299,10 @@ def test_a_resize_ends_the_tracks_of_the_epoch_before(pool: px.ResourcePool) -> 
             group.wait()
             px.resize(group, 1)
             group.wait()
-        hooks = list(group.core.before_end)
+        assert group.core.before_end == []
     tracks = trace.events.tracks
 
     assert [(track.key.rank, track.closed is None) for track in tracks] == [(0, False), (1, False), (0, True)]
-    assert hooks == []
 
 
 def test_asynchronous_ranks_show_calls_that_overlap(pool: px.ResourcePool) -> None:
@@ -411,18 +347,12 @@ def test_what_cannot_be_read_of_a_rank_is_a_note_and_no_error(
     assert all(part.received is None and part.fetched is not None for part in events.calls[0].parts)
 
 
-def test_a_trace_can_be_given_to_opentelemetry(group: Any) -> None:
+def test_the_json_file_is_valid_by_the_trace_event_format_and_opentelemetry_has_the_same(
+    group: Any, tmp_path: Path
+) -> None:
     memory, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
-    with px.trace() as trace:
-        group.add(1)
-
-    assert trace.to_opentelemetry(provider) == 5  # the call, on each rank its share and a span in it
-    assert {span.name for span in memory.get_finished_spans()} == {"traced.add", "add", "adding"}
-
-
-def test_the_json_file_is_valid_by_the_trace_event_format(group: Any, tmp_path: Path) -> None:
-    with px.trace(tmp_path / "run.json"), px.span("step"):
+    with px.trace(tmp_path / "run.json") as trace, px.span("step"):
         group.double(group.double.submit(torch.ones(4, 1)))
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
 
@@ -432,13 +362,8 @@ def test_the_json_file_is_valid_by_the_trace_event_format(group: Any, tmp_path: 
     assert {event["ph"] for event in events} == needed.keys()
     assert all(needed[event["ph"]] <= event.keys() for event in events)
     assert all(event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0 for event in events)
-
-
-def test_the_librarys_own_calls_are_not_in_a_trace(group: Any) -> None:
-    with px.trace() as trace, pytest.raises(px.DispatchError):
-        group.mesh("none")  # asks the ranks
-
-    assert trace.events.calls == ()
+    assert trace.to_opentelemetry(provider) == 7  # of each call it and its share on each rank; and the span
+    assert {span.name for span in memory.get_finished_spans()} == {"traced.double", "double", "step"}
 
 
 SCRIPT = """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.tracing.events import Part, Trace
+from phalanx.tracing.events import Trace
 
 
 class Frail(px.Worker):
@@ -32,7 +32,7 @@ class Frail(px.Worker):
     def ask(self, other: Any) -> Any:
         with px.trace() as inner:
             other.ping()
-        return [(c.method, [p.returned is not None for p in c.parts]) for c in inner.events.calls]
+        return outcomes(inner.events)
 
 
 @pytest.fixture
@@ -41,45 +41,36 @@ def pool(ray_cluster: None) -> Any:
         yield made
 
 
-def parts(trace: Trace, method: str) -> tuple[Part, ...]:
-    return next(call.parts for call in trace.calls if call.method == method)
+def outcomes(trace: Trace) -> list[tuple[str, list[bool]]]:
+    """Of each call: its method, and which ranks returned."""
+    return [(call.method, [part.returned is not None for part in call.parts]) for call in trace.calls]
 
 
 def test_what_a_rank_did_before_it_was_killed_is_in_the_trace(pool: px.ResourcePool) -> None:
     with px.trace() as trace, px.WorkerGroup(pool, Frail) as group, pytest.raises(px.WorkerDiedError):
         group.die_on(1)
-    found = parts(trace.events, "die_on")
 
-    assert found[0].returned is not None
-    assert found[1].started is not None
-    assert found[1].returned is None
+    assert outcomes(trace.events)[-1] == ("die_on", [True, False])
+    assert trace.events.calls[-1].parts[1].started is not None
     assert [s.ended is None for s in trace.events.spans if s.track and s.track.rank == 1] == [True]
     assert trace.events.notes == ()
 
 
-@pytest.mark.slow
-def test_a_call_that_misses_its_deadline_stands_open_on_its_ranks(pool: px.ResourcePool) -> None:
-    with px.trace() as trace, px.WorkerGroup(pool, Frail) as group:
-        group.ping()
-        with pytest.raises(px.CallTimeout):
-            group.hang.options(timeout=2.0)()
-    call = next(call for call in trace.events.calls if call.method == "hang")
-
-    assert call.error is not None
-    assert call.error.startswith("CallTimeout")
-    assert all(part.started is not None and part.returned is None for part in call.parts)
-
-
-def test_a_cancelled_call_says_so_on_every_rank(pool: px.ResourcePool) -> None:
+def test_a_call_that_is_cancelled_or_misses_its_deadline_says_so_and_stands_open_on_its_ranks(
+    pool: px.ResourcePool,
+) -> None:
     with px.trace() as trace, px.WorkerGroup(pool, Frail) as group:
         group.ping()
         group.hang.submit().cancel()
-    call = next(call for call in trace.events.calls if call.method == "hang")
+        with pytest.raises(px.CallTimeout):
+            group.hang.options(timeout=1.0)()
+    cancelled, late = [call for call in trace.events.calls if call.method == "hang"]
 
-    assert call.error is not None
-    assert call.error.startswith("CallCancelled")
+    assert str(cancelled.error).startswith("CallCancelled")
     # a rank that had not begun it when it was cancelled leaves nothing, or that it dropped it
-    assert all(part.error is None or part.error.startswith("Interrupted") for part in call.parts)
+    assert all(part.error is None or part.error.startswith("Interrupted") for part in cancelled.parts)
+    assert str(late.error).startswith("CallTimeout")
+    assert all(part.started is not None and part.returned is None for part in late.parts)
 
 
 @pytest.mark.slow
@@ -93,10 +84,8 @@ def test_two_drivers_of_one_group_have_traces_of_their_own(pool: px.ResourcePool
         seen = caller.ask(callee)
 
     assert seen == [[("ping", [True])]]
-    assert [(call.group, call.method) for call in trace.events.calls if call.method != "__init__"] == [
-        ("callee", "ping"),
-        ("caller", "ask"),
-    ]
+    found = [(call.group, call.method) for call in trace.events.calls if call.method != "__init__"]
+    assert found == [("callee", "ping"), ("caller", "ask")]
 
 
 def test_a_detached_group_is_traced_by_whoever_is_attached_to_it(ray_cluster: None) -> None:
@@ -108,7 +97,5 @@ def test_a_detached_group_is_traced_by_whoever_is_attached_to_it(ray_cluster: No
         finally:
             owned.close()
 
-    assert [
-        (call.method, [part.returned is not None for part in call.parts]) for call in trace.events.calls
-    ] == [("ping", [True])]
+    assert outcomes(trace.events) == [("ping", [True])]
     assert [track.pid > 0 for track in trace.events.tracks] == [True]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,45 +12,38 @@ from phalanx.display.log_merging import HEADER, Lines, Merged, label_of, prefix_
 TRACEBACK = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: bad\n'
 
 
-def test_the_prefix_names_role_rank_and_host() -> None:
+def test_the_prefix_names_roles_rank_and_host() -> None:
     assert prefix_of("actor", [3], ["node7"]) == "[actor r3@node7] "
-
-
-def test_a_process_of_several_roles_is_called_by_all_of_them() -> None:
     assert label_of([("actor", "A"), ("critic", "C")]) == "actor+critic"
     assert label_of([("", "Accumulator")]) == "Accumulator"
 
 
-def test_a_line_is_given_when_its_end_is_there() -> None:
+def test_a_line_is_given_when_its_end_is_there_but_for_those_for_programs() -> None:
     lines = Lines()
 
     assert lines.feed(b"one\ntw") == ["one"]
     assert lines.feed(b"o\n") == ["two"]
+    for mark in (HEADER + "rank 3 of 8", ":actor_name:A", ":job_id:01000000"):
+        assert lines.feed(f"{mark}\nvisible\n".encode()) == ["visible"]
 
 
-@pytest.mark.parametrize("mark", [HEADER + "rank 3 of 8", ":actor_name:A", ":job_id:01000000"])
-def test_lines_for_programs_are_left_out(mark: str) -> None:
-    assert Lines().feed(f"{mark}\nvisible\n".encode()) == ["visible"]
-
-
-def test_a_traceback_waits_for_its_last_line() -> None:
+def test_a_traceback_waits_for_its_last_line_and_one_that_never_ends_is_given_after_a_while() -> None:
     lines = Lines()
     first, second = TRACEBACK[:60], TRACEBACK[60:]
 
     assert lines.feed(b"before\n" + first) == ["before"]
     assert lines.feed(second) == TRACEBACK.decode().splitlines()
-
-
-def test_a_traceback_that_never_ends_is_given_after_a_while() -> None:
-    lines = Lines()
-    held = lines.feed(b"Traceback (most recent call last):\n  File\n")
+    assert lines.feed(b"Traceback (most recent call last):\n  File\n") == []
     given = [line for _ in range(20) for line in lines.feed(b"")]
+    assert given == ["Traceback (most recent call last):", "  File"]
 
-    assert (held, given) == ([], ["Traceback (most recent call last):", "  File"])
 
+def test_of_a_progress_bar_the_last_state_alone_is_kept_and_given() -> None:
+    lines = Lines()
+    held = [lines.feed(b"%d %%\r" % percent) for percent in range(100)]
 
-def test_of_what_a_progress_bar_wrote_over_and_over_the_last_is_given() -> None:
-    assert Lines().feed(b" 10%\r 50%\r100%\ndone\r\n") == ["100%", "done"]
+    assert (held, len(lines._rest)) == ([[]] * 100, len("99 %\r"))
+    assert lines.feed(b"100 %\ndone\r\n") == ["100 %", "done"]
 
 
 @given(st.text(alphabet="ab \né", max_size=60), st.integers(1, 7))
@@ -61,8 +55,8 @@ def test_whatever_the_pieces_every_line_is_given_once_and_in_order(text: str, si
     assert "\n".join([*given, *lines.finish()]) == text.removesuffix("\n")
 
 
-def merged(*said: tuple[int, str], window_s: float = 1.0) -> Merged:
-    made = Merged("actor", ["a", "a", "b"], window_s)
+def merged(*said: tuple[int, str]) -> Merged:
+    made = Merged("actor", ["a", "a", "b"], 1.0)
     for rank, line in said:
         made.add(rank, line.split("\n"), now=0.0)
     return made
@@ -76,12 +70,14 @@ def test_what_several_ranks_print_at_once_is_one_line_with_their_ranks() -> None
     assert merged((0, "ready"), (2, "ready")).take(None) == ["[actor r0,2@2 hosts] ready"]
 
 
-def test_a_line_waits_for_other_ranks_to_print_it_and_no_longer() -> None:
-    lines = merged((0, "ready"), window_s=1.0)
+def test_a_line_waits_for_other_ranks_to_print_it_and_no_longer_and_is_shown_once() -> None:
+    lines = Merged("actor", ["a", "a"], 1.0)
+    lines.add(0, ["later"], now=2.0)
+    lines.add(1, ["sooner"], now=1.0)  # out of order
 
-    assert lines.take(0.9) == []
-    assert lines.take(1.0) == ["[actor r0@a] ready"]
-    assert lines.take(None) == []
+    assert lines.take(1.9) == []
+    assert lines.take(2.0) == ["[actor r1@a] sooner"]
+    assert [lines.take(None), lines.take(None)] == [["[actor r0@a] later"], []]
 
 
 def test_tracebacks_that_differ_are_not_mixed() -> None:
@@ -96,26 +92,8 @@ def test_tracebacks_that_differ_are_not_mixed() -> None:
 def test_merging_lines_loses_none(said: list[tuple[int, str]]) -> None:
     shown = merged(*said).take(None)
 
-    for rank in range(3):
-        name = {0: ("r0@", "r0-", "r0,"), 1: ("r1@", "r0-1", "r1-", "r0-2", "r1,"), 2: ("r2@", "-2@", ",2@")}[
-            rank
-        ]
-        for letter in "abc":
-            of_rank = [line for line in shown if line.endswith(letter) and any(part in line for part in name)]
-            assert len(of_rank) == said.count((rank, letter))
-
-
-def test_of_a_progress_bar_the_last_state_alone_is_kept() -> None:
-    lines = Lines()
-    held = [lines.feed(b"%d %%\r" % percent) for percent in range(100)]
-
-    assert (held, len(lines._rest)) == ([[]] * 100, len("99 %\r"))
-    assert lines.feed(b"done\n") == ["done"]
-
-
-def test_lines_that_came_out_of_order_are_shown_once_each() -> None:
-    lines = Merged("actor", ["a", "a"], 1.0)
-    lines.add(0, ["later"], now=2.0)
-    lines.add(1, ["sooner"], now=1.0)
-
-    assert [lines.take(2.5), lines.take(None)] == [["[actor r1@a] sooner"], ["[actor r0@a] later"]]
+    names = (("r0@", "r0-", "r0,"), ("r1@", "r0-1", "r1-", "r0-2", "r1,"), ("r2@", "-2@", ",2@"))
+    for rank, letter in itertools.product(range(3), "abc"):
+        of_letter = [line for line in shown if line.endswith(letter)]
+        of_rank = [line for line in of_letter if any(part in line for part in names[rank])]
+        assert len(of_rank) == said.count((rank, letter))

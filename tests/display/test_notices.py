@@ -42,60 +42,44 @@ def group(name: str, of: str = "a", number: int = 1, detached: bool = False) -> 
     )
 
 
-def test_entries_are_read_as_they_were_written() -> None:
+def test_entries_are_read_as_they_were_written_but_for_what_another_version_wrote() -> None:
     entries = [run("a"), run("b", started=0.5), group("one"), group("two", number=2)]
+    written = {entry.key: to_bytes(entry) for entry in entries}
+    others = [b"", b"{}", b"[]", b'{"unknown": 1}', b"\xff"]
+    written |= {f"{kind}/x/{number}": data for kind in ("run", "group") for number, data in enumerate(others)}
 
-    read = read_notices({entry.key: to_bytes(entry) for entry in entries})
+    read = read_notices({**written, "else": b"{}"})
 
     assert read.runs == (run("b", started=0.5), run("a"))
     assert read.groups == (group("one"), group("two", number=2))
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"unknown": 1}', b"\xff"])
-def test_what_another_version_wrote_is_left_out(data: bytes) -> None:
-    assert read_notices({"run/x": data, "group/x/1": data, "else": data}) == ClusterRegistry((), ())
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("roll", "rollout"),
-        ("trainer", "trainer"),  # not trainer-2, which begins so
-        ("TrainingWorker", "Zvl4r5TrainingWorker"),  # verl's random beginning
-        ("b/twin", "twin"),
-    ],
-)
-def test_a_group_is_found_by_its_name_its_beginning_or_end(text: str, found: str) -> None:
+def test_a_group_is_found_by_its_name_its_beginning_or_end_or_refused_with_the_names_there_are() -> None:
     names = ("trainer", "trainer-2", "rollout", "Zvl4r5TrainingWorker", "twin")
     notices = ClusterRegistry((), (*map(group, names), group("twin", of="b")))
 
-    assert notices.find(text).name == found
-    assert notices.find("b/twin").run == "b"
+    assert notices.find("roll").name == "rollout"
+    assert notices.find("trainer").name == "trainer"  # not trainer-2, which begins so
+    assert notices.find("TrainingWorker").name == "Zvl4r5TrainingWorker"  # verl's random beginning
+    assert (notices.find("b/twin").name, notices.find("b/twin").run) == ("twin", "b")
     with pytest.raises(NoSuchGroup, match="a/twin, b/twin"):
         notices.find("twin")
-
-
-def test_a_name_that_nobody_has_is_refused_with_the_names_that_there_are() -> None:
-    with pytest.raises(NoSuchGroup, match=r"'x'.*a/one, a/two"):
-        ClusterRegistry((), (group("one"), group("two"))).find("x")
+    with pytest.raises(NoSuchGroup, match=r"'x'.*a/trainer, a/trainer-2"):
+        notices.find("x")
     with pytest.raises(NoSuchGroup, match="no driver"):
         ClusterRegistry((), ()).find("x")
 
 
-def test_what_dead_drivers_left_is_stale() -> None:
+def test_what_dead_drivers_left_is_stale_but_for_detached_groups_as_long_as_their_processes() -> None:
     notices = ClusterRegistry(
         (run("a", "01"), run("b", "02")),
         (group("one", of="a"), group("two", of="b"), group("lost", of="gone")),
     )
+    detached = ClusterRegistry((run("a", "01"),), (group("server", detached=True), group("other", number=2)))
 
     assert notices.stale(["01"], ()) == ["group/b/1", "group/gone/1", "run/b"]
-
-
-def test_a_detached_group_outlives_its_driver_as_long_as_its_processes() -> None:
-    notices = ClusterRegistry((run("a", "01"),), (group("server", detached=True), group("other", number=2)))
-
-    assert notices.stale([], ["server:0"]) == ["group/a/2"]
-    assert notices.stale([], []) == ["group/a/1", "group/a/2", "run/a"]
+    assert detached.stale([], ["server:0"]) == ["group/a/2"]
+    assert detached.stale([], []) == ["group/a/1", "group/a/2", "run/a"]
 
 
 def test_what_channels_of_a_dead_driver_left_is_stale() -> None:

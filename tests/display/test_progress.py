@@ -24,29 +24,32 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return text
 
 
-def test_nothing_is_shown_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_shown_where_nobody_looks_or_a_variable_turns_it_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert list(px.debug.progress(range(3))) == [0, 1, 2]
     assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich
+    for value in ("0", "false"):
+        monkeypatch.setenv("PHALANX_PROGRESS", value)
+        assert module.terminal() is None
 
 
-def test_on_a_terminal_items_are_counted(screen: io.StringIO) -> None:
+def test_on_a_terminal_items_are_counted_to_a_total_that_is_known_or_told(screen: io.StringIO) -> None:
+    def items() -> Iterator[int]:
+        yield from range(3)
+        raise ValueError("bad")
+
     assert list(px.debug.progress(range(3), description="steps")) == [0, 1, 2]
     assert "steps" in screen.getvalue()
     assert "3/3" in screen.getvalue()
-
-
-def test_an_iterator_without_a_length_can_be_told_one(screen: io.StringIO) -> None:
-    assert list(px.debug.progress((n for n in range(3)), total=4)) == [0, 1, 2]
-    assert "3/4" in screen.getvalue()
-
-
-def test_what_is_raised_on_the_way_passes_through(screen: io.StringIO) -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise ValueError("bad")
-
     with pytest.raises(ValueError, match="bad"):
-        list(px.debug.progress(items()))
+        list(px.debug.progress(items(), total=4))
+    assert "3/4" in screen.getvalue()
+    with module.bar(module.terminal(), transient=False) as shown:
+        shown.add_task("trainer[0] a[/b]", total=2, now="loading at [/x]")  # shown as it is
+    assert "trainer[0] a[/b]" in screen.getvalue()
+    assert "loading at [/x]" in screen.getvalue()
 
 
 def test_the_stream_of_a_call_knows_how_many_ranks_it_waits_for(screen: io.StringIO) -> None:
@@ -65,13 +68,8 @@ def test_the_stream_of_a_call_knows_how_many_ranks_it_waits_for(screen: io.Strin
 
 
 def test_in_a_notebook_one_line_is_written_anew() -> None:
-    notebook = nbformat.v4.new_notebook(
-        cells=[
-            nbformat.v4.new_code_cell(
-                "import phalanx as px\nfor n in px.debug.progress('abc', description='letters'): pass"
-            )
-        ]
-    )
+    code = "import phalanx as px\nfor n in px.debug.progress('abc', description='letters'): pass"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
     NotebookClient(notebook, timeout=60).execute()
 
     (output,) = notebook.cells[0].outputs
@@ -79,14 +77,6 @@ def test_in_a_notebook_one_line_is_written_anew() -> None:
     for kind in ("text/plain", "text/html"):
         assert "letters" in output.data[kind]
         assert "3/3" in output.data[kind]
-
-
-@pytest.mark.parametrize("value", ["0", "false"])
-def test_a_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("PHALANX_PROGRESS", value)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal to rich
-
-    assert module.terminal() is None
 
 
 IMPORTING = """
@@ -126,26 +116,9 @@ def test_where_a_process_stands_is_said_in_a_few_words(stack: str, words: str) -
     assert place(stack) == words
 
 
-@pytest.mark.parametrize(
-    ("times", "text"),
-    [
-        (
-            [(10.0, 11.0), (10.5, 15.0), (12.0, 12.5)],
-            "constructors: rank 2 began last, 2.0 s after the first; rank 1 ended last, 4.0 s after the first",
-        ),
-        ([(1.0, 2.0), (1.01, 2.05)], ""),
-        ([(1.0, 20.0)], ""),
-    ],
-)
-def test_the_last_rank_to_begin_and_the_last_to_end_are_named(
-    times: list[tuple[float, float]], text: str
-) -> None:
-    assert start_skew(times) == text
-
-
-def test_brackets_in_a_description_are_shown_as_they_are(screen: io.StringIO) -> None:
-    with module.bar(module.terminal(), transient=False) as shown:
-        shown.add_task("trainer[0] a[/b]", total=2, now="loading at [/x]")
-
-    assert "trainer[0] a[/b]" in screen.getvalue()
-    assert "loading at [/x]" in screen.getvalue()
+def test_the_last_rank_to_begin_and_the_last_to_end_are_named() -> None:
+    assert start_skew([(10.0, 11.0), (10.5, 15.0), (12.0, 12.5)]) == (
+        "constructors: rank 2 began last, 2.0 s after the first; rank 1 ended last, 4.0 s after the first"
+    )
+    assert start_skew([(1.0, 2.0), (1.01, 2.05)]) == ""
+    assert start_skew([(1.0, 20.0)]) == ""

@@ -1,4 +1,4 @@
-"""Tables as text, for rich, and as HTML."""
+"""Tables as text, for rich, and as HTML; sizes, as they stand in them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 
 TABLE = Table("ranks", ("rank", "node"), ((0, "node-0"), (1, None), (2, ["a", "b"])), ("a note",))
@@ -29,22 +30,33 @@ def test_a_table_is_drawn_as_text(monkeypatch: pytest.MonkeyPatch, notebook: boo
     assert str(TABLE) == TEXT
 
 
-def test_a_cell_of_several_lines_takes_as_many() -> None:
-    lines = str(Table("", ("a", "b"), (("one\ntwo", 0.5),))).splitlines()
-
-    assert lines == ["", "  a     b", " ───────────", "  one   0.5", "  two"]
-
-
 @given(st.lists(st.tuples(st.text("ab [é漢", min_size=1, max_size=9), st.integers()), min_size=1, max_size=5))
 def test_columns_are_as_wide_as_their_widest_cell(rows: list[tuple[str, int]]) -> None:
     widest = max(cell_len(text) for text, _ in rows)
+    lines = str(Table("t", ("x", "n"), tuple(rows))).splitlines()[4:]
 
-    for (_, number), line in zip(
-        rows, str(Table("t", ("x", "n"), tuple(rows))).splitlines()[4:], strict=True
-    ):
-        assert cell_len(line) == 2 + widest + 3 + len(str(number))
+    assert [cell_len(line) for line in lines] == [2 + widest + 3 + len(str(number)) for _, number in rows]
 
 
-def test_html_escapes_what_is_in_the_cells() -> None:
-    assert "&lt;b&gt;" in Table("<b>", ("<b>",), (("<b>",),))._repr_html_()
-    assert "<b>" not in Table("<b>", ("<b>",), (("<b>",),))._repr_html_()
+def test_a_cell_of_several_lines_takes_as_many_and_html_escapes_what_is_in_the_cells() -> None:
+    lines = str(Table("", ("a", "b"), (("one\ntwo", 0.5),))).splitlines()
+    page = Table("<b>", ("<b>",), (("<b>",),))._repr_html_()
+
+    assert lines == ["", "  a     b", " ───────────", "  one   0.5", "  two"]
+    assert "&lt;b&gt;" in page and "<b>" not in page
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (None, "?"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (300_000_000, "286.1 MiB"),
+        (2**31, "2.0 GiB"),
+        (2**60, "1048576.0 TiB"),
+    ],
+)
+def test_a_size_has_the_unit_that_fits(nbytes: int | None, text: str) -> None:
+    assert size(nbytes) == text

@@ -30,18 +30,11 @@ def left_behind(mark: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "start"),
-    [
-        ("native", "px"),
-        pytest.param("native", "ray", marks=pytest.mark.soak),
-        pytest.param("drop-in", "ray", marks=pytest.mark.soak),  # test_left.py has it in CI
-    ],
-)
-def test_a_driver_leaves_its_cluster_with_groups_open_and_goes_on_with_others(how: str, start: str) -> None:
+@pytest.mark.parametrize("start", ["px", pytest.param("ray", marks=pytest.mark.soak)])
+def test_a_driver_leaves_its_cluster_with_groups_open_and_goes_on_with_others(start: str) -> None:
     mark = uuid.uuid4().hex
     with subprocess.Popen(
-        [sys.executable, str(SCRIPT), how, start],
+        [sys.executable, str(SCRIPT), start],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

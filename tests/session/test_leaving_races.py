@@ -60,7 +60,7 @@ class Stage:
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     with (
-        ThreadPoolExecutor(4) as threads,
+        ThreadPoolExecutor(6) as threads,
         scripted(lambda what, number: made.script(what, number)) as transport,
     ):
         made = Stage(transport, threads)
@@ -69,10 +69,10 @@ def stage() -> Iterator[Stage]:
         made.go_on.set()
 
 
-WAYS = ["in order", "without a word"]
+WAYS = pytest.mark.parametrize("how", ["in order", "without a word"])
 
 
-@pytest.mark.parametrize("how", WAYS)
+@WAYS
 def test_a_call_that_is_being_sent_ends_in_its_result_or_in_group_closed(stage: Stage, how: str) -> None:
     error = stage.between(lambda: stage.group.add(1), "call", how).exception(30.0)
 
@@ -80,7 +80,7 @@ def test_a_call_that_is_being_sent_ends_in_its_result_or_in_group_closed(stage: 
     assert stage.group.state == "closed"
 
 
-@pytest.mark.parametrize("how", WAYS)
+@WAYS
 def test_a_restart_ends_in_group_closed_and_leaves_nothing(stage: Stage, how: str) -> None:
     error = stage.between(stage.group.restart, "spawn", how).exception(30.0)
 
@@ -90,23 +90,16 @@ def test_a_restart_ends_in_group_closed_and_leaves_nothing(stage: Stage, how: st
     assert len(stage.backend.dead_of(endpoints)) == len(endpoints)
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_whoever_closes_at_the_same_time_returns_too(stage: Stage, how: str) -> None:
+@WAYS
+def test_calls_of_other_threads_are_refused_as_of_a_closed_group_and_whoever_closes_it_returns(
+    stage: Stage, how: str
+) -> None:
     start = threading.Barrier(3)
 
     def at_once(work: Callable[..., None], *args: Any) -> None:
         start.wait(30.0)
         work(*args)
 
-    works = [(stage.leave, how), (stage.group.close,), (stage.group.pool.close,)]
-    for done in [stage.threads.submit(at_once, *work) for work in works]:
-        done.result(30.0)
-
-    assert (stage.group.state, stage.group.pool.closed) == ("closed", True)
-
-
-@pytest.mark.parametrize("how", WAYS)
-def test_calls_of_other_threads_go_well_or_are_refused_as_of_a_closed_group(stage: Stage, how: str) -> None:
     def call() -> BaseException:
         while True:
             try:
@@ -115,6 +108,9 @@ def test_calls_of_other_threads_go_well_or_are_refused_as_of_a_closed_group(stag
                 return error
 
     calling = [stage.threads.submit(call) for _ in range(3)]
-    stage.leave(how)
+    works = [(stage.leave, how), (stage.group.close,), (stage.group.pool.close,)]
+    for done in [stage.threads.submit(at_once, *work) for work in works]:
+        done.result(30.0)
 
     assert {type(done.result(30.0)) for done in calling} == {px.GroupClosed}
+    assert (stage.group.state, stage.group.pool.closed) == ("closed", True)

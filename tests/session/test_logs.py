@@ -61,17 +61,13 @@ def log(group: Any, rank: int) -> list[str]:
     return group.core.backend.read(endpoint, endpoint.facts.log, 0, 1 << 20).decode().splitlines()
 
 
-def test_the_file_of_a_rank_says_whose_it_is(group: Any) -> None:
-    head = log(group, 2)[0]
-
-    assert head.startswith("# phalanx log: rank 2 of 4, Talker, group 'talkers', epoch 0, host ")
-
-
-def test_everything_that_a_rank_prints_is_in_its_file(group: Any) -> None:
+def test_everything_that_a_rank_prints_is_in_its_file_which_says_whose_it_is(group: Any) -> None:
     group.every_way()
 
     ways = {"made", "by print", "to stderr", "by logging", "by a child", "by a library"}
     assert [ways - set(log(group, rank)) for rank in range(4)] == [set()] * 4
+    head = log(group, 2)[0]
+    assert head.startswith("# phalanx log: rank 2 of 4, Talker, group 'talkers', epoch 0, host ")
 
 
 def test_the_path_of_the_file_is_in_every_report_of_a_failure(group: Any) -> None:
@@ -98,28 +94,24 @@ def test_four_ranks_that_print_the_same_line_give_four_lines(
 def test_the_driver_shows_rank_0_and_the_last_words_of_another_are_in_its_error(
     pool: px.ResourcePool, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    class Dies(px.Worker):
+        def __init__(self) -> None:
+            print("about to go")
+            os._exit(3)
+
     with px.WorkerGroup(pool, Talker) as group:
         group.same()
         with pytest.raises(px.WorkerDiedError) as caught:
             group.last_words()
+    with pytest.raises(px.WorkerDiedError) as starting:
+        px.WorkerGroup(pool, Dies, show_ranks="none")
     shown = capsys.readouterr().out
 
     assert (shown.count("the same line"), "r0@" in shown, "r1@" in shown) == (1, True, False)
     report = caught.value.failures[0]
     assert report.log_tail[-1] == "last words"
     assert report.log_path == group.core.endpoints[1].facts.log
-
-
-def test_a_process_that_is_ended_while_it_starts_leaves_its_last_lines(pool: px.ResourcePool) -> None:
-    class Dies(px.Worker):
-        def __init__(self) -> None:
-            print("about to go")
-            os._exit(3)
-
-    with pytest.raises(px.WorkerDiedError) as caught:
-        px.WorkerGroup(pool, Dies, show_ranks="none")
-
-    assert caught.value.failures[0].log_tail[-1] == "about to go"
+    assert starting.value.failures[0].log_tail[-1] == "about to go"
 
 
 def test_inline_ranks_print_to_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,29 +122,14 @@ def test_inline_ranks_print_to_the_terminal_as_it_is(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.splitlines() == ["made", "made", "the same line", "the same line"]
 
 
-@pytest.mark.parametrize(
-    ("given", "ranks"),
-    [
-        ("all", "all"),
-        ("none", ()),
-        ("0,3", (0, 3)),
-        (" 1, 2 ", (1, 2)),
-        (2, (2,)),
-        ([0, 1], (0, 1)),
-        ([], ()),
-    ],
-)
-def test_ranks_to_show(given: Any, ranks: Any) -> None:
-    assert shown_ranks(given) == ranks
+def test_ranks_to_show_are_given_in_several_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHALANX_SHOW_RANKS", "1,2")
+
+    assert [shown_ranks(given) for given in (2, [0, 1], [])] == [(2,), (0, 1), ()]
+    assert shown_ranks(" 1, 2 ") == settings().show_ranks == (1, 2)
 
 
 @pytest.mark.parametrize("given", ["some", "", -1, [0.5], True, None, {0}])
 def test_what_names_no_ranks_is_refused(given: Any) -> None:
     with pytest.raises(px.DeclarationError, match="show_ranks"):
         shown_ranks(given)
-
-
-def test_the_environment_says_which_ranks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PHALANX_SHOW_RANKS", "1,2")
-
-    assert settings().show_ranks == (1, 2)

@@ -31,24 +31,19 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedBackend, px.
         yield transport, group
 
 
-def test_groups_and_pools_of_a_cluster_that_was_left_are_closed(left: Any) -> None:
+def test_nothing_is_asked_of_a_cluster_that_was_left_and_its_groups_and_pools_are_closed(
+    left: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     transport, group = left
+    for verb in ("kill", "release", "submit", "publish"):
+        monkeypatch.setattr(transport, verb, None)
     session.lost(transport)
 
     assert (group.state, group.pool.closed) == ("closed", True)
     with pytest.raises(px.GroupClosed, match=r"ray\.shutdown\(\).*Connect again with px\.init\(\)"):
         group.say(1)
-
-
-def test_nothing_is_asked_of_a_cluster_that_was_left(left: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    transport, group = left
-    for verb in ("kill", "release", "submit", "publish"):
-        monkeypatch.setattr(transport, verb, None)
-    session.lost(transport)
     group.close()
     group.pool.close()
-
-    assert group.closed
 
 
 def test_who_looks_after_groups_notices_that_their_cluster_was_left(left: Any) -> None:
@@ -58,29 +53,17 @@ def test_who_looks_after_groups_notices_that_their_cluster_was_left(left: Any) -
     assert group.state == "closed"
 
 
-def test_a_group_that_was_closed_before_does_not_blame_the_cluster() -> None:
-    with scripted(lambda what, number: "fine") as transport:
-        group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False, backend="inline"), Echo)
-        group.close()
-        session.lost(transport)
+def test_a_cluster_that_is_left_takes_its_channels_and_no_groups_of_others_or_closed_before() -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Echo) as other:
+        with scripted(lambda what, number: "fine") as transport:
+            channel = px.Channel(backend="inline")
+            group = px.WorkerGroup(px.ResourcePool([1], use_gpu=False, backend="inline"), Echo)
+            group.close()
+            session.lost(transport)
 
+        assert other.say(1) == [1]
     with pytest.raises(px.GroupClosed, match=r"call it before close\(\)"):
         group.say(1)
-
-
-def test_groups_on_another_backend_stay_open_when_a_cluster_is_left() -> None:
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Echo) as group:
-        with scripted(lambda what, number: "fine") as other:
-            session.lost(other)
-
-        assert group.say(1) == [1]
-
-
-def test_channels_of_a_cluster_that_was_left_are_closed() -> None:
-    with scripted(lambda what, number: "fine") as transport:
-        channel = px.Channel(backend="inline")
-        session.lost(transport)
-
     with pytest.raises(px.channels.ChannelClosed):
         channel.put(1)
 
@@ -92,23 +75,15 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "__dict__", Session().__dict__)
 
 
-def test_the_backend_given_to_init_is_that_of_pools_groups_and_stored_values(untouched: None) -> None:
-    px.init(backend="inline")
-    with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Echo) as group:
-        assert (pool.backend, px.put(1).backend, group.say(1)) == ("inline", "inline", [1])
-
-
-def test_an_init_without_a_backend_keeps_the_one_given_before(untouched: None) -> None:
-    px.init(backend="inline")
-    px.init(num_gpus=2)
-    with px.ResourcePool([2]) as pool:
-        assert pool.backend == "inline"
-
-
-def test_after_a_shutdown_the_backend_is_that_of_the_environment_again(
+def test_the_backend_given_to_init_is_that_of_all_that_is_made_until_a_shutdown(
     untouched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     px.init(backend="inline")
+    with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Echo) as group:
+        assert (pool.backend, px.put(1).backend, group.say(1)) == ("inline", "inline", [1])
+    px.init(num_gpus=2)  # it stays without being given again
+    with px.ResourcePool([2]) as pool:
+        assert pool.backend == "inline"
     px.shutdown()
     monkeypatch.setattr(session_module, "settings", lambda: SimpleNamespace(backend="of the environment"))
     with pytest.raises(px.DeclarationError, match="of the environment"):

@@ -15,12 +15,6 @@ from phalanx.session.session import session
 from phalanx.session.wait_threads import _SPARE, Pending, WaitThreads
 from tests.support.fault_workers import within
 
-LEFT_WAITING = """
-import threading
-from phalanx.session.session import session
-session.waiters.submit(threading.Event().wait)
-"""
-
 
 class Events:
     """A backend whose references are events."""
@@ -51,8 +45,11 @@ def occupied() -> Any:
 
 
 def test_a_wait_that_never_ends_does_not_keep_the_process_from_exiting() -> None:
-    done = subprocess.run([sys.executable, "-c", LEFT_WAITING], timeout=30)
-    assert done.returncode == 0
+    code = (
+        "import threading\nfrom phalanx.session.session import session\n"
+        "session.waiters.submit(threading.Event().wait)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
 
 
 def test_a_fork_waits_with_threads_of_its_own() -> None:
@@ -64,10 +61,15 @@ def test_a_fork_waits_with_threads_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_wait_gives_what_the_function_gives_or_raises() -> None:
-    waiters = WaitThreads()
+def test_a_wait_gives_what_the_function_gives_or_raises_on_a_thread_that_is_used_again() -> None:
+    waiters = WaitThreads(idle_s=30.0)
     assert waiters.submit(lambda: divmod(7, 2)).result() == (3, 1)
+    assert within(30, lambda: waiters._idle)
     assert isinstance(waiters.submit(lambda: divmod(7, 0)).exception(), ZeroDivisionError)
+    assert within(30, lambda: waiters._idle)  # it is idle once it says so
+    first = waiters.submit(threading.get_ident).result()
+    assert within(30, lambda: waiters._idle)
+    assert waiters.submit(threading.get_ident).result() == first
 
 
 def test_no_wait_for_what_is_not_known_stands_in_line_behind_others() -> None:
@@ -76,23 +78,15 @@ def test_no_wait_for_what_is_not_known_stands_in_line_behind_others() -> None:
     assert sorted(future.result() for future in futures) == list(range(300))
 
 
-def test_threads_are_used_again() -> None:
-    waiters = WaitThreads(idle_s=30.0)
-    first = waiters.submit(threading.get_ident).result()
-    assert within(30, lambda: waiters._idle)  # it is idle once it says so
-    assert waiters.submit(threading.get_ident).result() == first
-
-
 def test_many_waits_share_few_threads_and_all_come_to_their_end() -> None:
     waiters, before = WaitThreads(most=4), awaiting()
     events = [threading.Event() for _ in range(500)]
     futures = [waiters.submit(event.wait, pending(event)) for event in events]
-    most = awaiting() - before
+    assert awaiting() - before == 4
     for event in reversed(events):
         event.set()
 
     assert all(future.result(30.0) for future in futures)
-    assert most == 4
 
 
 class Left(Events):

@@ -98,18 +98,9 @@ class Page:
 def page(folder: Path, width: int = 1200, height: int = 900) -> Generator[Page]:
     """A tab of a browser of its own, which keeps its files in ``folder``."""
     assert BROWSER is not None
-    command = [
-        BROWSER,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-        f"--window-size={width},{height}",
-        f"--user-data-dir={folder}",
-        "--remote-debugging-port=0",
-        "about:blank",
-    ]
+    options = ["headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"]
+    options += [f"window-size={width},{height}", f"user-data-dir={folder}", "remote-debugging-port=0"]
+    command = [BROWSER, *(f"--{option}" for option in options), "about:blank"]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     loop = IOLoop(make_current=False)
     try:

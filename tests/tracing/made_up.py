@@ -26,51 +26,33 @@ def track(rank: int, host: str = "a", accelerator: str = "") -> Track:
     return Track(key(rank), host, "node", 100 + rank, ids, at(0), None)
 
 
+def call(number: int, role: str, method: str, *times: float | None, **more: object) -> TracedCall:
+    """began, planned, asked, joined, ended: in ms since the start of the trace."""
+    began, *marks = (None if ms is None else at(ms) for ms in times)
+    names = ("planned", "asked", "joined", "ended")
+    more.update(zip(names, marks, strict=True))
+    return TracedCall(number, "policy", 0, role, method, began, **more)  # type: ignore[arg-type]
+
+
 #: generate: rank 1 is the slow one. update gets its result by reference. fail raises on rank 0.
-GENERATE = TracedCall(
-    1,
-    "policy",
-    0,
-    "actor",
-    "generate",
-    at(0),
-    planned=at(1),
-    asked=at(4),
-    joined=at(31),
-    ended=at(32),
+GENERATE = call(
+    *(1, "actor", "generate", 0, 1, 4, 31, 32),
     stored_bytes=500,
     parts=(
         part(0, 1.5, 2, 3, 5, 15, 16, 30, message_bytes=100, argument_bytes=50, result_bytes=40),
         part(1, 2.5, 3, 4, 6, 26, 28, 30, message_bytes=100, argument_bytes=50, result_bytes=60),
     ),
 )
-UPDATE = TracedCall(
-    2,
-    "policy",
-    0,
-    "actor",
-    "update",
-    at(3.5),
-    planned=at(3.6),
-    asked=at(3.9),
-    joined=at(61),
-    ended=at(62),
+UPDATE = call(
+    *(2, "actor", "update", 3.5, 3.6, 3.9, 61, 62),
     sources=(1,),
     parts=(
         part(0, 3.7, 3.8, 17, 20, 40, 42, 60, message_bytes=10),
         part(1, 3.8, 3.9, 29, 30, 55, 56, 60, message_bytes=10),
     ),
 )
-FAIL = TracedCall(
-    3,
-    "policy",
-    0,
-    "",
-    "fail",
-    at(70),
-    planned=at(70.1),
-    asked=at(70.5),
-    ended=at(90),
+FAIL = call(
+    *(3, "", "fail", 70, 70.1, 70.5, None, 90),
     error="RemoteCallError: rank 0",
     parts=(
         part(0, 70.2, 70.3, 71, 72, 80, 80, None, error="ValueError: no"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import pytest
-
 import phalanx as px
 from phalanx.tracing.chrome import events
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING, Counter, Trace
@@ -19,84 +17,62 @@ FULL = Counter(CHANNEL + "answers", (0, 2 * S, 6 * S), {WAITING: (0.0, 3.0, 1.0)
 TRACE = Trace(0, 10 * S, counters=(FULL,))
 
 
-def test_a_curve_has_what_there_was_at_each_time() -> None:
-    assert resampled(FULL.at, FULL.values[WAITING], 0, 10 * S, 6) == [0.0, 3.0, 3.0, 1.0, 1.0, 1.0]
-
-
 def counted(waiting: dict[int, float], began: int, ended: int) -> tuple[Counter, ...]:
     """Return the counters of a trace that saw these numbers of items from these times on."""
     log = SpanLog(counts=[("c", at, {WAITING: value}) for at, value in waiting.items()])
     return merge([], [], log, Trace(began, ended)).counters
 
 
-def test_what_was_there_before_a_trace_counts_from_its_beginning() -> None:
+def test_what_was_there_before_a_trace_counts_and_of_very_many_changes_the_course_is_kept() -> None:
     waiting = {1: 5.0, 4: 2.0, 9: 1.0}
 
     assert counted(waiting, 2, 8) == (Counter("c", (2, 4), {WAITING: (5.0, 2.0)}),)
     assert counted(waiting, 0, 0) == ()
 
-
-def test_of_very_many_changes_the_course_is_kept() -> None:
     (counter,) = counted({at: float(at) for at in range(10 * MOST_POINTS + 1)}, 0, 10 * MOST_POINTS)
 
     assert MOST_POINTS // 2 <= len(counter.at) <= MOST_POINTS + 1
     assert counter.at[0] == 0 and counter.values[WAITING][-1] == 10 * MOST_POINTS
 
 
-def test_viewers_get_them_as_counters() -> None:
-    counted = [event for event in events(TRACE) if event["ph"] == "C"]
-
-    found = [(event["ts"], event["args"][WAITING]) for event in counted]
-    assert found == [(0.0, 0.0), (2e6, 3.0), (6e6, 1.0)]
-
-
-def test_the_page_has_a_curve_of_each_series() -> None:
+def test_viewers_get_them_as_counters_and_the_page_has_a_curve_of_each_series() -> None:
+    found = [(event["ts"], event["args"][WAITING]) for event in events(TRACE) if event["ph"] == "C"]
     page = to_html(TRACE)
 
+    assert found == [(0.0, 0.0), (2e6, 3.0), (6e6, 1.0)]
+    assert resampled(FULL.at, FULL.values[WAITING], 0, 10 * S, 6) == [0.0, 3.0, 3.0, 1.0, 1.0, 1.0]
     assert "channel answers: items that wait, over 10 s" in page
     assert "channel answers: age of the oldest, ms, over 10 s" in page
     assert [m for m in ("0.75", "1", "2", "3") if f'text-anchor="end">{m}<' in page] == ["1", "2", "3"]
 
 
-def test_ranks_that_count_the_same_are_lines_of_one_chart() -> None:
+def test_ranks_that_count_the_same_are_lines_of_one_chart_with_room_for_large_numbers() -> None:
     counters = tuple(
-        Counter(f"engine of rollout rank {rank}", (0,), {"running": (float(rank),), "waiting": (0.0,)})
+        Counter(
+            f"engine of rollout rank {rank}", (0, S), {"running": (0.0, 1.0), "tokens": (0.0, 2e6 * rank)}
+        )
         for rank in range(2)
     )
     page = to_html(replace(TRACE, counters=counters))
+    label = re.search(r'<text x="(\d+)" [^>]*text-anchor="end">2,000,000<', page)
 
     assert page.count("engine of rollout: running, over 10 s") == 1
     assert page.count('<div class="chart">') == 2
     assert "<title>rank 0</title>" in page and "<title>rank 1</title>" in page
+    assert label is not None and int(label[1]) >= 8 * len("2,000,000")
 
 
-def test_labels_of_large_numbers_have_room() -> None:
-    large = replace(TRACE, counters=(Counter("engine", (0, S), {"tokens": (0.0, 2_000_000.0)}),))
-    page = to_html(large)
-    label = next(m for m in re.finditer(r'<text x="(\d+)" [^>]*text-anchor="end">2,000,000<', page))
-
-    assert int(label[1]) >= 8 * len("2,000,000")
-
-
-def test_a_trace_tells_how_full_a_channel_was() -> None:
+def test_a_trace_tells_how_full_a_channel_was_and_nothing_of_one_that_nobody_used() -> None:
     with px.Channel(name="traced", backend="inline") as channel:
         channel.put(0)
-        with px.trace() as trace:
+        with px.trace() as trace, px.Channel(name="later", backend="inline") as later:
+            assert trace.events.counters == ()
             channel.put(1)
             channel.put(2)
             channel.get()
-        (counter,) = trace.events.counters
-        channel.get()
+            (counter,) = trace.events.counters
+            later.put(0)
+            assert len(trace.events.counters) == 2
 
     # the last: it is acknowledged
     assert (counter.name, counter.values[WAITING]) == ("channel traced", (2, 3, 2, 2))
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_a_channel_that_nobody_used_is_in_no_trace(count: int) -> None:
-    with px.trace() as trace, px.Channel(name="unused", backend="inline") as channel:
-        for _ in range(count):
-            channel.put(0)
-        found = trace.events.counters
-
-    assert len(found) == count

@@ -50,31 +50,33 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["traceEvents"]
 
 
-def test_chrome_has_a_process_per_group_and_a_thread_per_rank(chrome: list[dict[str, Any]]) -> None:
+def test_chrome_has_a_process_per_group_a_thread_per_rank_and_times_since_the_start(
+    chrome: list[dict[str, Any]],
+) -> None:
     processes = {e["pid"]: e["args"]["name"] for e in chrome if e["name"] == "process_name"}
     threads = {e["args"]["name"]: processes[e["pid"]] for e in chrome if e["name"] == "thread_name"}
+    (span,) = [e for e in chrome if e["ph"] == "X" and e["name"] == "backward"]
 
     assert processes == {1: "driver a (7)", 2: "group policy"}
     assert threads["rank 1 · a GPU 1 · 101"] == "group policy"
     assert threads["policy"] == threads["spans"] == "driver a (7)"
+    assert (span["ts"], span["dur"], span["args"]) == (22_000.0, 13_000.0, {"rows": 128, "call": 2})
 
 
-def test_chrome_times_are_microseconds_since_the_start(chrome: list[dict[str, Any]]) -> None:
-    found = [e for e in chrome if e["ph"] == "X" and e["name"] == "backward"]
-
-    assert [(e["ts"], e["dur"], e["args"]) for e in found] == [(22_000.0, 13_000.0, {"rows": 128, "call": 2})]
-
-
-def test_chrome_arrows_go_from_the_driver_to_each_rank_and_from_source_to_consumer(
+def test_chrome_arrows_go_from_the_driver_to_each_rank_and_from_source_to_consumer_between_slices(
     chrome: list[dict[str, Any]],
 ) -> None:
     starts = {e["id"]: e for e in chrome if e["ph"] == "s"}
     ends = {e["id"]: e for e in chrome if e["ph"] == "f"}
+    slices = [e for e in chrome if e["ph"] == "X"]
 
     assert starts.keys() == ends.keys()
     assert Counter(e["name"] for e in starts.values()) == {"call": 6, "result": 2}
     assert {starts[n]["pid"] for n in starts if starts[n]["name"] == "call"} == {1}
     assert all(ends[n]["pid"] == 2 and starts[n]["ts"] <= ends[n]["ts"] for n in starts)
+    for end in (*starts.values(), *ends.values()):
+        of_thread = [one for one in slices if one["tid"] == end["tid"]]
+        assert any(one["ts"] <= end["ts"] <= one["ts"] + one["dur"] for one in of_thread), end
 
 
 def test_a_group_may_be_called_spans() -> None:
@@ -84,53 +86,19 @@ def test_a_group_may_be_called_spans() -> None:
     assert {"fail", "actor.update", "load"} <= {e["name"] for e in slices if e["pid"] == DRIVER_PID}
 
 
-def test_chrome_arrows_begin_and_end_in_slices(chrome: list[dict[str, Any]]) -> None:
-    slices = [e for e in chrome if e["ph"] == "X"]
-    for end in (e for e in chrome if e["ph"] in "sf"):
-        assert any(
-            one["tid"] == end["tid"] and one["ts"] <= end["ts"] <= one["ts"] + one["dur"] for one in slices
-        ), end
-
-
 def test_chrome_slices_of_a_thread_nest(chrome: list[dict[str, Any]]) -> None:
-    for tid in {e["tid"] for e in chrome if e["ph"] == "X"}:
+    slices = [e for e in chrome if e["ph"] == "X"]
+    for tid in {e["tid"] for e in slices}:
         stack: list[float] = []
-        for e in sorted(
-            (e for e in chrome if e["ph"] == "X" and e["tid"] == tid), key=lambda e: (e["ts"], -e["dur"])
-        ):
+        of_thread = [e for e in slices if e["tid"] == tid]
+        for e in sorted(of_thread, key=lambda e: (e["ts"], -e["dur"])):
             while stack and stack[-1] <= e["ts"]:
                 stack.pop()
             assert not stack or e["ts"] + e["dur"] <= stack[-1]
             stack.append(e["ts"] + e["dur"])
 
 
-def test_the_page_asks_for_nothing_from_elsewhere(tmp_path: Path) -> None:
-    text = write(TRACE, tmp_path / "run.html", {"reward": [0.1, 0.5, 0.9]}).read_text()
-
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)""", text)
-    assert not re.findall(r"https?://|@import|url\(|fetch\(", text)
-
-
-def test_the_page_cannot_be_broken_by_what_users_name_things(tmp_path: Path) -> None:
-    evil = "</script><script>alert(1)</script>"
-    named = replace(
-        TRACE,
-        title=evil,
-        spans=(replace(SPAN, name=evil),),
-        calls=(replace(FAIL, method=evil, error=evil), UPDATE),
-    )
-    text = write(named, tmp_path / "run.html", {evil: [1.0]}).read_text()
-
-    assert evil not in text
-
-
-def test_names_that_no_encoding_knows_do_not_stop_the_page(tmp_path: Path) -> None:
-    named = replace(TRACE, title="\udc80", spans=(replace(SPAN, name="\udc80"),))
-
-    assert "\\udc80" in write(named, tmp_path / "run.html").read_text()
-
-
-def test_charts_of_odd_values_are_drawn(tmp_path: Path) -> None:
+def test_the_page_asks_for_nothing_from_elsewhere_and_draws_charts_of_odd_values(tmp_path: Path) -> None:
     odd = {
         "nan": [float("nan")],
         "empty": [],
@@ -140,32 +108,41 @@ def test_charts_of_odd_values_are_drawn(tmp_path: Path) -> None:
         "huge": [1e308, -1e308],
         "tiny": [5e-324],
     }
+    text = write(TRACE, tmp_path / "run.html", odd).read_text()
 
-    assert write(TRACE, tmp_path / "run.html", odd).read_text().count("<polyline") == 8
-
-
-@pytest.mark.parametrize("name", ["run.pftrace", "run.perfetto-trace"])
-def test_perfettos_own_format_is_refused_with_the_one_that_it_opens(name: str) -> None:
-    with pytest.raises(px.DeclarationError, match=rf"{name}: .* expected \.json \(for Perfetto\)"):
-        px.trace(name)
+    assert text.count("<polyline") == 8
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)""", text)
+    assert not re.findall(r"https?://|@import|url\(|fetch\(", text)
 
 
-@pytest.mark.parametrize("folder", ["/proc", "/dev/null/runs"])
-def test_a_trace_that_could_not_be_written_is_refused_before_anything_is_recorded(folder: str) -> None:
-    with pytest.raises(px.DeclarationError, match=f"{folder}/x.json: .* expected a path in a folder"):
-        px.trace(f"{folder}/x.json").start()
+def test_the_page_is_whole_whatever_users_name_things(tmp_path: Path) -> None:
+    evil, unknown = "</script><script>alert(1)</script>", "\udc80"
+    named = replace(
+        TRACE,
+        title=evil,
+        spans=(replace(SPAN, name=evil), replace(SPAN, name=unknown)),
+        calls=(replace(FAIL, method=evil, error=evil), UPDATE),
+    )
+    text = write(named, tmp_path / "run.html", {evil: [1.0]}).read_text()
+
+    assert evil not in text
+    assert "\\udc80" in text  # which no encoding knows
 
 
-def test_a_trace_that_begins_leaves_nothing_in_the_folder_before_it_ends(tmp_path: Path) -> None:
-    with px.trace(tmp_path / "runs" / "x.json"):
-        assert list((tmp_path / "runs").iterdir()) == []
-
-
-def test_another_suffix_is_refused_before_anything_is_recorded() -> None:
-    with pytest.raises(
-        px.DeclarationError, match=r"run\.txt.*expected \.json \(for Perfetto\), \.jsonl or \.html"
-    ):
-        px.trace("run.txt")
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("run.pftrace", r"run\.pftrace: .* expected \.json \(for Perfetto\)"),
+        ("run.txt", r"run\.txt: .* expected \.json \(for Perfetto\), \.jsonl or \.html"),
+        ("/proc/x.json", "/proc/x.json: .* expected a path in a folder"),
+        ("/dev/null/runs/x.json", "/dev/null/runs/x.json: .* expected a path in a folder"),
+    ],
+)
+def test_a_trace_that_could_not_be_written_is_refused_before_anything_is_recorded(
+    name: str, says: str
+) -> None:
+    with pytest.raises(px.DeclarationError, match=says):
+        px.trace(name).start()
 
 
 @pytest.mark.parametrize(
@@ -188,7 +165,11 @@ def test_files_that_are_no_traces_are_refused_with_the_reason(
         load(tmp_path / name)
 
 
-def test_a_file_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_one_before_and_one_under_way_nothing(
+    tmp_path: Path,
+) -> None:
+    with px.trace(tmp_path / "run.json"):
+        assert list(tmp_path.iterdir()) == []
     (tmp_path / "run.json").write_text("old")
     broken = replace(TRACE, spans=(Span("x", at(1), at(2), key(0), None, {1j: 0}),))  # type: ignore[dict-item]
     with pytest.raises(TypeError):

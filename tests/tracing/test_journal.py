@@ -51,39 +51,30 @@ def test_an_error_is_written_with_the_call(path: Path, starts: bool) -> None:
     assert [part.started is None, part.finished is None] == [not starts] * 2
 
 
-@pytest.mark.parametrize("cut", range(1, 60, 7))
-def test_a_line_that_was_cut_off_is_left_out(path: Path, cut: int) -> None:
+def test_lines_that_were_cut_off_of_other_kinds_and_of_unknown_calls_are_passed_over(path: Path) -> None:
     writer = SpanWriter(str(path))
     for number in (1, 2):
         with Noted(writer, number) as note:
             note.started(0)
-    path.write_bytes(path.read_bytes()[:-cut])
-
-    assert reading(path).parts[1].returned is not None
-
-
-def test_lines_of_other_kinds_and_of_unknown_calls_are_passed_over() -> None:
+    whole = path.read_bytes()
+    for cut in range(1, 60, 7):
+        assert read_log(whole[:-cut].splitlines(), key(0)).parts[1].returned is not None
     lines = [b'["later version", 1]', b"{}", b'["run", 9, 1, 1]', b'["leave", 9, 1, null]', b"\xff"]
 
     assert read_log([*lines, b'["in", 1, 3, "", "m"]'], key(0)).parts.keys() == {1}
 
 
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [
-        ("/dev/null/rank-0.events", "this process's part of the trace is lost"),
-        ("/dev/full", "the rest of this process's part of the trace is lost"),
-    ],
-)
+@pytest.mark.parametrize(("path", "lost"), [("/dev/null/rank-0.events", ""), ("/dev/full", "the rest of ")])
 def test_a_file_that_cannot_be_written_is_logged_once(
-    path: str, says: str, caplog: pytest.LogCaptureFixture
+    path: str, lost: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "phalanx"):
         writer = SpanWriter(path)
         writer.write("in", 1)
         writer.write("in", 2)
 
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [says]
+    said = [record.getMessage().partition(":")[0] for record in caplog.records]
+    assert said == [f"{lost}this process's part of the trace is lost"]
 
 
 def test_a_trace_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,31 +114,37 @@ def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
     ]
 
 
-def test_attributes_that_json_does_not_know_become_text(path: Path) -> None:
-    class Odd:
-        def __str__(self) -> str:
-            raise RuntimeError("no text")
-
-    with Noted(SpanWriter(str(path)), 5), span("x", shape=(2, 3), odd=Odd(), none=None, loss=float("nan")):
-        pass
-
-    found = reading(path).spans[0].attributes
-    assert found == {"shape": "(2, 3)", "odd": "<Odd: RuntimeError: no text>", "none": None, "loss": "nan"}
-
-
-def test_an_error_without_a_text_passes_a_traced_call_and_the_next_is_another(path: Path) -> None:
+def test_attributes_and_errors_without_a_text_pass_a_traced_call_and_the_next_is_another(path: Path) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
     with pytest.raises(Mute), Noted(SpanWriter(str(path)), 5):
+        with span("x", shape=(2, 3), odd=Mute(), none=None, loss=float("nan")):
+            pass
         raise Mute
+    log = reading(path)
 
-    assert (reading(path).parts[5].error or "").startswith("Mute: ")
+    assert log.spans[0].attributes == {
+        "shape": "(2, 3)",
+        "odd": "<Mute: RuntimeError: no text>",
+        "none": None,
+        "loss": "nan",
+    }
+    assert (log.parts[5].error or "").startswith("Mute: ")
     assert current.get() is None
 
 
-def test_a_decorated_function_that_yields_is_a_span_until_its_end(path: Path) -> None:
+def test_a_decorated_function_is_a_span_each_time_and_until_the_end_of_what_it_yields(path: Path) -> None:
+    @span("score")
+    def score(x: int) -> int:
+        """Doc."""
+        return score(x - 1) + 1 if x else 0
+
+    @span("ask")
+    async def ask() -> int:
+        return 7
+
     @span("items")
     def items(count: int) -> Iterator[int]:
         for item in range(count):
@@ -162,11 +159,15 @@ def test_a_decorated_function_that_yields_is_a_span_until_its_end(path: Path) ->
         return [item async for item in more()]
 
     with Noted(SpanWriter(str(path)), 5):
+        assert (score(2), asyncio.run(ask())) == (2, 7)
         assert (list(items(2)), asyncio.run(read())) == ([0, 1], [7])
-    outer, *inner, last = reading(path).spans
+    spans = reading(path).spans
+    outer, *inner = spans[4:7]
 
-    assert [one.name for one in (outer, *inner, last)] == ["items", "item", "item", "more"]
+    assert [one.name for one in spans[:4]] == ["score", "score", "score", "ask"]
+    assert [one.name for one in spans[4:]] == ["items", "item", "item", "more"]
     assert all(outer.ended >= one.ended for one in inner)  # type: ignore[operator]
+    assert (score.__name__, score.__doc__) == ("score", "Doc.")
     assert inspect.isgeneratorfunction(items) and inspect.isasyncgenfunction(more)
 
 
@@ -183,20 +184,3 @@ def test_a_decorated_context_manager_gets_the_error_of_its_block() -> None:
         return 8
 
     assert asyncio.run(run()) == 8
-
-
-def test_a_decorated_function_is_a_span_each_time(path: Path) -> None:
-    @span("score")
-    def score(x: int) -> int:
-        """Doc."""
-        return score(x - 1) + 1 if x else 0
-
-    @span("ask")
-    async def ask() -> int:
-        return 7
-
-    with Noted(SpanWriter(str(path)), 5):
-        assert (score(2), asyncio.run(ask())) == (2, 7)
-
-    assert (score.__name__, score.__doc__) == ("score", "Doc.")
-    assert [one.name for one in reading(path).spans] == ["score", "score", "score", "ask"]

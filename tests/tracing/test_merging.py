@@ -72,59 +72,41 @@ def test_the_true_offset_lies_within_the_uncertainty(offset: int, trips: list[tu
     assert clock.uncertainty <= max(there for there, _, _ in trips) + max(back for _, _, back in trips)
 
 
-def test_a_clock_that_was_set_meanwhile_has_an_uncertainty_that_says_so() -> None:
+def test_a_clock_that_was_set_meanwhile_is_unsure_and_bounds_of_one_side_say_nothing_of_it() -> None:
     parts = [Part(0, 0, None, 110, None, None, 90, 0), Part(0, 0, None, 1110, None, None, 1090, 0)]
 
     assert estimate_clock("b", parts) == Clock("b", 600, 491)
+    assert estimate_clock("b", [Part(0, encoded=1, received=5)]) is None
+    assert estimate_clock("b", [Part(0, returned=8, fetched=9)]) is None
+    assert merged(epoch_on("elsewhere")).clocks == ()
 
 
-@pytest.mark.parametrize("part", [Part(0, encoded=1, received=5), Part(0, returned=8, fetched=9)])
-def test_bounds_of_one_side_say_nothing_of_a_clock(part: Part) -> None:
-    assert estimate_clock("b", [part]) is None
-
-
-def test_spans_of_calls_that_are_not_in_the_trace_are_left_out() -> None:
+def test_spans_and_epochs_of_no_call_in_the_trace_are_left_out() -> None:
     spans = [
         Span("of the call", at(3), at(4), key(0), 1001),
         Span("of another", at(3), at(4), key(0), 7),
         Span("before the trace", at(-3), at(4), key(0), None),
         Span("outside calls", at(5), at(6), key(0), None),
     ]
-    trace = merged(epoch_on(HERE, logs={key(0): SpanLog({1001: Part(0, received=at(3))}, spans)}))
+    called = epoch_on(HERE, logs={key(0): SpanLog({1001: Part(0, received=at(3))}, spans)})
+    trace = merged(called, epoch_on(HERE, "idle", notes=["unread"]))
 
     assert [span.name for span in trace.spans] == ["of the call", "outside calls"]
-
-
-def test_epochs_without_a_call_in_the_trace_are_left_out() -> None:
-    trace = merged(epoch_on("a"), epoch_on("a", "idle", notes=["unread"]))
-
     assert [track.key.group for track in trace.tracks] == ["policy"]
     assert trace.notes == ()
 
 
-def test_counts_of_ranks_are_counters_of_the_trace() -> None:
-    log = SpanLog(counts=[("engine", at(1), {"running": 1.0}), ("engine", at(2), {"running": 3.0})])
-    (counter,) = merged(epoch_on(HERE, logs={key(0): log})).counters
-
-    assert (counter.name, counter.at, counter.values) == ("engine", (at(1), at(2)), {"running": (1.0, 3.0)})
-
-
-def test_a_rank_that_stays_through_a_resize_is_counted_once() -> None:
+def test_counts_of_a_rank_are_a_counter_of_the_trace_once_where_it_stays_through_a_resize() -> None:
     counts = [("engine", at(ms), {"running": float(ms)}) for ms in (1, 5)]
-    epochs = [
-        TracedEpoch(
-            "policy",
-            number,
-            tracks=[Track(key(0, epoch=number), HERE, opened=at(4 * number))],
-            logs={
-                key(0, epoch=number): SpanLog(
-                    spans=[Span("span", at(ms), track=key(0, epoch=number)) for ms in (3, 5)], counts=counts
-                )
-            },
-        )
-        for number in (0, 1)
-    ]
+    epochs = []
+    for number in (0, 1):
+        rank = key(0, epoch=number)
+        spans = [Span("span", at(ms), track=rank) for ms in (3, 5)]
+        log = SpanLog(spans=spans, counts=counts)
+        track = Track(rank, HERE, opened=at(4 * number))
+        epochs.append(TracedEpoch("policy", number, tracks=[track], logs={rank: log}))
     trace = merged(*epochs)
+    (counter,) = trace.counters
 
-    assert [counter.at for counter in trace.counters] == [(at(1), at(5))]
+    assert (counter.name, counter.at, counter.values) == ("engine", (at(1), at(5)), {"running": (1.0, 5.0)})
     assert [span.track for span in trace.spans] == [key(0, epoch=0), key(0, epoch=1)]

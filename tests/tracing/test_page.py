@@ -58,16 +58,6 @@ def tab(report: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page
         assert opened.complaints == []
 
 
-def labels(tab: Page) -> list[str]:
-    return tab.evaluate("[...document.querySelectorAll('.labels .track')].map((one) => one.dataset.track)")
-
-
-def click(tab: Page, x: float, y: float) -> None:
-    tab.mouse("mouseMoved", x, y)
-    tab.mouse("mousePressed", x, y)
-    tab.mouse("mouseReleased", x, y)
-
-
 def painted(tab: Page) -> int:
     """Points of the timeline in one of the methods' colours: the first of the palette."""
     return tab.evaluate(
@@ -79,24 +69,18 @@ def painted(tab: Page) -> int:
     )
 
 
-def test_the_page_has_a_track_for_the_group_on_the_driver_and_one_for_each_rank(tab: Page) -> None:
+def test_the_page_loads_nothing_but_itself_and_has_all_tracks_failures_and_curves(
+    tab: Page, report: Path
+) -> None:
+    text = tab.evaluate("document.body.innerText")
+
     assert tab.evaluate("document.documentElement.dataset.ready") == "yes"
-    assert labels(tab) == ["shown", "rank 0", "rank 1"]
-
-
-def test_the_page_loads_nothing_but_itself(tab: Page, report: Path) -> None:
     assert [url for url in tab.asked if not url.startswith("data:")] == [report.as_uri()]
-
-
-def test_calls_are_painted_and_a_method_can_be_faded(tab: Page) -> None:
-    before = painted(tab)
-    tab.evaluate("document.querySelector('.legend button').click()")
-    faded = painted(tab)
-    tab.evaluate("document.querySelector('.legend button').click()")
-
-    assert before > 1000
-    assert faded < before / 10
-    assert painted(tab) == before
+    tracks = "[...document.querySelectorAll('.labels .track')].map((one) => one.dataset.track)"
+    assert tab.evaluate(tracks) == ["shown", "rank 0", "rank 1"]
+    assert "ValueError: as told" in text
+    assert "A run" in text
+    assert tab.evaluate("document.querySelectorAll('.chart polyline').length") == 2
 
 
 def test_hovering_tells_what_a_slice_is_and_a_click_lists_its_ranks(tab: Page) -> None:
@@ -107,20 +91,25 @@ def test_hovering_tells_what_a_slice_is_and_a_click_lists_its_ranks(tab: Page) -
     )
     row = tab.evaluate("parseFloat([...document.querySelectorAll('.labels .track')][2].style.top)")
     # rank 1 rests most of the time: its first call lies at the beginning
-    click(tab, left + 190 + (width - 190) * 0.1, top + row + 8)
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        tab.mouse(kind, left + 190 + (width - 190) * 0.1, top + row + 8)
 
     assert "rest" in tab.evaluate("document.querySelector('.tip').textContent")
     assert tab.evaluate("getComputedStyle(document.querySelector('.tip')).display") == "block"
-    assert tab.evaluate(
-        "[...document.querySelectorAll('.chosen tbody tr')].map((r) => r.cells[0].textContent)"
-    ) == [
-        "rank 0",
-        "rank 1",
-    ]
+    rows = "[...document.querySelectorAll('.chosen tbody tr')].map((r) => r.cells[0].textContent)"
+    assert tab.evaluate(rows) == ["rank 0", "rank 1"]
 
 
-def test_zooming_makes_slices_wider_and_all_shows_the_start_too(tab: Page) -> None:
+def test_calls_are_painted_wider_when_zoomed_and_a_method_can_be_faded(tab: Page) -> None:
     before = painted(tab)
+    tab.evaluate("document.querySelector('.legend button').click()")
+    faded = painted(tab)
+    tab.evaluate("document.querySelector('.legend button').click()")
+
+    assert before > 1000
+    assert faded < before / 10
+    assert painted(tab) == before
+
     for _ in range(6):
         tab.evaluate("document.getElementById('in').click()")
     zoomed = painted(tab)
@@ -130,7 +119,9 @@ def test_zooming_makes_slices_wider_and_all_shows_the_start_too(tab: Page) -> No
     assert painted(tab) < before  # with the time before the first call
 
 
-def test_light_and_dark_can_be_chosen(tab: Page) -> None:
+def test_light_and_dark_can_be_chosen_and_a_phone_shows_the_page_without_scrolling_sideways(
+    tab: Page,
+) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     before = tab.evaluate(ground)
     tab.evaluate("document.getElementById('theme').click()")
@@ -140,16 +131,6 @@ def test_light_and_dark_can_be_chosen(tab: Page) -> None:
     assert before != after
     assert tab.evaluate(ground) == before
 
-
-def test_failures_and_the_users_curve_are_on_the_page(tab: Page) -> None:
-    text = tab.evaluate("document.body.innerText")
-
-    assert "ValueError: as told" in text
-    assert "A run" in text
-    assert tab.evaluate("document.querySelectorAll('.chart polyline').length") == 2
-
-
-def test_a_phone_shows_the_page_without_scrolling_sideways(tab: Page) -> None:
     tab.send("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True)
     fits: Any = tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
     tab.send("Emulation.clearDeviceMetricsOverride")

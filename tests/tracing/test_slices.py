@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,31 +46,25 @@ def test_the_driver_shows_plan_send_wait_fetch_and_join_of_a_call() -> None:
     ]
 
 
-def test_calls_that_overlap_on_the_driver_lie_on_lanes_of_their_own() -> None:
+def test_calls_that_overlap_on_the_driver_lie_on_lanes_of_their_own_and_end_with_their_ranks() -> None:
     lanes = {one.call: one.lane for one in driver_slices(TRACE)["policy"] if one.kind == "call"}
+    never_asked = replace(GENERATE, asked=None, joined=None, ended=None)
+    never_asked = replace(never_asked, parts=tuple(replace(one, fetched=None) for one in GENERATE.parts))
+    whole = driver_slices(replace(TRACE, calls=(never_asked,)))["policy"][0]
 
     assert lanes == {1: 0, 2: 1, 3: 0}
-
-
-def test_a_failed_share_has_its_error_and_one_without_an_end_is_open_to_the_end_of_the_trace() -> None:
-    failed, last = rank_slices(TRACE)[key(0)][-2], rank_slices(TRACE)[key(1)][-2]
-
-    assert (failed.name, failed.open, failed.error) == ("fail", False, "ValueError: no")
-    assert (last.name, last.open, last.end) == ("fail", True, TRACE.ended)
-
-
-def test_a_call_that_nobody_asked_for_ends_when_its_ranks_were_through() -> None:
-    never = replace(GENERATE, asked=None, joined=None, ended=None)
-    never = replace(never, parts=tuple(replace(one, fetched=None) for one in never.parts))
-    whole = driver_slices(replace(TRACE, calls=(never,)))["policy"][0]
-
     assert (whole.end, whole.open) == (at(28), False)
 
 
-def test_a_call_that_was_never_taken_up_leaves_no_mark_on_its_rank() -> None:
+def test_a_failed_share_has_its_error_one_without_an_end_is_open_and_one_not_taken_up_is_none() -> None:
+    failed, last = rank_slices(TRACE)[key(0)][-2], rank_slices(TRACE)[key(1)][-2]
     queued = replace(FAIL, parts=(Part(0, at(70)), Part(1, at(70))))
+    background = Span("prefetch", at(50), at(60), key(0), None)
+    outside = rank_slices(replace(TRACE, calls=(queued,), spans=(background,)))[key(0)]
 
-    assert rank_slices(replace(TRACE, calls=(queued,), spans=()))[key(0)] == []
+    assert (failed.name, failed.open, failed.error) == ("fail", False, "ValueError: no")
+    assert (last.name, last.open, last.end) == ("fail", True, TRACE.ended)
+    assert [one.name for one in outside] == ["prefetch"]
 
 
 def test_waiting_for_a_result_by_reference_is_a_phase_of_its_own() -> None:
@@ -79,36 +75,21 @@ def test_waiting_for_a_result_by_reference_is_a_phase_of_its_own() -> None:
     assert named(found) == [("use", 10, 80), ("await results", 10, 50), ("arguments", 50, 60)]
 
 
-def test_a_span_outside_of_calls_lies_on_its_ranks_track() -> None:
-    background = Span("prefetch", at(50), at(60), key(0), None)
-
-    assert "prefetch" in [one.name for one in rank_slices(replace(TRACE, spans=(background,)))[key(0)]]
-
-
 stretch = st.tuples(st.integers(0, 200), st.integers(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
 @given(st.lists(st.tuples(stretch, st.lists(stretch, max_size=4)), max_size=25))
-def test_slices_of_one_lane_nest_or_lie_apart(
-    families: list[tuple[tuple[int, int], list[tuple[int, int]]]],
-) -> None:
+def test_slices_of_one_lane_nest_or_lie_apart(families: list[tuple[Any, list[Any]]]) -> None:
     made = []
-    for outer, inner in families:
-        clipped = [(max(a, outer[0]), min(max(b, outer[0]), outer[1])) for a, b in inner]
-        made.append([_slice(outer), *(_slice(one) for one in clipped if one[0] <= one[1])])
+    for (begin, end), inner in families:
+        clipped = [(max(a, begin), min(max(b, begin), end)) for a, b in inner]
+        times = [(begin, end), *(one for one in clipped if one[0] <= one[1])]
+        made.append([Slice("x", *one, "call") for one in times])
     placed = place(made)
 
     assert len(placed) == sum(map(len, made))
-    for one in placed:
-        for other in placed:
-            if one is not other and one.lane == other.lane:
-                apart = one.end <= other.start or other.end <= one.start
-                nested = (one.start <= other.start and other.end <= one.end) or (
-                    other.start <= one.start and one.end <= other.end
-                )
-                assert apart or nested
-                assert apart or one.depth != other.depth or one.start == one.end or other.start == other.end
-
-
-def _slice(times: tuple[int, int]) -> Slice:
-    return Slice("x", times[0], times[1], "call")
+    for one, other in itertools.permutations(placed, 2):
+        if one.lane == other.lane and one.start < other.end and other.start < one.end:
+            inside = one.start <= other.start and other.end <= one.end
+            assert inside or (other.start <= one.start and one.end <= other.end)
+            assert one.depth != other.depth or one.start == one.end or other.start == other.end

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from phalanx.tracing.events import STARTING, Clock, Trace, TracedCall
 from phalanx.tracing.html import to_html
 from phalanx.tracing.summary import idle_shares, summarize
@@ -30,18 +28,13 @@ def test_a_row_has_times_from_plan_to_value_and_bytes_each_way() -> None:
     }
 
 
-def test_percentiles_are_those_of_the_nearest_call() -> None:
-    calls = tuple(TracedCall(i, "g", 0, "", "step", at(0), ended=at(i + 1)) for i in range(100))
-    found = row(Trace(at(0), at(200), calls=calls), "g.step")
+def test_percentiles_are_those_of_the_nearest_call_and_one_that_never_ended_has_no_times() -> None:
+    calls = [TracedCall(i, "g", 0, "", "step", at(0), ended=at(i + 1)) for i in range(100)]
+    trace = Trace(at(0), at(200), calls=(*calls, TracedCall(100, "g", 0, "", "open", at(0))))
+    found = row(trace, "g.step")
 
     assert (found["calls"], found["p50 ms"], found["p95 ms"]) == (100, 50, 95)
-
-
-def test_a_call_that_never_ended_has_no_times() -> None:
-    assert (
-        row(Trace(at(0), at(9), calls=(TracedCall(1, "g", 0, "", "step", at(0)),)), "g.step")["p50 ms"]
-        is None
-    )
+    assert row(trace, "g.open")["p50 ms"] is None
 
 
 def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
@@ -53,64 +46,46 @@ def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
     assert idle_shares(trace)[key(0, "judge")] == 70  # at work 50-80
 
 
-def test_time_in_which_calls_overlap_counts_once() -> None:
+def test_time_in_which_calls_overlap_counts_once_and_the_start_of_a_group_is_no_time_of_it() -> None:
     calls = tuple(
         TracedCall(n, "policy", 0, "", "ask", at(0), parts=(part(0, 0, 0, start, start, end, end),))
         for n, (start, end) in enumerate([(0, 40), (10, 20), (30, 60), (150, 160)])
     )
-
-    assert idle_shares(Trace(at(0), at(100), calls=calls, tracks=(track(0),))) == {key(0): 40}
-
-
-def test_the_start_of_a_group_is_neither_work_nor_idleness() -> None:
     start = TracedCall(9, "policy", 0, "", STARTING, at(0), parts=(part(0, 0, 0, 0, 1, 50, 50, 50),))
     work = TracedCall(10, "policy", 0, "", "step", at(50), parts=(part(0, 50, 50, 50, 50, 75, 75, 75),))
-    alone = replace(TRACE, calls=(start, work), tracks=(track(0, accelerator="0"),))
 
-    assert idle_shares(alone) == {key(0): 50}
-
-
-FAILED = tuple(replace(UPDATE, id=i, error="KeyError: 1") for i in range(10))
+    assert idle_shares(Trace(at(0), at(100), calls=calls, tracks=(track(0),))) == {key(0): 40}
+    assert idle_shares(Trace(at(0), at(100), calls=(start, work), tracks=(track(0),))) == {key(0): 50}
 
 
-@pytest.mark.parametrize(
-    ("trace", "note"),
-    [
-        (TRACE, "At 0.07 s, policy.fail failed on rank 0: ValueError: no"),
-        (
-            replace(TRACE, calls=(replace(UPDATE, error="CallTimeout: 1 s"),)),
-            "At 0.0035 s, policy.actor.update failed: CallTimeout: 1 s",
-        ),
-        (replace(TRACE, calls=FAILED), "2 more failures are in the trace."),
-    ],
-    ids=["of a rank", "of the driver", "many"],
-)
-def test_failures_are_named_and_the_others_counted(trace: Trace, note: str) -> None:
-    assert summarize(trace).notes[-1] == note
+def test_failures_are_named_and_the_others_counted() -> None:
+    of_driver = replace(TRACE, calls=(replace(UPDATE, error="CallTimeout: 1 s"),))
+    many = replace(TRACE, calls=tuple(replace(UPDATE, id=i, error="KeyError: 1") for i in range(10)))
+
     assert row(TRACE, "policy.fail")["failed"] == 1
+    assert [summarize(trace).notes[-1] for trace in (TRACE, of_driver, many)] == [
+        "At 0.07 s, policy.fail failed on rank 0: ValueError: no",
+        "At 0.0035 s, policy.actor.update failed: CallTimeout: 1 s",
+        "2 more failures are in the trace.",
+    ]
 
 
-def test_notes_say_how_sure_the_clocks_are() -> None:
-    notes = summarize(replace(TRACE, clocks=(Clock("b", 3 * MS, MS // 2),))).notes
+def test_a_summary_begins_with_what_was_recorded_and_its_notes_say_how_sure_the_clocks_are() -> None:
+    summary = summarize(replace(TRACE, clocks=(Clock("b", 3 * MS, MS // 2),)))
 
-    assert notes[0] == "a note"
-    assert "+3.000 ms" in notes[1]
-    assert "0.500 ms" in notes[1]
-
-
-def test_a_summary_begins_with_what_was_recorded_and_has_rows_of_calls_alone() -> None:
     assert summarize(Trace(0, 1)).rows == ()
-    assert str(summarize(TRACE)).startswith("made up: 0.1 s, 3 calls of 1 groups on 2 ranks\n")
+    assert str(summary).startswith("made up: 0.1 s, 3 calls of 1 groups on 2 ranks\n")
+    assert summary.notes[0] == "a note"
+    assert "+3.000 ms" in summary.notes[1]
+    assert "0.500 ms" in summary.notes[1]
 
 
-def test_the_page_has_headline_figures_and_the_summary() -> None:
+def test_the_page_has_figures_of_the_ranks_of_the_newest_epoch_of_a_group() -> None:
     page = to_html(TRACE)
 
     assert "<b>36 %</b><span>idle, mean of ranks</span>" in page
     assert "policy.actor.generate" in page
 
-
-def test_ranks_are_those_of_the_newest_epoch_of_a_group() -> None:
     newer = tuple(replace(track(0), key=key(0, epoch=number)) for number in (1, 2))
     trace = replace(TRACE, tracks=(*TRACE.tracks, *newer))
 

@@ -116,7 +116,7 @@ def _open(one: socket.socket) -> bool:
         return True
 
 
-def test_only_connections_of_process_groups_are_cut() -> None:
+def test_only_connections_of_process_groups_are_cut_and_a_thread_that_waits_for_one_is_freed() -> None:
     collectives, before = Collectives(), _connected()
     with collectives.noting():
         of_a_group, of_a_store = _connected(), _connected()
@@ -128,16 +128,10 @@ def test_only_connections_of_process_groups_are_cut() -> None:
     assert [_open(one) for one in (*before[1:], *after[1:])] == [True] * 4
     assert [_open(one) for one in of_a_group[1:]] == [False] * 2
     assert not _open(of_a_store[1])  # the client's end was made for the group; here both are in one process
-    for trio in (before, of_a_group, of_a_store, after):
+    with collectives.noting():
+        under_way = _connected()
+        collectives.abort()
+        assert not _open(under_way[1])
+    for trio in (before, of_a_group, of_a_store, after, under_way):
         for one in trio:
             one.close()
-
-
-def test_a_thread_that_waits_while_a_group_is_made_is_freed() -> None:
-    collectives = Collectives()
-    with collectives.noting():
-        server, client, accepted = _connected()
-        collectives.abort()
-        assert not _open(client)
-    for one in (server, client, accepted):
-        one.close()

@@ -5,7 +5,6 @@ The device of the ranks is "meta": tensors on it have shape and dtype, and no ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +33,7 @@ class Trainer(px.Worker):
 
     @px.register(px.Dispatch.ONE_TO_ALL, to_device=True)
     def whole(self, batch: Batch) -> tuple[str, tuple[int, ...], bool]:
-        return batch.tokens.device.type, tuple(batch.tokens.shape), isinstance(batch.names, np.ndarray)
+        return self.split(batch)
 
     @px.register(px.Dispatch.DP_COMPUTE_METRIC, to_device=True, readonly=True)
     def look(self, batch: Batch) -> str:
@@ -48,47 +47,24 @@ class Trainer(px.Worker):
 ROWS = torch.arange(6, dtype=torch.float32)
 
 
-@pytest.fixture
-def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[px.WorkerGroup]:
-    monkeypatch.setattr(WorkerRuntime, "device", torch.device("meta"))
-    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Trainer) as made:
-        yield made
-
-
-@pytest.fixture
-def fewer(group: px.WorkerGroup) -> Iterator[px.WorkerGroup]:
-    """A group of one rank, which gets rows of several."""
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Trainer) as made:
-        yield made
-
-
 def batch() -> Batch:
     return Batch(ROWS[:, None].repeat(1, 4), np.arange(6))
 
 
-def test_rows_of_a_value(group: px.WorkerGroup) -> None:
-    assert group.split(batch()) == [("meta", (3, 4), True)] * 2
-
-
-def test_rows_of_a_future(group: px.WorkerGroup) -> None:
-    assert group.split(group.make.submit(ROWS)) == [("meta", (3, 4), True)] * 2
-
-
-def test_rows_of_a_future_from_several_ranks(group: px.WorkerGroup, fewer: px.WorkerGroup) -> None:
-    assert fewer.split(group.make.submit(ROWS)) == [("meta", (6, 4), True)]
-
-
-def test_a_whole_future(group: px.WorkerGroup) -> None:
-    assert group.whole(group.make.submit(ROWS)) == [("meta", (6, 4), True)] * 2
-
-
-def test_a_value_that_was_put(group: px.WorkerGroup) -> None:
-    assert group.whole(px.put(batch(), backend="inline")) == [("meta", (6, 4), True)] * 2
-
-
-def test_rows_for_reading_only(group: px.WorkerGroup) -> None:
-    assert group.look(group.make.submit(ROWS)) == ["meta"] * 2
-
-
-def test_without_to_device_a_future_stays_on_the_cpu(group: px.WorkerGroup) -> None:
-    assert group.stay(group.make.submit(ROWS)) == ["cpu"] * 2
+def test_tensors_lie_on_the_device_of_the_rank_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(WorkerRuntime, "device", torch.device("meta"))
+    with (
+        px.ResourcePool([2], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool, Trainer) as group,
+        px.WorkerGroup(pool[0:1], Trainer) as fewer,
+    ):
+        for rows in (batch(), group.make.submit(ROWS)):
+            assert group.split(rows) == [("meta", (3, 4), True)] * 2
+        for whole in (px.put(batch(), backend="inline"), group.make.submit(ROWS)):
+            assert group.whole(whole) == [("meta", (6, 4), True)] * 2
+        made = group.make.submit(ROWS)
+        assert fewer.split(made) == [("meta", (6, 4), True)]  # of several ranks
+        assert group.look(made) == ["meta"] * 2  # for reading only
+        assert group.stay(made) == ["cpu"] * 2

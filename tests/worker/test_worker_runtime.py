@@ -8,13 +8,15 @@ import signal
 import threading
 
 import pytest
+import torch
 
 import phalanx as px
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import encode
+from phalanx.wire.codec import decode, encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import library_call
+from phalanx.wire.messages import BackendRef, library_call
 from phalanx.worker import handlers
+from phalanx.worker.call_values import encoded
 from phalanx.worker.worker_runtime import Loop, WorkerRuntime
 from tests.worker.runtimes import empty_runtime, message, runtime_of
 
@@ -32,26 +34,22 @@ def runtime() -> WorkerRuntime:
     return runtime_of(Worker)
 
 
-def test_questions_of_the_library_are_answered_by_a_rank_that_leaves(runtime: WorkerRuntime) -> None:
+def test_questions_of_the_library_are_answered_by_a_rank_that_leaves_and_calls_not_before_it_is_made(
+    runtime: WorkerRuntime,
+) -> None:
     handlers.leave(runtime)
     assert runtime.run(library_call(handlers.meet)) is None
+    with pytest.raises(DispatchError, match="in which the worker was not made"):
+        empty_runtime().run_direct("", "double", (), {}, ("", 3, 0), encode)
 
 
-def test_ctrl_c_in_the_process_of_the_driver_ends_the_call_and_is_no_answer_to_it(
+def test_ctrl_c_in_the_process_of_the_driver_ends_the_call_and_whatever_else_is_raised_answers_it(
     runtime: WorkerRuntime,
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         runtime.run(message("interrupt"))
-
-
-def test_whatever_else_is_raised_is_an_answer(runtime: WorkerRuntime) -> None:
     with pytest.raises(RankFailure, match="GeneratorExit: gave up"):
         runtime.run(message("give_up"))
-
-
-def test_a_call_before_the_worker_is_made_says_so() -> None:
-    with pytest.raises(DispatchError, match="in which the worker was not made"):
-        empty_runtime().run_direct("", "double", (), {}, ("", 3, 0), encode)
 
 
 def test_the_error_of_a_missing_module_says_where_ranks_look_for_modules() -> None:
@@ -105,3 +103,17 @@ def test_an_interrupted_call_does_not_go_on_while_the_next_one_runs() -> None:
         signal.signal(signal.SIGUSR1, before)
 
     assert seen == ["first ended"]
+
+
+class CountedByTheBackend:
+    """A reference that only its backend may pickle: for anybody else it would live for ever."""
+
+    def __reduce__(self) -> str:
+        raise AssertionError("pickled past the backend")
+
+
+def test_a_reference_within_an_output_is_left_for_the_backend_to_pickle() -> None:
+    ref = BackendRef(CountedByTheBackend())
+    made = encoded({"rows": torch.ones(3), "refs": [ref]})
+    assert list(made.tokens) == [ref]
+    assert decode(made)["refs"] == [ref]
