@@ -25,7 +25,8 @@ def losses(group: px.WorkerGroup, number: int) -> list[float]:
 
 
 def main() -> None:
-    with several_nodes(3) as cluster:
+    # Ray itself gives the lost node up after five of its checks, and only then has room for others.
+    with several_nodes(3, settings={"health_check_period_ms": 500}) as cluster:
         found: dict[str, Any] = {}
         pool = px.ResourcePool([2, 2], use_gpu=False, timeout=60)
         group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=px.ReplacePolicy())
