@@ -308,14 +308,14 @@ class Trained(px.Worker):
 
 @pytest.mark.slow_on_cluster
 def test_ranks_that_work_together_are_resized_through_a_folder(four: px.ResourcePool, tmp_path: Path) -> None:
-    group = px.WorkerGroup(four, Trained)
+    group = px.WorkerGroup(four[:2], Trained)
     group.train()
-    px.resize(group, 2, via=tmp_path)
+    px.resize(group, 1, via=tmp_path)
     fewer = group.train()
-    px.resize(group, 3, via=tmp_path)
+    px.resize(group, 2, via=tmp_path)
 
-    assert fewer == [(2, 2)] * 2
-    assert group.train() == [(3, 3)] * 3
+    assert fewer == [(2, 1)]
+    assert group.train() == [(3, 2)] * 2
 
 
 class Caller(px.Worker):

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
 import phalanx as px
 from phalanx.channels.hub_client import hubs
@@ -23,6 +22,7 @@ from tests.channels.test_channel import all_are_accounted_for
 from tests.support.fault_workers import within
 
 pytestmark = pytest.mark.slow
+BY_VALUE = True
 
 WITHIN = 30.0
 LARGE = 60_000
@@ -83,6 +83,8 @@ print(group.add(1))
 class Putter(px.Worker):
     @px.register
     def put_twice(self, channel: px.Channel) -> None:
+        import torch
+
         channel.put(1)
         channel.put(torch.zeros(LARGE))
 
@@ -90,6 +92,8 @@ class Putter(px.Worker):
     def generate_many(
         self, staleness: px.StalenessManager, channel: px.Channel, leases: int, width: int
     ) -> None:
+        import torch
+
         for _ in range(leases):
             with staleness.lease(2, 2.0) as lease:
                 lease.put(channel, torch.zeros(2, width), lease.version, 2.0)

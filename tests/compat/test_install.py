@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import pytest
+import ray
 
 from tests.compat.overlay.test_reach import INSTALL, run
 
@@ -154,17 +152,7 @@ print(ray.get(Trainer.remote().fit.remote()))
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_trainer_on_a_cluster_that_was_there_before(tmp_path: Path) -> None:
-    cluster = """
-        import ray, subprocess, sys, os
-        context = ray.init(num_cpus=4, include_dashboard=False)
-        script, address = os.environ["TRAINER"], context.address_info["address"]
-        done = subprocess.run([sys.executable, script, address], capture_output=True, text=True)
-        print(done.stdout, done.stderr[-3000:] if done.returncode else "")
-        """
-    script = tmp_path / "trainer.py"
-    script.write_text("import sys\n" + TRAINER.format(where="address=sys.argv[1]"))
-    with tempfile.TemporaryDirectory(prefix="px") as folder:
-        output = run(cluster, RAY_TMPDIR=folder, TRAINER=str(script))
+def test_a_trainer_on_a_cluster_that_was_there_before(ray_cluster: None) -> None:
+    address = ray.get_runtime_context().gcs_address
 
-    assert "[11, 22]" in output
+    assert "[11, 22]" in run(TRAINER.format(where=f"address={address!r}"))

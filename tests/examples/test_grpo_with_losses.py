@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+import phalanx as px
 from tests.members.killed_trainers import Operations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 FOLDER = Path(__file__).parents[2] / "examples"
 STEPS = 4
-_without: dict[int, tuple[list[float], dict[str, list[int]]]] = {}
 
 
 @pytest.fixture(scope="module")
@@ -55,29 +55,29 @@ def settings_of(example: ModuleType) -> Any:
     return example.Settings(questions=4, group_size=4, steps=STEPS)
 
 
-def without_a_fault(example: ModuleType, ranks: int) -> tuple[list[float], dict[str, list[int]]]:
-    """The rewards, and how many operations each rank of both groups made in the second step."""
-    if ranks not in _without:
-        settings = settings_of(example)
-        with example.started(settings, ranks, "cpu") as (groups, sync):
-            places = {"policy": groups.policy.actor, "rollout": groups.rollout}
-            steps = example.grpo(groups, sync, settings, torch.Generator().manual_seed(0))
-            rewards = [next(steps)]
-            for view in places.values():
-                view.run(count)
-            rewards.append(next(steps))
-            operations = {name: view.run(counted) for name, view in places.items()}
-            rewards += list(steps)
-        _without[ranks] = rewards, operations
-    return _without[ranks]
+def without_a_fault(
+    example: ModuleType, groups: Any, sync: px.WeightSync
+) -> tuple[list[float], dict[str, list[int]]]:
+    """The rewards, and how many operations each rank of both groups made in the second step; then it is undone."""
+    places = {"policy": groups.policy.actor, "rollout": groups.rollout}
+    px.snapshot(groups.policy, groups.rollout)
+    steps = example.grpo(groups, sync, settings_of(example), torch.Generator().manual_seed(0))
+    rewards = [next(steps)]
+    for view in places.values():
+        view.run(count)
+    rewards.append(next(steps))
+    operations = {name: view.run(counted) for name, view in places.items()}
+    rewards += list(steps)
+    px.restore(groups.policy, groups.rollout)
+    return rewards, operations
 
 
 def killed(example: ModuleType, ranks: int, seed: int) -> None:
-    rewards, operations = without_a_fault(example, ranks)
     choice, settings = random.Random(seed), settings_of(example)
     name, rank, at = choice.choice(["policy", "rollout"]), choice.randrange(ranks), choice.randrange(1, STEPS)
-    last = choice.randrange(1, operations[name][rank])
     with example.started(settings, ranks, "cpu", replace=True) as (groups, sync):
+        rewards, operations = without_a_fault(example, groups, sync)
+        last = choice.randrange(1, operations[name][rank])
         everyone = groups.policy, groups.rollout
         before = [[one.facts.pid for one in group.core.endpoints] for group in everyone]
         steps = example.grpo_with_losses(groups, sync, settings, torch.Generator().manual_seed(0))

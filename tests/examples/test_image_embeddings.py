@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,21 +12,19 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+import phalanx as px
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "image_embeddings.py"
-
-
-def start(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--num-cpus", "2", *arguments]
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """What the script printed, and the folder that it wrote to."""
     folder = tmp_path_factory.mktemp("images")
-    done = start("--per-class", "6", "--out", "here", folder=folder)
+    command = [sys.executable, str(SCRIPT), "--num-cpus", "2", "--per-class", "6", "--out", "here"]
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, folder / "here"
 
@@ -58,7 +57,11 @@ def test_the_contact_sheet_is_a_png(ended: tuple[str, Path]) -> None:
     assert (ended[1] / "neighbours.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_accelerator_that_no_node_has_is_an_error_and_no_endless_wait(tmp_path: Path) -> None:
-    done = start("--accelerator-type", "T4", folder=tmp_path)
-    assert done.returncode == 1
-    assert "--accelerator-type T4: the cluster has no accelerators" in done.stderr
+def test_an_accelerator_that_no_node_has_is_an_error_and_no_endless_wait(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.setattr(sys, "argv", [SCRIPT.name, "--accelerator-type", "T4"])
+    monkeypatch.setattr(px, "init", lambda **_: None)  # on the cluster that is there
+    with pytest.raises(SystemExit, match="--accelerator-type T4: the cluster has no accelerators"):
+        runpy.run_path(str(SCRIPT), run_name="__main__")

@@ -17,7 +17,7 @@ from phalanx.testing import faults
 from tests.support.fault_workers import Trouble, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]
-WARM_UP = 3
+WARM_UP = 2
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def one_cycle(number: int) -> None:
                 group.ping()
 
 
-@pytest.mark.parametrize("cycles", [6, pytest.param(50, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("cycles", [5, pytest.param(50, marks=pytest.mark.soak)])
 def test_groups_of_4_of_which_each_fifth_has_faults_leave_nothing_behind(cycles: int) -> None:
     for number in range(WARM_UP):
         one_cycle(number)

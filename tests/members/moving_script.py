@@ -31,11 +31,11 @@ def main() -> None:
             told.set()
 
         with px.ResourcePool([2, 2], use_gpu=False, timeout=60) as pool:
-            with px.WorkerGroup(pool, Replicated, start_timeout=120) as group:
-                found["expected"] = [losses(group, number) for number in range(STEPS)]
-
             policy = px.ReplacePolicy(max_failures=0)  # nothing of it is a failure
             group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=policy, on_notice=note)
+            px.snapshot(group)
+            found["expected"] = [losses(group, number) for number in range(STEPS)]
+            px.restore(group)
             pids, nodes = group.pid(), [group.core.epoch.nodes]
             seen: list[list[float]] = []
             while len(seen) < STEPS:

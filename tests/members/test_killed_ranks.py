@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEPS = 4
 CASES = [(Replicated, 2), (Sharded, 2), (Replicated, 4), (Sharded, 4)]
-_without: dict[tuple[type[Fragile], int], tuple[list[list[float]], list[int]]] = {}
 
 
 @pytest.fixture(scope="module")
@@ -27,22 +26,20 @@ def losses_of(outputs: list[tuple[float, int]]) -> list[float]:
     return [loss for loss, _ in outputs]
 
 
-def without_a_fault(pool: px.ResourcePool, kind: type[Fragile]) -> tuple[list[list[float]], list[int]]:
-    """The losses of each rank in each step, and how many operations a step has on each rank."""
-    key = kind, pool.world_size
-    if key not in _without:
-        with px.WorkerGroup(pool, kind) as group:
-            outputs = [group.step(number) for number in range(STEPS)]
-        _without[key] = [losses_of(one) for one in outputs], [count for _, count in outputs[-1]]
-    return _without[key]
+def without_a_fault(group: px.WorkerGroup) -> tuple[list[list[float]], list[int]]:
+    """The losses of each rank in each step, and how many operations a step has on each rank; then it is undone."""
+    px.snapshot(group)
+    outputs = [group.step(number) for number in range(STEPS)]
+    px.restore(group)
+    return [losses_of(one) for one in outputs], [count for _, count in outputs[-1]]
 
 
 def killed(pool: px.ResourcePool, kind: type[Fragile], seed: int) -> None:
-    expected, operations = without_a_fault(pool, kind)
     chosen = random.Random(seed)
     rank, at = chosen.randrange(pool.world_size), chosen.randrange(1, STEPS)
-    last = chosen.randrange(1, operations[rank])
     with px.WorkerGroup(pool, kind) as group:
+        expected, operations = without_a_fault(group)
+        last = chosen.randrange(1, operations[rank])
         before = group.pid()
         losses = [losses_of(group.step(number)) for number in range(at)]
         px.snapshot(group)
@@ -74,8 +71,8 @@ def test_the_same_for_more_seeds(four: px.ResourcePool, kind: type[Fragile], siz
 
 
 def test_a_policy_replaces_the_lost_rank_when_the_group_is_next_called(four: px.ResourcePool) -> None:
-    expected, operations = without_a_fault(four[:2], Replicated)
     with px.WorkerGroup(four[:2], Replicated, on_failure=px.ReplacePolicy(max_failures=1)) as group:
+        expected, operations = without_a_fault(group)
         before = group.pid()
         losses = [losses_of(group.step(0))]
         px.snapshot(group)

@@ -45,26 +45,26 @@ def test_no_process_is_another_one(two: px.ResourcePool) -> None:
 
 @pytest.mark.slow_on_cluster
 def test_a_step_of_two_groups_is_made_again_when_one_of_them_lost_a_rank(two: px.ResourcePool) -> None:
-    def run(lost_in: int | None = None) -> list[list[float]]:
-        policy = px.WorkerGroup(two, Trainer, on_failure=px.ReplacePolicy())
-        other = px.WorkerGroup(two, Trainer.bind(seed=1))
-        losses: list[list[float]] = []
-        px.snapshot(policy, other)
-        while len(losses) < 4:
-            try:
-                drawn = other.step()
-                if len(losses) == lost_in:
-                    faults.kill(policy, 1)
-                    lost_in = None
-                loss = drawn + policy.step()
-                px.snapshot(policy, other)
-            except (px.CallError, px.GroupBroken):
-                px.restore(policy, other)
-                continue
-            losses.append(loss)
-        return losses
+    policy = px.WorkerGroup(two, Trainer, on_failure=px.ReplacePolicy())
+    other = px.WorkerGroup(two, Trainer.bind(seed=1))
+    px.snapshot(policy, other)
+    expected = [other.step() + policy.step() for _ in range(4)]
 
-    assert run(lost_in=2) == run()
+    losses: list[list[float]] = []
+    px.restore(policy, other)
+    while len(losses) < 4:
+        try:
+            drawn = other.step()
+            if len(losses) == 2 and policy.epoch == 0:
+                faults.kill(policy, 1)
+            loss = drawn + policy.step()
+            px.snapshot(policy, other)
+        except (px.CallError, px.GroupBroken):
+            px.restore(policy, other)
+            continue
+        losses.append(loss)
+
+    assert (losses, policy.epoch, other.epoch) == (expected, 1, 0)
 
 
 @pytest.mark.slow_on_cluster
