@@ -116,7 +116,7 @@ def where(role: px.WorkerGroup) -> list[int]:
     return role.run(lambda worker: worker.model[0].weight.data_ptr())
 
 
-def test_shared_weights_are_the_sources_storage_and_nothing_moves() -> None:
+def test_shared_weights_are_the_sources_storage_also_after_a_restart_and_nothing_moves() -> None:
     with groups(px.colocate({"actor": Actor, "rollout": Sharer}), sizes=(2,)) as (group,):
         sync = px.WeightSync(group.actor, group.rollout, NAME)
         version = sync()
@@ -129,6 +129,12 @@ def test_shared_weights_are_the_sources_storage_and_nothing_moves() -> None:
         assert (version.nbytes, version.moved) == (0, ())
         assert sync().number == 2
         assert sync().changed == 0
+
+        group.restart()
+        with pytest.raises(px.weights.WeightsTorn):
+            group.rollout.weight()
+        sync()
+        assert where(group.actor) == where(group.rollout)
 
 
 class FormerSharer(Sharer):
@@ -170,18 +176,6 @@ def test_the_error_of_a_target_is_not_replaced_by_those_of_its_source_that_is_th
     ends: list[Any] = [Source(), Target(), None]
     with pytest.raises(px.weights.WeightsVerificationError, match="these differ"):
         _sync_both(*ends)
-
-
-def test_shared_weights_are_shared_again_after_a_restart() -> None:
-    with groups(px.colocate({"actor": Actor, "rollout": Sharer})) as (group,):
-        sync = px.WeightSync(group.actor, group.rollout, NAME)
-        sync()
-        group.restart()
-        with pytest.raises(px.weights.WeightsTorn):
-            group.rollout.weight()
-        sync()
-
-        assert where(group.actor) == where(group.rollout)
 
 
 def test_storage_cannot_be_shared_with_another_process() -> None:

@@ -58,12 +58,16 @@ def sync(both: tuple[px.WorkerGroup, px.WorkerGroup]) -> Iterator[px.WeightSync]
         yield made
 
 
-def test_a_future_gives_the_version_again_and_again(sync: px.WeightSync) -> None:
+def test_a_future_gives_the_version_again_and_again_and_is_gathered_with_calls(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
+) -> None:
     future = sync.submit()
+    version, values = px.gather(future, both[0].values.submit())
 
-    assert future.result(60) is future.result()
+    assert future.result(60) is future.result() is version
     assert future.done() and not future.cancelled()
     assert future.exception() is None
+    assert len(values[0]) == 4
 
 
 def test_a_future_can_be_awaited(sync: px.WeightSync) -> None:
@@ -92,15 +96,6 @@ def test_a_future_that_failed_raises_each_time_it_is_asked_or_awaited(
     both[1].fail(False)
     assert sync().number > 1
     assert same(both[1].values()[0], both[0].values()[0])
-
-
-def test_futures_of_syncs_and_of_calls_are_gathered(
-    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
-) -> None:
-    version, values = px.gather(sync.submit(), both[0].values.submit())
-
-    assert version.number >= 1
-    assert len(values[0]) == 4
 
 
 def test_the_future_of_a_sync_is_no_argument_of_a_call(
