@@ -48,18 +48,11 @@ def two(backend: str) -> Iterator[px.ResourcePool]:
         yield pool
 
 
-def test_a_stream_that_its_own_reader_has_not_read_is_not_lost(two: px.ResourcePool) -> None:
-    group = px.WorkerGroup(two, Teller)
-    with group[1].count.stream(100, buffer=2) as items:
-        first = next(items)
-        px.resize(group, 1)
-
-        assert [first, *items] == list(range(100))
-    assert len(group) == 1
-
-
-def test_the_same_of_ranks_that_are_asynchronous(two: px.ResourcePool) -> None:
-    group = px.WorkerGroup(two, Loop, max_concurrency=8)
+@pytest.mark.parametrize(("kind", "concurrency"), [(Teller, None), (Loop, 8)])
+def test_a_stream_that_its_own_reader_has_not_read_is_not_lost(
+    two: px.ResourcePool, kind: type[px.Worker], concurrency: int | None
+) -> None:
+    group = px.WorkerGroup(two, kind, max_concurrency=concurrency)
     with group[1].count.stream(100, buffer=2) as items:
         first = next(items)
         px.resize(group, 1)

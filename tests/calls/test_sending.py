@@ -154,9 +154,3 @@ def test_a_call_that_only_some_ranks_got_breaks_the_group(
         if backend == "ray":
             with pytest.raises(px.GroupBroken, match=r"rank 0 got the call, ranks \S*3 did not"):
                 group.which(1)
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0, True])
-def test_a_deadline_is_a_number_of_seconds(group: px.WorkerGroup, seconds: float) -> None:
-    with pytest.raises(px.DispatchError, match="timeout="):
-        group.which.options(timeout=seconds)

@@ -97,14 +97,6 @@ def test_ranks_move_with_their_state_and_the_others_keep_their_processes(
     assert (group.epoch, group.add(3)) == (1, [[1, 2, 3]] * 4)
 
 
-def test_ranks_without_a_state_move_without_one(four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Stateless, on_failure=px.ReplacePolicy(max_failures=0))
-    drain(group, "a")
-
-    assert group.add(1) == [1, 2, 3, 4]
-    assert group.core.epoch.nodes == ("c", "c", "b", "b")
-
-
 class Refusing(Stateless):
     def state_dict(self) -> dict[str, int]:
         raise px.checkpoint.CheckpointError("the tokenizer has nothing to save")
@@ -113,17 +105,20 @@ class Refusing(Stateless):
         raise AssertionError("nothing was saved")
 
 
-def test_ranks_whose_state_cannot_be_copied_stay(
+def test_ranks_without_a_state_move_without_one_and_those_whose_state_cannot_be_copied_stay(
     four: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group = px.WorkerGroup(four, Refusing, on_failure=px.ReplacePolicy(max_failures=0))
-    drain(group, "a")
-
+    refusing = px.WorkerGroup(four, Refusing, on_failure=px.ReplacePolicy(max_failures=0))
+    drain(refusing, "a")
     with caplog.at_level(logging.WARNING, "phalanx"):
-        assert group.add(1) == [1, 2, 3, 4]
-
-    assert group.core.epoch.nodes == ("a", "a", "b", "b")
+        assert refusing.add(1) == [1, 2, 3, 4]
+    assert refusing.core.epoch.nodes == ("a", "a", "b", "b")
     assert "no snapshot could be taken" in caplog.text
+
+    group = px.WorkerGroup(four, Stateless, on_failure=px.ReplacePolicy(max_failures=0))
+    drain(group, "a")
+    assert group.add(1) == [1, 2, 3, 4]
+    assert group.core.epoch.nodes == ("c", "c", "b", "b")
 
 
 def test_without_room_they_stay_until_there_is_some(

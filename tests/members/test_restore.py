@@ -21,26 +21,19 @@ def two(backend: str) -> Iterator[px.ResourcePool]:
         yield made
 
 
-def test_the_numbers_after_it_are_those_after_the_snapshot(two: px.ResourcePool) -> None:
+def test_the_numbers_after_it_are_those_after_the_snapshot_of_the_same_processes(
+    two: px.ResourcePool,
+) -> None:
     group = px.WorkerGroup(two, Trainer)
     group.step()
     px.snapshot(group)
-    went_on = [group.step() for _ in range(3)]
-
-    px.restore(group)
-
-    assert [group.step() for _ in range(3)] == went_on
-
-
-def test_no_process_is_another_one(two: px.ResourcePool) -> None:
-    group = px.WorkerGroup(two, Trainer)
-    px.snapshot(group)
-    before = group.core.epoch
+    before, went_on = group.core.epoch, [group.step() for _ in range(3)]
 
     px.restore(group)
     px.restore(group)
 
     assert group.core.epoch is before
+    assert [group.step() for _ in range(3)] == went_on
 
 
 @pytest.mark.slow_on_cluster

@@ -113,24 +113,30 @@ def test_the_command_runs_a_program_as_python_does(verl: Path, tmp_path: Path, w
     words = [word.format(folder=tmp_path) for word in words]
 
     done = python("-m", "phalanx", "verl", *words, path=[verl, tmp_path])
+    other = python("-m", "phalanx", "verl", sys.executable, "-c", WHOSE, path=[verl])
 
     assert done.stdout.split() == ["__main__", "['x=1']", OURS], done.stderr
-
-
-def test_the_command_runs_any_other_program(verl: Path) -> None:
-    done = python("-m", "phalanx", "verl", sys.executable, "-c", WHOSE, path=[verl])
-
-    assert done.stdout.strip() == OURS, done.stderr
+    assert other.stdout.strip() == OURS, other.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [([], "nothing to run"), (["-m"], "nothing to run"), (["nowhere.py"], "no program 'nowhere.py'")],
+    [
+        ([], "nothing to run"),
+        (["-m"], "nothing to run"),
+        (["nowhere.py"], "no program 'nowhere.py'"),
+        (["ray", "job", "submit", "--", "python3", "train.py"], "before the command of the job"),
+        (["{folder}/run.sh"], "cannot be run"),
+    ],
 )
-def test_the_command_says_what_it_cannot_run(verl: Path, words: list[str], told: str) -> None:
-    done = python("-m", "phalanx", "verl", *words, path=[verl])
+def test_the_command_refuses_what_it_cannot_run_or_would_run_without_it(
+    verl: Path, tmp_path: Path, words: list[str], told: str
+) -> None:
+    (tmp_path / "run.sh").write_text("")
 
-    assert (done.returncode, told in done.stderr) == (2, True)
+    done = python("-m", "phalanx", "verl", *[word.format(folder=tmp_path) for word in words], path=[verl])
+
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
 def test_a_program_that_fails_ends_as_it_does_by_itself(verl: Path, tmp_path: Path) -> None:
@@ -172,11 +178,10 @@ def test_children_have_it_whatever_the_policy_of_plugins_is(verl: Path, policy: 
     assert run(INSTALL + script, verl, VERL_USE_EXTERNAL_PLUGINS=policy).strip() == OURS
 
 
-def test_an_installed_phalanx_takes_nothing_over_by_itself(verl: Path, hook: Path) -> None:
+def test_where_phalanx_is_installed_one_variable_puts_it_on_and_nothing_else_does(
+    verl: Path, hook: Path
+) -> None:
     assert run(WHOSE, verl, hook).strip() == "verl.single_controller"
-
-
-def test_one_variable_puts_it_on(verl: Path, hook: Path) -> None:
     assert run(WHOSE, verl, hook, PHALANX_VERL="1").strip() == OURS
 
 
@@ -369,20 +374,3 @@ def test_variables_that_a_job_was_submitted_with_do_not_conflict_with_its_own(ve
     assert told["pip"] == ["x"]
     assert told["env_vars"].pop("A", "1") == "1"
     assert told["env_vars"] == {**submitted, "VERL_USE_EXTERNAL_MODULES": f"{PLUGIN},mine"}
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["ray", "job", "submit", "--", "python3", "train.py"], "before the command of the job"),
-        (["{folder}/run.sh"], "cannot be run"),
-    ],
-)
-def test_the_command_refuses_what_would_run_without_it(
-    verl: Path, tmp_path: Path, words: list[str], told: str
-) -> None:
-    (tmp_path / "run.sh").write_text("")
-
-    done = python("-m", "phalanx", "verl", *[word.format(folder=tmp_path) for word in words], path=[verl])
-
-    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
