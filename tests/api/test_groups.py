@@ -169,14 +169,6 @@ def test_two_groups_on_the_same_slots_have_two_worlds_and_explain_says_so(
     assert "processes of their own: neighbour" in text
 
 
-def test_variables_of_the_runtime_env_are_the_groups_own() -> None:
-    variables = {"OMP_NUM_THREADS": "7", "BOTH": "from the runtime_env"}
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Plain, runtime_env={"env_vars": variables}, env={"BOTH": "from env"})
-        assert group.variable("OMP_NUM_THREADS") == ["7"]
-        assert group.variable("BOTH") == ["from env"]
-
-
 def test_groups_on_other_slots_of_a_pool_share_the_cores_unless_somebody_set_a_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,6 +184,10 @@ def test_groups_on_other_slots_of_a_pool_share_the_cores_unless_somebody_set_a_n
         )
         assert inherits.variable("OMP_NUM_THREADS") == ["11"] * 4
         assert chooses.variable("OMP_NUM_THREADS") == ["3"] * 4
+        of_group = {"env_vars": {"OMP_NUM_THREADS": "7", "BOTH": "from the runtime_env"}}
+        group = px.WorkerGroup(pool[0:1], Plain, runtime_env=of_group, env={"BOTH": "from env"})
+        assert group.variable("OMP_NUM_THREADS") == ["7"]
+        assert group.variable("BOTH") == ["from env"]
 
 
 OF_A_CLUSTER = """
@@ -305,16 +301,11 @@ def test_futures_of_asynchronous_ranks_are_arguments_of_their_own_next_calls(
         assert torch.equal(future.result(timeout=60), rows)
 
 
-def test_collectives_of_several_inline_ranks_say_what_to_do() -> None:
+def test_collectives_work_on_one_inline_rank_and_say_what_to_do_on_several() -> None:
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Plain)
         with pytest.raises(px.RemoteCallError, match="ray backend"):
-            group.join_collective()
-
-
-def test_a_collective_of_one_inline_rank_works() -> None:
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Actor)
+            px.WorkerGroup(pool, Plain).join_collective()
+        group = px.WorkerGroup(pool[0:1], Actor)
         try:
             assert group.sum_of_ranks() == [0.0]
         finally:

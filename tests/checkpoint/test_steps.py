@@ -132,7 +132,7 @@ def test_all_folders_of_a_step_are_on_the_disk_before_its_manifest(
     assert step in synced[at:]
 
 
-def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_or_is_no_url_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(px.checkpoint.CheckpointError, match="a file of that name: choose another path"):
         saved(tmp_path / "file", 1)
@@ -141,6 +141,11 @@ def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
         shutil.rmtree(writer.folder)
         with pytest.raises(px.checkpoint.CheckpointError, match="its folder is gone"):
             writer.write("state", b"x")
+
+    with pytest.raises(px.checkpoint.CheckpointError, match="cannot be reached"):
+        Storage("nowhere://bucket/run")
+    with pytest.raises(px.checkpoint.CheckpointError, match=r"lost a slash.*as text: 's3://bucket/run'"):
+        Storage(Path("s3://bucket/run"))
 
 
 @pytest.mark.parametrize(
@@ -174,18 +179,6 @@ def test_a_file_of_a_store_is_seen_whole_or_not_at_all(
 
     assert seen == [None, b"before"]
     assert (place.read("note"), place.names()) == (b"after", ["note"])
-
-
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("nowhere://bucket/run", "cannot be reached"),
-        (Path("s3://bucket/run"), r"lost a slash.*give it as text: 's3://bucket/run'"),
-    ],
-)
-def test_a_url_that_is_none_is_refused(path: Any, why: str) -> None:
-    with pytest.raises(px.checkpoint.CheckpointError, match=why):
-        Storage(path)
 
 
 @pytest.mark.parametrize("fails", ["makedirs", "pipe_file"])

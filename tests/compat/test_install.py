@@ -111,8 +111,7 @@ def test_a_call_after_ray_init_warns_of_the_processes_that_it_does_not_reach(lat
         """
     )
 
-    assert ("RuntimeWarning: " in output) == late
-    assert ("before ray.init" in output) == late
+    assert ("RuntimeWarning: " in output) == ("before ray.init" in output) == late
 
 
 TRAINER = """

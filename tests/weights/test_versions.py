@@ -119,11 +119,6 @@ def test_no_rank_has_a_version_of_which_another_rank_failed() -> None:
         assert statuses(target) == ["whole(3)", "whole(3)"]
 
 
-def test_weights_of_a_name_that_nobody_accepts_are_an_error_that_names_the_known_ones() -> None:
-    with groups(Actor, Rollout) as (_, target), pytest.raises(px.DeclarationError, match=rf"typo.*{NAME}"):
-        px.weights.status(target, "typo")
-
-
 def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
     with groups(Actor, px.colocate({"rollout": Fussy, "critic": Critic})) as (source, target):
         target.rollout.refuse(True)
@@ -236,8 +231,6 @@ def test_weights_of_another_step_than_asked_for_are_refused_and_nothing_is_moved
         assert (version.step, version.number) == (1, 1)
         assert sync().number == 2  # the number of the refused one was given again, but once
 
-
-def test_a_step_cannot_be_asked_of_a_source_that_tells_none() -> None:
     sides = joined({"w": torch.ones(2)}, {"w": torch.zeros(2)})
     with sides as (sync, _), pytest.raises(px.PhalanxError, match=r"publish_weights\(..., step=function\)"):
         sync(step=1)
