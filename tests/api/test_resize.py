@@ -59,12 +59,15 @@ def four(backend: str) -> Iterator[px.ResourcePool]:
 
 
 @pytest.mark.slow_on_cluster
-def test_a_group_shrinks_and_grows_and_ranks_that_stay_keep_process_and_number(four: px.ResourcePool) -> None:
+def test_ranks_that_stay_keep_process_and_number_and_those_that_join_get_the_calls_of_restarts(
+    four: px.ResourcePool,
+) -> None:
     group = px.WorkerGroup(four, Answerer)
     before = [endpoint.facts.pid for endpoint in group.core.endpoints]
 
     px.resize(group, 2)
     fewer = group.who()
+    group.load(7)
     px.resize(group, 3)
     more = group.who()
 
@@ -72,6 +75,10 @@ def test_a_group_shrinks_and_grows_and_ranks_that_stay_keep_process_and_number(f
     assert more == [(0, 3), (1, 3), (2, 3)]
     assert [endpoint.facts.pid for endpoint in group.core.endpoints][:2] == before[:2]
     assert (len(group), group.world_size, group.ranks) == (3, 3, (0, 1, 2))
+    assert group.seeds() == [7, 7, 7]
+    px.resize(group, 2)
+    group.restart()
+    assert group.seeds() == [7, 7]
 
 
 def test_results_of_ranks_that_left_stay_and_they_are_called_no_more(four: px.ResourcePool) -> None:
@@ -84,19 +91,6 @@ def test_results_of_ranks_that_left_stay_and_they_are_called_no_more(four: px.Re
     px.resize(group, 4)
 
     assert [future.result() for future in futures] == [(rank, 10 * rank) for rank in range(4)]
-
-
-def test_ranks_that_join_get_the_calls_that_a_restart_makes_again(four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Answerer)
-    px.resize(group, 1)
-    group.load(7)
-    px.resize(group, 3)
-    grown = group.seeds()
-    px.resize(group, 2)
-    group.restart()
-
-    assert grown == [7, 7, 7]
-    assert group.seeds() == [7, 7]
 
 
 def test_slots_that_ranks_left_are_free_for_others(backend: str) -> None:

@@ -90,24 +90,18 @@ def grown(group: px.WorkerGroup, before: dict[str, int], name: str) -> int:
     return group.statistics()[name] - before[name]
 
 
-@pytest.fixture
-def stored(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the values that the driver stores, in bytes."""
-    sizes: list[int] = []
-    put = type(group.core.backend).put
-    monkeypatch.setattr(
-        type(group.core.backend),
-        "put",
-        lambda self, value: (sizes.append(value.nbytes), put(self, value))[1],
-    )
-    return sizes
-
-
-def test_large_pieces_are_stored_one_by_one(group: px.WorkerGroup, stored: list[int]) -> None:
+def test_large_pieces_are_stored_one_by_one(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the first rank begins while the second piece is stored."""
-    rows = torch.ones(10 * 1024, 1024)
+    rows, sizes, backend = torch.ones(10 * 1024, 1024), list[int](), type(group.core.backend)
+    put = backend.put
+
+    def noted(self: Any, value: Any) -> Any:
+        sizes.append(value.nbytes)
+        return put(self, value)
+
+    monkeypatch.setattr(backend, "put", noted)
     assert torch.equal(group.pass_on(rows), rows + 1)
-    assert [nbytes // MB for nbytes in stored] == [10, 10, 10, 10]
+    assert [nbytes // MB for nbytes in sizes] == [10, 10, 10, 10]
 
 
 def test_arguments_are_sent_if_they_are_small_and_else_stored_once_for_all_ranks(

@@ -126,9 +126,7 @@ def test_stacks_come_from_native_code_and_a_stopped_rank_is_said_to_be_unreadabl
     group: px.WorkerGroup,
 ) -> None:
     future = group[0:3].submit("spin_natively")
-    assert within(
-        30.0, lambda: all(s.running for s in group.core.backend.sights(group.core.endpoints[:3], False))
-    )
+    assert within(30.0, lambda: all_running(group, 3))
     faults.stop(group, 2)
 
     with taking_less_than(1.5), pytest.raises(px.CallTimeout) as raised:
@@ -195,9 +193,7 @@ def test_cancel_drops_what_has_not_begun_interrupts_what_runs_and_changes_nothin
 def test_cancel_frees_ranks_from_a_collective_and_breaks_the_group(group: px.WorkerGroup) -> None:
     group.join()
     future = group[0:3].submit("reduce")
-    assert within(
-        30.0, lambda: all(s.running for s in group.core.backend.sights(group.core.endpoints[:3], False))
-    )
+    assert within(30.0, lambda: all_running(group, 3))
 
     with taking_less_than(3.0):
         assert future.cancel()
@@ -211,9 +207,7 @@ def test_cancel_frees_ranks_from_a_collective_and_breaks_the_group(group: px.Wor
 @pytest.mark.slow
 def test_cancel_stops_ranks_that_do_not_yield(group: px.WorkerGroup) -> None:
     future = group[0:2].submit("spin_natively")
-    assert within(
-        30.0, lambda: all(s.running for s in group.core.backend.sights(group.core.endpoints[:2], False))
-    )
+    assert within(30.0, lambda: all_running(group, 2))
 
     with taking_less_than(4.0):
         assert future.cancel()

@@ -24,12 +24,17 @@ def two(backend: str) -> Iterator[px.ResourcePool]:
         yield made
 
 
-def test_others_read_what_the_ranks_have(two: px.ResourcePool, tmp_path: Path) -> None:
-    px.save(px.WorkerGroup(two, Rows), tmp_path / "model", format="hugging face")
+@pytest.mark.slow_on_cluster
+def test_others_read_what_the_ranks_have_and_ranks_what_others_wrote(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
+    group, full = px.WorkerGroup(two, Rows), torch.arange(24.0).view(8, 3)
+    px.save(group, tmp_path / "model", format="hugging face")
+    assert torch.equal(load_file(tmp_path / "model" / "model.safetensors")["w"], full)
 
-    found = load_file(tmp_path / "model" / "model.safetensors")
-
-    assert torch.equal(found["w"], torch.arange(24.0).view(8, 3))
+    save_file({"w": full + 1}, tmp_path / "model.safetensors")
+    px.load(group, tmp_path, format="hugging face")
+    assert torch.equal(torch.cat(group.get()), full + 1)
 
 
 @pytest.mark.slow_on_cluster
@@ -44,16 +49,6 @@ def test_files_are_cut_by_size_and_listed(two: px.ResourcePool, tmp_path: Path) 
     values = group[0].values()
     for name, file in listed.items():
         assert torch.equal(load_file(tmp_path / "model" / file)[name], values[name])
-
-
-@pytest.mark.slow_on_cluster
-def test_ranks_load_what_others_wrote(two: px.ResourcePool, tmp_path: Path) -> None:
-    save_file({"w": torch.arange(24.0).view(8, 3) + 1}, tmp_path / "model.safetensors")
-    group = px.WorkerGroup(two, Rows)
-
-    px.load(group, tmp_path, format="hugging face")
-
-    assert torch.equal(torch.cat(group.get()), torch.arange(24.0).view(8, 3) + 1)
 
 
 def test_a_state_of_tensors_is_a_model(two: px.ResourcePool, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,66 +108,61 @@ def test_a_run_begins_where_nothing_was_saved_and_goes_on_from_the_steps_that_it
         assert group[0].look() == [2.0, 2.0, 2.0, 2.0, 2]
 
 
+@contextmanager
+def begun(
+    path: str, **groups: px.WorkerGroup
+) -> Iterator[tuple[px.Channel, px.StalenessManager, px.checkpoint.CheckpointManager]]:
+    """A run with a channel and a staleness of its own."""
+    staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
+    with (
+        px.Channel(name="rollouts") as channel,
+        px.checkpoint.CheckpointManager(path, groups, channels=[channel], staleness=staleness) as run,
+    ):
+        yield channel, staleness, run
+
+
 @pytest.mark.slow_on_cluster
 def test_channels_and_staleness_go_on_with_what_they_had(group: px.WorkerGroup, path: str) -> None:
-    with px.Channel(name="rollouts") as channel:
-        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
-        with px.checkpoint.CheckpointManager(
-            path, {"model": group}, channels=[channel], staleness=staleness
-        ) as run:
-            assert group.generate(staleness, channel, 4) == [4, 4]
-            with channel.take_rows(4, WITHIN):
-                pass
-            staleness.advance(1)
-            run.save(1)
-            before = staleness.stats.rows
-    with px.Channel(name="rollouts") as channel:
-        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
-        with px.checkpoint.CheckpointManager(
-            path, {"model": group}, channels=[channel], staleness=staleness
-        ) as run:
-            run.resume()
+    with begun(path, model=group) as (channel, staleness, run):
+        assert group.generate(staleness, channel, 4) == [4, 4]
+        with channel.take_rows(4, WITHIN):
+            pass
+        staleness.advance(1)
+        run.save(1)
+        before = staleness.stats.rows
+    with begun(path, model=group) as (channel, staleness, run):
+        run.resume()
 
-            assert (channel.rows.waiting, channel.rows.delivered) == (4, 4)
-            assert staleness.version == 1
-            assert staleness.stats.rows == before
-            with channel.take_rows(4, WITHIN) as batch:
-                assert batch.rows == 4
-            staleness.advance(2)
-            assert staleness.stats.rows.trained == 8
+        assert (channel.rows.waiting, channel.rows.delivered) == (4, 4)
+        assert staleness.version == 1
+        assert staleness.stats.rows == before
+        with channel.take_rows(4, WITHIN) as batch:
+            assert batch.rows == 4
+        staleness.advance(2)
+        assert staleness.stats.rows.trained == 8
 
 
 def test_rows_that_lie_in_no_saved_channel_give_their_credit_back(group: px.WorkerGroup, path: str) -> None:
-    with px.Channel(name="rollouts") as channel:
-        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
-        with px.checkpoint.CheckpointManager(path, channels=[channel], staleness=staleness) as run:
-            group.generate(staleness, channel, 4)
-            with channel.take_rows(6, WITHIN):
-                pass  # delivered, and not trained on
-            run.save(1)
-    with px.Channel(name="rollouts") as channel:
-        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
-        with px.checkpoint.CheckpointManager(path, channels=[channel], staleness=staleness) as run:
-            run.resume()
+    with begun(path) as (channel, staleness, run):
+        group.generate(staleness, channel, 4)
+        with channel.take_rows(6, WITHIN):
+            pass  # delivered, and not trained on
+        run.save(1)
+    with begun(path) as (channel, staleness, run):
+        run.resume()
 
-            assert (channel.rows.waiting, staleness.stats.rows.ready) == (2, 2)
-            assert staleness.stats.dropped == {"not saved": 6}
+        assert (channel.rows.waiting, staleness.stats.rows.ready) == (2, 2)
+        assert staleness.stats.dropped == {"not saved": 6}
 
 
 @pytest.mark.slow_on_cluster
 def test_who_waits_at_a_channel_is_served_from_what_was_saved(path: str, backend: str) -> None:
     if backend == "inline":
         pytest.skip("nothing waits where nothing else runs")
-    with (
-        px.Channel(name="rollouts") as channel,
-        px.checkpoint.CheckpointManager(path, channels=[channel]) as run,
-    ):
+    with begun(path) as (channel, _, run):
         channel.put([1, 2])
         run.save(1)
-    with (
-        px.Channel(name="rollouts") as channel,
-        px.checkpoint.CheckpointManager(path, channels=[channel]) as run,
-    ):
+    with begun(path) as (channel, _, run):
         got: list[Any] = []
         taker = threading.Thread(target=lambda: got.append(channel.take_rows(2, WITHIN).value()))
         taker.start()
@@ -235,23 +231,15 @@ def test_a_run_of_other_parts_is_refused(
             run.resume()
 
 
-def test_what_no_run_has_saved_is_refused(path: str, backend: str) -> None:
+def test_what_no_run_has_saved_and_a_damaged_file_are_refused(group: px.WorkerGroup, path: str) -> None:
     from phalanx.checkpoint.steps import StepWriter
 
     StepWriter(path, 1).commit()
-    with (
-        px.checkpoint.CheckpointManager(path) as run,
-        pytest.raises(px.checkpoint.CheckpointMismatch, match="not saved by a px"),
-    ):
-        run.resume()
-
-
-def test_a_damaged_file_is_named(group: px.WorkerGroup, path: str) -> None:
     with px.checkpoint.CheckpointManager(path, {"model": group}, state={"progress": 1}) as run:
-        step = run.save(1)
-        file = Path(step.path("driver/state.pickle"))
+        with pytest.raises(px.checkpoint.CheckpointMismatch, match="not saved by a px"):
+            run.resume()
+        file = Path(run.save(2).path("driver/state.pickle"))
         file.write_bytes(bytes(len(file.read_bytes())))
-
         with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"driver/state\.pickle"):
             run.resume()
 

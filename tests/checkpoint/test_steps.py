@@ -200,23 +200,18 @@ def test_what_only_a_store_raises_says_what_to_do(monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
 
 
-def test_a_path_may_have_what_is_syntax_in_a_url(tmp_path: Path) -> None:
-    left = tmp_path / "a" / "step-00000007"
+def test_what_is_syntax_in_a_url_or_a_pattern_may_be_in_a_path_and_only_what_is_named_is_removed(
+    tmp_path: Path,
+) -> None:
+    left, url = tmp_path / "a" / "step-00000007", f"memory://{secrets.token_hex(4)}"
     left.mkdir(parents=True)
-
-    saved(tmp_path / "a::b", 1)
-
-    assert steps(tmp_path / "a::b") == [(1, True)]
-    assert left.exists()
-
-
-def test_only_what_is_named_is_removed_from_a_store() -> None:
-    url = f"memory://{secrets.token_hex(4)}"
     for run in ("run0", "run[0]"):
         saved(f"{url}/{run}", 1)
         saved(f"{url}/{run}", 2)
 
+    saved(tmp_path / "a::b", 1)
     saved(f"{url}/run[0]", 3, keep=1)
 
+    assert (steps(tmp_path / "a::b"), left.exists()) == ([(1, True)], True)
     assert [one.number for one in listed(f"{url}/run[0]") if one.whole] == [3]
     assert [one.number for one in listed(f"{url}/run0")] == [1, 2]

@@ -89,16 +89,6 @@ def test_placement_groups_are_named_after_prefix_and_shape(make: Make) -> None:
         RayResourcePool([99]).get_placement_groups()
 
 
-@pytest.mark.soak
-def test_an_uneven_pool_works(make: Make) -> None:
-    group = group_on(make([2, 1]), name_prefix="uneven")
-
-    assert group.worker_names == ["unevenWhere_0:0", "unevenWhere_0:1", "unevenWhere_1:0"]
-    assert group.variable("RANK") == ["0", "1", "2"]
-    assert group.variable("RAY_LOCAL_WORLD_SIZE") == ["2", "2", "1"]
-    assert group.variable("RAY_LOCAL_RANK") == ["0", "1", "0"]
-
-
 def test_each_rank_sees_its_own_device_and_groups_on_one_pool_share_them(make: Make) -> None:
     pool = make([2], use_gpu=True, max_colocate_count=2)
     group = group_on(pool)
@@ -110,19 +100,15 @@ def test_each_rank_sees_its_own_device_and_groups_on_one_pool_share_them(make: M
     assert group_on(pool).accelerators() == devices
 
 
-def test_parts_of_a_pool(make: Make) -> None:
-    first, second = split_resource_pool(make([2, 2], name_prefix="whole"), split_size=2)
-
-    assert [part.world_size for part in (first, second)] == [2, 2]
-    assert [part.name_prefix for part in (first, second)] == ["whole_split_0", "whole_split_1"]
-    assert isinstance(first, SubRayResourcePool)
-
-
 @pytest.mark.slow
 def test_groups_on_the_parts_of_a_pool(make: Make) -> None:
-    first, second = split_resource_pool(make([2, 2]), split_size=[1, 3])
+    half, _ = split_resource_pool(make([2, 2], name_prefix="whole"), split_size=2)
+    first, second = split_resource_pool(make([2, 2], name_prefix="whole"), split_size=[1, 3])
     group = group_on(second, name_prefix="part")
 
+    assert [part.world_size for part in (half, first, second)] == [2, 1, 3]
+    assert [part.name_prefix for part in (first, second)] == ["whole_split_0", "whole_split_1"]
+    assert isinstance(first, SubRayResourcePool)
     assert group_on(first).variable("WORLD_SIZE") == ["1"]
     assert group.worker_names == ["partWhere_0:1", "partWhere_1:0", "partWhere_1:1"]
     assert group.variable("RANK") == ["0", "1", "2"]
@@ -135,11 +121,16 @@ def test_sizes_that_do_not_add_up(make: Make, split_size: Any) -> None:
 
 
 @pytest.mark.soak
-def test_a_merged_pool_has_the_slots_of_both(make: Make) -> None:
+def test_uneven_and_merged_pools_work(make: Make) -> None:
+    group = group_on(make([2, 1]), name_prefix="uneven")
     merged = merge_resource_pool(make([2], name_prefix="a"), make([1], name_prefix="b"))
 
+    assert group.worker_names == ["unevenWhere_0:0", "unevenWhere_0:1", "unevenWhere_1:0"]
     assert (merged.store, merged.name_prefix, merged.world_size) == ([2, 1], "a_b", 3)
-    assert group_on(merged).variable("RANK") == ["0", "1", "2"]
+    for one in (group, group_on(merged)):
+        assert one.variable("RANK") == ["0", "1", "2"]
+        assert one.variable("RAY_LOCAL_WORLD_SIZE") == ["2", "2", "1"]
+        assert one.variable("RAY_LOCAL_RANK") == ["0", "1", "0"]
 
 
 @pytest.mark.parametrize("option", [{"use_gpu": True}, {"max_colocate_count": 3}, {"detached": True}])

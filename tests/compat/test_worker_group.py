@@ -173,20 +173,17 @@ def test_the_names_and_the_environment_of_ranks(group: RayWorkerGroup) -> None:
     assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == (group.master_address, group.master_port)
 
 
-def test_a_group_of_workers_found_by_name(group: RayWorkerGroup) -> None:
+def test_a_group_is_found_by_the_names_of_its_workers_and_travels_to_a_task(group: RayWorkerGroup) -> None:
     found = RayWorkerGroup.from_detached(
         worker_names=group.worker_names, ray_cls_with_init=RayClassWithInitArgs(cls=Toy, x=2)
     )
 
-    assert found.custom(x=[1, 2], y=[5, 6]) == [8, 10]
-    assert found.world_size == 2
-
-
-def test_a_group_travels_to_a_task(group: RayWorkerGroup) -> None:
     @ray.remote(num_cpus=0)
     def call(given: RayWorkerGroup) -> Any:
         return given.dealt([1, 2]), given.worker_names
 
+    assert found.custom(x=[1, 2], y=[5, 6]) == [8, 10]
+    assert found.world_size == 2
     assert ray.get(call.remote(group)) == ([(1, None), (2, None)], group.worker_names)
 
 

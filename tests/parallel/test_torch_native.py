@@ -162,13 +162,12 @@ def test_fsdp_steps_equal_one_process(begun: px.WorkerGroup, rows: int) -> None:
     close(begun.weights()[0], reference.weights())
 
 
-def test_each_rank_holds_its_own_part_of_the_parameters(begun: px.WorkerGroup) -> None:
+def test_each_rank_holds_its_own_part_and_rows_without_a_next_token_are_refused(
+    begun: px.WorkerGroup,
+) -> None:
     numbers = [sum(shard.numel() for shard in shards.values()) for shards in begun.shards()]
     total = sum(parameter.numel() for parameter in tiny_llama().parameters())
     assert sum(numbers) == total
     assert max(numbers) < 0.6 * total
-
-
-def test_rows_without_a_next_token_are_refused(begun: px.WorkerGroup) -> None:
     with pytest.raises(ValueError, match="no row of any rank has a next token"):
         begun.train_step(torch.zeros(2, 1, dtype=torch.long))

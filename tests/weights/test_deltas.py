@@ -81,6 +81,12 @@ def test_what_changed_arrives_bit_for_bit_and_explain_says_what_that_costs(
         trainer.change(share, seed)
         sync()
         assert same(trainer, generator)
+    trainer.change(0.1, 5)
+    first = sync.submit()  # which the next one does not wait for
+    trainer.change(0.1, 6)
+    second = sync.submit()
+    assert (first.result().number, second.result().number) == (5, 6)
+    assert same(trainer, generator)
 
 
 def test_a_hundredth_of_changes_is_a_thirtieth_of_the_bytes(
@@ -111,17 +117,4 @@ def test_a_target_that_restarted_or_got_a_version_of_another_sync_gets_everythin
     generator.restart()
     trainer.change(0.01, 3)
     assert sync().wire_bytes == everything
-    assert same(trainer, generator)
-
-
-def test_syncs_that_do_not_wait_for_each_other_arrive(
-    trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
-) -> None:
-    sync()
-    trainer.change(0.1, 1)
-    first = sync.submit()
-    trainer.change(0.1, 2)
-    second = sync.submit()
-
-    assert (first.result().number, second.result().number) == (2, 3)
     assert same(trainer, generator)

@@ -31,10 +31,11 @@ def ramp(*shape: int, dtype: torch.dtype = torch.float32, start: float = 0.0) ->
 
 
 class Plain:
-    """No px.Worker."""
+    """No px.Worker; has tensors that were made for inference."""
 
     def __init__(self, publishes: bool) -> None:
-        self.model = {"w": ramp(4) if publishes else torch.zeros(4)}
+        with torch.inference_mode():
+            self.model = {"w": ramp(4) if publishes else torch.zeros(4)}
         if publishes:
             px.weights.publish(self, NAME, self.model)
         else:
@@ -60,7 +61,7 @@ class Loading(px.Worker):
         return True
 
 
-def test_a_class_that_is_no_worker_publishes_and_accepts() -> None:
+def test_a_class_that_is_no_worker_publishes_and_accepts_tensors_of_inference_mode() -> None:
     with linked(px.BoundClass(Plain, True), px.BoundClass(Plain, False)) as (_, target, sync):
         sync()
 
@@ -251,23 +252,6 @@ def test_tied_weights_travel_once_and_arrive_under_both_names(tied: bool) -> Non
     assert version.nbytes == 5 * 2 * 4
     assert torch.equal(model.embed.weight, ramp(5, 2))
     assert torch.equal(model.lm_head.weight, ramp(5, 2))
-
-
-class Inferring(px.Worker):
-    """Has tensors that were made for inference."""
-
-    def __init__(self, publishes: bool) -> None:
-        with torch.inference_mode():
-            self.model = {"w": ramp(4) if publishes else torch.zeros(4)}
-        verb = self.publish_weights if publishes else self.accept_weights
-        verb(NAME, self.model)
-
-
-def test_tensors_of_inference_mode_are_published_and_accepted() -> None:
-    with linked(Inferring.bind(True), Inferring.bind(False)) as (_, target, sync):
-        sync()
-
-        assert torch.equal(arrived(target)["w"], ramp(4))
 
 
 class Norm(torch.nn.Module):

@@ -18,7 +18,7 @@ from tests.wire.routes import Token, in_process, payload, through_buffers
 Pair = namedtuple("Pair", "left right")
 
 
-def test_private_memory_is_writable_of_its_own_and_the_senders_stays_as_it_was(route: Any) -> None:
+def test_memory_is_private_and_writable_unless_it_is_sent_readonly(route: Any) -> None:
     tensor, array = torch.zeros(3, 4), np.zeros(4)
     array.flags.writeable = False
     arrived, turned, other = route((tensor, torch.ones(3, 4).T, array))
@@ -27,6 +27,7 @@ def test_private_memory_is_writable_of_its_own_and_the_senders_stays_as_it_was(r
     assert (tensor.sum().item(), array.sum()) == (0, 0)
     assert turned._base is None  # no view to autograd
     assert arrived.resize_(1000).shape == (1000,)
+    assert not route(np.zeros(4), readonly=True).flags.writeable
 
 
 def test_readonly_arrays_and_tensors_are_views_and_arrays_cannot_be_written() -> None:
@@ -42,19 +43,28 @@ def test_readonly_arrays_and_tensors_are_views_and_arrays_cannot_be_written() ->
         arrived.flags.writeable = True
 
 
-def test_a_view_keeps_its_buffer_alive() -> None:
+def test_a_view_keeps_its_buffer_alive_and_a_misaligned_message_is_read_right() -> None:
+    data = encode((torch.full((1000,), 3.0), np.full(1000, 3.0), torch.arange(5.0).double())).to_bytes()
+    shifted = memoryview(b"x" + data)[1:]
     with decoding(readonly=True):
-        arrived = decode(encode((torch.full((1000,), 3.0), np.full(1000, 3.0))).to_bytes())
+        arrived, again = decode(data), decode(shifted)
+    del data, shifted
     churn = [bytes(10_000) for _ in range(50)]
-    assert (arrived[0].sum().item(), arrived[1].sum(), len(churn)) == (3000, 3000, 50)
+    for tensor, array, aligned in (arrived, again):
+        assert (tensor.sum().item(), array.sum(), len(churn)) == (3000, 3000, 50)
+        assert aligned.tolist() == [0, 1, 2, 3, 4]
+        assert aligned.data_ptr() % 8 == 0
 
 
-def test_what_is_sent_readonly_arrives_so_without_being_asked(route: Any) -> None:
-    arrived = route(np.zeros(4), readonly=True)
-    assert not arrived.flags.writeable
+def test_decoding_ends_with_its_block_nests_and_does_not_reach_other_tasks() -> None:
+    async def read(readonly: bool) -> bool:
+        with decoding(readonly=readonly):
+            await asyncio.sleep(0)
+            return decode(encoded).flags.writeable
 
+    async def both() -> list[bool]:
+        return await asyncio.gather(read(True), read(False))
 
-def test_decoding_ends_with_its_block_and_nests() -> None:
     encoded = encode(np.zeros(4))
     with decoding(readonly=True):
         with decoding(readonly=False):
@@ -62,27 +72,7 @@ def test_decoding_ends_with_its_block_and_nests() -> None:
         middle = decode(encoded)
     outer = decode(encoded)
     assert [a.flags.writeable for a in (inner, middle, outer)] == [True, False, True]
-
-
-def test_decoding_does_not_reach_other_tasks() -> None:
-    async def read(readonly: bool) -> bool:
-        with decoding(readonly=readonly):
-            await asyncio.sleep(0)
-            return in_process(np.zeros(4)).flags.writeable
-
-    async def both() -> list[bool]:
-        return await asyncio.gather(read(True), read(False))
-
     assert asyncio.run(both()) == [False, True]
-
-
-def test_a_misaligned_message_is_read_right() -> None:
-    data = encode((torch.arange(5.0, dtype=torch.float64), np.arange(5.0))).to_bytes()
-    shifted = memoryview(b"x" + data)[1:]
-    with decoding(readonly=True):
-        tensor, array = decode(shifted)
-    assert (tensor.tolist(), array.tolist()) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
-    assert tensor.data_ptr() % 8 == 0
 
 
 def test_tensors_of_the_cpu_go_to_the_device_only_when_all_are_asked_for() -> None:
@@ -143,11 +133,6 @@ def test_restore_may_decode_other_values_with_other_settings() -> None:
     ]
 
 
-def test_hoist_may_decline() -> None:
-    value = [Pair(1, 2)]
-    assert in_process(value, hoist={Pair: lambda pair: None}) in (value, [(1, 2)])
-
-
 def test_a_shared_leaf_travels_as_its_token() -> None:
     large, small = torch.zeros(1000), torch.ones(2)
     encoded = encode({"a": large, "b": [large, small]}, shared={id(large): ("stored", 0)})
@@ -158,10 +143,12 @@ def test_a_shared_leaf_travels_as_its_token() -> None:
     assert arrived["b"][0] is large
 
 
-def test_an_error_of_ours_in_a_hoist_function_is_passed_on_as_it_is() -> None:
+def test_hoist_may_decline_and_an_error_of_ours_in_it_is_passed_on_as_it_is() -> None:
     def refuse(token: Token) -> Any:
         raise DispatchError("not this one")
 
+    value = [Pair(1, 2)]
+    assert in_process(value, hoist={Pair: lambda pair: None}) in (value, [(1, 2)])
     with pytest.raises(DispatchError, match=r"^not this one$"):
         encode([Token("a")], hoist={Token: refuse})
 

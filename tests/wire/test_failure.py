@@ -202,24 +202,19 @@ def test_causes_notes_and_sub_exceptions_are_in_the_traceback_and_come_back() ->
     assert [type(exc) for exc in inner.exceptions] == [UnicodeDecodeError, Refuses]
 
 
-def test_long_texts_are_cut_in_the_middle() -> None:
-    report = capture(ValueError("start" + "x" * 100_000 + "end"), rank=1).report
-
-    assert len(report.message) < 20_000
-    assert report.message.startswith("start")
-    assert report.message.endswith("end")
-
-
-def test_an_endless_recursion_is_captured() -> None:
+def test_long_texts_are_cut_in_the_middle_and_an_endless_recursion_is_captured() -> None:
     def again() -> None:
         again()
 
-    try:
+    with pytest.raises(RecursionError) as raised_here:
         again()
-    except RecursionError as error:
-        failure = capture(error, rank=1)
+    failure = capture(raised_here.value, rank=1)
+    report = capture(ValueError("start" + "x" * 100_000 + "end"), rank=1).report
 
     assert "previous line repeated" in failure.report.traceback.lower()
+    assert len(report.message) < 20_000
+    assert report.message.startswith("start")
+    assert report.message.endswith("end")
 
 
 def test_exceptions_of_scripts_and_of_the_main_module_come_back(
