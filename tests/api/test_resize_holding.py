@@ -82,4 +82,5 @@ def test_a_rank_takes_the_items_that_it_is_at_before_it_leaves_and_what_it_had_p
         px.resize(group, 1)
 
         assert taken.result() == [0.0, 1.0, 2.0]
-        assert group[0].consume(channel, 3) == [10.0, 11.0, 12.0]
+        assert group[0].consume(channel, 1) == [10.0]
+        assert [float(channel.get(30.0)[0]) for _ in range(2)] == [11.0, 12.0]

@@ -79,6 +79,7 @@ def test_a_future_can_be_awaited_and_is_no_argument_of_a_call(
         return first.number, (await future).number
 
     first, second = asyncio.run(driver())
+    both[0].train()
     future = sync.submit()
 
     assert second == first + 1
