@@ -60,3 +60,4 @@ def test_the_latest_cancelled_calls_are_known_to_the_rank(numbers: list[int]) ->
 
     assert all(page.cancelled(number) for number in numbers[-call_page.CANCELLED :])
     assert not page.cancelled(0)
+    assert not page.cancelled(2**63 + 1)  # which nobody cancelled
