@@ -101,7 +101,11 @@ REFUSED = {
         px.resize(view, 2)
         px.resize(group, 1)
         px.replace_ranks(view)
-        px.replace_ranks(group, 9)
+        px.replace_ranks(group, 9)  # expected ranks from 0 to 1
+        px.replace_ranks(group, [-1])  # expected ranks from 0 to 1
+        px.replace_ranks(group, True)  # expected ranks from 0 to 1
+        px.replace_ranks(group, "one")  # expected ranks from 0 to 1
+        px.replace_ranks(group, [0.5])  # expected ranks from 0 to 1
         px.replace_ranks(group, 0, state="old")
         px.snapshot(view)
         px.snapshot(group, group)
@@ -138,19 +142,33 @@ REFUSED = {
         group.rows([1], [1, 2])
         group.rows(torch.ones(2), y={"a": torch.ones(3)})
         group.meshed([1])
-        group.add.options(timeout=0)
-        group.add.options(timeout="1")
+        group.add.options(timeout=0)  # timeout=
+        group.add.options(timeout="1")  # timeout=
+        group.add.options(timeout=-1.0)  # timeout=
+        group.add.options(timeout=True)  # timeout=
+        group.add.options(timeout=float("nan"))  # timeout=
         group.add.stream(1, by="rows")
-        group.items.stream(2, buffer=0)
+        group.items.stream(2, buffer=0)  # whole number from 1
+        group.items.stream(2, buffer=-1)  # whole number from 1
+        group.items.stream(2, buffer=True)  # whole number from 1
+        group.items.stream(2, buffer=1.5)  # whole number from 1
+        group.items.stream(2, buffer="8")  # whole number from 1
         group.run(3)
         group[5]
         group[2:2]
         group["a"]
-        group.rank(9)
+        group.rank(9)  # expected a rank from -2 to 1
+        group.rank(-3)  # expected a rank from -2 to 1
+        group.rank(True)  # expected a rank from -2 to 1
+        group.rank("0")  # expected a rank from -2 to 1
         group.profile(ranks=[9])
         group.profile(calls=0)
-        future.result(timeout=-1)
-        future.result(timeout="1")
+        future.result(timeout=-1)  # expected seconds, 0 or more
+        future.result(timeout="1")  # expected seconds, 0 or more
+        future.result(timeout=True)  # expected seconds, 0 or more
+        future.exception(timeout=float("nan"))  # expected seconds, 0 or more
+        future.stream(timeout=-1)  # expected seconds, 0 or more
+        px.gather(future, timeout="3")  # expected seconds, 0 or more
         px.gather(3)
     """,
     AttributeError: """
@@ -209,8 +227,9 @@ def test_a_bad_input_is_refused_with_its_own_error(
     monkeypatch.setenv("PHALANX_BACKEND", "inline")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error) as raised:
-        eval(call, dict(names))
+        eval(call, dict(names))  # what stands behind a "#" is a part of its message
     assert type(raised.value) is error
+    assert call.partition("  # ")[2] in str(raised.value)
     said = str(raised.value).lower().replace(" ", "_")
     assert said
     options = re.findall(r"(\w+)=", call)

@@ -54,11 +54,8 @@ def group(pool: px.ResourcePool) -> Iterator[Any]:
     made.close()
 
 
-def test_the_first_output_is_that_of_the_first_piece(group: Any) -> None:
+def test_the_first_output_is_of_the_first_piece_and_a_function_gets_the_group_and_all(group: Any) -> None:
     assert group.first([1, 2, 3, 4, 5]) == [10, 20]
-
-
-def test_a_function_gets_the_group_and_the_outputs(group: Any) -> None:
     assert group.longest([1, 2, 3, 4, 5]) == [4, 1, 2]
     assert group[0:2].longest([1, 2, 3]) == [2, 1, 2]
 
@@ -66,6 +63,7 @@ def test_a_function_gets_the_group_and_the_outputs(group: Any) -> None:
 @pytest.mark.parametrize("pick", [lambda group: group, lambda group: group[1], lambda group: group.any])
 def test_an_output_that_nobody_wants_need_not_be_picklable(group: Any, pick: Any) -> None:
     assert pick(group).lock() is None
+    assert group.told(pick(group).lock.submit()) == [None] * 4
 
 
 @pytest.mark.parametrize(("method", "value"), [("first", [10]), ("longest", [4, 1]), ("rows", [10, 20])])
@@ -74,10 +72,6 @@ def test_a_future_as_argument_is_what_its_call_gives(group: Any, method: str, va
 
     assert group.told(future) == [value] * 4
     assert future.result() == value
-
-
-def test_a_future_of_nothing_is_none_as_argument(group: Any) -> None:
-    assert group.told(group.lock.submit()) == [None] * 4
 
 
 def test_an_iteration_that_ends_in_a_function_of_the_user_ends_no_loop_of_a_caller(group: Any) -> None:

@@ -14,21 +14,12 @@ def a_record() -> DetachedRecord:
     return DetachedRecord(record, (), {"pool": ("key",)})
 
 
-def of_another_version(kept: bytes) -> bytes:
-    """The same from a version with another protocol, whose classes are not here."""
-    return kept.replace(b"protocol %d" % PROTOCOL, b"protocol 99").replace(
-        b"DetachedRecord", b"NoSuchNameHere"
-    )
-
-
 def test_the_protocol_is_compared_before_anything_is_unpickled() -> None:
-    kept = of_another_version(a_record().to_bytes())
+    other = a_record().to_bytes().replace(b"protocol %d" % PROTOCOL, b"protocol 99")
+    other = other.replace(b"DetachedRecord", b"NoSuchNameHere")  # whose classes are not here
     with pytest.raises(px.DeclarationError, match=rf"protocol 99; here {PROTOCOL}.*same version in both"):
-        DetachedRecord.from_bytes("g", kept)
-
-
-def test_a_record_without_a_header_is_of_the_first_protocol() -> None:
-    with pytest.raises(px.DeclarationError, match="protocol 1; here"):
+        DetachedRecord.from_bytes("g", other)
+    with pytest.raises(px.DeclarationError, match="protocol 1; here"):  # the first one had no header
         DetachedRecord.from_bytes("g", b"\x80\x05cno.such.module\nRecord\n.")
 
 

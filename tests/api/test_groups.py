@@ -126,15 +126,11 @@ def plain(backend: str) -> Iterator[Any]:
         yield px.WorkerGroup(pool, Plain, env={"OF_THE_GROUP": "yes", "OMP_NUM_THREADS": "3"}, name="plain")
 
 
-def test_roles_of_a_rank_share_a_process_and_see_each_other(colocated: Any) -> None:
+def test_roles_share_a_process_see_each_other_and_are_called_as_groups_of_their_own(colocated: Any) -> None:
     assert colocated.actor.pid() == colocated.critic.pid()
     assert colocated.actor.sibling_value() == [3, 3]
     assert set(colocated.spawn()) == {"actor", "critic"}
-
-
-def test_roles_are_called_as_groups_of_their_own(colocated: Any) -> None:
-    batch = {"x": torch.arange(5), "note": "kept"}
-    out = colocated.actor.update(batch)
+    out = colocated.actor.update({"x": torch.arange(5), "note": "kept"})
     assert out["x"].tolist() == [0, 2, 4, 6, 8]
     assert out["note"] == "kept"
     assert colocated.critic.values({"x": out["x"]}).tolist() == [0, 6, 12, 18, 24]
@@ -151,14 +147,6 @@ def test_an_unknown_role_or_method_is_named_with_what_there_is(colocated: Any) -
         colocated.call("valuez")
 
 
-def test_whoever_looks_for_remote_is_told_of_submit(plain: Any) -> None:
-    with pytest.raises(
-        AttributeError, match=r"no attribute 'remote': call it bare, or same\.submit\(\.\.\.\)"
-    ):
-        _ = plain.same.remote
-    assert not hasattr(plain.same, "other")
-
-
 def test_a_second_process_group_forms_after_the_first_was_destroyed(colocated: Any) -> None:
     assert colocated.actor.second_world() == [1.0, 1.0]
     assert colocated.actor.second_world() == [1.0, 1.0]
@@ -171,51 +159,35 @@ def neighbour(colocated: Any) -> Iterator[Any]:
         yield made
 
 
-def test_two_groups_on_the_same_slots_have_two_worlds(colocated: Any, neighbour: Any) -> None:
+def test_two_groups_on_the_same_slots_have_two_worlds_and_explain_says_so(
+    colocated: Any, neighbour: Any
+) -> None:
     assert neighbour.sum_of_ranks() == colocated.actor.sum_of_ranks() == [1.0, 1.0]
     assert set(neighbour.pid()).isdisjoint(colocated.actor.pid())
-
-
-def test_explain_says_what_shares_a_process_and_what_a_slot(colocated: Any, neighbour: Any) -> None:
     text = str(colocated.explain())
     assert "colocated in one process per rank: actor, critic" in text
     assert "processes of their own: neighbour" in text
 
 
-def test_the_groups_environment_reaches_every_rank(plain: Any) -> None:
-    assert plain.variable("OF_THE_GROUP") == ["yes"] * 3
-    assert plain.variable("OMP_NUM_THREADS") == ["3"] * 3
-    assert os.environ.get("OF_THE_GROUP") is None
-
-
-def test_variables_of_the_runtime_env_are_the_groups_own() -> None:
-    variables = {"OMP_NUM_THREADS": "7", "BOTH": "from the runtime_env"}
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Plain, runtime_env={"env_vars": variables}, env={"BOTH": "from env"})
-        assert group.variable("OMP_NUM_THREADS") == ["7"]
-        assert group.variable("BOTH") == ["from env"]
-
-
-def test_a_number_of_threads_that_somebody_set_is_that_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "11")
-    with (
-        px.ResourcePool([2], use_gpu=False, backend="inline") as pool,
-        px.WorkerGroup(pool, Plain) as inherits,
-        px.WorkerGroup(pool, Plain, env={"OMP_NUM_THREADS": "3"}) as chooses,
-    ):
-        assert inherits.variable("OMP_NUM_THREADS") == ["11"] * 2
-        assert chooses.variable("OMP_NUM_THREADS") == ["3"] * 2
-
-
-def test_groups_on_other_slots_of_a_pool_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_on_other_slots_of_a_pool_share_the_cores_unless_somebody_set_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    with (
-        px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
-        px.WorkerGroup(pool[0:1], Plain) as one,
-        px.WorkerGroup(pool[1:4], Plain) as others,
-    ):
-        assert [*one.variable("OMP_NUM_THREADS"), *others.variable("OMP_NUM_THREADS")] == ["2"] * 4
+    with px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
+        with px.WorkerGroup(pool[0:1], Plain) as one, px.WorkerGroup(pool[1:4], Plain) as others:
+            assert [*one.variable("OMP_NUM_THREADS"), *others.variable("OMP_NUM_THREADS")] == ["2"] * 4
+        monkeypatch.setenv("OMP_NUM_THREADS", "11")
+        inherits, chooses = (
+            px.WorkerGroup(pool, Plain),
+            px.WorkerGroup(pool, Plain, env={"OMP_NUM_THREADS": "3"}),
+        )
+        assert inherits.variable("OMP_NUM_THREADS") == ["11"] * 4
+        assert chooses.variable("OMP_NUM_THREADS") == ["3"] * 4
+        of_group = {"env_vars": {"OMP_NUM_THREADS": "7", "BOTH": "from the runtime_env"}}
+        group = px.WorkerGroup(pool[0:1], Plain, runtime_env=of_group, env={"BOTH": "from env"})
+        assert group.variable("OMP_NUM_THREADS") == ["7"]
+        assert group.variable("BOTH") == ["from env"]
 
 
 OF_A_CLUSTER = """
@@ -329,26 +301,31 @@ def test_futures_of_asynchronous_ranks_are_arguments_of_their_own_next_calls(
         assert torch.equal(future.result(timeout=60), rows)
 
 
-def test_collectives_of_several_inline_ranks_say_what_to_do() -> None:
+def test_collectives_work_on_one_inline_rank_and_say_what_to_do_on_several() -> None:
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Plain)
         with pytest.raises(px.RemoteCallError, match="ray backend"):
-            group.join_collective()
-
-
-def test_a_collective_of_one_inline_rank_works() -> None:
-    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
-        group = px.WorkerGroup(pool, Actor)
+            px.WorkerGroup(pool, Plain).join_collective()
+        group = px.WorkerGroup(pool[0:1], Actor)
         try:
             assert group.sum_of_ranks() == [0.0]
         finally:
             group.run(lambda worker: dist.destroy_process_group())
 
 
-def test_bound_methods_look_like_the_methods(plain: Any) -> None:
+def test_bound_methods_look_like_the_methods_and_the_groups_environment_reaches_every_rank(
+    plain: Any,
+) -> None:
     assert str(plain.variable.__signature__) == "(name: 'str') -> 'str | None'"
     assert plain.method(Plain.variable)("RANK") == ["0", "1", "2"]
     assert "variable" in dir(plain)
+    assert plain.variable("OF_THE_GROUP") == ["yes"] * 3
+    assert plain.variable("OMP_NUM_THREADS") == ["3"] * 3
+    assert os.environ.get("OF_THE_GROUP") is None
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'remote': call it bare, or same\.submit\(\.\.\.\)"
+    ):
+        _ = plain.same.remote
+    assert not hasattr(plain.same, "other")
 
 
 def test_counts_of_a_cluster_that_is_there_already_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

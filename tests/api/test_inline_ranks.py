@@ -42,22 +42,14 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[px.ResourcePool]:
         yield made
 
 
-def test_a_rank_calls_a_group_that_it_is_given(pool: px.ResourcePool) -> None:
+def test_ranks_use_their_own_backend_for_groups_channels_and_stored_values(pool: px.ResourcePool) -> None:
     adder, caller = px.WorkerGroup(pool, Adder), px.WorkerGroup(pool, Caller)
 
     assert caller.call_other(adder, 1) == 2
-
-
-def test_a_rank_finds_channels_of_its_own_backend(pool: px.ResourcePool) -> None:
-    caller = px.WorkerGroup(pool, Caller)
+    assert caller.store() == "inline"
     with px.Channel(name="numbers", backend="inline") as channel:
         channel.put(7)
-
         assert caller.take("numbers") == 7
-
-
-def test_a_rank_stores_values_with_its_own_backend(pool: px.ResourcePool) -> None:
-    assert px.WorkerGroup(pool, Caller).store() == "inline"
 
 
 def test_a_call_ends_though_another_thread_stops_its_rank_as_it_begins(

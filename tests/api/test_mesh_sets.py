@@ -58,14 +58,12 @@ def group(made: Any) -> Any:
     return made
 
 
-def test_a_rank_stands_for_its_dp_coordinate(group: Any) -> None:
+def test_a_rank_stands_for_its_dp_coordinate_or_its_stage(group: Any) -> None:
     assert group[5].update([7]) == [4, 7]
     assert group.taken() == [[[7]], [[7]], [], [], [[7]], [[7]], [], []]
-
-
-def test_where_pp_counts_as_dp_a_rank_stands_for_its_stage(group: Any) -> None:
     assert group[5].staged([7]) == [4, 7]
     assert group[2].staged([7]) == [2, 7]
+    assert group[0].silent() is None
 
 
 def test_rows_for_leaders_alone_go_to_the_leader_of_the_coordinate(group: Any) -> None:
@@ -74,32 +72,17 @@ def test_rows_for_leaders_alone_go_to_the_leader_of_the_coordinate(group: Any) -
     assert group.taken()[2:4] == [[([1, 2], 3)], [(None, 3)]]
 
 
-def test_outputs_that_nobody_wants_stay_with_all_ranks_of_a_coordinate(group: Any) -> None:
-    assert group[0].silent() is None
-
-
 def test_any_calls_one_dp_coordinate_whole(group: Any) -> None:
     assert group.any.update([7]) in ([4, 7], [6, 7])
     assert [len(calls) for calls in group.taken()] in ([1, 1, 0, 0] * 2, [0, 0, 1, 1] * 2)
-
-
-def test_any_of_a_slice_calls_a_coordinate_that_lies_in_it(group: Any) -> None:
     assert group[0:6].any.update([7]) == [4, 7]
-
-
-def test_any_of_a_slice_without_a_whole_coordinate_is_refused(group: Any) -> None:
     with pytest.raises(px.DispatchError, match="hold no dp coordinate whole"):
         group[0:3].any.update([7])
 
 
-def test_one_process_of_a_coordinate_alone_is_refused(group: Any) -> None:
+def test_part_of_a_coordinate_is_refused_with_advice(group: Any) -> None:
     with pytest.raises(px.DispatchError, match=r"ranks \[0, 1, 4, 5\] are one dp coordinate.*group\[5\]"):
         group.rank(5).update([7])
-
-    assert group.taken() == [[]] * 8
-
-
-def test_a_slice_with_part_of_a_coordinate_is_refused_with_advice(group: Any) -> None:
     with pytest.raises(
         px.DispatchError, match=r"ranks \[0, 1\] of the dp coordinate.*group\[i\] or group.any"
     ):
@@ -121,16 +104,5 @@ def test_a_slice_of_complete_coordinates_splits_rows_over_them(backend: str) -> 
         assert group.taken() == [[], [], [[7]], [[7]], [[8]], [[8]]]
         assert group[4:6].led([1, 2]) == ([1, 2], 1)
         assert group.taken()[4:] == [[([1, 2], 1)], [(None, 1)]]
-
-
-def test_a_mesh_without_peers_is_reached_by_process(backend: str) -> None:
-    with px.ResourcePool([2], use_gpu=False) as pool:
-        group = px.WorkerGroup(pool, Model, mesh=px.Mesh(dp=2))
-
-        assert group.rank(1).update([7]) == [1, 7]
-
-
-@pytest.mark.parametrize("index", [8, -9, True, "0"])
-def test_a_rank_that_there_is_not_is_refused(group: Any, index: Any) -> None:
-    with pytest.raises(px.DispatchError, match="expected a rank from -8 to 7"):
-        group.rank(index)
+        alone = px.WorkerGroup(pool[0:2], Model, mesh=px.Mesh(dp=2))
+        assert alone.rank(1).update([7]) == [1, 7]  # without peers, a process is its coordinate

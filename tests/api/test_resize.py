@@ -59,12 +59,15 @@ def four(backend: str) -> Iterator[px.ResourcePool]:
 
 
 @pytest.mark.slow_on_cluster
-def test_a_group_shrinks_and_grows_and_ranks_that_stay_keep_process_and_number(four: px.ResourcePool) -> None:
+def test_ranks_that_stay_keep_process_and_number_and_those_that_join_get_the_calls_of_restarts(
+    four: px.ResourcePool,
+) -> None:
     group = px.WorkerGroup(four, Answerer)
     before = [endpoint.facts.pid for endpoint in group.core.endpoints]
 
     px.resize(group, 2)
     fewer = group.who()
+    group.load(7)
     px.resize(group, 3)
     more = group.who()
 
@@ -72,49 +75,22 @@ def test_a_group_shrinks_and_grows_and_ranks_that_stay_keep_process_and_number(f
     assert more == [(0, 3), (1, 3), (2, 3)]
     assert [endpoint.facts.pid for endpoint in group.core.endpoints][:2] == before[:2]
     assert (len(group), group.world_size, group.ranks) == (3, 3, (0, 1, 2))
-
-
-def test_results_of_ranks_that_left_stay(four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Answerer)
-    futures = [group[rank].answer.submit(rank) for rank in range(4)]
-
-    px.resize(group, 1)
-    px.resize(group, 4)
-
-    assert [future.result() for future in futures] == [(rank, 10 * rank) for rank in range(4)]
-
-
-def test_ranks_that_join_get_the_calls_that_a_restart_makes_again(four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Answerer)
-    px.resize(group, 1)
-    group.load(7)
-    px.resize(group, 3)
-    grown = group.seeds()
+    assert group.seeds() == [7, 7, 7]
     px.resize(group, 2)
     group.restart()
-
-    assert grown == [7, 7, 7]
     assert group.seeds() == [7, 7]
 
 
-def test_a_rank_that_left_is_called_no_more(four: px.ResourcePool) -> None:
+def test_results_of_ranks_that_left_stay_and_they_are_called_no_more(four: px.ResourcePool) -> None:
     group = px.WorkerGroup(four, Answerer)
-    last = group[3]
-    px.resize(group, 2)
+    last, futures = group[3], [group[rank].answer.submit(rank) for rank in range(4)]
 
+    px.resize(group, 1)
     with pytest.raises(px.errors.StaleEpoch):
         last.answer(1)
+    px.resize(group, 4)
 
-
-def test_sticky_routing_follows(four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Answerer)
-    ranks = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
-    px.resize(group, 2)
-    after = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
-
-    assert sorted(ranks.values()) == [0, 1, 2, 3]
-    assert set(after.values()) <= {0, 1}
-    assert all(after[key] == rank for key, rank in ranks.items() if rank < 2)
+    assert [future.result() for future in futures] == [(rank, 10 * rank) for rank in range(4)]
 
 
 def test_slots_that_ranks_left_are_free_for_others(backend: str) -> None:
@@ -144,9 +120,13 @@ def test_what_cannot_be_resized_is_refused_with_advice(four: px.ResourcePool) ->
 
 
 @pytest.mark.slow_on_cluster
-def test_a_pool_grows_for_a_group_and_shrinks_once_its_slots_are_free(backend: str) -> None:
+def test_a_pool_grows_for_a_group_and_gives_back_what_it_got_once_that_is_free(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=False) as pool:
         group = px.WorkerGroup(pool, Answerer)
+        with pytest.raises(px.DeclarationError, match="made with"):
+            pool.shrink()
+        with pytest.raises(px.DeclarationError, match="view"):
+            pool[0:1].grow()
         pool.grow(2)
         before = group.who()
         px.resize(group, 3)
@@ -158,13 +138,6 @@ def test_a_pool_grows_for_a_group_and_shrinks_once_its_slots_are_free(backend: s
 
         assert (before, grown) == ([(0, 1)], [(0, 3), (1, 3), (2, 3)])
         assert (pool.world_size, group.who()) == (1, [(0, 1)])
-
-
-def test_a_pool_gives_back_only_what_it_got(four: px.ResourcePool) -> None:
-    with pytest.raises(px.DeclarationError, match="made with"):
-        four.shrink()
-    with pytest.raises(px.DeclarationError, match="view"):
-        four[0:2].grow()
 
 
 class Model(px.Worker):

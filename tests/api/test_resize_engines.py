@@ -98,8 +98,9 @@ def test_no_request_is_lost_or_answered_twice_and_each_reaches_an_engine_whole(
     assert mine == peers
 
 
-def test_sticky_routing_follows(eight: px.ResourcePool) -> None:
-    group = engines(eight)
+@pytest.mark.parametrize("tp", [TP, 1], ids=["engines", "ranks"])
+def test_sticky_routing_follows_and_a_restart_keeps_the_number(eight: px.ResourcePool, tp: int) -> None:
+    group = px.WorkerGroup(eight[: 4 * tp], Engine, mesh=px.Mesh(dp=-1, tp=tp))
     before = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
     px.resize(group, 2)
     after = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
@@ -107,14 +108,8 @@ def test_sticky_routing_follows(eight: px.ResourcePool) -> None:
     assert sorted(before.values()) == [0, 1, 2, 3]
     assert set(after.values()) <= {0, 1}
     assert all(after[key] == engine for key, engine in before.items() if engine < 2)
-
-
-def test_a_restart_keeps_their_number(eight: px.ResourcePool) -> None:
-    group = engines(eight)
-    px.resize(group, 2)
     group.restart()
-
-    assert group.places() == [(rank, 4, {"dp": 2, "tp": TP}) for rank in range(4)]
+    assert group.places() == [(rank, 2 * tp, {"dp": 2, "tp": tp}) for rank in range(2 * tp)]
 
 
 class Registered(px.Worker):

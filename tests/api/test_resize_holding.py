@@ -48,18 +48,11 @@ def two(backend: str) -> Iterator[px.ResourcePool]:
         yield pool
 
 
-def test_a_stream_that_its_own_reader_has_not_read_is_not_lost(two: px.ResourcePool) -> None:
-    group = px.WorkerGroup(two, Teller)
-    with group[1].count.stream(100, buffer=2) as items:
-        first = next(items)
-        px.resize(group, 1)
-
-        assert [first, *items] == list(range(100))
-    assert len(group) == 1
-
-
-def test_the_same_of_ranks_that_are_asynchronous(two: px.ResourcePool) -> None:
-    group = px.WorkerGroup(two, Loop, max_concurrency=8)
+@pytest.mark.parametrize(("kind", "concurrency"), [(Teller, None), (Loop, 8)])
+def test_a_stream_that_its_own_reader_has_not_read_is_not_lost(
+    two: px.ResourcePool, kind: type[px.Worker], concurrency: int | None
+) -> None:
+    group = px.WorkerGroup(two, kind, max_concurrency=concurrency)
     with group[1].count.stream(100, buffer=2) as items:
         first = next(items)
         px.resize(group, 1)
@@ -78,26 +71,16 @@ def test_a_stream_over_all_ranks_goes_on_on_those_that_stay(two: px.ResourcePool
     assert found == [(rank, number) for rank in range(2) for number in range(50)]
 
 
-def test_what_a_rank_that_left_had_put_is_still_there(two: px.ResourcePool) -> None:
+def test_a_rank_takes_the_items_that_it_is_at_before_it_leaves_and_what_it_had_put_is_still_there(
+    two: px.ResourcePool,
+) -> None:
     group = px.WorkerGroup(two, Teller)
     with px.Channel() as channel:
-        group.produce(channel, 3)
-        px.resize(group, 1)
-
-        found = sorted(float(channel.get(30.0)[0]) for _ in range(6))
-
-    assert found == [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]
-
-
-def test_a_rank_that_is_at_taking_items_takes_them_before_it_leaves(two: px.ResourcePool) -> None:
-    group = px.WorkerGroup(two, Teller)
-    import torch
-
-    with px.Channel() as channel:
-        for number in range(4):
-            channel.put(torch.full((LARGE,), float(number)))
+        group[0].produce(channel, 3)
+        group[1].produce(channel, 3)
         taken = group[1].consume.submit(channel, 3)
         px.resize(group, 1)
 
         assert taken.result() == [0.0, 1.0, 2.0]
-        assert group[0].consume(channel, 1) == [3.0]
+        assert group[0].consume(channel, 1) == [10.0]
+        assert [float(channel.get(30.0)[0]) for _ in range(2)] == [11.0, 12.0]

@@ -30,13 +30,10 @@ def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
 def test_a_key_stays_with_its_rank_and_keys_are_spread(group: px.WorkerGroup) -> None:
     first = {key: px.engines.sticky(group, key).generate() for key in "abc"}
     assert sorted(first.values()) == [0, 1, 2]
-    assert {key: px.engines.sticky(group, key).generate() for key in "abc"} == first
-
-
-def test_calls_of_a_key_can_be_submitted(group: px.WorkerGroup) -> None:
-    assert (
-        px.engines.sticky(group, "a").generate.submit().result(30) == px.engines.sticky(group, "a").generate()
-    )
+    again = {key: px.engines.sticky(group, key).generate.submit() for key in "abc"}
+    assert {key: future.result(30) for key, future in again.items()} == first
+    with pytest.raises(AttributeError, match="generat"):
+        px.engines.sticky(group, "a").generat()
 
 
 @pytest.mark.slow_on_cluster
@@ -65,29 +62,20 @@ def test_threads_that_ask_first_at_once_share_the_pins(
     assert first._pins is second._pins
 
 
-def test_a_method_that_is_not_there_is_said_so(group: px.WorkerGroup) -> None:
-    with pytest.raises(AttributeError, match="generat"):
-        px.engines.sticky(group, "a").generat()
-
-
 PROCESSES = [object() for _ in range(6)]
 loads = st.dictionaries(st.integers(0, 5), st.integers(0, 9), min_size=1)
 
 
-def test_a_key_whose_process_is_lost_or_replaced_is_pinned_anew() -> None:
-    pins = Pins(5)
+def test_a_key_whose_process_is_lost_or_replaced_or_that_is_not_asked_for_longest_is_pinned_anew() -> None:
+    pins, two = Pins(5), Pins(5, most=2)
     pins.rank_of("a", {0: 0, 1: 1}, PROCESSES)
     assert pins.rank_of("a", {1: 1, 2: 2}, PROCESSES) == 1
     assert pins.rank_of("a", {0: 0, 1: 3}, PROCESSES) == 1
     assert pins.rank_of("a", {0: 0, 1: 3}, PROCESSES[2:]) == 0
 
-
-def test_the_key_not_asked_for_longest_is_forgotten_first() -> None:
-    pins = Pins(5, most=2)
     for key in ("a", "b", "a", "c"):
-        pins.rank_of(key, {0: 0, 1: 0}, PROCESSES)
-    assert pins.rank_of("a", {0: 1, 1: 0}, PROCESSES) == 0
-    assert pins.rank_of("b", {0: 1, 1: 0}, PROCESSES) == 1
+        two.rank_of(key, {0: 0, 1: 0}, PROCESSES)
+    assert [two.rank_of(key, {0: 1, 1: 0}, PROCESSES) for key in "ab"] == [0, 1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), loads)), st.integers(0, 4))

@@ -60,19 +60,11 @@ def group(pool: px.ResourcePool) -> Iterator[Any]:
 
 @pytest.mark.parametrize("count", [1, 4, 11])
 def test_every_row_comes_once_under_its_index_in_the_call(group: Any, count: int) -> None:
-    rows = list(range(count))
+    rows, long = list(range(count)), [9, 1, 1, 1, 8, 1]
 
     assert sorted(group.backwards.stream(rows, by="rows")) == [(row, 10 * row) for row in rows]
-
-
-def test_padded_rows_do_not_come(group: Any) -> None:
-    assert sorted(group.padded.stream([5, 6, 7, 8, 9], by="rows")) == list(enumerate([5, 6, 7, 8, 9]))
-
-
-def test_rows_that_were_dealt_by_length_come_under_their_own_index(group: Any) -> None:
-    rows = [9, 1, 1, 1, 8, 1]
-
-    assert sorted(group.balanced.stream(rows, by="rows")) == list(enumerate(rows))
+    assert sorted(group.padded.stream(rows, by="rows")) == list(enumerate(rows))
+    assert sorted(group.balanced.stream(long, by="rows")) == list(enumerate(long))
 
 
 @pytest.mark.parametrize(
@@ -87,13 +79,10 @@ def test_every_row_has_to_come_once(group: Any, method: str, fault: str) -> None
     assert group.ping() == [0, 1, 2, 3]
 
 
-def test_what_splits_no_rows_has_none_to_stream(group: Any) -> None:
+def test_what_splits_no_rows_has_none_to_stream_and_an_unknown_way_is_refused(group: Any) -> None:
     for view in (group[0], group.any):
         with pytest.raises(px.DispatchError, match=r'by="rows"\): no rows are split'):
             view.values.stream([1, 2], by="rows")
-
-
-def test_an_unknown_way_to_stream_is_refused(group: Any) -> None:
     with pytest.raises(px.DispatchError, match=r'by=.columns.*"items" or "rows"'):
         group.values.stream([1], by="columns")
 

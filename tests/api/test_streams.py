@@ -105,15 +105,11 @@ def squares(pool: px.ResourcePool) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("method", ["count", "count_async"])
-def test_each_ranks_items_come_in_order(group: Any, method: str) -> None:
+def test_each_ranks_items_come_in_order_and_a_bare_call_gives_them_as_a_list(group: Any, method: str) -> None:
     items = list(getattr(group, method).stream(5))
 
-    assert [item for rank, item in items if rank == 0] == list(range(5))
-    assert [item for rank, item in items if rank == 1] == list(range(5))
-
-
-@pytest.mark.parametrize("method", ["count", "count_async"])
-def test_a_bare_call_gives_a_list_of_each_ranks_items(group: Any, method: str) -> None:
+    for rank in (0, 1):
+        assert [item for of, item in items if of == rank] == list(range(5))
     assert getattr(group, method)(3) == [[0, 1, 2], [0, 1, 2]]
 
 
@@ -123,29 +119,20 @@ def test_items_of_split_rows_are_joined_in_order(group: Any) -> None:
 
 
 def test_a_future_gives_items_and_then_still_its_result(group: Any) -> None:
-    future = group.count.submit(3)
-
-    assert sorted(future.stream()) == [(rank, item) for rank in (0, 1) for item in range(3)]
-    assert future.result() == [[0, 1, 2], [0, 1, 2]]
-    assert len(list(future.stream())) == 6
-
-
-def test_leaving_the_stream_of_a_future_leaves_its_call_alone(group: Any) -> None:
     future = group.count.submit(30)
     for _ in future.stream():
-        break
+        break  # leaves its call alone
 
+    assert sorted(future.stream()) == [(rank, item) for rank in (0, 1) for item in range(30)]
     assert future.result() == [list(range(30))] * 2
+    assert len(list(future.stream())) == 60
 
 
-def test_a_future_can_be_awaited(group: Any) -> None:
+def test_futures_of_generators_can_be_awaited_and_gathered(group: Any) -> None:
     async def both() -> tuple[Any, Any]:
         return await group.count.submit(2), await group.tenfold.submit([1, 2])
 
     assert asyncio.run(both()) == ([[0, 1], [0, 1]], [10, 20])
-
-
-def test_futures_of_generators_are_gathered(group: Any) -> None:
     assert px.gather(group.count.submit(2), group.take.submit(1)) == [[[0, 1], [0, 1]], [1, 1]]
 
 
@@ -164,13 +151,10 @@ def test_in_a_mesh_mode_the_items_of_the_collectors_come(squares: Any) -> None:
     assert squares.by_mesh([5, 6]) == [(0, 5), (2, 6)]
 
 
-def test_arrays_are_yielded_as_they_are(group: Any) -> None:
+def test_arrays_are_yielded_as_they_are_and_nothing_where_nothing_is_collected(group: Any) -> None:
     items = [(rank, item.sum()) for rank, item in group.arrays.stream()]
 
     assert sorted(items) == [(rank, 1000 * index) for rank in (0, 1) for index in range(3)]
-
-
-def test_of_a_method_that_collects_nothing_no_item_comes(group: Any) -> None:
     assert list(group.nothing.stream()) == []
     assert group.nothing() is None
 
@@ -188,8 +172,12 @@ def test_a_slow_reader_stops_its_ranks(group: Any, buffer: int) -> None:
         assert made[rank] <= sum(1 for of, _ in read if of == rank) + 2 * buffer
 
 
-def test_without_a_bound_the_ranks_wait_for_nobody(group: Any) -> None:
-    assert len(list(group.count.stream(50, buffer=None))) == 100
+def test_without_a_bound_ranks_wait_for_nobody_and_after_its_end_a_stream_gives_nothing(group: Any) -> None:
+    items = group.count.stream(50, buffer=None)
+    assert len(list(items)) == 100
+    items.close()
+
+    assert list(items) == []
 
 
 def test_leaving_a_stream_ends_its_call_and_the_group_goes_on(group: Any) -> None:
@@ -211,42 +199,26 @@ def test_a_rank_that_fails_ends_the_stream_with_the_error_of_the_call(group: Any
 
     assert isinstance(raised.value, px.RemoteCallError)
     assert [report.rank for report in raised.value.failures if not report.victim] == [1]
-    with pytest.raises(ValueError, match="no more"):
-        next(items)
-    assert group.take(1) == [1, 1]
-
-
-def test_a_rank_that_fails_ends_the_call_that_waits_for_all_items(group: Any) -> None:
-    with pytest.raises(ValueError, match="no more"):
-        group[1].fail(1)
-    with pytest.raises(ValueError, match="no more"):
-        group[1].fail.submit(1).result()
-
-
-def test_an_item_that_cannot_be_sent_is_an_error_of_its_rank(group: Any) -> None:
+    for ask in (lambda: next(items), lambda: group[1].fail(1), group[1].fail.submit(1).result):
+        with pytest.raises(ValueError, match="no more"):
+            ask()
     with pytest.raises(px.RemoteCallError, match=r"rank 0(.|\n)*pickle"):
         list(group.unreadable.stream())
     assert group.take(1) == [1, 1]
 
 
-def test_a_stream_is_read_in_an_event_loop(group: Any) -> None:
-    async def read() -> list[Any]:
-        async with group.count.stream(4) as items:
+def test_a_stream_and_its_error_are_read_in_an_event_loop(group: Any) -> None:
+    async def read(stream: Any) -> list[Any]:
+        async with stream as items:
             return [item async for item in items]
 
-    assert sorted(asyncio.run(read())) == [(rank, item) for rank in (0, 1) for item in range(4)]
-
-
-def test_an_error_is_met_in_an_event_loop_too(group: Any) -> None:
-    async def read() -> None:
-        async for _ in group.fail.stream(0):
-            pass
-
+    found = asyncio.run(read(group.count.stream(4)))
+    assert sorted(found) == [(rank, item) for rank in (0, 1) for item in range(4)]
     with pytest.raises(ValueError, match="no more"):
-        asyncio.run(read())
+        asyncio.run(read(group.fail.stream(0)))
 
 
-def test_a_stream_is_no_argument(group: Any) -> None:
+def test_a_stream_is_no_argument_and_does_not_travel(group: Any) -> None:
     with pytest.raises(px.DispatchError, match=r"px\.Channel"):
         group.dealt(group.count.submit(1))
     for given in (group.count.stream(1), group.count.submit(1)):
@@ -254,25 +226,8 @@ def test_a_stream_is_no_argument(group: Any) -> None:
             group.take(given)
         with pytest.raises(px.DispatchError, match=r"px\.Channel"):
             group.take([given])
-
-
-def test_a_stream_does_not_travel(group: Any) -> None:
     with group.count.stream(1) as items, pytest.raises(px.DispatchError, match=r"px\.Channel"):
         pickle.dumps(items)
-
-
-@pytest.mark.parametrize("buffer", [0, -1, True, 1.5, "8"])
-def test_what_is_no_number_of_items_is_refused(group: Any, buffer: Any) -> None:
-    with pytest.raises(px.DispatchError, match=r"count\.stream\(buffer=.*whole number from 1"):
-        group.count.stream(1, buffer=buffer)
-
-
-def test_a_stream_that_was_read_to_its_end_gives_nothing_more(group: Any) -> None:
-    items = group.count.stream(2)
-    assert len(list(items)) == 4
-    items.close()
-
-    assert list(items) == []
 
 
 @pytest.mark.parametrize("concurrency", [pytest.param(None, marks=pytest.mark.soak_on_cluster), 2])

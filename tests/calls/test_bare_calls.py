@@ -49,15 +49,11 @@ def group(shared: Any, tmp_path: Path) -> Any:
     return shared
 
 
-def test_submitted_calls_without_arguments_have_no_message(group: Any) -> None:
-    before = group.statistics()["sent_bytes"]
-
-    px.gather(*[group.go.submit() for _ in range(10)])
-
-    assert group.statistics()["sent_bytes"] == before
-
-
 def test_a_call_that_waits_behind_another_is_dropped_alone(group: Any, tmp_path: Path) -> None:
+    before = group.statistics()["sent_bytes"]
+    px.gather(*[group.go.submit() for _ in range(10)])
+    assert group.statistics()["sent_bytes"] == before  # they have no message
+
     (first,) = set(group.go())
     running, dropped, kept = group.hold.submit(), group.go.submit(), group.go.submit()
 
@@ -68,6 +64,13 @@ def test_a_call_that_waits_behind_another_is_dropped_alone(group: Any, tmp_path:
     assert kept.result() == [first + 1, first + 1]
     assert group.state == "ready"
 
+    (tmp_path / "gate").unlink()
+    group[1].go()  # a call of a single rank before it
+    running, dropped = group.hold.submit(), group.go.submit()
+    assert dropped.cancel()
+    (tmp_path / "gate").touch()
+    assert running.result() == ["opened", "opened"]
+
 
 def test_a_call_that_runs_is_interrupted_and_those_behind_it_go_on(group: Any) -> None:
     running, behind = group.hold.submit(), group.go.submit()
@@ -76,13 +79,3 @@ def test_a_call_that_runs_is_interrupted_and_those_behind_it_go_on(group: Any) -
 
     assert len(behind.result()) == 2
     assert group.state == "ready"
-
-
-def test_a_call_behind_one_of_a_single_rank_is_dropped_on_all(group: Any, tmp_path: Path) -> None:
-    group[1].go()
-    running, dropped = group.hold.submit(), group.go.submit()
-
-    assert dropped.cancel()
-    (tmp_path / "gate").touch()
-
-    assert running.result() == ["opened", "opened"]

@@ -92,12 +92,6 @@ def ranks() -> Iterator[Ranks]:
         made.group.pool.close()
 
 
-def test_a_value_stays(ranks: Ranks) -> None:
-    future = ranks.submit([1])
-
-    assert future.result() is future.result()
-
-
 def test_an_error_of_this_process_while_it_copies_a_value_is_raised(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,12 +256,13 @@ def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes(ranks: Ra
     assert seen == [px.CallCancelled]
 
 
-def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error(ranks: Ranks) -> None:
-    stream = ranks.submit(1, ValueError("odd"), 3).stream()
+def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error_that_is_seen_before(ranks: Ranks) -> None:
+    future: Any = ranks.submit(1, ValueError("odd"), LATE)
+    assert future.call.has_failed()
     given: list[Any] = []
 
     with pytest.raises(px.RemoteCallError):
-        given.extend(stream)
+        given.extend(future.stream())
 
     assert given == [(0, 1)]
 
@@ -331,12 +326,6 @@ def test_a_group_that_broke_under_a_stream_keeps_no_frames_of_whoever_streamed(r
     assert cause.__traceback__ is None
 
 
-def test_a_failed_rank_is_seen_beside_one_that_returned_and_one_that_is_late(ranks: Ranks) -> None:
-    future: Any = ranks.submit(1, ValueError("odd"), LATE)
-
-    assert future.call.has_failed()
-
-
 @pytest.mark.parametrize(
     ("outcomes", "ask"),
     [
@@ -349,7 +338,8 @@ def test_a_failed_rank_is_seen_beside_one_that_returned_and_one_that_is_late(ran
 def test_a_listener_hears_once_that_a_call_has_ended(
     ranks: Ranks, outcomes: list[Any], ask: Callable[[Any], object]
 ) -> None:
-    ranks.submit(1, 2).result()  # the group starts
+    started = ranks.submit(1, [2])
+    assert started.result() is started.result()  # a value stays
     everywhere.add(heard := Ends())
     future = ranks.submit(*outcomes)
 

@@ -90,65 +90,48 @@ def grown(group: px.WorkerGroup, before: dict[str, int], name: str) -> int:
     return group.statistics()[name] - before[name]
 
 
-def test_a_call_without_arguments_sends_no_bytes(group: px.WorkerGroup) -> None:
+def test_large_pieces_are_stored_one_by_one(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the first rank begins while the second piece is stored."""
+    rows, sizes, backend = torch.ones(10 * 1024, 1024), list[int](), type(group.core.backend)
+    put = backend.put
+
+    def noted(self: Any, value: Any) -> Any:
+        sizes.append(value.nbytes)
+        return put(self, value)
+
+    monkeypatch.setattr(backend, "put", noted)
+    assert torch.equal(group.pass_on(rows), rows + 1)
+    assert [nbytes // MB for nbytes in sizes] == [10, 10, 10, 10]
+
+
+def test_arguments_are_sent_if_they_are_small_and_else_stored_once_for_all_ranks(
+    group: px.WorkerGroup,
+) -> None:
     before = group.statistics()
     group.count()
     assert grown(group, before, "sent_bytes") == 0
-
-
-def test_a_broadcast_is_stored_once_for_all_ranks(group: px.WorkerGroup) -> None:
-    before = group.statistics()
+    group.total(torch.ones(8))
+    assert grown(group, before, "sent_bytes") > 0
+    assert grown(group, before, "stored_bytes") == 0
     group.total(torch.ones(MB))
     assert 4 * MB <= grown(group, before, "stored_bytes") < 4.1 * MB
 
 
-@pytest.fixture
-def stored(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the values that the driver stores, in bytes."""
-    sizes: list[int] = []
-    put = type(group.core.backend).put
-    monkeypatch.setattr(
-        type(group.core.backend),
-        "put",
-        lambda self, value: (sizes.append(value.nbytes), put(self, value))[1],
-    )
-    return sizes
-
-
-def test_large_pieces_are_stored_one_by_one(group: px.WorkerGroup, stored: list[int]) -> None:
-    """So that the first rank begins while the second piece is stored."""
-    rows = torch.ones(10 * 1024, 1024)
-    assert torch.equal(group.pass_on(rows), rows + 1)
-    assert [nbytes // MB for nbytes in stored] == [10, 10, 10, 10]
-
-
-def test_small_arguments_are_sent_and_not_stored(group: px.WorkerGroup) -> None:
-    before = group.statistics()
-    group.total(torch.ones(8))
-    assert grown(group, before, "stored_bytes") == 0
-    assert grown(group, before, "sent_bytes") > 0
-
-
-def test_a_result_counts_as_fetched(group: px.WorkerGroup) -> None:
+def test_results_count_as_fetched(group: px.WorkerGroup) -> None:
     before = group.statistics()
     group.pass_on(torch.zeros(256, 1024))
     assert MB <= grown(group, before, "fetched_bytes") < 1.1 * MB
-
-
-def test_a_result_of_plain_bytes_counts_as_fetched(group: px.WorkerGroup) -> None:
     before = group.statistics()
     group.blob(1000)
     assert grown(group, before, "fetched_bytes") == 4000
 
 
-def test_the_process_counts_what_its_groups_do(group: px.WorkerGroup) -> None:
+def test_the_process_counts_what_its_groups_do_and_what_it_stores(
+    group: px.WorkerGroup, backend: str
+) -> None:
     before = px.debug.statistics()
     group.total(torch.ones(8))
     assert px.debug.statistics()["calls"] == before["calls"] + 1
-
-
-def test_a_stored_value_counts_for_the_process(backend: str) -> None:
-    before = px.debug.statistics()
     px.put(torch.ones(MB), backend=backend)
     assert px.debug.statistics()["stored_bytes"] - before["stored_bytes"] >= 4 * MB
 
@@ -209,8 +192,10 @@ def test_rows_for_reading_only_are_read_where_they_lie(
     assert [shared for _, shared in seen] == in_place  # rows of two outputs are joined
 
 
-@pytest.fixture(scope="module")
-def plain_facts(ray_cluster: Any) -> list[tuple[bool, bool, str | None]]:
+@pytest.mark.slow
+def test_ranks_of_a_class_without_torch_never_import_it_and_have_their_threads_before(
+    ray_cluster: Any,
+) -> None:
     class Plain:  # local, so that it travels by value: its module imports torch
         def __init__(self) -> None:
             self.torch_at_start = "torch" in sys.modules
@@ -221,16 +206,7 @@ def plain_facts(ray_cluster: Any) -> list[tuple[bool, bool, str | None]]:
             return self.torch_at_start, "torch" in sys.modules, self.threads
 
     with px.ResourcePool([2], use_gpu=False, backend="ray") as made, px.WorkerGroup(made, Plain) as plain:
-        return plain.facts()
+        found = plain.facts()
 
-
-def test_ranks_of_a_class_without_torch_never_import_it(
-    plain_facts: list[tuple[bool, bool, str | None]],
-) -> None:
-    assert [facts[:2] for facts in plain_facts] == [(False, False)] * 2
-
-
-def test_the_number_of_threads_is_set_before_the_class_is_made(
-    plain_facts: list[tuple[bool, bool, str | None]],
-) -> None:
-    assert all(threads is not None and int(threads) >= 1 for _, _, threads in plain_facts)
+    assert [facts[:2] for facts in found] == [(False, False)] * 2
+    assert all(threads is not None and int(threads) >= 1 for _, _, threads in found)

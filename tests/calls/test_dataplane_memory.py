@@ -157,15 +157,13 @@ def test_what_does_not_fit_now_waits_for_the_calls_under_way() -> None:
     assert len(waits) == 3
 
 
-def test_with_nothing_under_way_it_fails_and_says_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.calls.store_quota._FREED_WITHIN_S", 0.1)
-    with pytest.raises(px.DispatchError, match=r"10\.0 MiB of 256\.0 MiB are free"):
-        room(Store(256 * MB, 10 * MB)).admit(150 * MB, 150 * MB, wait=lambda seconds: False)
-
-
-def test_what_was_stored_a_moment_ago_counts_before_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_nothing_under_way_it_fails_also_for_what_was_stored_a_moment_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("phalanx.calls.store_quota._FREED_WITHIN_S", 0.1)
     monkeypatch.setattr("phalanx.calls.store_quota._REPORTED_WITHIN_S", 60.0)
+    with pytest.raises(px.DispatchError, match=r"10\.0 MiB of 256\.0 MiB are free"):
+        room(Store(256 * MB, 10 * MB)).admit(150 * MB, 150 * MB, wait=lambda seconds: False)
     made = room(Store(256 * MB, 256 * MB))
     made.took(150 * MB)
     with pytest.raises(px.DispatchError, match="no call is under way"):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,20 +37,16 @@ def group(shared: px.WorkerGroup) -> px.WorkerGroup:
     return shared
 
 
-def test_a_failure_of_one_rank_leaves_the_group_ready_where_the_others_return(group: px.WorkerGroup) -> None:
-    with pytest.raises(ValueError, match="size 3") as raised:
-        group[1].refuse(3)
+def test_a_failure_names_its_ranks_once_and_leaves_the_group_ready_where_all_return(
+    group: px.WorkerGroup,
+) -> None:
+    for view, ranks in ((group[1], (1,)), (group, (0, 1, 2))):
+        with pytest.raises(ValueError, match="size 3") as raised:
+            view.refuse(3)
+        assert raised.value.cause_ranks == ranks
+        assert raised.value.victims == ()
 
-    assert raised.value.cause_ranks == (1,)
     assert group.ping() == [0, 1, 2]
-
-
-def test_a_failure_that_all_ranks_share_names_them_once(group: px.WorkerGroup) -> None:
-    with pytest.raises(ValueError) as raised:
-        group.refuse(3)
-
-    assert raised.value.cause_ranks == (0, 1, 2)
-    assert raised.value.victims == ()
 
 
 def test_the_error_of_a_failed_argument_keeps_its_type(group: px.WorkerGroup) -> None:
@@ -82,55 +76,27 @@ def test_a_rank_that_exits_breaks_the_group_and_later_calls_name_that_cause(grou
     assert str(later.value.cause) == str(raised.value)
 
 
-@dataclass
-class Restarted:
-    """A group before and after one restart."""
-
-    group: px.WorkerGroup
-    view: Any
-    method: Any
-    old: px.CallFuture
-
-
-@pytest.fixture(scope="module")
-def restarted(pool: px.ResourcePool) -> Iterator[Restarted]:
-    group = px.WorkerGroup(pool[0:3], Leaver)
-    steps = [2]
+@pytest.mark.soak_on_cluster
+def test_a_restart_replays_the_last_call_of_each_method_as_it_was_sent_and_views_follow_it(
+    pool: px.ResourcePool,
+) -> None:
+    group, steps = px.WorkerGroup(pool[0:3], Leaver), [2]
     group.load([1])
     group.load(steps)
     group[0].load([9])
     with pytest.raises(px.RemoteCallError):
         group.load_badly()
     steps.append(3)
-    before = Restarted(group, group[1:3], group.ping, group.ping.submit())
+    view, method, old = group[1:3], group.ping, group.ping.submit()
+
     group.restart()
-    yield before
-    group.close()
 
-
-@pytest.mark.soak_on_cluster
-def test_a_restart_replays_the_last_call_of_each_method_as_it_was_sent(restarted: Restarted) -> None:
-    assert restarted.group.what_is_loaded() == [[9], [2], [2]]
-
-
-@pytest.mark.soak_on_cluster
-def test_views_and_methods_follow_a_restart(restarted: Restarted) -> None:
-    assert restarted.view.ping() == [1, 2]
-    assert restarted.method() == [0, 1, 2]
-
-
-@pytest.mark.soak_on_cluster
-def test_a_future_of_the_epoch_before_is_stale(restarted: Restarted) -> None:
+    assert group.what_is_loaded() == [[9], [2], [2]]
+    assert (view.ping(), method()) == ([1, 2], [0, 1, 2])
     with pytest.raises(px.errors.StaleEpoch) as raised:
-        restarted.old.result()
-
+        old.result()
     assert (raised.value.epoch, raised.value.current) == (0, 1)
-
-
-def test_a_closed_group_cannot_be_restarted(pool: px.ResourcePool) -> None:
-    group = px.WorkerGroup(pool[3:4], Trouble)
     group.close()
-
     with pytest.raises(px.GroupClosed):
         group.restart()
 

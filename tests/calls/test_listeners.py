@@ -13,26 +13,20 @@ from phalanx.calls.listeners import CallInfo, CallListener, everywhere
 
 
 class Ends(CallListener):
-    """Counts the calls that end."""
+    """Counts the calls that end, and notes the numbers of those that somebody waits for."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.count = 0
+        self.asked_for: list[int] = []
         self._error = error
+
+    def asked(self, call: CallInfo) -> None:
+        self.asked_for.append(call.number)
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
         self.count += 1
         if self._error is not None:
             raise self._error
-
-
-class Asked(CallListener):
-    """Notes the numbers of calls that somebody waits for."""
-
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-
-    def asked(self, call: CallInfo) -> None:
-        self.numbers.append(call.number)
 
 
 class Echo(px.Worker):
@@ -50,22 +44,17 @@ def group() -> Iterator[Any]:
         everywhere.remove(listener)
 
 
-def test_calls_that_are_waited_for_together_are_each_heard_to_be_asked_for(group: Any) -> None:
-    everywhere.add(asked := Asked())
+def test_calls_are_heard_to_be_asked_for_and_to_end_by_those_who_were_there_when_they_were_planned(
+    group: Any,
+) -> None:
+    everywhere.add(early := Ends())
     futures = [group.give.submit(1), group.give.submit(2)]
+    everywhere.add(late := Ends())
 
     px.gather(*futures)
 
-    assert asked.numbers == [future.call.number for future in futures]
-
-
-def test_a_call_is_heard_by_those_who_were_there_when_it_was_planned(group: Any) -> None:
-    future = group.give.submit(1)
-    everywhere.add(late := Ends())
-
-    future.result()
-
-    assert late.count == 0
+    assert early.asked_for == [future.call.number for future in futures]
+    assert (early.count, late.count, late.asked_for) == (2, 0, [])
 
 
 def test_a_listener_that_raises_is_removed_and_reported_once_and_the_call_goes_on(

@@ -103,14 +103,11 @@ def test_a_future_of_before_a_restart_is_no_argument(group: px.WorkerGroup) -> N
 
 
 @pytest.mark.slow_on_cluster
-def test_a_worker_knows_its_rank_on_threads_of_its_constructor(pair: px.ResourcePool) -> None:
+def test_a_worker_knows_its_rank_on_threads_of_its_constructor_and_a_cancelled_task_is_its_error(
+    pair: px.ResourcePool,
+) -> None:
     with px.WorkerGroup(pair, AsksOnThreads) as group:
         assert group.places() == [(0, 0), (1, 1)]
-
-
-@pytest.mark.slow_on_cluster
-def test_a_cancelled_task_of_a_method_is_an_error_of_its_rank(pair: px.ResourcePool) -> None:
-    with px.WorkerGroup(pair, AsksOnThreads) as group:
         with pytest.raises(px.RemoteCallError, match="given up") as caught:
             group.cancel_itself()
         assert caught.value.ranks == (0, 1)
@@ -154,9 +151,3 @@ def test_a_call_that_only_some_ranks_got_breaks_the_group(
         if backend == "ray":
             with pytest.raises(px.GroupBroken, match=r"rank 0 got the call, ranks \S*3 did not"):
                 group.which(1)
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0, True])
-def test_a_deadline_is_a_number_of_seconds(group: px.WorkerGroup, seconds: float) -> None:
-    with pytest.raises(px.DispatchError, match="timeout="):
-        group.which.options(timeout=seconds)

@@ -35,37 +35,31 @@ def pool() -> px.ResourcePool:
     return px.ResourcePool([2], use_gpu=False, backend="inline")
 
 
-def test_an_optimizer_that_only_some_ranks_stepped_is_refused_before_anything_is_loaded(
-    pool: px.ResourcePool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("width", "parts", "why"),
+    [
+        (4, None, "others had made no step; step on all ranks"),
+        (
+            5,
+            ["model"],
+            r"model.weight has shape \[1, 4\] where it was saved, and \[1, 5\] here",
+        ),
+    ],
+    ids=["an optimizer that only some ranks stepped", "a model of another shape"],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+    pool: px.ResourcePool, tmp_path: Path, width: int, parts: list[str] | None, why: str
 ) -> None:
-    group = px.WorkerGroup(pool, Apart)
+    group, other = px.WorkerGroup(pool, Apart), px.WorkerGroup(pool, Apart.bind(width=width))
     group.step()
     px.save(group, str(tmp_path))
-    group.step()
-    before = group.held()
+    other.step()
+    before = other.held()
 
-    with pytest.raises(px.checkpoint.CheckpointMismatch, match="others had made no step; step on all ranks"):
-        px.load(group, str(tmp_path))
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match=why):
+        px.load(other, str(tmp_path), parts=parts)
 
-    assert group.held() == before
-
-
-def test_a_model_of_another_shape_is_refused_before_any_of_it_is_loaded(
-    pool: px.ResourcePool, tmp_path: Path
-) -> None:
-    group = px.WorkerGroup(pool, Apart)
-    group.step()
-    px.save(group, str(tmp_path))
-    wide = px.WorkerGroup(pool, Apart.bind(width=5))
-    before = wide.held()
-
-    with pytest.raises(
-        px.checkpoint.CheckpointMismatch,
-        match=r"model.weight has shape \[1, 4\] where it was saved, and \[1, 5\] here",
-    ):
-        px.load(wide, str(tmp_path), parts=["model"])
-
-    assert wide.held() == before
+    assert other.held() == before
 
 
 class Uneven(px.Worker):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,12 +24,17 @@ def two(backend: str) -> Iterator[px.ResourcePool]:
         yield made
 
 
-def test_others_read_what_the_ranks_have(two: px.ResourcePool, tmp_path: Path) -> None:
-    px.save(px.WorkerGroup(two, Rows), tmp_path / "model", format="hugging face")
+@pytest.mark.slow_on_cluster
+def test_others_read_what_the_ranks_have_and_ranks_what_others_wrote(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
+    group, full = px.WorkerGroup(two, Rows), torch.arange(24.0).view(8, 3)
+    px.save(group, tmp_path / "model", format="hugging face")
+    assert torch.equal(load_file(tmp_path / "model" / "model.safetensors")["w"], full)
 
-    found = load_file(tmp_path / "model" / "model.safetensors")
-
-    assert torch.equal(found["w"], torch.arange(24.0).view(8, 3))
+    save_file({"w": full + 1}, tmp_path / "model.safetensors")
+    px.load(group, tmp_path, format="hugging face")
+    assert torch.equal(torch.cat(group.get()), full + 1)
 
 
 @pytest.mark.slow_on_cluster
@@ -46,16 +51,6 @@ def test_files_are_cut_by_size_and_listed(two: px.ResourcePool, tmp_path: Path) 
         assert torch.equal(load_file(tmp_path / "model" / file)[name], values[name])
 
 
-@pytest.mark.slow_on_cluster
-def test_ranks_load_what_others_wrote(two: px.ResourcePool, tmp_path: Path) -> None:
-    save_file({"w": torch.arange(24.0).view(8, 3) + 1}, tmp_path / "model.safetensors")
-    group = px.WorkerGroup(two, Rows)
-
-    px.load(group, tmp_path, format="hugging face")
-
-    assert torch.equal(torch.cat(group.get()), torch.arange(24.0).view(8, 3) + 1)
-
-
 def test_a_state_of_tensors_is_a_model(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Bag.bind(w=torch.ones(3, dtype=torch.bfloat16)))
     px.save(group, tmp_path / "model", format="hugging face")
@@ -66,50 +61,49 @@ def test_a_state_of_tensors_is_a_model(two: px.ResourcePool, tmp_path: Path) -> 
     assert [one["w"].tolist() for one in group.get()] == [[1.0] * 3] * 2
 
 
-def test_a_folder_that_is_there_is_left_alone(two: px.ResourcePool, tmp_path: Path) -> None:
-    (tmp_path / "kept").write_text("")
-
-    with pytest.raises(px.checkpoint.CheckpointError, match="there already"):
-        px.save(px.WorkerGroup(two, Rows), tmp_path, format="hugging face")
-
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-
-
-def test_names_that_the_folder_has_not_are_refused(two: px.ResourcePool, tmp_path: Path) -> None:
-    save_file({"v": torch.zeros(2)}, tmp_path / "model.safetensors")
-
-    with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"not saved: model\.w"):
-        px.load(px.WorkerGroup(two, Rows), tmp_path, format="hugging face")
-
-
-def test_what_is_no_safetensors_file_is_named(two: px.ResourcePool, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
-
-    with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"model\.safetensors"):
-        px.load(px.WorkerGroup(two, Rows), tmp_path, format="hugging face")
-
-
-def test_a_folder_that_is_not_there_is_named(two: px.ResourcePool, tmp_path: Path) -> None:
-    with pytest.raises(px.checkpoint.CheckpointError, match="none has no safetensors files"):
-        px.load(px.WorkerGroup(two, Rows), tmp_path / "none", format="hugging face")
-
-
-def test_a_file_without_its_end_is_named_before_anything_is_loaded(
-    two: px.ResourcePool, tmp_path: Path
-) -> None:
-    group = px.WorkerGroup(two, Rows)
-    save_file({"w": torch.zeros(8, 3)}, tmp_path / "model.safetensors")
-    os.truncate(tmp_path / "model.safetensors", (tmp_path / "model.safetensors").stat().st_size - 4)
-
-    with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"model\.safetensors is damaged.*its end"):
-        px.load(group, tmp_path, format="hugging face")
-
-    assert torch.equal(torch.cat(group.get()), torch.arange(24.0).view(8, 3))
-
-
-def test_a_link_is_refused_before_the_model_is_written(two: px.ResourcePool, tmp_path: Path) -> None:
+def test_a_folder_or_link_that_is_there_is_left_alone(two: px.ResourcePool, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to("empty")
+    group = px.WorkerGroup(two, Rows)
 
-    with pytest.raises(px.checkpoint.CheckpointError, match="link is there already"):
-        px.save(px.WorkerGroup(two, Rows), tmp_path / "link", format="hugging face")
+    for path, why in ((tmp_path, "there already"), (tmp_path / "link", "link is there already")):
+        with pytest.raises(px.checkpoint.CheckpointError, match=why):
+            px.save(group, path, format="hugging face")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "link"]
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def other_names(file: Path) -> None:
+    save_file({"v": torch.zeros(2)}, file)
+
+
+def other_bytes(file: Path) -> None:
+    file.write_bytes(b"\xff" * 20)
+
+
+def without_its_end(file: Path) -> None:
+    save_file({"w": torch.zeros(8, 3)}, file)
+    os.truncate(file, file.stat().st_size - 4)
+
+
+@pytest.mark.parametrize(
+    ("write", "error", "why"),
+    [
+        (other_names, px.checkpoint.CheckpointMismatch, r"not saved: model\.w"),
+        (other_bytes, px.checkpoint.CheckpointCorrupted, r"model\.safetensors"),
+        (without_its_end, px.checkpoint.CheckpointCorrupted, r"model\.safetensors is damaged.*its end"),
+        (os.fspath, px.checkpoint.CheckpointError, "run has no safetensors files"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named_before_anything_is(
+    two: px.ResourcePool, tmp_path: Path, write: Callable[[Path], object], error: type[Exception], why: str
+) -> None:
+    group = px.WorkerGroup(two, Rows)
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run" / "model.safetensors")
+
+    with pytest.raises(error, match=why):
+        px.load(group, tmp_path / "run", format="hugging face")
+
+    assert torch.equal(torch.cat(group.get()), torch.arange(24.0).view(8, 3))

@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,132 +64,105 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "run")
 
 
-def test_plain_values_are_put_back_into_the_dict(path: str, backend: str) -> None:
-    state: dict[str, Any] = {
-        "rewards": [0.5],
-        "generator": random.Random(3),
-        "numpy": np.random.default_rng(4),
-        "torch": torch.Generator().manual_seed(5),
-    }
+def test_plain_values_are_put_back_into_the_dict_and_the_drivers_random_numbers_go_on(
+    path: str, backend: str
+) -> None:
+    def state_of(seed: int) -> dict[str, Any]:
+        return {
+            "rewards": [seed / 2],
+            "generator": random.Random(seed),
+            "numpy": np.random.default_rng(seed),
+            "torch": torch.Generator().manual_seed(seed),
+        }
+
+    def drawn(state: dict[str, Any]) -> list[float]:
+        own = [random.random(), float(np.random.rand()), torch.rand(1).item()]
+        given = [state["generator"].random(), state["numpy"].random()]
+        return [*own, *given, *torch.rand(3, generator=state["torch"]).tolist()]
+
+    state, later = state_of(1), state_of(2)
     with px.checkpoint.CheckpointManager(path, state=state) as run:
         run.save(1)
-        drawn = state["generator"].random(), state["numpy"].random()
-        expected = torch.rand(3, generator=state["torch"])
-    later: dict[str, Any] = {
-        "rewards": [],
-        "generator": random.Random(),
-        "numpy": np.random.default_rng(),
-        "torch": torch.Generator(),
-    }
+        expected = drawn(state)
     with px.checkpoint.CheckpointManager(path, state=later) as run:
         run.resume()
 
     assert later["rewards"] == [0.5]
-    assert (later["generator"].random(), later["numpy"].random()) == drawn
-    assert torch.equal(torch.rand(3, generator=later["torch"]), expected)
+    assert drawn(later) == expected
 
 
-def test_the_drivers_random_numbers_go_on(path: str, backend: str) -> None:
-    with px.checkpoint.CheckpointManager(path) as run:
-        run.save(1)
-        drawn = [random.random(), float(np.random.rand()), torch.rand(1).item()]
-
-        run.resume()
-
-        assert [random.random(), float(np.random.rand()), torch.rand(1).item()] == drawn
-
-
-def test_a_run_begins_where_nothing_was_saved(group: px.WorkerGroup, path: str) -> None:
-    with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
-        assert run.resume() is None
-        assert run.steps() == []
-
-
-def test_as_many_steps_stay_as_are_kept(path: str, backend: str) -> None:
-    with px.checkpoint.CheckpointManager(path, keep=2) as run:
-        for step in (1, 2, 3):
-            run.save(step)
-
-        assert run.steps() == [2, 3]
-
-
-def test_an_earlier_step_can_be_gone_on_with(group: px.WorkerGroup, path: str) -> None:
-    with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
+def test_a_run_begins_where_nothing_was_saved_and_goes_on_from_the_steps_that_it_keeps(
+    group: px.WorkerGroup, path: str
+) -> None:
+    with px.checkpoint.CheckpointManager(path, {"model": group}, keep=2) as run:
+        assert (run.resume(), run.steps()) == (None, [])
         for step in (1, 2):
             group.add(1.0)
             run.save(step)
+        run.save.submit(3)  # closing waits for it
+    assert run.steps() == [2, 3]
 
-        assert run.resume(1) == 1
-        assert group[0].look() == [1.0, 1.0, 1.0, 1.0, 1]
-
-
-def test_closing_waits_for_the_save_under_way(group: px.WorkerGroup, path: str) -> None:
     with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
-        run.save.submit(1)
+        group.add(1.0)
+        assert run.resume(2) == 2
+        assert group[0].look() == [2.0, 2.0, 2.0, 2.0, 2]
 
-    assert run.steps() == [1]
+
+@contextmanager
+def begun(
+    path: str, **groups: px.WorkerGroup
+) -> Iterator[tuple[px.Channel, px.StalenessManager, px.checkpoint.CheckpointManager]]:
+    """A run with a channel and a staleness of its own."""
+    staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
+    with (
+        px.Channel(name="rollouts") as channel,
+        px.checkpoint.CheckpointManager(path, groups, channels=[channel], staleness=staleness) as run,
+    ):
+        yield channel, staleness, run
 
 
 @pytest.mark.slow_on_cluster
 def test_channels_and_staleness_go_on_with_what_they_had(group: px.WorkerGroup, path: str) -> None:
-    with px.Channel(name="rollouts") as channel:
-        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
-        with px.checkpoint.CheckpointManager(
-            path, {"model": group}, channels=[channel], staleness=staleness
-        ) as run:
-            assert group.generate(staleness, channel, 4) == [4, 4]
-            with channel.take_rows(4, WITHIN):
-                pass
-            staleness.advance(1)
-            run.save(1)
-            before = staleness.stats.rows
-    with px.Channel(name="rollouts") as channel:
-        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
-        with px.checkpoint.CheckpointManager(
-            path, {"model": group}, channels=[channel], staleness=staleness
-        ) as run:
-            run.resume()
+    with begun(path, model=group) as (channel, staleness, run):
+        assert group.generate(staleness, channel, 4) == [4, 4]
+        with channel.take_rows(4, WITHIN):
+            pass
+        staleness.advance(1)
+        run.save(1)
+        before = staleness.stats.rows
+    with begun(path, model=group) as (channel, staleness, run):
+        run.resume()
 
-            assert (channel.rows.waiting, channel.rows.delivered) == (4, 4)
-            assert staleness.version == 1
-            assert staleness.stats.rows == before
-            with channel.take_rows(4, WITHIN) as batch:
-                assert batch.rows == 4
-            staleness.advance(2)
-            assert staleness.stats.rows.trained == 8
+        assert (channel.rows.waiting, channel.rows.delivered) == (4, 4)
+        assert staleness.version == 1
+        assert staleness.stats.rows == before
+        with channel.take_rows(4, WITHIN) as batch:
+            assert batch.rows == 4
+        staleness.advance(2)
+        assert staleness.stats.rows.trained == 8
 
 
 def test_rows_that_lie_in_no_saved_channel_give_their_credit_back(group: px.WorkerGroup, path: str) -> None:
-    with px.Channel(name="rollouts") as channel:
-        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
-        with px.checkpoint.CheckpointManager(path, channels=[channel], staleness=staleness) as run:
-            group.generate(staleness, channel, 4)
-            with channel.take_rows(6, WITHIN):
-                pass  # delivered, and not trained on
-            run.save(1)
-    with px.Channel(name="rollouts") as channel:
-        staleness = px.StalenessManager(max_lag=2, rows_per_version=4)
-        with px.checkpoint.CheckpointManager(path, channels=[channel], staleness=staleness) as run:
-            run.resume()
+    with begun(path) as (channel, staleness, run):
+        group.generate(staleness, channel, 4)
+        with channel.take_rows(6, WITHIN):
+            pass  # delivered, and not trained on
+        run.save(1)
+    with begun(path) as (channel, staleness, run):
+        run.resume()
 
-            assert (channel.rows.waiting, staleness.stats.rows.ready) == (2, 2)
-            assert staleness.stats.dropped == {"not saved": 6}
+        assert (channel.rows.waiting, staleness.stats.rows.ready) == (2, 2)
+        assert staleness.stats.dropped == {"not saved": 6}
 
 
 @pytest.mark.slow_on_cluster
 def test_who_waits_at_a_channel_is_served_from_what_was_saved(path: str, backend: str) -> None:
     if backend == "inline":
         pytest.skip("nothing waits where nothing else runs")
-    with (
-        px.Channel(name="rollouts") as channel,
-        px.checkpoint.CheckpointManager(path, channels=[channel]) as run,
-    ):
+    with begun(path) as (channel, _, run):
         channel.put([1, 2])
         run.save(1)
-    with (
-        px.Channel(name="rollouts") as channel,
-        px.checkpoint.CheckpointManager(path, channels=[channel]) as run,
-    ):
+    with begun(path) as (channel, _, run):
         got: list[Any] = []
         taker = threading.Thread(target=lambda: got.append(channel.take_rows(2, WITHIN).value()))
         taker.start()
@@ -257,23 +231,15 @@ def test_a_run_of_other_parts_is_refused(
             run.resume()
 
 
-def test_what_no_run_has_saved_is_refused(path: str, backend: str) -> None:
+def test_what_no_run_has_saved_and_a_damaged_file_are_refused(group: px.WorkerGroup, path: str) -> None:
     from phalanx.checkpoint.steps import StepWriter
 
     StepWriter(path, 1).commit()
-    with (
-        px.checkpoint.CheckpointManager(path) as run,
-        pytest.raises(px.checkpoint.CheckpointMismatch, match="not saved by a px"),
-    ):
-        run.resume()
-
-
-def test_a_damaged_file_is_named(group: px.WorkerGroup, path: str) -> None:
     with px.checkpoint.CheckpointManager(path, {"model": group}, state={"progress": 1}) as run:
-        step = run.save(1)
-        file = Path(step.path("driver/state.pickle"))
+        with pytest.raises(px.checkpoint.CheckpointMismatch, match="not saved by a px"):
+            run.resume()
+        file = Path(run.save(2).path("driver/state.pickle"))
         file.write_bytes(bytes(len(file.read_bytes())))
-
         with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"driver/state\.pickle"):
             run.resume()
 
@@ -297,24 +263,16 @@ def test_a_rank_that_dies_leaves_the_step_before_whole(
         assert group.look() == [[1.0, 1.0, 1.0, 1.0, 1]] * 2
 
 
-def test_state_that_cannot_be_pickled_is_named(path: str, backend: str) -> None:
+def test_state_that_cannot_be_saved_is_named_and_a_closed_run_saves_nothing(path: str, backend: str) -> None:
     with px.checkpoint.CheckpointManager(path, state={"lock": threading.Lock()}) as run:
         with pytest.raises(px.checkpoint.CheckpointError, match="'lock' of the driver's state"):
             run.save(1)
         assert run.steps() == []
 
-
-def test_state_that_gives_nothing_is_refused(path: str) -> None:
-    with pytest.raises(px.DeclarationError, match="state_dict"):
-        px.checkpoint.CheckpointManager(path, state=3)
-
-
-def test_a_closed_run_saves_nothing(path: str, backend: str) -> None:
-    run = px.checkpoint.CheckpointManager(path)
-    run.close()
-
     with pytest.raises(px.DeclarationError, match="closed"):
         run.save(1)
+    with pytest.raises(px.DeclarationError, match="state_dict"):
+        px.checkpoint.CheckpointManager(path, state=3)
 
 
 def test_no_group_is_loaded_unless_all_groups_fit(pool: px.ResourcePool, path: str) -> None:

@@ -32,11 +32,15 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.slow_on_cluster
-def test_a_run_goes_on_as_if_it_had_not_stopped(two: px.ResourcePool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [1, 0], ids=["after a step", "before the first one"])
+def test_a_run_goes_on_as_if_it_had_not_stopped(two: px.ResourcePool, tmp_path: Path, steps: int) -> None:
     group = px.WorkerGroup(two, Trainer)
-    group.step()
+    for _ in range(steps):
+        group.step()
     px.save(group, tmp_path, step=1)
     went_on = [group.step() for _ in range(3)]
+    px.load(group, tmp_path)
+    assert [group.step() for _ in range(3)] == went_on
     group.close()
 
     again = px.WorkerGroup(two, Trainer.bind(seed=7))
@@ -68,32 +72,19 @@ def test_a_save_leaves_the_checksums_of_other_files_alone(two: px.ResourcePool, 
     assert group.run(checksums) == [True, True]
 
 
-def test_a_part_that_has_no_state_is_refused(two: px.ResourcePool) -> None:
-    def declare(worker: px.Worker) -> None:
-        px.register_state(worker, count=3)
-
-    group = px.WorkerGroup(two, Nothing)
-
-    with pytest.raises(px.RemoteCallError, match=r"count=int\): a part has .* or a dict of such things"):
-        group.run(declare)
-
-
-def test_an_optimizer_that_was_saved_before_its_first_step_has_no_state_again(
+@pytest.mark.slow_on_cluster
+def test_nested_states_keep_their_form_and_what_differs_by_rank_comes_back_to_its_rank(
     two: px.ResourcePool, tmp_path: Path
 ) -> None:
-    group = px.WorkerGroup(two, Trainer)
-    px.save(group, tmp_path)
-    went_on = [group.step() for _ in range(3)]
-
-    px.load(group, tmp_path)
-
-    assert [group.step() for _ in range(3)] == went_on
-
-
-@pytest.mark.slow_on_cluster
-def test_what_differs_by_rank_comes_back_to_its_rank(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Bag)
-    states = [{"own": torch.ones(3) * rank, "rank": rank, "same": [1, (2.5, "x")]} for rank in range(2)]
+    nested = {
+        "a": {"b": {0: torch.ones(2), "c": None}, "d": {}},
+        "list": [torch.zeros(1), {"e": 3}],
+        "t": (torch.ones(1),),
+    }
+    states = [
+        {"own": torch.ones(3) * rank, "rank": rank, "same": [1, (2.5, "x")], **nested} for rank in range(2)
+    ]
     group.put(states)
     px.save(group, tmp_path)
     group.put([{}, {}])
@@ -101,30 +92,15 @@ def test_what_differs_by_rank_comes_back_to_its_rank(two: px.ResourcePool, tmp_p
     px.load(group, tmp_path)
 
     found = group.get()
-    assert [list(one) for one in found] == [["own", "rank", "same"]] * 2
+    assert [list(one) for one in found] == [["own", "rank", "same", "a", "list", "t"]] * 2
     assert [(one["own"][0].item(), one["rank"], one["same"]) for one in found] == [
         (0.0, 0, [1, (2.5, "x")]),
         (1.0, 1, [1, (2.5, "x")]),
     ]
-
-
-def test_nested_states_keep_their_form(two: px.ResourcePool, tmp_path: Path) -> None:
-    group = px.WorkerGroup(two, Bag)
-    state = {
-        "a": {"b": {0: torch.ones(2), "c": None}, "d": {}},
-        "list": [torch.zeros(1), {"e": 3}],
-        "t": (torch.ones(1),),
-    }
-    group.put([state, state])
-    px.save(group, tmp_path)
-    group.put([{}, {}])
-
-    px.load(group, tmp_path)
-
-    found = group[0].get()
-    assert found["a"]["b"][0].tolist() == [1.0, 1.0]
-    assert (found["a"]["b"]["c"], found["a"]["d"], found["list"][1]) == (None, {}, {"e": 3})
-    assert type(found["t"]) is tuple
+    for one in found:
+        assert one["a"]["b"][0].tolist() == [1.0, 1.0]
+        assert (one["a"]["b"]["c"], one["a"]["d"], one["list"][1]) == (None, {}, {"e": 3})
+        assert type(one["t"]) is tuple
 
 
 def test_values_by_rank_are_refused_elsewhere_and_nothing_changes(
@@ -164,27 +140,21 @@ def test_stated_boxes_are_loaded_on_other_ranks(
     assert torch.equal(found, torch.arange(24.0).view(8, 3))
 
 
-def test_submitted_it_has_the_state_of_its_moment(two: px.ResourcePool, tmp_path: Path) -> None:
+def test_submitted_it_has_the_state_of_its_moment_and_another_waits_for_it(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
     group = px.WorkerGroup(two, Trainer)
     group.step()
     then = group.values()
 
-    future = px.save.submit(group, tmp_path, step=3)
-    group.step()
-    group.step()
-
-    assert future.result(60).step == 3
-    px.load(group, tmp_path)
-    assert all(same(one, other) for one, other in zip(group.values(), then, strict=True))
-
-
-def test_a_second_save_waits_for_the_first(two: px.ResourcePool, tmp_path: Path) -> None:
-    group = px.WorkerGroup(two, Trainer)
-
     futures = [px.save.submit(group, tmp_path, step=step) for step in range(3)]
+    group.step()
+    group.step()
 
     assert [future.result(60).step for future in futures] == [0, 1, 2]
     assert [one.number for one in listed(str(tmp_path)) if one.whole] == [0, 1, 2]
+    px.load(group, tmp_path)
+    assert all(same(one, other) for one, other in zip(group.values(), then, strict=True))
 
 
 def test_roles_of_a_colocated_group_are_saved_by_name(two: px.ResourcePool, tmp_path: Path) -> None:
@@ -224,34 +194,34 @@ def test_roles_of_a_group_are_loaded_one_by_one(two: px.ResourcePool, tmp_path: 
         assert (group.one.get(), group.two.get()) == ([{"x": 1}, {"x": 1}], [{"x": 2}, {"x": 2}])
 
 
-def test_a_worker_without_a_state_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:
+def test_a_worker_or_a_part_without_a_state_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:
+    group = px.WorkerGroup(two, Nothing)
+
     with pytest.raises(
         px.checkpoint.CheckpointError, match=r"Nothing has nothing to save.*state_dict.*register_state"
     ):
-        px.save(px.WorkerGroup(two, Nothing), tmp_path)
+        px.save(group, tmp_path)
+    with pytest.raises(px.RemoteCallError, match=r"count=int\): a part has .* or a dict of such things"):
+        group.run(lambda worker: px.register_state(worker, count=3))
 
 
-def test_names_that_are_not_there_are_refused_and_nothing_changes(
+def test_names_that_are_not_there_or_that_nobody_takes_are_refused_and_nothing_changes(
     two: px.ResourcePool, tmp_path: Path
 ) -> None:
     group = px.WorkerGroup(two, Rows)
-    px.save(group, tmp_path)
+    px.save(group, tmp_path / "rows")
     trainer = px.WorkerGroup(two, Trainer.bind(rng=False), name="trainer")
+    px.save(trainer, tmp_path / "trainer")
     before = trainer.values()
 
     with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"^ranks 0, 1 of 'trainer': ") as caught:
-        px.load(trainer, tmp_path)
+        px.load(trainer, tmp_path / "rows")
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"taken by no rank: .*optimizer"):
+        px.load(group, tmp_path / "trainer", parts=["optimizer"])
 
     assert "parts=['model']" in str(caught.value)
     assert "Traceback" not in str(caught.value) and caught.value.__suppress_context__
     assert all(same(one, other) for one, other in zip(trainer.values(), before, strict=True))
-
-
-def test_what_nobody_takes_is_not_left_out_silently(two: px.ResourcePool, tmp_path: Path) -> None:
-    px.save(px.WorkerGroup(two, Trainer), tmp_path)
-
-    with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"taken by no rank: .*optimizer"):
-        px.load(px.WorkerGroup(two, Rows), tmp_path, parts=["optimizer"])
 
 
 PLAIN = """

@@ -273,18 +273,9 @@ def test_stages_and_shards_of_megatron_are_loaded_into_fsdp2(
     assert all(torch.equal(found[name], other[name]) for name in wanted)
 
 
-def test_a_rank_that_dies_in_a_save_is_the_error_of_the_save(ray_cluster: None, tmp_path: Path) -> None:
-    with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Rows) as group:
-        px.save(group, tmp_path, step=1)
-        group.run(die_in_a_write, "")
-
-        with pytest.raises(px.WorkerDiedError, match="rank 1"):
-            px.save(group, tmp_path, step=2)
-
-    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000001"]
-
-
-def test_a_save_that_waits_for_one_whose_rank_dies_fails_too(ray_cluster: None, tmp_path: Path) -> None:
+def test_a_rank_that_dies_in_a_save_is_the_error_of_that_save_and_of_one_that_waits_for_it(
+    ray_cluster: None, tmp_path: Path
+) -> None:
     go = tmp_path / "go"
     go.mkdir()
     with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Rows) as group:
@@ -313,6 +304,11 @@ def test_a_save_that_waits_for_one_whose_rank_dies_fails_too(ray_cluster: None, 
         group.restart()
         assert px.load(group, tmp_path / "run").step == 1
         assert px.save(group, tmp_path / "run", step=4).step == 4
+
+        group.run(die_in_a_write, "")
+        with pytest.raises(px.WorkerDiedError, match="rank 1"):
+            px.save(group, tmp_path / "run", step=5)
+        assert [one.number for one in listed(str(tmp_path / "run"))] == [1, 4]
 
 
 def test_a_store_that_each_process_has_for_itself_is_told(ray_cluster: None) -> None:

@@ -132,7 +132,7 @@ def test_all_folders_of_a_step_are_on_the_disk_before_its_manifest(
     assert step in synced[at:]
 
 
-def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_or_is_no_url_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(px.checkpoint.CheckpointError, match="a file of that name: choose another path"):
         saved(tmp_path / "file", 1)
@@ -141,6 +141,11 @@ def test_a_path_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
         shutil.rmtree(writer.folder)
         with pytest.raises(px.checkpoint.CheckpointError, match="its folder is gone"):
             writer.write("state", b"x")
+
+    with pytest.raises(px.checkpoint.CheckpointError, match="cannot be reached"):
+        Storage("nowhere://bucket/run")
+    with pytest.raises(px.checkpoint.CheckpointError, match=r"lost a slash.*as text: 's3://bucket/run'"):
+        Storage(Path("s3://bucket/run"))
 
 
 @pytest.mark.parametrize(
@@ -176,18 +181,6 @@ def test_a_file_of_a_store_is_seen_whole_or_not_at_all(
     assert (place.read("note"), place.names()) == (b"after", ["note"])
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("nowhere://bucket/run", "cannot be reached"),
-        (Path("s3://bucket/run"), r"lost a slash.*give it as text: 's3://bucket/run'"),
-    ],
-)
-def test_a_url_that_is_none_is_refused(path: Any, why: str) -> None:
-    with pytest.raises(px.checkpoint.CheckpointError, match=why):
-        Storage(path)
-
-
 @pytest.mark.parametrize("fails", ["makedirs", "pipe_file"])
 def test_what_only_a_store_raises_says_what_to_do(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     class NoCredentialsError(Exception):
@@ -207,23 +200,18 @@ def test_what_only_a_store_raises_says_what_to_do(monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
 
 
-def test_a_path_may_have_what_is_syntax_in_a_url(tmp_path: Path) -> None:
-    left = tmp_path / "a" / "step-00000007"
+def test_what_is_syntax_in_a_url_or_a_pattern_may_be_in_a_path_and_only_what_is_named_is_removed(
+    tmp_path: Path,
+) -> None:
+    left, url = tmp_path / "a" / "step-00000007", f"memory://{secrets.token_hex(4)}"
     left.mkdir(parents=True)
-
-    saved(tmp_path / "a::b", 1)
-
-    assert steps(tmp_path / "a::b") == [(1, True)]
-    assert left.exists()
-
-
-def test_only_what_is_named_is_removed_from_a_store() -> None:
-    url = f"memory://{secrets.token_hex(4)}"
     for run in ("run0", "run[0]"):
         saved(f"{url}/{run}", 1)
         saved(f"{url}/{run}", 2)
 
+    saved(tmp_path / "a::b", 1)
     saved(f"{url}/run[0]", 3, keep=1)
 
+    assert (steps(tmp_path / "a::b"), left.exists()) == ([(1, True)], True)
     assert [one.number for one in listed(f"{url}/run[0]") if one.whole] == [3]
     assert [one.number for one in listed(f"{url}/run0")] == [1, 2]

@@ -120,41 +120,26 @@ def test_actors_bear_the_name_of_the_made_class(colocated: RayWorkerGroup, fused
     assert fused.worker_names[0] == f"fused{FusedWorkerCLSName}_actor_rollout_critic_0:0"
 
 
-def test_each_role_is_a_group_of_its_own(spawned: dict[str, RayWorkerGroup]) -> None:
-    assert spawned["actor_rollout"].add(1) == [2, 3]
-    assert spawned["critic"].sub(3) == [7, 7]
+def test_each_role_is_a_group_of_its_own_in_shared_processes(spawned: dict[str, RayWorkerGroup]) -> None:
+    actor, critic = spawned["actor_rollout"], spawned["critic"]
+
+    assert (actor.add(1), critic.sub(3)) == ([2, 3], [7, 7])
+    assert (critic.sub_soon([1, 2]), actor.add_soon(2)) == ([9, 8], [3, 3])
+    assert actor.execute_all_sync("add", [1, 2]) == [2, 4]
+    assert actor.process() == critic.process()
 
 
-def test_roles_share_their_processes(spawned: dict[str, RayWorkerGroup]) -> None:
-    assert spawned["actor_rollout"].process() == spawned["critic"].process()
-
-
-def test_async_methods_of_roles_give_their_values(spawned: dict[str, RayWorkerGroup]) -> None:
-    assert spawned["critic"].sub_soon([1, 2]) == [9, 8]
-    assert spawned["actor_rollout"].add_soon(2) == [3, 3]
-
-
-def test_a_roles_method_by_name(spawned: dict[str, RayWorkerGroup]) -> None:
-    assert spawned["actor_rollout"].execute_all_sync("add", [1, 2]) == [2, 4]
-
-
-def test_a_role_has_only_its_own_methods(fused: RayWorkerGroup) -> None:
+def test_there_are_no_other_roles_and_a_role_has_only_its_own_methods(fused: RayWorkerGroup) -> None:
     with pytest.raises(AttributeError):
         fused.spawn({"critic"})["critic"].add  # noqa: B018
-
-
-def test_a_role_that_there_is_not(spawned: dict[str, RayWorkerGroup], fused: RayWorkerGroup) -> None:
     with pytest.raises(AssertionError, match="its roles"):
         fused.spawn({"reward"})
 
 
-def test_the_group_itself_has_the_methods_under_the_roles_names(colocated: RayWorkerGroup) -> None:
+def test_group_and_handles_have_the_methods_under_the_roles_names(colocated: RayWorkerGroup) -> None:
     assert colocated.actor_rollout_add(1) == [2, 3]
     assert ray.get(colocated.workers[0].critic_sub.remote(1)) == 9
-
-
-def test_a_rollouts_direct_method_has_its_own_name_on_the_handle(colocated: RayWorkerGroup) -> None:
-    assert ray.get(colocated.workers[0].generate.remote(1)) == 2
+    assert ray.get(colocated.workers[0].generate.remote(1)) == 2  # a direct method has its own name
 
 
 def test_fused_roles_know_each_other(fused: RayWorkerGroup) -> None:

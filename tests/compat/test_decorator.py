@@ -38,59 +38,44 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_STORE_SERVER_HOST", "")
 
 
-def test_the_modes_have_verls_numbers() -> None:
+def test_the_modes_have_verls_numbers_travel_as_themselves_and_have_functions() -> None:
     names = ["RANK_ZERO", "ONE_TO_ALL", "ALL_TO_ALL", "DP_COMPUTE", "DP_COMPUTE_PROTO"]
     names += ["DP_COMPUTE_PROTO_WITH_FUNC", "DP_COMPUTE_METRIC", "DIRECT_ROLLOUT_METHOD"]
 
     assert [getattr(Dispatch, name).value for name in names] == list(range(8))
     assert [mode.name for mode in Execute] == ["ALL", "RANK_ZERO"]
-
-
-def test_modes_travel_as_themselves() -> None:
     assert pickle.loads(pickle.dumps(Dispatch.DP_COMPUTE)) is Dispatch.DP_COMPUTE
-
-
-def test_every_mode_has_its_functions() -> None:
     assert all({"dispatch_fn", "collect_fn"} == set(d.get_predefined_dispatch_fn(mode)) for mode in Dispatch)
 
 
-def test_a_new_mode(registry: None) -> None:
+def test_a_mode_is_registered_once_and_gets_other_functions(registry: None) -> None:
     d.register_dispatch_mode("TO_NOBODY", d.dispatch_all_to_all, d.collect_all_to_all)
 
     try:
         assert d.get_predefined_dispatch_fn(Dispatch.TO_NOBODY)["dispatch_fn"] is d.dispatch_all_to_all
     finally:
         Dispatch.remove("TO_NOBODY")
-
-
-def test_a_mode_is_registered_once(registry: None) -> None:
     with pytest.raises(ValueError, match="ONE_TO_ALL"):
         d.register_dispatch_mode("ONE_TO_ALL", d.dispatch_all_to_all, d.collect_all_to_all)
-
-
-def test_a_mode_gets_other_functions(registry: None) -> None:
     d.update_dispatch_mode(Dispatch.ONE_TO_ALL, d.dispatch_all_to_all, d.collect_dp_compute)
-
     assert d.get_predefined_dispatch_fn(Dispatch.ONE_TO_ALL)["collect_fn"] is d.collect_dp_compute
 
 
-@pytest.mark.parametrize("mode", [5, "ONE_TO_ALL", {"dispatch_fn": print}])
-def test_no_mode(mode: Any) -> None:
-    with pytest.raises(AssertionError, match="dispatch_mode"):
-        register(mode)
-
-
-def test_no_execute_mode() -> None:
+def test_what_is_no_mode_is_refused() -> None:
+    for mode in (5, "ONE_TO_ALL", {"dispatch_fn": print}):
+        with pytest.raises(AssertionError, match="dispatch_mode"):
+            register(mode)  # type: ignore[arg-type]
     with pytest.raises(AssertionError, match="execute_mode"):
         register(Dispatch.ONE_TO_ALL, execute_mode=Dispatch.ONE_TO_ALL)
 
 
-def test_a_registered_method_keeps_its_name_and_how_it_was_registered() -> None:
+def test_a_registered_method_keeps_its_name_how_it_was_registered_and_that_it_is_async() -> None:
     @register(Dispatch.DP_COMPUTE, blocking=False)
-    def method(self: Any) -> None:
+    async def method(self: Any) -> None:
         "What it does."
 
     assert (method.__name__, method.__doc__) == ("method", "What it does.")
+    assert inspect.iscoroutinefunction(method)
     assert getattr(method, d.MAGIC_ATTR) == {
         "dispatch_mode": Dispatch.DP_COMPUTE,
         "execute_mode": Execute.ALL,
@@ -98,20 +83,10 @@ def test_a_registered_method_keeps_its_name_and_how_it_was_registered() -> None:
     }
 
 
-def test_an_async_method_stays_one() -> None:
-    @register(Dispatch.ONE_TO_ALL)
-    async def method(self: Any) -> None: ...
-
-    assert inspect.iscoroutinefunction(method)
-
-
-def test_dp_compute_wants_an_element_for_each_rank(group: Any) -> None:
+def test_dp_compute_wants_an_element_for_each_rank_and_outputs_are_taken_by_the_mask(group: Any) -> None:
     assert d.dispatch_dp_compute(group, [1, 2], a=(3, 4)) == (([1, 2],), {"a": (3, 4)})
     with pytest.raises(AssertionError, match="world_size = 2"):
         d.dispatch_dp_compute(group, 5)
-
-
-def test_outputs_are_taken_where_the_mask_is_set(group: Any) -> None:
     assert d.collect_nd_compute([False, True], group, [1, 2]) == [2]
 
 
@@ -145,47 +120,34 @@ def test_megatron_deals_over_dp_and_collects_from_tp_zero_of_the_last_stage() ->
 
     assert dealt == ["a", "a", "b", "b"] * 2
     assert d.collect_megatron_compute(group, list(range(8))) == [4, 6]
-
-
-def test_megatron_wants_a_list_of_dp_size() -> None:
     with pytest.raises(AssertionError, match="dp_size = 2"):
-        d.dispatch_megatron_compute(megatron_group(2, 2, 2), ["a"])
+        d.dispatch_megatron_compute(group, ["a"])
 
 
-def test_a_worker_registers_its_place_once(environment: None) -> None:
+def test_a_worker_registers_its_place_in_a_mesh_once(environment: None) -> None:
     worker = Worker()
     worker._register_dispatch_collect_info("actor", dp_rank=3, is_collect=True)
 
     assert (worker._query_dispatch_info("actor"), worker.query_collect_info("actor")) == (3, True)
     with pytest.raises(ValueError, match="actor"):
         worker._register_dispatch_collect_info("actor", dp_rank=1, is_collect=True)
-
-
-def test_a_mesh_that_was_not_registered(environment: None) -> None:
     with pytest.raises(AssertionError, match="infer"):
-        Worker()._query_collect_info("infer")
+        worker._query_collect_info("infer")
 
 
-def test_a_worker_takes_over_the_place_of_another(environment: None) -> None:
-    actor, reference = Worker(), Worker()
-    actor._register_dispatch_collect_info("actor", dp_rank=3, is_collect=False)
+def test_a_worker_takes_over_the_place_of_another_in_the_mesh_of_that_name(environment: None) -> None:
+    actor, reference, other = Worker(), Worker(), Worker()
+    actor._register_dispatch_collect_info("train", dp_rank=3, is_collect=False)
 
     reference.set_dispatch_collect("ref", **actor.get_dispatch_collect())
+    actor._register_dispatch_collect_info("infer", dp_rank=1, is_collect=True)
+    other.set_dispatch_collect("train", **actor.get_dispatch_collect())
 
     assert reference.get_dispatch_collect() == {
         "dispatch_dp_rank": {"ref": 3},
         "collect_dp_rank": {"ref": False},
     }
-
-
-def test_of_several_meshes_the_one_of_the_same_name_is_taken_over(environment: None) -> None:
-    actor, reference = Worker(), Worker()
-    actor._register_dispatch_collect_info("train", dp_rank=3, is_collect=False)
-    actor._register_dispatch_collect_info("infer", dp_rank=1, is_collect=True)
-
-    reference.set_dispatch_collect("train", **actor.get_dispatch_collect())
-
-    assert reference._query_dispatch_info("train") == 3
+    assert other._query_dispatch_info("train") == 3
 
 
 def test_a_worker_reads_its_environment(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,11 +158,7 @@ def test_a_worker_reads_its_environment(environment: None, monkeypatch: pytest.M
 
     assert (worker.rank, worker.world_size) == (5, 7)
     assert {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(Worker.env_keys())
-
-
-def test_a_worker_without_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
+    monkeypatch.delenv("WORLD_SIZE")
     with pytest.raises(KeyError, match="WORLD_SIZE"):
         Worker()
 

@@ -71,20 +71,14 @@ def test_a_group_of_a_cluster_that_was_left_is_closed(name: str) -> None:
         getattr(group, name)("method", [1, 2])
 
 
-@pytest.mark.parametrize(
-    "act",
-    [
+def test_the_slots_of_a_cluster_that_was_left_are_gone_and_a_pool_travels_without_its_connection() -> None:
+    for act in (
         RayResourcePool.get_placement_groups,
         lambda pool: split_resource_pool(pool, 1),
         lambda pool: merge_resource_pool(pool, RayResourcePool([1])),
-    ],
-)
-def test_the_slots_of_a_cluster_that_was_left_are_gone(act: Any) -> None:
-    with pytest.raises(PlacementError, match="make a new pool"):
-        act(left_pool())
-
-
-def test_a_pool_travels_without_its_connection() -> None:
+    ):
+        with pytest.raises(PlacementError, match="make a new pool"):
+            act(left_pool())
     assert pickle.loads(pickle.dumps(left_pool()))._connection is None
 
 

@@ -85,36 +85,19 @@ def test_placement_groups_are_named_after_prefix_and_shape(make: Make) -> None:
         "namedverl_group_2_1:0",
         "namedverl_group_2_1:1",
     ]
-
-
-def test_what_can_never_be_placed_is_told_at_once(ray_cluster: None) -> None:
     with pytest.raises(PlacementError, match="can never be placed"):
         RayResourcePool([99]).get_placement_groups()
 
 
-@pytest.mark.soak
-def test_an_uneven_pool_works(make: Make) -> None:
-    group = group_on(make([2, 1]), name_prefix="uneven")
-
-    assert group.worker_names == ["unevenWhere_0:0", "unevenWhere_0:1", "unevenWhere_1:0"]
-    assert group.variable("RANK") == ["0", "1", "2"]
-    assert group.variable("RAY_LOCAL_WORLD_SIZE") == ["2", "2", "1"]
-    assert group.variable("RAY_LOCAL_RANK") == ["0", "1", "0"]
-
-
-def test_each_rank_sees_its_own_device(make: Make) -> None:
-    group = group_on(make([2], use_gpu=True, max_colocate_count=2))
+def test_each_rank_sees_its_own_device_and_groups_on_one_pool_share_them(make: Make) -> None:
+    pool = make([2], use_gpu=True, max_colocate_count=2)
+    group = group_on(pool)
 
     devices = group.accelerators()
     assert sorted(map(len, devices)) == [1, 1]
     assert devices[0] != devices[1]
     assert group.variable("LOCAL_RANK") == ["0", "0"]
-
-
-def test_groups_on_one_pool_share_its_devices(make: Make) -> None:
-    pool = make([1], use_gpu=True, max_colocate_count=2)
-
-    assert group_on(pool).accelerators() == group_on(pool).accelerators()
+    assert group_on(pool).accelerators() == devices
 
 
 def test_parts_of_a_pool(make: Make) -> None:
@@ -142,25 +125,29 @@ def test_sizes_that_do_not_add_up(make: Make, split_size: Any) -> None:
 
 
 @pytest.mark.soak
-def test_a_merged_pool_has_the_slots_of_both(make: Make) -> None:
+def test_uneven_and_merged_pools_work(make: Make) -> None:
+    group = group_on(make([2, 1]), name_prefix="uneven")
     merged = merge_resource_pool(make([2], name_prefix="a"), make([1], name_prefix="b"))
 
+    assert group.worker_names == ["unevenWhere_0:0", "unevenWhere_0:1", "unevenWhere_1:0"]
     assert (merged.store, merged.name_prefix, merged.world_size) == ([2, 1], "a_b", 3)
-    assert group_on(merged).variable("RANK") == ["0", "1", "2"]
-
-
-def test_a_merged_pool_keeps_the_accelerator_type() -> None:
-    pools = [RayResourcePool([1], accelerator_type="A100") for _ in range(2)]
-    for pool in pools:
-        pool.pgs = []
-
-    assert merge_resource_pool(*pools).accelerator_type == "A100"
+    for one in (group, group_on(merged)):
+        assert one.variable("RANK") == ["0", "1", "2"]
+        assert one.variable("RAY_LOCAL_WORLD_SIZE") == ["2", "2", "1"]
+        assert one.variable("RAY_LOCAL_RANK") == ["0", "1", "0"]
 
 
 @pytest.mark.parametrize("option", [{"use_gpu": True}, {"max_colocate_count": 3}, {"detached": True}])
-def test_unlike_pools_are_not_merged(make: Make, option: dict[str, Any]) -> None:
+def test_unlike_pools_are_not_merged_and_like_ones_keep_their_accelerators(
+    make: Make, option: dict[str, Any]
+) -> None:
     with pytest.raises(AssertionError, match=next(iter(option))):
         merge_resource_pool(make([1]), make([1], **option))
+
+    pools = [RayResourcePool([1], accelerator_type="A100") for _ in range(2)]
+    for pool in pools:
+        pool.pgs = []
+    assert merge_resource_pool(*pools).accelerator_type == "A100"
 
 
 def test_placement_groups_are_sorted_by_the_addresses_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,9 +171,6 @@ def test_a_manager_makes_pools_by_name(ray_cluster: None) -> None:
     assert manager.get_n_gpus() == 3
     assert manager.get_resource_pool(0) is manager.resource_pool_dict["global"]
     assert manager.get_resource_pool("rm").max_colocate_count == 3
-
-
-def test_a_manager_tells_when_there_are_too_few_devices(ray_cluster: None) -> None:
     with pytest.raises(ValueError, match="Total available GPUs 8"):
         ResourcePoolManager({"global": [99]}, {0: "global"}).create_resource_pool()
 
@@ -210,24 +194,13 @@ def test_a_runtime_env_of_the_users_is_kept(make: Make) -> None:
     assert group.variable("LOCAL_RANK") == ["3"]
 
 
-@pytest.mark.parametrize(
-    "name", ["WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT", "WG_PREFIX", "WG_BACKEND"]
-)
-def test_variables_of_the_controller_cannot_be_given(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"Cannot override protected system env: \{{'{name}'\}}"):
-        RayWorkerGroup(RayResourcePool([1]), RayClassWithInitArgs(Where), worker_env={name: "1", "MINE": "2"})
-
-
-def test_accelerators_are_not_to_be_had_from_a_pool_without() -> None:
+def test_what_a_group_on_a_pool_cannot_have_is_refused() -> None:
+    cls, variables = RayClassWithInitArgs(Where), ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
+    for name in (*variables, "WG_PREFIX", "WG_BACKEND"):
+        with pytest.raises(ValueError, match=rf"Cannot override protected system env: \{{'{name}'\}}"):
+            RayWorkerGroup(RayResourcePool([1]), cls, worker_env={name: "1", "MINE": "2"})
     with pytest.raises(ValueError, match=r"use_gpu is True but resource_pool\.use_gpu is False"):
-        RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(Where), use_gpu=True)
-
-
-@pytest.mark.slow
-def test_a_group_may_leave_its_pools_accelerators_alone(make: Make) -> None:
-    group = RayWorkerGroup(make([1], use_gpu=True), RayClassWithInitArgs(Where), use_gpu=False)
-
-    assert group.accelerators() == [[]]
+        RayWorkerGroup(RayResourcePool([1], use_gpu=False), cls, use_gpu=True)
 
 
 def test_runtime_envs_are_merged_variable_by_variable() -> None:
@@ -249,7 +222,8 @@ def test_where_ranks_meet_can_be_given(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_the_port_where_ranks_meet_is_taken_from_a_range(make: Make) -> None:
-    group = group_on(make([1]), master_port_range=[41000, 41100])
+def test_a_group_takes_its_port_from_a_range_and_may_leave_accelerators_alone(make: Make) -> None:
+    group = group_on(make([1], use_gpu=True), use_gpu=False, master_port_range=[41000, 41100])
 
     assert 41000 <= int(group.master_port or 0) < 41100
+    assert group.accelerators() == [[]]

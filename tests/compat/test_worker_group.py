@@ -96,39 +96,37 @@ def group(ray_cluster: None) -> Iterator[RayWorkerGroup]:
         ray.kill(worker)
 
 
-def test_actors_are_named_after_prefix_class_node_and_slot(group: RayWorkerGroup) -> None:
-    assert group.worker_names == ["basicsToy_0:0", "basicsToy_0:1"]
-
-
-def test_any_method_of_the_class_can_be_called_by_name(group: RayWorkerGroup) -> None:
+def test_any_method_of_the_class_can_be_called_by_name_and_lists_of_world_size_are_dealt_out(
+    group: RayWorkerGroup,
+) -> None:
     assert group.execute_all_sync("foo", y=3) == [5, 5]
-
-
-def test_lists_of_world_size_are_dealt_out(group: RayWorkerGroup) -> None:
     assert group.execute_all_sync("foo", y=[1, 2]) == [3, 4]
+    with pytest.raises(AttributeError, match="execute_all_sync"):
+        group.foo  # noqa: B018
 
 
-def test_an_async_call_gives_rays_references(group: RayWorkerGroup) -> None:
+def test_async_calls_and_non_blocking_methods_give_rays_references_by_rank(group: RayWorkerGroup) -> None:
     refs = group.execute_all_async("foo", y=4)
 
     assert all(isinstance(ref, ray.ObjectRef) for ref in refs)
     assert ray.get(refs) == [6, 6]
-
-
-def test_a_non_blocking_method_gives_references_by_rank(group: RayWorkerGroup) -> None:
     assert ray.get(group.one_to_all(x=1, y=2)) == [5, 5]
 
 
-def test_all_to_all_deals(group: RayWorkerGroup) -> None:
+def test_lists_are_dealt_as_the_mode_says(group: RayWorkerGroup) -> None:
+    refs = group.one_to_all(x=1, y=2)
+
     assert ray.get(group.all_to_all(x=[1, 2], y=[5, 6])) == [8, 10]
+    assert (group.default_mode([1, 2]), group.default_mode(7)) == ([1, 2], [7, 7])
+    assert group.dealt([1, 2], y=[3, 4]) == [(1, 3), (2, 4)]
+    assert group.dealt(refs, y=[3, 4]) == [(5, 3), (5, 4)]  # references are elements
 
 
-def test_execute_mode_rank_zero_gives_the_value(group: RayWorkerGroup) -> None:
+def test_rank_zero_alone_gives_its_value(group: RayWorkerGroup) -> None:
     assert group.rank_zero(x=1, y=2) == 5
-
-
-def test_dispatch_mode_rank_zero_calls_rank_zero_alone(group: RayWorkerGroup) -> None:
     assert group.only_zero(7) == (0, 7)
+    output = group.execute_func_rank_zero(lambda data: data + 1, torch.ones(2, 2))
+    assert torch.equal(output, torch.full((2, 2), 2.0))
 
 
 def test_a_dispatch_function_does_not_change_the_callers_lists(group: RayWorkerGroup) -> None:
@@ -139,49 +137,23 @@ def test_a_dispatch_function_does_not_change_the_callers_lists(group: RayWorkerG
     assert (x, y) == ([1, 2], [5, 6])
 
 
-def test_the_default_mode_deals_lists_and_repeats_all_else(group: RayWorkerGroup) -> None:
-    assert (group.default_mode([1, 2]), group.default_mode(7)) == ([1, 2], [7, 7])
-
-
-def test_dp_compute_deals_lists(group: RayWorkerGroup) -> None:
-    assert group.dealt([1, 2], y=[3, 4]) == [(1, 3), (2, 4)]
-
-
-def test_dp_compute_takes_references_as_elements(group: RayWorkerGroup) -> None:
-    refs = group.one_to_all(x=1, y=2)
-
-    assert group.dealt(refs, y=[3, 4]) == [(5, 3), (5, 4)]
-
-
-def test_an_async_method_gives_its_value(group: RayWorkerGroup) -> None:
+def test_an_async_method_gives_its_value_and_a_direct_one_is_refused(group: RayWorkerGroup) -> None:
     assert group.slow_add(1) == [3, 3]
-
-
-def test_a_direct_method_is_refused(group: RayWorkerGroup) -> None:
     with pytest.raises(NotImplementedError, match="handle"):
         group.generate(1)
 
 
-def test_a_workers_error_is_caught_by_its_type(group: RayWorkerGroup) -> None:
+def test_a_workers_error_is_caught_by_its_type_also_from_its_reference(group: RayWorkerGroup) -> None:
     with pytest.raises(ValueError, match="does not want to") as raised:
         group.fail_on_one()
 
     assert isinstance(raised.value, ray.exceptions.RayTaskError)
     assert "rank 1 of 2" in raised.value.__notes__[0]
-    assert group.execute_all_sync("foo", 1) == [3, 3]
-
-
-def test_the_error_of_a_reference_is_raised_by_ray_get(group: RayWorkerGroup) -> None:
     refs = group.execute_all_async("fail_on_one")
-
     assert ray.get(refs[0]) == 0
     with pytest.raises(ValueError, match="does not want to"):
         ray.get(refs[1])
-
-
-def test_an_unregistered_method_is_no_attribute(group: RayWorkerGroup) -> None:
-    with pytest.raises(AttributeError, match="execute_all_sync"):
-        group.foo  # noqa: B018
+    assert group.execute_all_sync("foo", 1) == [3, 3]
 
 
 def test_references_come_back_from_workers(group: RayWorkerGroup) -> None:
@@ -190,15 +162,10 @@ def test_references_come_back_from_workers(group: RayWorkerGroup) -> None:
     assert ray.get(first).tolist() == [0, 1, 2]
 
 
-def test_a_function_runs_on_rank_zero(group: RayWorkerGroup) -> None:
-    output = group.execute_func_rank_zero(lambda data: data + 1, torch.ones(2, 2))
-
-    assert torch.equal(output, torch.full((2, 2), 2.0))
-
-
-def test_the_environment_of_a_rank(group: RayWorkerGroup) -> None:
+def test_the_names_and_the_environment_of_ranks(group: RayWorkerGroup) -> None:
     [first, second] = group.execute_all_sync("environment")
 
+    assert group.worker_names == ["basicsToy_0:0", "basicsToy_0:1"]
     assert [rank["RANK"] for rank in (first, second)] == ["0", "1"]
     assert [rank["RAY_LOCAL_RANK"] for rank in (first, second)] == ["0", "1"]
     assert {first[key] for key in ("WORLD_SIZE", "RAY_LOCAL_WORLD_SIZE")} == {"2"}
@@ -206,31 +173,26 @@ def test_the_environment_of_a_rank(group: RayWorkerGroup) -> None:
     assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == (group.master_address, group.master_port)
 
 
-def test_a_group_of_workers_found_by_name(group: RayWorkerGroup) -> None:
+def test_a_group_is_found_by_the_names_of_its_workers_and_travels_to_a_task(group: RayWorkerGroup) -> None:
     found = RayWorkerGroup.from_detached(
         worker_names=group.worker_names, ray_cls_with_init=RayClassWithInitArgs(cls=Toy, x=2)
     )
 
-    assert found.custom(x=[1, 2], y=[5, 6]) == [8, 10]
-    assert found.world_size == 2
-
-
-def test_a_group_travels_to_a_task(group: RayWorkerGroup) -> None:
     @ray.remote(num_cpus=0)
     def call(given: RayWorkerGroup) -> Any:
         return given.dealt([1, 2]), given.worker_names
 
+    assert found.custom(x=[1, 2], y=[5, 6]) == [8, 10]
+    assert found.world_size == 2
     assert ray.get(call.remote(group)) == ([(1, None), (2, None)], group.worker_names)
 
 
-def test_a_name_that_nobody_has(ray_cluster: None) -> None:
+def test_a_name_that_nobody_has_and_neither_pool_nor_workers_are_refused(ray_cluster: None) -> None:
+    toy = RayClassWithInitArgs(cls=Toy, x=2)
     with pytest.raises(ValueError, match="nobody"):
-        RayWorkerGroup(worker_names=["nobody"], ray_cls_with_init=RayClassWithInitArgs(cls=Toy, x=2))
-
-
-def test_neither_pool_nor_workers(ray_cluster: None) -> None:
+        RayWorkerGroup(worker_names=["nobody"], ray_cls_with_init=toy)
     with pytest.raises(AssertionError, match="worker_names"):
-        RayWorkerGroup(ray_cls_with_init=RayClassWithInitArgs(cls=Toy, x=2))
+        RayWorkerGroup(ray_cls_with_init=toy)
 
 
 def test_a_constructor_that_raises_is_told_when_the_group_is_made(ray_cluster: None) -> None:

@@ -49,38 +49,27 @@ def test_a_column_that_is_no_list_is_refused(column: dict[str, object]) -> None:
         generated(CountingEngine(), [[6], [7]], **column)
 
 
-def test_the_first_stop_in_the_text_ends_it() -> None:
-    engine = CountingEngine()
-    engine._requests.vocabulary = replace(engine.machine.vocabulary, text=lambda tokens: "xab" * len(tokens))
-    engine.machine.vocabulary = engine._requests.vocabulary
-
-    assert generated(engine, [[6]], SamplingParams(stop=("b", "a")))[0].text == "x"
-
-
-def test_a_stop_that_was_in_the_prefix_does_not_cut_the_text() -> None:
+def test_the_first_stop_in_the_text_ends_it_unless_it_was_in_the_prefix() -> None:
     engine = CountingEngine()
     text = replace(
         engine.machine.vocabulary, text=lambda tokens: "".join(chr(97 + token) for token in tokens)
     )
     engine._requests.vocabulary = engine.machine.vocabulary = text
+    stop = SamplingParams(max_tokens=40, stop=("a", "d"))
 
-    (answer,) = generated(
-        engine, [[6]], SamplingParams(max_tokens=40, stop=("a", "d")), prefix=[[0] + [1] * 19]
-    )
+    (cut,) = generated(engine, [[0]], SamplingParams(max_tokens=40, stop=("d", "c")))
+    (answer,) = generated(engine, [[6]], stop, prefix=[[0] + [1] * 19])
 
+    assert cut.text == "b"
     assert answer.text == "a" + "b" * 19 + "c"
 
 
-def test_the_size_of_a_completion_includes_its_further_answers() -> None:
+def test_a_finished_completion_comes_back_as_it_is_and_its_size_includes_its_further_answers() -> None:
+    done = Completion((9,), (-1.0,), "stop", ((3, 1),))
     one = Completion((7,) * 1000, (), "stop", ((0, 1000),))
 
+    assert generated(CountingEngine(), [[20]], prefix=[done]) == [done]
     assert replace(one, more=(one, one)).__phalanx_nbytes__ == 3 * one.__phalanx_nbytes__
-
-
-def test_a_full_context_ends_an_answer() -> None:
-    (made,) = generated(CountingEngine(), [[20] * (CONTEXT - 2)], SamplingParams(max_tokens=9))
-
-    assert (len(made.tokens), made.finish_reason) == (2, "length")
 
 
 @pytest.mark.parametrize(
@@ -100,19 +89,27 @@ def test_what_is_wrong_with_a_row_is_its_own_error(prompt: Any, prefix: Any, mes
     assert right.tokens == (21,)
 
 
-def test_answers_wait_where_the_engine_has_no_room() -> None:
+def test_answers_wait_where_the_engine_has_no_room_and_end_where_the_context_is_full() -> None:
     made = generated(CountingEngine(room=1), [[10], [20], [30]], SamplingParams(max_tokens=2))
+    (full,) = generated(CountingEngine(), [[20] * (CONTEXT - 2)], SamplingParams(max_tokens=9))
 
     assert [one.tokens for one in made] == [(11, 12), (21, 22), (31, 32)]
+    assert (len(full.tokens), full.finish_reason) == (2, "length")
 
 
-@pytest.mark.parametrize("ids", [None, "mine", ["mine", "unknown"]])
+@pytest.mark.parametrize("ids", [None, "mine", ["mine", "unknown"], "a pause"])
 def test_an_aborted_answer_is_gone_on_with(ids: list[str] | str | None) -> None:
+    alone = ids is None or ids == "a pause"
+
     async def interrupted() -> tuple[Completion, Completion, Completion]:
-        engine, six = CountingEngine(room=1 if ids is None else None), SamplingParams(max_tokens=6)
+        engine, six = CountingEngine(room=1 if alone else None), SamplingParams(max_tokens=6)
         call = asyncio.create_task(engine.generate([[20], [30]], six, ids=["mine", "other"]))
         await until(engine, 2)
-        assert await engine.abort(ids) == (2 if ids is None else 1)
+        if ids == "a pause":
+            await engine.pause("abort")
+            await engine.resume()
+        else:
+            assert await engine.abort(ids) == (2 if ids is None else 1)
         part, other = await call
         (whole,) = await engine.generate([[20]], SamplingParams(max_tokens=6), prefix=[part])
         return part, other, whole
@@ -120,14 +117,8 @@ def test_an_aborted_answer_is_gone_on_with(ids: list[str] | str | None) -> None:
     part, other, whole = asyncio.run(interrupted())
 
     assert part.finish_reason == "abort" and not part.finished and 2 <= len(part.tokens) < 6
-    assert other.tokens == (() if ids is None else (31, 32, 33, 34, 35, 36))
+    assert other.tokens == (() if alone else (31, 32, 33, 34, 35, 36))
     assert whole.tokens == (21, 22, 23, 24, 25, 26) and len(whole.log_probs) == 6
-
-
-def test_a_prefix_that_is_finished_comes_back_as_it_is() -> None:
-    done = Completion((9,), (-1.0,), "stop", ((3, 1),))
-
-    assert generated(CountingEngine(), [[20]], prefix=[done]) == [done]
 
 
 def test_a_pause_that_keeps_stops_between_two_steps() -> None:
@@ -168,28 +159,25 @@ def test_a_pause_that_waits_returns_when_the_running_answers_are_made_and_begins
     assert asyncio.run(paused()) == (True, False)
 
 
-def test_an_error_of_the_engine_is_the_error_of_all_calls_under_way_and_of_no_later_one() -> None:
-    engine = CountingEngine()
-    engine.machine.fails = True
-    with pytest.raises(ArithmeticError):
-        generated(engine, [[20]])
-    engine.machine.fails = False
-
-    assert generated(engine, [[20]], SamplingParams(max_tokens=1))[0].tokens == (21,)
-
-
-def test_a_row_that_ends_in_a_step_that_fails_for_another_gets_the_error_too() -> None:
-    engine = CountingEngine()
-
-    def remove(answers: object) -> None:
+@pytest.mark.parametrize("fails", ["step", "remove"])
+def test_an_error_of_the_engine_is_the_error_of_all_calls_under_way_and_of_no_later_one(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def broken(*_: object) -> None:
         raise ArithmeticError("the kernel is broken")
 
     async def made() -> list[object]:
-        engine.machine.remove = remove  # type: ignore[method-assign]
         calls = [engine.generate([[20]], SamplingParams(max_tokens=count)) for count in (1, 9)]
         return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
 
-    assert [str(error) for error in asyncio.run(made())] == ["the kernel is broken"] * 2
+    engine = CountingEngine()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.machine, fails, broken)
+        errors = asyncio.run(made())
+        engine.machine.answers.clear()
+
+    assert [str(error) for error in errors] == ["the kernel is broken"] * 2
+    assert generated(engine, [[20]], SamplingParams(max_tokens=1))[0].tokens == (21,)
 
 
 def test_a_call_that_is_cancelled_leaves_nothing_in_the_engine() -> None:
@@ -225,10 +213,8 @@ def test_sleep_where_there_is_none_warns_once_and_the_engine_goes_on() -> None:
 def test_a_wrong_sampling_is_refused_where_it_is_made(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(px.DeclarationError, match=message):
         SamplingParams(**wrong)  # type: ignore[arg-type]
-
-
-def test_seeds_of_many_rows_differ() -> None:
     assert [one.seed for one in SamplingParams(seed=5).each(3)] == [5, 6, 7]
+    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
 
 
 SLOW_ON_RAY = True
@@ -288,14 +274,3 @@ def test_reports_of_an_engine_are_a_line_and_numbers() -> None:
     assert name.startswith("engine ")
     assert (values["tokens"], values["running"]) == (6.0, 0.0)
     assert lines[-1].endswith("0 running, 0 waiting, cache 0%, 2 rows done")
-
-
-def test_a_pause_that_aborts_gives_answers_back_as_they_are() -> None:
-    async def paused() -> list[Completion]:
-        engine = CountingEngine(room=1)
-        call = asyncio.create_task(engine.generate([[20], [30]], SamplingParams(max_tokens=6)))
-        await until(engine, 2)
-        await engine.pause("abort")
-        return await call
-
-    assert [one.tokens for one in asyncio.run(paused())] == [(21, 22), ()]

@@ -122,10 +122,6 @@ def test_a_long_answer_is_not_told_as_text_anew_with_each_token() -> None:
     assert sorted(told)[-1] == 1000 and sum(told) < 100 * 1000
 
 
-def test_no_stop_is_none() -> None:
-    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
-
-
 def test_a_pause_that_waits_goes_on_where_one_before_it_kept() -> None:
     async def paused() -> list[Completion]:
         engine = CountingEngine()

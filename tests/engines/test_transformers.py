@@ -61,22 +61,6 @@ def tied_llama() -> LlamaForCausalLM:
     return small_llama(tied=True)
 
 
-def test_tied_weights_are_those_of_each_sync(backend: str) -> None:
-    with px.ResourcePool([1], use_gpu=False) as pool:
-        source = px.WorkerGroup(pool, Source.bind(tied_llama()))
-        rollout = px.WorkerGroup(pool, TransformersRollout.bind(tied_llama, weights="policy"), env=THREADS)
-        reference = Reference(tied_llama())
-        sync = px.WeightSync(source, rollout, "policy")
-        (state,) = source.change(3)
-        reference.model.load_state_dict(state)
-        sync()
-
-        made = rollout.generate(reference.prompts, SamplingParams(max_tokens=8, temperature=0))
-
-        assert [one.tokens for one in made] == [reference.generate(prompt, 8) for prompt in reference.prompts]
-        sync.close()
-
-
 class Numbers:
     """A tokenizer whose texts are numbers with a blank after each."""
 
@@ -102,9 +86,6 @@ def test_texts_go_in_and_out_where_there_is_a_tokenizer() -> None:
 
     assert words == [str(token) for token in whole.tokens]
     assert made.text == " ".join(words[:2]) and made.finish_reason == "stop"
-
-
-def test_a_text_without_a_tokenizer_is_refused() -> None:
     with pytest.raises(ValueError, match="tokenizer"):
         asyncio.run(rollout_here().generate(["4 5 6"]))
 
@@ -196,34 +177,25 @@ def test_the_likeliest_tokens_are_told_and_a_small_top_p_draws_no_others(top_p: 
     assert (list(made.tokens) == first) == (top_p < 1)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"max_running": 0}, "expected a number from 1"), ({"context": 65}, "expected 1 to 64")],
-)
-def test_impossible_limits_are_refused(wrong: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rollout_here(**wrong)
-
-
-@pytest.mark.parametrize("folder", ["/no/such/model", "./no-such-model"])
-def test_a_folder_that_there_is_not_is_named(folder: str) -> None:
-    with pytest.raises(ValueError, match=f"model='{folder}': there is no such folder"):
-        TransformersRollout(folder)
-
-
-def test_more_log_probs_than_the_engine_returns_are_refused_per_row() -> None:
+def test_impossible_limits_and_a_folder_that_there_is_not_are_refused() -> None:
+    with pytest.raises(ValueError, match="expected a number from 1"):
+        rollout_here(max_running=0)
+    with pytest.raises(ValueError, match="expected 1 to 64"):
+        rollout_here(context=65)
+    for folder in ("/no/such/model", "./no-such-model"):
+        with pytest.raises(ValueError, match=f"model='{folder}': there is no such folder"):
+            TransformersRollout(folder)
     runner = SimpleNamespace(capabilities=SimpleNamespace(top=5))
-
     refused = ModelRunner.refuses(runner, SamplingParams(log_probs=6))  # type: ignore[arg-type]
-
     assert refused == "SamplingParams(log_probs=6): this engine returns at most the 5 likeliest tokens"
 
 
-def test_engines_that_join_answer_with_the_weights_of_the_last_sync(backend: str) -> None:
+@pytest.mark.parametrize("model", [small_llama, tied_llama], ids=["untied", "tied"])
+def test_engines_that_join_answer_with_the_weights_of_the_last_sync(backend: str, model: Any) -> None:
     with px.ResourcePool([1], use_gpu=False) as one, px.ResourcePool([2], use_gpu=False) as two:
-        source = px.WorkerGroup(one, Source.bind(small_llama()))
-        rollout = px.WorkerGroup(two, TransformersRollout.bind(small_llama, weights="policy"), env=THREADS)
-        reference = Reference(small_llama())
+        source = px.WorkerGroup(one, Source.bind(model()))
+        rollout = px.WorkerGroup(two, TransformersRollout.bind(model, weights="policy"), env=THREADS)
+        reference = Reference(model())
         px.resize(rollout, 1)
         with px.WeightSync(source, rollout, "policy") as sync:
             (state,) = source.change(3)

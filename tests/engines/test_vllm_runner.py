@@ -45,19 +45,15 @@ def answer(key: int = 1, **sampling: Any) -> Answer:
     return row.answers[0]
 
 
-def test_samplings_that_vllm_refuses_are_known_before_a_request() -> None:
+def test_samplings_that_vllm_refuses_are_known_and_what_is_impossible_does_not_reach_it() -> None:
     sampling = VllmSampling(VOCABULARY, seeds=False)
-
-    assert "temperature must be in [0, 2]" in str(sampling.refuses(SamplingParams(temperature=3)))
-    assert sampling.refuses(SamplingParams(temperature=2)) is None
-
-
-def test_impossible_stop_tokens_and_long_seeds_do_not_reach_vllm() -> None:
     one = answer(stop=(4, -5, 1000), seed=1)
     one.seed = (1 << 64) + 3
 
-    given = VllmSampling(VOCABULARY, seeds=False).for_answer(one)
+    given = sampling.for_answer(one)
 
+    assert "temperature must be in [0, 2]" in str(sampling.refuses(SamplingParams(temperature=3)))
+    assert sampling.refuses(SamplingParams(temperature=2)) is None
     assert given["stop_token_ids"] == [4]
     assert given["extra_args"] == {"phalanx_seed": (3, 0, 0)}
 
@@ -176,14 +172,12 @@ def test_steps_collect_tokens_with_the_version_of_their_weights(runner: VllmRunn
     update = ["pause_generation", "phalanx_load", "reset_prefix_cache", "version 3", "resume_generation"]
     assert llm.calls == update
 
-
-def test_a_held_engine_stays_held_after_an_update(runner: VllmRunner, llm: FakeLLM) -> None:
+    llm.calls.clear()
     runner.hold()
     runner.hold()
-    load(runner)
+    load(runner)  # an engine that is held stays held
     assert llm.calls.count("pause_generation") == 2 and "resume_generation" not in llm.calls
     runner.release()
-
     assert llm.calls[-1] == "resume_generation"
 
 
@@ -230,7 +224,7 @@ def generated(runner: VllmRunner, **sampling: Any) -> Completion:
     return asyncio.run(asyncio.wait_for(call, 10))[0]
 
 
-def test_a_refused_request_is_the_error_of_its_row_and_the_engine_can_be_used_on(
+def test_a_refused_request_is_the_error_of_its_row_and_the_engine_can_be_used_on_unless_it_died(
     runner: VllmRunner, llm: FakeLLM
 ) -> None:
     llm.refuses = True
@@ -239,6 +233,9 @@ def test_a_refused_request_is_the_error_of_its_row_and_the_engine_can_be_used_on
 
     assert (wrong.finish_reason, wrong.error) == ("error", "vLLM raised ValueError: vLLM does not take this")
     assert generated(runner, max_tokens=1).tokens == (7,)
+    llm.refuses = llm.errored = True
+    with pytest.raises(PhalanxError, match=r"since vLLM raised ValueError: .*group.restart\(\)"):
+        generated(runner)
 
 
 @pytest.mark.parametrize(
@@ -251,12 +248,6 @@ def test_an_answer_that_vllm_ends_without_a_token_ends(
     made = generated(runner, max_tokens=4)
 
     assert (made.tokens, made.finish_reason, made.error) == ((7,), told, None)
-
-
-def test_an_engine_that_died_says_so(runner: VllmRunner, llm: FakeLLM) -> None:
-    llm.refuses = llm.errored = True
-    with pytest.raises(PhalanxError, match=r"since vLLM raised ValueError: .*group.restart\(\)"):
-        generated(runner)
 
 
 def test_a_load_that_fails_ends_the_pending_step_and_all_later_ones(runner: VllmRunner, llm: FakeLLM) -> None:
@@ -329,7 +320,7 @@ def reload(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_workers_load_the_tensors_of_a_location(reload: None) -> None:
+def test_workers_load_the_tensors_of_a_location_for_every_parameter(reload: None) -> None:
     values = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16(), "c": torch.randn(0)}
     memory, tensors = allocate_tensors(values)
     worker = FakeWorker("a", "b")
@@ -338,11 +329,6 @@ def test_workers_load_the_tensors_of_a_location(reload: None) -> None:
     worker.phalanx_load(location_of(tensors))
 
     assert all(torch.equal(worker.loaded[name], value) for name, value in values.items())
-    memory.close()
-
-
-def test_a_parameter_without_weights_is_an_error(reload: None) -> None:
-    memory, tensors = allocate_tensors({"a": torch.ones(2)})
     with pytest.raises(px.weights.WeightsError, match="loaded nothing into 1 parameters: missing"):
         FakeWorker("a", "missing").phalanx_load(location_of(tensors))
     memory.close()

@@ -92,6 +92,7 @@ def test_300_schedules_end_in_answers_or_right_errors(block: int) -> None:
     assert not [
         error for one in stories for error in one.errors if isinstance(error, px.errors.InternalError)
     ]
+    assert any("leave with the next px.resize" in str(error) for one in stories for error in one.errors)
     assert all(answer[1] == asked for one in stories for asked, answer in one.answers)
     assert all(size == found for one in stories for size, found in one.sizes)
     assert not [one for one in stories if one.left]

@@ -119,6 +119,7 @@ def test_a_view_that_saw_none_of_many_changes_calls_who_is_there_and_the_roster_
     group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = view_of(group, monkeypatch)
+    asked = view[3].answer.submit(3)
     sizes: list[int] = []
     for _ in range(30):
         px.resize(group, 4)
@@ -127,6 +128,7 @@ def test_a_view_that_saw_none_of_many_changes_calls_who_is_there_and_the_roster_
 
     assert view.answers(list(range(8))) == [10 * x for x in range(8)]
     assert answered(group) == 8
+    assert asked.result() == (3, 30), "results of ranks that left stay"
     assert sizes[-1] == sizes[1]
 
 

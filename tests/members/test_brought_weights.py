@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 
 import phalanx as px
 from phalanx.testing import faults
-from tests.weights.weight_workers import NAME, Actor, Rollout, network, same
+from tests.weights.weight_workers import NAME, Actor, Loading, Rollout, same
 
 SLOW_ON_RAY = True
 
@@ -44,20 +44,13 @@ class Single(px.Worker):
         return px.weights.current_version(NAME)
 
 
-class Asked(px.Worker):
+class Asked(Loading):
     """Has somebody else call its group while weights arrive."""
 
     group: px.WorkerGroup | None = None
     refused: ClassVar[list[str]] = []
 
-    def __init__(self) -> None:
-        self.model = network(1)
-        self.accept_weights(NAME, self.model, load=self.load)
-
-    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        with torch.no_grad():
-            for name, tensor in tensors:
-                self.model.get_parameter(name).copy_(tensor)
+    def loaded(self) -> None:
         asking = threading.Thread(target=self.ask)
         asking.start()
         asking.join(10)
@@ -68,10 +61,6 @@ class Asked(px.Worker):
                 self.group.version()
             except px.GroupBroken as error:
                 self.refused.append(str(error))
-
-    @px.register
-    def version(self) -> int | None:
-        return px.weights.current_version(NAME)
 
 
 @pytest.fixture
@@ -152,24 +141,19 @@ def replaced(engines: px.WorkerGroup, caplog: pytest.LogCaptureFixture) -> str:
     return said
 
 
-def test_without_its_sync_a_new_rank_refuses_work_and_that_is_said(
-    here: px.ResourcePool, caplog: pytest.LogCaptureFixture
-) -> None:
-    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Engine)
-    with px.WeightSync(actor, engines, NAME) as sync:
-        sync()
-
-    assert "no px.WeightSync that brought them is there" in replaced(engines, caplog)
-
-
-def test_a_source_that_is_closed_broken_or_started_anew_brings_nothing(
+def test_a_source_that_is_lost_broken_started_anew_closed_or_without_its_sync_brings_nothing(
     here: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor = px.WorkerGroup(here[0:1], Actor)
-    engines = px.WorkerGroup(here, Engine)
+    engines, others = px.WorkerGroup(here, Engine), px.WorkerGroup(here, Engine)
+    with px.WeightSync(actor, others, NAME) as sync:
+        sync()
+    assert "no px.WeightSync that brought them is there" in replaced(others, caplog)
+
     with px.WeightSync(actor, engines, NAME) as sync:
         sync()
-        faults.kill(actor, 0)
+        faults.kill(actor, 0)  # nobody knows yet
+        assert "their sync failed" in replaced(engines, caplog)
         with pytest.raises(px.PhalanxError):
             actor.train()
         assert "is broken" in replaced(engines, caplog)
@@ -183,17 +167,6 @@ def test_a_source_that_is_closed_broken_or_started_anew_brings_nothing(
 
         actor.close()
         assert "is closed" in replaced(engines, caplog)
-
-
-def test_a_source_that_is_lost_while_it_brings_them_is_said(
-    here: px.ResourcePool, caplog: pytest.LogCaptureFixture
-) -> None:
-    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Engine)
-    with px.WeightSync(actor, engines, NAME) as sync:
-        sync()
-        faults.kill(actor, 0)  # nobody knows yet
-
-        assert "their sync failed" in replaced(engines, caplog)
 
 
 def test_the_sync_that_brought_the_present_version_brings_it_again(here: px.ResourcePool) -> None:

@@ -34,7 +34,17 @@ def without_a_fault(group: px.WorkerGroup) -> tuple[list[list[float]], list[int]
     return [losses_of(one) for one in outputs], [count for _, count in outputs[-1]]
 
 
-def killed(pool: px.ResourcePool, kind: type[Fragile], seed: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "size", "seed"),
+    [
+        (Sharded, 2, 0),
+        *(pytest.param(*case, seed, marks=pytest.mark.soak) for case in CASES for seed in range(20)),
+    ],
+)
+def test_the_step_is_made_again_with_the_same_losses(
+    four: px.ResourcePool, kind: type[Fragile], size: int, seed: int
+) -> None:
+    pool = four[:size]
     chosen = random.Random(seed)
     rank, at = chosen.randrange(pool.world_size), chosen.randrange(1, STEPS)
     with px.WorkerGroup(pool, kind) as group:
@@ -54,20 +64,6 @@ def killed(pool: px.ResourcePool, kind: type[Fragile], seed: int) -> None:
         after = group.pid()
     assert losses == expected
     assert [other for other in range(pool.world_size) if after[other] != before[other]] == [rank]
-
-
-@pytest.mark.parametrize(("kind", "size"), CASES[1:2])
-def test_the_step_is_made_again_with_the_same_losses(
-    four: px.ResourcePool, kind: type[Fragile], size: int
-) -> None:
-    killed(four[:size], kind, 0)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize(("kind", "size"), CASES)
-def test_the_same_for_more_seeds(four: px.ResourcePool, kind: type[Fragile], size: int, seed: int) -> None:
-    killed(four[:size], kind, seed)
 
 
 def test_a_policy_replaces_the_lost_rank_when_the_group_is_next_called(four: px.ResourcePool) -> None:

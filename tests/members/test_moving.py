@@ -78,10 +78,11 @@ def drain(group: px.WorkerGroup, *names: str) -> None:
     look_once(group.core)
 
 
-def test_ranks_move_with_their_state_and_the_others_keep_their_processes(
+def test_ranks_move_with_their_state_as_often_as_the_policy_allows_and_the_others_keep_their_processes(
     nodes: Nodes, four: px.ResourcePool
 ) -> None:
-    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=0))
+    policy = px.ReplacePolicy(max_failures=0, max_preemptions=1)
+    group = px.WorkerGroup(four, Ledger, on_failure=policy)
     group.add(1)
     before = group.core.endpoints
     drain(group, "b")
@@ -96,13 +97,9 @@ def test_ranks_move_with_their_state_and_the_others_keep_their_processes(
     assert len(nodes.dead_of(before[2:])) == len(before[2:])
     assert (group.epoch, group.add(3)) == (1, [[1, 2, 3]] * 4)
 
-
-def test_ranks_without_a_state_move_without_one(four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Stateless, on_failure=px.ReplacePolicy(max_failures=0))
-    drain(group, "a")
-
-    assert group.add(1) == [1, 2, 3, 4]
-    assert group.core.epoch.nodes == ("c", "c", "b", "b")
+    drain(group, "c")
+    assert group.add(4) == [[1, 2, 3, 4]] * 4
+    assert (group.epoch, group.core.epoch.nodes) == (1, ("a", "a", "c", "c"))
 
 
 class Refusing(Stateless):
@@ -113,17 +110,20 @@ class Refusing(Stateless):
         raise AssertionError("nothing was saved")
 
 
-def test_ranks_whose_state_cannot_be_copied_stay(
+def test_ranks_without_a_state_move_without_one_and_those_whose_state_cannot_be_copied_stay(
     four: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    group = px.WorkerGroup(four, Refusing, on_failure=px.ReplacePolicy(max_failures=0))
-    drain(group, "a")
-
+    refusing = px.WorkerGroup(four, Refusing, on_failure=px.ReplacePolicy(max_failures=0))
+    drain(refusing, "a")
     with caplog.at_level(logging.WARNING, "phalanx"):
-        assert group.add(1) == [1, 2, 3, 4]
-
-    assert group.core.epoch.nodes == ("a", "a", "b", "b")
+        assert refusing.add(1) == [1, 2, 3, 4]
+    assert refusing.core.epoch.nodes == ("a", "a", "b", "b")
     assert "no snapshot could be taken" in caplog.text
+
+    group = px.WorkerGroup(four, Stateless, on_failure=px.ReplacePolicy(max_failures=0))
+    drain(group, "a")
+    assert group.add(1) == [1, 2, 3, 4]
+    assert group.core.epoch.nodes == ("c", "c", "b", "b")
 
 
 def test_without_room_they_stay_until_there_is_some(
@@ -155,16 +155,6 @@ def test_a_group_that_is_all_on_nodes_that_go_works_on(
 
     assert group.epoch == 0
     assert "none could keep their state" in caplog.text
-
-
-def test_no_more_preemptions_than_the_policy_allows(nodes: Nodes, four: px.ResourcePool) -> None:
-    group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_preemptions=1))
-    drain(group, "b")
-    group.add(1)
-    drain(group, "c")
-
-    assert group.add(2) == [[1, 2]] * 4
-    assert (group.epoch, group.core.epoch.nodes) == (1, ("a", "a", "c", "c"))
 
 
 @pytest.mark.parametrize("policy", [None, px.RestartPolicy()])

@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
-import torch
 
 import phalanx as px
 from phalanx.backends.backend_types import Endpoint, SpawnRequest
 from phalanx.backends.inline import InlineBackend
 from phalanx.testing import faults
-from tests.weights.weight_workers import NAME, Actor, Rollout, network, same
+from tests.weights.weight_workers import NAME, Actor, Loading, Rollout, same
 
 SLOW_ON_RAY = True
 _PATIENCE_S = 60.0
 
 
-class Loading(px.Worker):
+class Calling(Loading):
     """Calls a function of the test in the middle of a load."""
 
     amid: ClassVar[list[Callable[[], None]]] = []
 
-    def __init__(self) -> None:
-        self.model = network(1)
-        self.accept_weights(NAME, self.model, load=self.load)
-
-    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        with torch.no_grad():
-            for name, tensor in tensors:
-                self.model.get_parameter(name).copy_(tensor)
+    def loaded(self) -> None:
         if self.amid:
             self.amid.pop()()
-
-    @px.register
-    def values(self) -> dict[str, torch.Tensor]:
-        return {name: one.detach() for name, one in self.model.named_parameters()}
 
 
 @pytest.fixture
@@ -75,7 +63,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2) as made:
-        Loading.amid.clear()
+        Calling.amid.clear()
         yield made
 
 
@@ -144,7 +132,7 @@ def test_one_that_is_not_there_yet_keeps_no_weights_from_another(
 def test_one_whose_ranks_are_replaced_while_weights_come_is_left_out_of_another_try(
     here: px.ResourcePool, threads: ThreadPoolExecutor, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Loading)
+    actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Calling)
     other = px.WorkerGroup(here, Rollout)
     with px.WeightSync(actor, [engines, other], NAME) as sync:
         sync()
@@ -154,7 +142,7 @@ def test_one_whose_ranks_are_replaced_while_weights_come_is_left_out_of_another_
             begun.append(replaced(threads, other))
             assert gate.begun.wait(_PATIENCE_S)
 
-        Loading.amid.append(lose)
+        Calling.amid.append(lose)
 
         px.replace_ranks(engines, [1], state="none")
 
@@ -169,7 +157,7 @@ def test_one_whose_ranks_are_replaced_while_weights_come_is_left_out_of_another_
 def test_calls_of_ranks_that_stay_go_on_while_others_are_replaced(
     here: px.ResourcePool, threads: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    group = px.WorkerGroup(here, Loading)
+    group = px.WorkerGroup(here, Calling)
     staying, going = group[0].values.submit(), group[1].values.submit()
     later = replaced(threads, group)
     assert gate.begun.wait(_PATIENCE_S)

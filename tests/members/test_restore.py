@@ -21,26 +21,19 @@ def two(backend: str) -> Iterator[px.ResourcePool]:
         yield made
 
 
-def test_the_numbers_after_it_are_those_after_the_snapshot(two: px.ResourcePool) -> None:
+def test_the_numbers_after_it_are_those_after_the_snapshot_of_the_same_processes(
+    two: px.ResourcePool,
+) -> None:
     group = px.WorkerGroup(two, Trainer)
     group.step()
     px.snapshot(group)
-    went_on = [group.step() for _ in range(3)]
-
-    px.restore(group)
-
-    assert [group.step() for _ in range(3)] == went_on
-
-
-def test_no_process_is_another_one(two: px.ResourcePool) -> None:
-    group = px.WorkerGroup(two, Trainer)
-    px.snapshot(group)
-    before = group.core.epoch
+    before, went_on = group.core.epoch, [group.step() for _ in range(3)]
 
     px.restore(group)
     px.restore(group)
 
     assert group.core.epoch is before
+    assert [group.step() for _ in range(3)] == went_on
 
 
 @pytest.mark.slow_on_cluster
@@ -83,8 +76,12 @@ def test_a_snapshot_of_several_groups_counts_for_none_unless_all_have_theirs(two
     assert px.snapshot(group).number == 2
 
 
-def test_a_snapshot_mends_no_group_since_that_would_be_at_an_earlier_point(two: px.ResourcePool) -> None:
-    group = px.WorkerGroup(two, Trainer, on_failure=px.ReplacePolicy())
+@pytest.mark.parametrize("policy", [px.ReplacePolicy(), None])
+def test_neither_a_snapshot_nor_without_a_policy_a_restore_mends_a_group_that_has_lost_a_rank(
+    two: px.ResourcePool, policy: px.ReplacePolicy | None
+) -> None:
+    """A snapshot would be at an earlier point."""
+    group = px.WorkerGroup(two, Trainer, on_failure=policy)
     px.snapshot(group)
     loss = group.step()
     faults.kill(group, 1)
@@ -93,7 +90,12 @@ def test_a_snapshot_mends_no_group_since_that_would_be_at_an_earlier_point(two: 
     with pytest.raises(px.GroupBroken):
         px.snapshot(group)
 
-    px.restore(group)
+    if policy is None:
+        with pytest.raises(px.GroupBroken):
+            px.restore(group)
+        px.replace_ranks(group)
+    else:
+        px.restore(group)
 
     assert (group.state, group.epoch, group.step()) == ("ready", 1, loss)
 
@@ -124,21 +126,6 @@ def test_without_a_snapshot_it_is_refused_with_what_to_do(two: px.ResourcePool) 
 
     with pytest.raises(px.checkpoint.CheckpointError, match="restarted"):
         px.restore(group)
-
-
-def test_a_group_that_has_lost_a_rank_is_to_be_mended_first(two: px.ResourcePool) -> None:
-    group = px.WorkerGroup(two, Trainer)
-    px.snapshot(group)
-    loss = group.step()
-    faults.kill(group, 1)
-    with pytest.raises(px.PhalanxError):
-        group.step()
-
-    with pytest.raises(px.GroupBroken):
-        px.restore(group)
-
-    px.replace_ranks(group)
-    assert group.step() == loss
 
 
 @pytest.mark.parametrize("verb", [px.snapshot, px.restore])

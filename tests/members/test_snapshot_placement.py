@@ -31,10 +31,6 @@ def test_a_state_is_lost_with_its_rank_and_its_holder_alone(nodes: list[str], da
     held_by = holders(nodes)
     gone = data.draw(st.sets(st.integers(0, len(nodes) - 1)))
     lost = lost_copies(held_by, gone)
+    assert lost_copies(holders(["a"]), {0}) == [0]  # a rank alone has nobody to hold its state
     assert all(rank in gone and held_by[rank] in gone for rank in lost)
     assert all(held_by[rank] not in gone for rank in gone if rank not in lost)
-
-
-def test_a_rank_alone_has_nobody_to_hold_its_state() -> None:
-    assert holders(["a"]) == (0,)
-    assert lost_copies((0,), {0}) == [0]

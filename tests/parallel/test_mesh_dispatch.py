@@ -84,68 +84,45 @@ def seen(group: px.WorkerGroup) -> list[Any]:
     return group.run(lambda worker: worker.seen)
 
 
-def test_exactly_one_result_per_dp_coordinate_from_tp_0_of_the_last_stage_in_dp_order(
+def test_one_result_per_dp_coordinate_comes_from_tp_0_of_the_last_stage_in_dp_order(
     group: px.WorkerGroup,
 ) -> None:
     assert group.each(["a", "b"]) == [(4, "a"), (6, "b")]
-
-
-def test_a_list_of_another_length_says_which_dp_size_was_expected(group: px.WorkerGroup) -> None:
+    assert group.each_stage(["a", "b", "c", "d"]) == [(0, "a"), (4, "b"), (2, "c"), (6, "d")]
     with pytest.raises(px.DispatchError, match=r"each.*a list of 3 elements.*dp_size = 2"):
         group.each(["a", "b", "c"])
 
 
-def test_where_stages_count_as_dp_the_list_has_an_element_for_each(group: px.WorkerGroup) -> None:
-    assert group.each_stage(["a", "b", "c", "d"]) == [(0, "a"), (4, "b"), (2, "c"), (6, "d")]
-
-
 @pytest.mark.parametrize("numbers", [6, LARGE], ids=["small", "large"])
-def test_rows_come_back_joined_and_in_order(group: px.WorkerGroup, numbers: int) -> None:
-    x = torch.arange(numbers)
+def test_a_piece_is_encoded_and_stored_once_for_all_of_its_peers_and_rows_come_back_in_order(
+    group: px.WorkerGroup, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, encoded, stored = torch.arange(numbers), list[Any](), list[Any]()
+    encode, put = sender.encode, group.core.backend.put
+    monkeypatch.setattr(sender, "encode", lambda value, **kw: (encoded.append(value), encode(value, **kw))[1])
+    monkeypatch.setattr(group.core.backend, "put", lambda value: (stored.append(value), put(value))[1])
+
     assert torch.equal(group.rows(x), 2 * x)
 
-
-@pytest.mark.parametrize("numbers", [6, LARGE], ids=["small", "large"])
-def test_the_peers_of_a_dp_coordinate_saw_the_same_bytes(group: px.WorkerGroup, numbers: int) -> None:
-    x = torch.arange(numbers)
-    group.rows(x)
+    assert len(encoded) == 2
+    assert len(stored) == (2 if numbers == LARGE else 0)
     halves = [hashlib.sha256(half.numpy().tobytes()).hexdigest() for half in x.chunk(2)]
     assert seen(group) == [halves[MESH.coordinate(rank, "dp")] for rank in range(8)]
 
 
-@pytest.mark.parametrize("numbers", [6, LARGE], ids=["small", "large"])
-def test_a_piece_is_encoded_and_stored_once_for_all_of_its_peers(
-    group: px.WorkerGroup, numbers: int, monkeypatch: pytest.MonkeyPatch
+def test_every_rank_is_called_with_fewer_rows_than_coordinates_and_only_leaders_get_their_pieces(
+    group: px.WorkerGroup,
 ) -> None:
-    encoded, stored = [], []
-    encode, put = sender.encode, group.core.backend.put
-    monkeypatch.setattr(sender, "encode", lambda value, **kw: (encoded.append(value), encode(value, **kw))[1])
-    monkeypatch.setattr(group.core.backend, "put", lambda value: (stored.append(value), put(value))[1])
-    group.rows(torch.arange(numbers))
-    assert len(encoded) == 2
-    assert len(stored) == (2 if numbers == LARGE else 0)
-
-
-def test_with_fewer_rows_than_dp_coordinates_every_rank_is_called_all_the_same(group: px.WorkerGroup) -> None:
     group.run(lambda worker: setattr(worker, "seen", None))
     group.rows(torch.arange(1))
     assert None not in seen(group)
-
-
-def test_leader_only_sends_the_piece_to_the_first_rank_of_each_dp_coordinate(group: px.WorkerGroup) -> None:
     group.led(torch.arange(4))
     assert seen(group) == [[0, 1], None, [2, 3], None, None, None, None, None]
 
 
 def test_a_mesh_that_the_workers_registered_has_its_own_dp_coordinates(group: px.WorkerGroup) -> None:
     assert group.rollout(torch.arange(4)).tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
-
-
-def test_one_class_has_several_meshes(group: px.WorkerGroup) -> None:
     assert (group.mesh("default"), group.mesh("rollout").shape) == (MESH, (4, 2))
-
-
-def test_a_mesh_that_nobody_made_is_an_error_that_says_what_there_is(group: px.WorkerGroup) -> None:
     with pytest.raises(px.DispatchError, match=r"no mesh 'critic' \(it has: default, rollout\)"):
         group.mesh("critic")
 
@@ -163,15 +140,12 @@ def lognormal(rows: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).lognormal(mean=6.0, sigma=1.0, size=rows).astype(int))
 
 
-def test_balance_evens_out_the_lengths_to_2_percent(group: px.WorkerGroup) -> None:
+def test_balanced_rows_come_back_in_their_order_from_ranks_with_lengths_even_to_2_percent(
+    group: px.WorkerGroup,
+) -> None:
     lengths = lognormal(1000)
-    group.balanced(torch.arange(1000), lengths)
-    sums = seen(group)
-    assert max(sums) <= 1.02 * float(lengths.sum()) / 2
-
-
-def test_balanced_rows_come_back_in_their_order_from_more_than_one_rank(group: px.WorkerGroup) -> None:
-    result = group.balanced(torch.arange(1000), lognormal(1000))
+    result = group.balanced(torch.arange(1000), lengths)
+    assert max(seen(group)) <= 1.02 * float(lengths.sum()) / 2
     assert result["ids"].tolist() == list(range(1000))
     assert set(result["rank"].tolist()) == set(COLLECTED)
 
@@ -180,8 +154,5 @@ def test_rows_that_belong_together_stay_together_when_balanced(group: px.WorkerG
     result = group.balanced_by_prompt(torch.arange(1000), lognormal(1000))
     by_prompt = result["rank"].reshape(250, 4)
     assert torch.equal(by_prompt, by_prompt[:, :1].expand(250, 4))
-
-
-def test_rows_that_do_not_fill_their_groups_are_refused(group: px.WorkerGroup) -> None:
-    with pytest.raises(px.DispatchError, match=r"6 rows.*group_size = 4"):
+    with pytest.raises(px.DispatchError, match=r"6 rows.*group_size = 4"):  # which fill no groups
         group.balanced_by_prompt(torch.arange(6), torch.arange(6))

@@ -46,44 +46,25 @@ def test_the_parts_of_tensor_parallel_weights_make_up_the_whole() -> None:
     whole = dict(LlamaMLP(8, 12).named_parameters())
     parts = {name: weight.chunk(2, 1 if "down" in name else 0) for name, weight in whole.items()}
     joined = join_shards([{name: pieces[rank] for name, pieces in parts.items()} for rank in range(2)])
+
     assert all(torch.equal(joined[name], weight) for name, weight in whole.items())
-
-
-def test_what_is_not_cut_is_taken_from_the_first_rank() -> None:
-    shards = [{"norm.weight": torch.ones(3)}, {"norm.weight": torch.ones(3)}]
-    assert join_shards(shards)["norm.weight"].shape == (3,)
-
-
-def test_shards_with_different_names_are_refused() -> None:
+    assert join_shards([{"norm.weight": torch.ones(3)}] * 2)["norm.weight"].shape == (3,)
     with pytest.raises(px.DeclarationError, match="expected the same names from every tp rank"):
         join_shards([{"gate_proj.weight": torch.ones(1)}, {}])
-
-
-def test_an_unknown_activation_lists_the_known_ones() -> None:
     with pytest.raises(px.DeclarationError, match="'swish': expected one of silu, gelu, relu"):
         activation("swish")
 
 
-def test_a_mesh_default_is_refused_because_the_workers_have_it(pool: px.ResourcePool) -> None:
+def test_a_mesh_is_asked_for_until_it_is_known_and_after_a_refresh_calls_follow_a_new_one(
+    pool: px.ResourcePool,
+) -> None:
     with pytest.raises(px.DeclarationError, match="read from Megatron's parallel state"):
         MegatronWorkerGroup(pool, Idle, mesh=px.Mesh(dp=-1))
-
-
-def test_a_worker_of_one_is_made_without_loading_megatron() -> None:
-    assert (MegatronWorker().rank, MegatronWorker().world_size) == (0, 1)
-
-
-def test_a_mesh_that_is_not_known_yet_is_asked_for_again(pool: px.ResourcePool) -> None:
     with MegatronWorkerGroup(pool, Idle) as group:
         with pytest.raises(px.DispatchError, match=r"dp_size: the workers have no parallel state yet"):
             group.dp_size  # noqa: B018
         group.lay_out(tp=2)
         assert (group.tp_size, group.pp_size, group.dp_size, group.cp_size) == (2, 1, 2, 1)
-
-
-def test_after_a_new_layout_and_a_refresh_calls_follow_it(pool: px.ResourcePool) -> None:
-    with MegatronWorkerGroup(pool, Idle) as group:
-        group.lay_out(tp=2)
         assert group.place(["a", "b"]) == [(0, "a"), (2, "b")]
         group.lay_out(tp=4)
         group.refresh_mesh()
@@ -98,6 +79,7 @@ def test_several_ranks_in_one_process_cannot_form_a_process_group(pool: px.Resou
         group.lay_out()
 
 
-def test_axes_that_do_not_multiply_to_the_ranks_are_refused() -> None:
+def test_workers_of_one_are_made_without_megatron_and_refuse_axes_of_more_ranks() -> None:
+    assert (MegatronWorker().rank, MegatronWorker().world_size) == (0, 1)
     with pytest.raises(px.DeclarationError, match="tp=2"):
         DeviceMeshWorker().init_mesh(dp=2, tp=2)

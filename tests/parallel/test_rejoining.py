@@ -134,12 +134,7 @@ def test_uneven_shards_of_two_ranks_go_on_with_the_same_numbers(tmp_path: Path) 
     torch.multiprocessing.spawn(_uneven_rank, (str(tmp_path),), nprocs=2)
 
 
-def test_a_model_of_another_kind_is_refused_with_the_names_that_differ(world: None) -> None:
-    with pytest.raises(px.DeclarationError, match=r"keep_tensors: 1\.weight, first\.weight"):
-        keep_tensors(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False)), Net())
-
-
-def test_groups_that_modules_keep_are_exchanged(world: None) -> None:
+def test_groups_that_modules_keep_are_exchanged_and_a_model_of_another_kind_is_refused(world: None) -> None:
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2))
     old, new = dist.new_group([0]), dist.new_group([0])
     model[0].tp_group = old
@@ -147,3 +142,5 @@ def test_groups_that_modules_keep_are_exchanged(world: None) -> None:
     replace_groups([model], {id(old): new})
 
     assert model[0].tp_group is new
+    with pytest.raises(px.DeclarationError, match=r"keep_tensors: 1\.weight, first\.weight"):
+        keep_tensors(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False)), Net())

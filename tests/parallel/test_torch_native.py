@@ -11,8 +11,9 @@ import torch
 import phalanx as px
 from phalanx.parallel.mlp import LlamaMLP, join_shards
 from phalanx.parallel.torch_native import DeviceMeshWorker, FSDPTrainer, parallelize_mlp
+from tests.members.killed_trainers import VOCABULARY, tiny_llama
 
-HIDDEN, INTERMEDIATE, VOCABULARY = 64, 176, 96
+HIDDEN, INTERMEDIATE = 64, 176
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -56,21 +57,6 @@ class MLPWorker(DeviceMeshWorker):
         return self.gradients
 
 
-def tiny_llama() -> torch.nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-    )
-    return LlamaForCausalLM(config)
-
-
 class OneProcess:
     """The reference: the same steps with nothing but torch."""
 
@@ -110,10 +96,6 @@ def mlp_group(ray_cluster: None) -> Iterator[px.WorkerGroup]:
         yield made
 
 
-def test_the_groups_mesh_is_the_one_that_torch_laid_out(mlp_group: px.WorkerGroup) -> None:
-    assert mlp_group.mesh() == px.Mesh(dp=2, tp=2)
-
-
 def test_the_torch_native_mlp_equals_one_process_forward_and_backward(mlp_group: px.WorkerGroup) -> None:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(6, 5, HIDDEN, generator=generator, requires_grad=True)
@@ -125,16 +107,14 @@ def test_the_torch_native_mlp_equals_one_process_forward_and_backward(mlp_group:
 
     y, x_grad = mlp_group.run_backward(x.detach(), y_grad)
 
+    assert mlp_group.mesh() == px.Mesh(dp=2, tp=2)
+    assert type(mlp_group.run_layer(x.detach())) is torch.Tensor
     close(y, expected.detach())
     close(x_grad, x.grad)
     close(
         join_shards(mlp_group.get_gradients()[:2]),
         {name: parameter.grad for name, parameter in model.named_parameters()},
     )
-
-
-def test_what_a_parallel_layer_returns_arrives_as_a_plain_tensor(mlp_group: px.WorkerGroup) -> None:
-    assert type(mlp_group.run_layer(torch.randn(2, 5, HIDDEN))) is torch.Tensor
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +142,11 @@ def gradients(worker: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     return full
 
 
-def test_fsdp_forward_equals_one_process(begun: px.WorkerGroup) -> None:
-    ids = batch(5, seed=1)
+def test_fsdp_forward_and_gradients_equal_one_process(begun: px.WorkerGroup) -> None:
+    ids, reference = batch(5, seed=1), OneProcess()
     with torch.no_grad():
-        close(begun.logits(ids), OneProcess().model(input_ids=ids).logits)
-
-
-def test_fsdp_gradients_equal_one_process(begun: px.WorkerGroup) -> None:
-    ids, reference = batch(4, seed=2), OneProcess()
+        close(begun.logits(ids), reference.model(input_ids=ids).logits)
+    ids = batch(4, seed=2)
     reference.backward(ids)
     expected = {name: p.grad for name, p in reference.model.named_parameters()}
     for by_rank in begun.run(gradients, ids):
@@ -185,13 +162,12 @@ def test_fsdp_steps_equal_one_process(begun: px.WorkerGroup, rows: int) -> None:
     close(begun.weights()[0], reference.weights())
 
 
-def test_each_rank_holds_its_own_part_of_the_parameters(begun: px.WorkerGroup) -> None:
+def test_each_rank_holds_its_own_part_and_rows_without_a_next_token_are_refused(
+    begun: px.WorkerGroup,
+) -> None:
     numbers = [sum(shard.numel() for shard in shards.values()) for shards in begun.shards()]
     total = sum(parameter.numel() for parameter in tiny_llama().parameters())
     assert sum(numbers) == total
     assert max(numbers) < 0.6 * total
-
-
-def test_rows_without_a_next_token_are_refused(begun: px.WorkerGroup) -> None:
     with pytest.raises(ValueError, match="no row of any rank has a next token"):
         begun.train_step(torch.zeros(2, 1, dtype=torch.long))

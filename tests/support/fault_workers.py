@@ -151,10 +151,10 @@ def is_there(pid: int) -> bool:
     return False
 
 
-def all_running(group: px.WorkerGroup) -> bool:
-    """Whether each rank is at a call just now."""
+def all_running(group: px.WorkerGroup, count: int | None = None) -> bool:
+    """Whether each of the first ``count`` ranks is at a call just now."""
     core = group.core
-    return all(sight.running for sight in core.backend.sights(core.endpoints, False))
+    return all(sight.running for sight in core.backend.sights(core.endpoints[:count], False))
 
 
 class Unloaded:

@@ -27,22 +27,14 @@ def test_a_role_with_two_names_is_usable_when_both_are() -> None:
     assert noted.unusable == {}
 
 
-def test_a_version_is_published_once_to_each_group_of_targets() -> None:
-    noted = book()
+def test_a_version_is_published_once_to_each_group_and_none_goes_back_or_to_another_role() -> None:
+    noted = book(had=5)
     noted.publish(KEY, "one", 1, None, None)
     noted.publish(KEY, "other", 1, None, None)
 
     with pytest.raises(WeightsError, match="version 1 was published already"):
         noted.publish(KEY, "one", 1, None, None)
-
-
-def test_versions_of_a_target_never_go_back() -> None:
-    noted = book(had=5)
-
     with pytest.raises(WeightsError, match="never decrease"):
         noted.begin(KEY, 3)
-
-
-def test_weights_of_another_role_are_named() -> None:
     with pytest.raises(DeclarationError, match=r"role 'critic' .* none \(role 'actor' has them\)"):
-        book().published(("critic", "policy"))
+        noted.published(("critic", "policy"))

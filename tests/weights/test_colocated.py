@@ -57,7 +57,11 @@ def group(backend: str) -> Iterator[px.WorkerGroup]:
         yield px.WorkerGroup(pool, px.colocate({"actor": Rows, "rollout": Columns}))
 
 
-def test_pieces_go_from_role_to_role_within_a_rank_and_to_the_other_rank(group: px.WorkerGroup) -> None:
+def test_pieces_are_copied_within_a_rank_and_go_over_the_ring_to_the_other_rank(
+    group: px.WorkerGroup, backend: str
+) -> None:
+    other = "copy" if backend == "inline" else "shared memory"
+    movers = {(0, 0): "copy", (1, 1): "copy", (0, 1): other, (1, 0): other}
     with px.WeightSync(group.actor, group.rollout, NAME, verify="full") as sync:
         for number in (1, 2, 3):
             group.actor.train()
@@ -65,19 +69,8 @@ def test_pieces_go_from_role_to_role_within_a_rank_and_to_the_other_rank(group: 
 
             assert version.changed == 1
             assert torch.equal(torch.cat(group.rollout.joined(), 1), FULL + number)
-            assert {(one.source, one.target): one.nbytes for one in version.moved} == dict.fromkeys(
-                [(0, 0), (0, 1), (1, 0), (1, 1)], 3 * 4 * 4
-            )
-
-
-def test_what_stays_in_a_process_is_copied_and_the_rest_goes_over_the_ring(
-    group: px.WorkerGroup, backend: str
-) -> None:
-    with px.WeightSync(group.actor, group.rollout, NAME) as sync:
-        moved = {(one.source, one.target): one.transport for one in sync().moved}
-
-    other = "copy" if backend == "inline" else "shared memory"
-    assert moved == {(0, 0): "copy", (1, 1): "copy", (0, 1): other, (1, 0): other}
+            assert {(one.source, one.target): one.transport for one in version.moved} == movers
+            assert [one.nbytes for one in version.moved] == [3 * 4 * 4] * 4
 
 
 def test_a_sync_of_roles_beside_calls_that_are_under_way_takes_its_turn(group: px.WorkerGroup) -> None:
@@ -116,7 +109,7 @@ def where(role: px.WorkerGroup) -> list[int]:
     return role.run(lambda worker: worker.model[0].weight.data_ptr())
 
 
-def test_shared_weights_are_the_sources_storage_and_nothing_moves() -> None:
+def test_shared_weights_are_the_sources_storage_also_after_a_restart_and_nothing_moves() -> None:
     with groups(px.colocate({"actor": Actor, "rollout": Sharer}), sizes=(2,)) as (group,):
         sync = px.WeightSync(group.actor, group.rollout, NAME)
         version = sync()
@@ -129,6 +122,12 @@ def test_shared_weights_are_the_sources_storage_and_nothing_moves() -> None:
         assert (version.nbytes, version.moved) == (0, ())
         assert sync().number == 2
         assert sync().changed == 0
+
+        group.restart()
+        with pytest.raises(px.weights.WeightsTorn):
+            group.rollout.weight()
+        sync()
+        assert where(group.actor) == where(group.rollout)
 
 
 class FormerSharer(Sharer):
@@ -172,29 +171,6 @@ def test_the_error_of_a_target_is_not_replaced_by_those_of_its_source_that_is_th
         _sync_both(*ends)
 
 
-def test_shared_weights_are_shared_again_after_a_restart() -> None:
-    with groups(px.colocate({"actor": Actor, "rollout": Sharer})) as (group,):
-        sync = px.WeightSync(group.actor, group.rollout, NAME)
-        sync()
-        group.restart()
-        with pytest.raises(px.weights.WeightsTorn):
-            group.rollout.weight()
-        sync()
-
-        assert where(group.actor) == where(group.rollout)
-
-
-def test_storage_cannot_be_shared_with_another_process() -> None:
-    def tensors(_: int) -> dict[str, torch.Tensor]:
-        return {"w": torch.zeros(3)}
-
-    accepting = Accepter.bind(tensors, share=told(True))
-    with groups(Publisher.bind(tensors), accepting, sizes=(1, 2)) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
-        with pytest.raises(px.DeclarationError, match=r"share=True\) is for roles of one process"):
-            sync()
-
-
 class Sharing(Columns):
     def __init__(self) -> None:
         super().__init__()
@@ -202,11 +178,16 @@ class Sharing(Columns):
         self.accept_weights(NAME, self.tensors, share=True, boxes={"w": boxes})
 
 
-@pytest.mark.parametrize(
-    ("actor", "rollout"), [(Actor, Sharer.bind(torch.bfloat16)), (Rows, Sharing)], ids=["types", "layouts"]
-)
-def test_storage_cannot_be_shared_where_types_or_layouts_differ(actor: Any, rollout: Any) -> None:
-    with groups(px.colocate({"actor": actor, "rollout": rollout}), sizes=(2,)) as (group,):
-        sync = px.WeightSync(group.actor, group.rollout, NAME)
-        with pytest.raises(px.DeclarationError, match="share=True needs the source's layout and types"):
-            sync()
+def test_storage_cannot_be_shared_with_another_process_or_where_types_or_layouts_differ() -> None:
+    def tensors(_: int) -> dict[str, torch.Tensor]:
+        return {"w": torch.zeros(3)}
+
+    accepting = Accepter.bind(tensors, share=told(True))
+    apart = groups(Publisher.bind(tensors), accepting, sizes=(1, 2))
+    with apart as both, pytest.raises(px.DeclarationError, match=r"share=True\) is for roles of one process"):
+        px.WeightSync(*both, NAME)()
+
+    for actor, rollout in ((Actor, Sharer.bind(torch.bfloat16)), (Rows, Sharing)):
+        unlike = groups(px.colocate({"actor": actor, "rollout": rollout}), sizes=(2,))
+        with unlike as (group,), pytest.raises(px.DeclarationError, match="the source's layout and types"):
+            px.WeightSync(group.actor, group.rollout, NAME)()

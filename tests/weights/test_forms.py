@@ -31,10 +31,11 @@ def ramp(*shape: int, dtype: torch.dtype = torch.float32, start: float = 0.0) ->
 
 
 class Plain:
-    """No px.Worker."""
+    """No px.Worker; has tensors that were made for inference."""
 
     def __init__(self, publishes: bool) -> None:
-        self.model = {"w": ramp(4) if publishes else torch.zeros(4)}
+        with torch.inference_mode():
+            self.model = {"w": ramp(4) if publishes else torch.zeros(4)}
         if publishes:
             px.weights.publish(self, NAME, self.model)
         else:
@@ -60,7 +61,7 @@ class Loading(px.Worker):
         return True
 
 
-def test_a_class_that_is_no_worker_publishes_and_accepts() -> None:
+def test_a_class_that_is_no_worker_publishes_and_accepts_tensors_of_inference_mode() -> None:
     with linked(px.BoundClass(Plain, True), px.BoundClass(Plain, False)) as (_, target, sync):
         sync()
 
@@ -80,19 +81,14 @@ class Changing(px.Worker):
         self.tensor = tensor
 
 
-def test_a_function_that_gives_the_model_is_asked_at_each_sync() -> None:
+def test_a_function_that_gives_the_model_is_asked_at_each_sync_and_other_shapes_are_planned_anew() -> None:
     with linked(Changing.bind(True), Changing.bind(False)) as (source, target, sync):
         sync()
         source.put(ramp(4, start=5))
         target.put(torch.ones(4))
         sync()
-
         assert torch.equal(target.run(lambda worker: worker.tensor)[0], ramp(4, start=5))
 
-
-def test_tensors_of_other_shapes_than_planned_are_refused_and_planned_anew() -> None:
-    with linked(Changing.bind(True), Changing.bind(False)) as (source, target, sync):
-        sync()
         source.put(ramp(5))
         target.put(torch.zeros(5))
         with pytest.raises(
@@ -100,7 +96,6 @@ def test_tensors_of_other_shapes_than_planned_are_refused_and_planned_anew() -> 
         ):
             sync()
         sync()
-
         assert torch.equal(target.run(lambda worker: worker.tensor)[0], ramp(5))
 
 
@@ -203,23 +198,27 @@ FUSED = {
 }
 
 
-@pytest.mark.parametrize(("published", "wanted"), [(PARTS, FUSED), (FUSED, PARTS)], ids=["fused", "split"])
-def test_projections_are_fused_and_split_on_the_way(
-    published: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
+@pytest.mark.parametrize(
+    ("published", "wanted", "rules"),
+    [
+        (PARTS, FUSED, ()),
+        (FUSED, PARTS, ()),
+        (
+            {"a": ramp(2), "b": ramp(3, start=7)},
+            {"ab": torch.cat([ramp(2), ramp(3, start=7)])},
+            [px.weights.Fused("ab", ("a", "b"))],
+        ),
+    ],
+    ids=["fused", "split", "by a rule of the user"],
+)
+def test_tensors_are_fused_and_split_on_the_way(
+    published: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], rules: Any
 ) -> None:
     blank = {name: torch.zeros_like(one) for name, one in wanted.items()}
-    with joined(published, blank) as (sync, target):
+    with joined(published, blank, fused=rules) as (sync, target):
         sync()
 
         assert same(arrived(target), wanted)
-
-
-def test_a_rule_of_the_user_fuses_other_names() -> None:
-    parts, rule = {"a": ramp(2), "b": ramp(3, start=7)}, px.weights.Fused("ab", ("a", "b"))
-    with joined(parts, {"ab": torch.zeros(5)}, fused=[rule]) as (sync, target):
-        sync()
-
-        assert same(arrived(target), {"ab": torch.cat([ramp(2), ramp(3, start=7)])})
 
 
 def test_masters_are_cast_at_the_source_and_half_the_bytes_travel() -> None:
@@ -253,23 +252,6 @@ def test_tied_weights_travel_once_and_arrive_under_both_names(tied: bool) -> Non
     assert version.nbytes == 5 * 2 * 4
     assert torch.equal(model.embed.weight, ramp(5, 2))
     assert torch.equal(model.lm_head.weight, ramp(5, 2))
-
-
-class Inferring(px.Worker):
-    """Has tensors that were made for inference."""
-
-    def __init__(self, publishes: bool) -> None:
-        with torch.inference_mode():
-            self.model = {"w": ramp(4) if publishes else torch.zeros(4)}
-        verb = self.publish_weights if publishes else self.accept_weights
-        verb(NAME, self.model)
-
-
-def test_tensors_of_inference_mode_are_published_and_accepted() -> None:
-    with linked(Inferring.bind(True), Inferring.bind(False)) as (_, target, sync):
-        sync()
-
-        assert torch.equal(arrived(target)["w"], ramp(4))
 
 
 class Norm(torch.nn.Module):

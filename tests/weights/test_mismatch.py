@@ -99,37 +99,31 @@ def test_every_rank_that_a_fault_is_about_is_named() -> None:
     assert {row[3] for row in raised.value.rows} == {"target rank 2", "target rank 3"}
 
 
-def test_a_name_that_nobody_publishes_is_told_with_those_that_there_are() -> None:
-    with linked(Actor, Rollout, source_name="other") as (source, _, sync):
+def test_names_that_nobody_publishes_or_accepts_are_told_with_those_that_there_are() -> None:
+    with groups(Actor, Rollout) as (source, target):
         with pytest.raises(px.DeclarationError, match="published weights 'other'") as raised:
-            sync()
+            px.WeightSync(source, target, NAME, source_name="other")()
+        with pytest.raises(px.DeclarationError, match="accept_weights"):
+            px.WeightSync(source, source, NAME)()
+        with pytest.raises(px.DeclarationError, match=rf"typo.*{NAME}"):
+            px.weights.status(target, "typo")
 
         assert f"it has: ['{NAME}']" in str(raised.value)
         assert source.name in str(raised.value)
 
 
-def test_a_target_that_accepts_nothing_is_told_what_to_call() -> None:
-    sides = linked(Actor, Actor)
-    with sides as (_, _, sync), pytest.raises(px.DeclarationError, match="accept_weights"):
-        sync()
-
-
-def test_what_is_no_group_is_refused_at_once() -> None:
-    with groups(Actor) as (source,):
-        with pytest.raises(px.DeclarationError, match="the target is 3; give a group"):
-            px.WeightSync(source, 3, NAME)  # type: ignore[arg-type]
-        with pytest.raises(px.DeclarationError, match="at least one group"):
-            px.WeightSync(source, [], NAME)
-
-
 @pytest.mark.parametrize(
     "options", [{"verify": "some"}, {"transport": "pigeon"}, {"bucket_bytes": 12}, {"timeout": -1.0}]
 )
-def test_options_that_are_none_are_refused_at_once(options: dict[str, object]) -> None:
+def test_options_and_groups_that_are_none_are_refused_at_once(options: dict[str, object]) -> None:
     with groups(Actor, Rollout) as (source, target):
         make = functools.partial(px.WeightSync, source, target, NAME)
         with pytest.raises(px.PhalanxError, match=next(iter(options))):
             make(**options)  # type: ignore[arg-type]
+        with pytest.raises(px.DeclarationError, match="the target is 3; give a group"):
+            px.WeightSync(source, 3, NAME)  # type: ignore[arg-type]
+        with pytest.raises(px.DeclarationError, match="at least one group"):
+            px.WeightSync(source, [], NAME)
 
 
 def test_a_closed_group_says_so() -> None:

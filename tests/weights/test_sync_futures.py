@@ -58,22 +58,34 @@ def sync(both: tuple[px.WorkerGroup, px.WorkerGroup]) -> Iterator[px.WeightSync]
         yield made
 
 
-def test_a_future_gives_the_version_again_and_again(sync: px.WeightSync) -> None:
+def test_a_future_gives_the_version_again_and_again_and_is_gathered_with_calls(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
+) -> None:
     future = sync.submit()
+    version, values = px.gather(future, both[0].values.submit())
 
-    assert future.result(60) is future.result()
+    assert future.result(60) is future.result() is version
     assert future.done() and not future.cancelled()
     assert future.exception() is None
+    assert len(values[0]) == 4
 
 
-def test_a_future_can_be_awaited(sync: px.WeightSync) -> None:
+def test_a_future_can_be_awaited_and_is_no_argument_of_a_call(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
+) -> None:
     async def driver() -> tuple[int, int]:
         first = await sync.submit()
         future = sync.submit()
         return first.number, (await future).number
 
     first, second = asyncio.run(driver())
+    both[0].train()
+    future = sync.submit()
+
     assert second == first + 1
+    with pytest.raises(px.DeclarationError, match=r"pass its result\(\)"):
+        both[0].number_of(future)
+    assert both[0].number_of(future.result()) == [second + 1]
 
 
 def test_a_future_that_failed_raises_each_time_it_is_asked_or_awaited(
@@ -94,58 +106,17 @@ def test_a_future_that_failed_raises_each_time_it_is_asked_or_awaited(
     assert same(both[1].values()[0], both[0].values()[0])
 
 
-def test_futures_of_syncs_and_of_calls_are_gathered(
-    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
+def test_a_wait_that_is_over_leaves_the_sync_under_way_and_one_that_is_cancelled_is_healed_by_the_next(
+    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup], backend: str
 ) -> None:
-    version, values = px.gather(sync.submit(), both[0].values.submit())
-
-    assert version.number >= 1
-    assert len(values[0]) == 4
-
-
-def test_the_future_of_a_sync_is_no_argument_of_a_call(
-    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
-) -> None:
-    future = sync.submit()
-
-    with pytest.raises(px.DeclarationError, match=r"pass its result\(\)"):
-        both[0].number_of(future)
-    assert both[0].number_of(future.result()) == [future.result().number]
-
-
-@pytest.fixture
-def in_the_middle(backend: str) -> None:
     if backend != "ray":
         pytest.skip("a sync in this process is over when it was submitted")
-
-
-@pytest.mark.usefixtures("in_the_middle")
-def test_a_wait_that_is_over_leaves_the_sync_under_way(
-    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
-) -> None:
     both[1].hold()
     future = sync.submit()
-    with pytest.raises(px.CallTimeout):
-        future.result(0.3)
-
-    assert not future.done()
-    with pytest.raises(px.CallTimeout):
-        future.exception(0.1)
-    with pytest.raises(px.CallTimeout):
-        future.result(-0.1)  # as of a deadline that is over
-    assert not future.done()
-    future.cancel()
-    both[1].fail(False)
-
-
-@pytest.mark.usefixtures("in_the_middle")
-def test_a_sync_that_is_cancelled_in_the_middle_leaves_torn_weights_and_the_next_one_heals_them(
-    sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
-) -> None:
-    both[1].hold()
-    future = sync.submit()
-    with pytest.raises(px.CallTimeout):
-        future.result(0.5)
+    for wait, seconds in ((future.result, 0.5), (future.exception, 0.1), (future.result, -0.1)):
+        with pytest.raises(px.CallTimeout):
+            wait(seconds)
+        assert not future.done()
 
     assert future.cancel()
     assert future.cancelled()

@@ -108,38 +108,36 @@ def fine(target: px.WorkerGroup) -> bool:
     return all(torch.equal(one, FULL[name]) for name, one in target.arrived()[0].items())
 
 
-@pytest.mark.parametrize("verify", ["sampled", "full"])
-@pytest.mark.parametrize("what", ["neighbour's piece", "swapped shards", "swapped names"])
-def test_pieces_in_the_wrong_place_are_found_and_healed(
-    groups: Both, plant: Callable[[str], None], what: str, verify: Verify
+MISPLACED = r"source rank \d are not on target rank 0 what was sent: [ab] \["
+WRITTEN = r"1 tensors were written to while .*: a\. Let nothing train"
+
+
+@pytest.mark.parametrize(
+    ("what", "verify", "error", "says"),
+    [
+        *(
+            (what, verify, px.weights.WeightsVerificationError, MISPLACED)
+            for what in ("neighbour's piece", "swapped shards", "swapped names")
+            for verify in ("sampled", "full")
+        ),
+        ("flipped bit", "full", px.weights.WeightsVerificationError, "2 of 2 pieces"),
+        ("written meanwhile", "sampled", px.weights.WeightsError, WRITTEN),
+    ],
+)
+def test_what_went_wrong_is_found_by_name_and_healed(
+    groups: Both, plant: Callable[[str], None], what: str, verify: Verify, error: type[Exception], says: str
 ) -> None:
-    sync = px.WeightSync(*groups, NAME, verify=verify)
-    sync()
-    plant(what)
-    with pytest.raises(
-        px.weights.WeightsVerificationError,
-        match=r"source rank \d are not on target rank 0 what was sent: [ab] \[",
-    ):
+    with px.WeightSync(*groups, NAME, verify=verify) as sync:
         sync()
-
-    assert px.weights.status(groups[1], NAME)[0].status == "torn"
-    with pytest.raises(px.weights.WeightsTorn):
-        groups[1].arrived()
-    plant("nothing")
-    sync(expect_change=False)
-    assert fine(groups[1])
-    sync.close()
-
-
-def test_one_flipped_bit_is_found_where_every_bit_is_compared(
-    groups: Both, plant: Callable[[str], None]
-) -> None:
-    plant("flipped bit")
-    with px.WeightSync(*groups, NAME, verify="full") as sync:
-        with pytest.raises(px.weights.WeightsVerificationError, match="2 of 2 pieces"):
+        plant(what)
+        with pytest.raises(error, match=says):
             sync()
+
+        assert px.weights.status(groups[1], NAME)[0].status == "torn"
+        with pytest.raises(px.weights.WeightsTorn):
+            groups[1].arrived()
         plant("nothing")
-        sync()
+        sync(expect_change=False)
 
     assert fine(groups[1])
 
@@ -150,19 +148,3 @@ def test_nothing_is_found_where_nothing_is_compared(groups: Both, plant: Callabl
         sync()
 
     assert not fine(groups[1])
-
-
-def test_tensors_that_are_written_while_they_are_read_are_found_by_name(
-    groups: Both, plant: Callable[[str], None]
-) -> None:
-    plant("written meanwhile")
-    with px.WeightSync(*groups, NAME) as sync:
-        with pytest.raises(
-            px.weights.WeightsError, match=r"1 tensors were written to while .*: a\. Let nothing train"
-        ):
-            sync()
-        assert px.weights.status(groups[1], NAME)[0].status == "torn"
-        plant("nothing")
-        sync()
-
-    assert fine(groups[1])

@@ -56,8 +56,8 @@ class Critic(px.Worker):
 
 
 def test_numbers_count_up_from_one_and_never_go_back() -> None:
-    with linked(Actor, Rollout) as (source, target, sync):
-        numbers: list[int] = []
+    with groups(Actor, Actor, Rollout) as (source, other, target):
+        sync, numbers = px.WeightSync(source, target, NAME), list[int]()
         for _ in range(3):
             source.train()
             numbers.append(sync().number)
@@ -65,18 +65,10 @@ def test_numbers_count_up_from_one_and_never_go_back() -> None:
         numbers.append(px.WeightSync(source, target, NAME)().number)
         target.restart()
         numbers.append(px.WeightSync(source, target, NAME)().number)
+        numbers.append(px.WeightSync(other, target, NAME)().number)
 
-        assert numbers == [1, 2, 3, 4, 5]
-        assert target.version() == source.run(lambda _: px.weights.current_version(NAME)) == [5]
-
-
-def test_a_new_source_goes_on_from_what_the_target_has() -> None:
-    with groups(Actor, Actor, Rollout) as (one, other, target):
-        for _ in range(3):
-            one.train()
-            px.WeightSync(one, target, NAME)()
-
-        assert px.WeightSync(other, target, NAME)().number == 4
+        assert numbers == [1, 2, 3, 4, 5, 6]
+        assert target.version() == other.run(lambda _: px.weights.current_version(NAME)) == [6]
 
 
 def test_some_ranks_of_a_group_can_be_synced_alone() -> None:
@@ -86,9 +78,10 @@ def test_some_ranks_of_a_group_can_be_synced_alone() -> None:
         assert statuses(target) == ["none", "whole(1)"]
 
 
-def test_torn_weights_stop_registered_methods_until_a_sync_succeeds() -> None:
+def test_torn_weights_stop_registered_methods_that_need_some_until_a_sync_succeeds() -> None:
     with linked(Actor, Fussy) as (source, target, sync):
         sync()
+        source.train()
         target.refuse(True)
         with pytest.raises(ValueError, match="out of memory"):
             sync()
@@ -103,9 +96,11 @@ def test_torn_weights_stop_registered_methods_until_a_sync_succeeds() -> None:
                 px.weights.WeightsTorn, match=r"weights 'policy'.*version 2 did not end.*version 1 before"
             ):
                 call()
+        assert target.run(lambda worker: worker.refuses) == [True]
+        assert target.run(lambda _: px.weights.current_version(NAME)) == [None]
         target.refuse(False)
-        source.train()
-        assert sync().number == 3
+        version = sync()
+        assert (version.number, version.changed) == (3, 4)  # since the last whole version
         assert target.generate("hello") == ["hello 3"]
 
 
@@ -125,22 +120,6 @@ def test_no_rank_has_a_version_of_which_another_rank_failed() -> None:
         assert statuses(target) == ["whole(3)", "whole(3)"]
 
 
-def test_weights_of_a_name_that_nobody_accepts_are_an_error_that_names_the_known_ones() -> None:
-    with groups(Actor, Rollout) as (_, target), pytest.raises(px.DeclarationError, match=rf"typo.*{NAME}"):
-        px.weights.status(target, "typo")
-
-
-def test_torn_weights_do_not_stop_run_nor_methods_that_need_none() -> None:
-    with groups(Actor, Fussy) as (source, target):
-        target.refuse(True)
-        with pytest.raises(ValueError, match="out of memory"):
-            px.WeightSync(source, target, NAME)()
-
-        assert target.run(lambda worker: worker.refuses) == [True]
-        assert target.run(lambda _: px.weights.current_version(NAME)) == [None]
-        target.refuse(False)
-
-
 def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
     with groups(Actor, px.colocate({"rollout": Fussy, "critic": Critic})) as (source, target):
         target.rollout.refuse(True)
@@ -152,9 +131,11 @@ def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
             target.rollout.generate()
 
 
-def test_a_restarted_group_that_had_a_version_is_refused_until_it_is_synced() -> None:
+def test_a_restarted_group_is_refused_until_it_is_synced_if_it_had_a_version() -> None:
     with linked(Actor, Rollout) as (_, target, sync):
-        sync()
+        target.restart()
+        assert target.version() == [None]
+        sync.submit()  # nobody asks for its future
         target.restart()
 
         assert statuses(target) == ["none"]
@@ -163,22 +144,6 @@ def test_a_restarted_group_that_had_a_version_is_refused_until_it_is_synced() ->
             target.version()
         sync()
         assert target.version() == [2]
-
-
-def test_a_restarted_group_is_refused_also_where_nobody_asked_for_the_future_of_its_sync() -> None:
-    with groups(Actor, Rollout) as (source, target):
-        px.WeightSync(source, target, NAME).submit()
-        target.restart()
-
-        with pytest.raises(px.weights.WeightsTorn, match="restarted since it had version 1"):
-            target.version()
-
-
-def test_a_restarted_group_that_had_none_is_usable() -> None:
-    with groups(Rollout) as (target,):
-        target.restart()
-
-        assert target.version() == [None]
 
 
 def test_a_sync_that_changes_nothing_counts_no_change_and_warns_the_second_time_in_a_row() -> None:
@@ -190,26 +155,19 @@ def test_a_sync_that_changes_nothing_counts_no_change_and_warns_the_second_time_
         source.train()
         assert sync().changed == 4
         assert sync().changed == 0
+        source.run(lambda worker: worker.model[0].bias.data.add_(1))
+        assert sync().changed == 1
 
 
-def test_what_changed_is_told_of_each_sync_from_a_source_by_itself() -> None:
+def test_syncs_from_one_source_take_numbers_in_turn_and_tell_each_what_changed() -> None:
     with groups(Actor, Rollout, Rollout) as (source, one, other):
         syncs = [px.WeightSync(source, group, NAME) for group in (one, other)]
-        for _ in range(3):
+        for number in (1, 3, 5):
             source.train()
-            assert [sync().changed for sync in syncs] == [4, 4]
+            versions = [sync() for sync in syncs]
 
-
-def test_a_sync_after_one_that_failed_tells_what_changed_since_the_last_whole_version() -> None:
-    with linked(Actor, Fussy) as (source, target, sync):
-        sync()
-        source.train()
-        target.refuse(True)
-        with pytest.raises(ValueError):
-            sync()
-        target.refuse(False)
-
-        assert sync().changed == 4
+            assert [version.changed for version in versions] == [4, 4]
+            assert [version.number for version in versions] == [number, number + 1]
 
 
 @pytest.mark.parametrize("shape", [(4000,), (100, 40)])
@@ -262,8 +220,6 @@ def test_weights_of_another_step_than_asked_for_are_refused_and_nothing_is_moved
         assert (version.step, version.number) == (1, 1)
         assert sync().number == 2  # the number of the refused one was given again, but once
 
-
-def test_a_step_cannot_be_asked_of_a_source_that_tells_none() -> None:
     sides = joined({"w": torch.ones(2)}, {"w": torch.zeros(2)})
     with sides as (sync, _), pytest.raises(px.PhalanxError, match=r"publish_weights\(..., step=function\)"):
         sync(step=1)
@@ -281,19 +237,3 @@ def test_a_version_tells_bytes_seconds_and_what_moved_between_whom() -> None:
             (0, target.name, 1, "copy", size),
         ]
         assert str(version).startswith("version 1: 824 B in ") and "4 tensors changed" in str(version)
-
-
-def test_two_drivers_objects_that_sync_one_source_take_numbers_in_turn() -> None:
-    with groups(Actor, Rollout, Rollout) as (source, one, other):
-        syncs = [px.WeightSync(source, one, NAME), px.WeightSync(source, other, NAME)]
-
-        assert [sync().number for sync in (*syncs, *syncs)] == [1, 2, 3, 4]
-
-
-def test_how_many_tensors_changed_is_told() -> None:
-    with groups(Actor, Rollout) as (source, target):
-        sync = px.WeightSync(source, target, NAME)
-        sync()
-        source.run(lambda worker: worker.model[0].bias.data.add_(1))
-
-        assert sync().changed == 1

@@ -38,17 +38,15 @@ def test_a_sync_brings_the_trained_weights_to_every_rank(sync: px.WeightSync, bo
         assert {str(one) for one in px.weights.status(rollout, NAME).values()} == {f"whole({version.number})"}
 
 
-def test_a_sync_explains_what_it_will_move_before_it_has(sync: px.WeightSync, backend: str) -> None:
+def test_a_sync_explains_what_it_will_move_before_it_has_and_nothing_once_it_is_closed(
+    sync: px.WeightSync, backend: str
+) -> None:
     text = str(sync.explain())
 
     hop, mover = ("same process", "copy") if backend == "inline" else ("same node", "shared memory")
     assert f"by locality: {hop} 824 B" in text
     assert text.count(mover) == 2
-
-
-def test_a_sync_that_is_closed_explains_nothing_and_asks_nobody(sync: px.WeightSync) -> None:
     sync.close()
-
     for use in (sync.explain, sync):
         with pytest.raises(px.DeclarationError, match="was closed"):
             use()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,6 +61,23 @@ class Rollout(px.Worker):
     @px.register(needs_weights=False)
     def version_at_any_time(self) -> int | None:
         return px.weights.current_version(NAME)
+
+
+class Loading(Rollout):
+    """Accepts the same by a function, as an engine does, and calls ``loaded`` after each load."""
+
+    def __init__(self) -> None:
+        self.model = network(1)
+        self.accept_weights(NAME, self.model, load=self.load)
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        with torch.no_grad():
+            for name, tensor in tensors:
+                self.model.get_parameter(name).copy_(tensor)
+        self.loaded()
+
+    def loaded(self) -> None:
+        """What a test wants to happen then."""
 
 
 class Publisher(px.Worker):

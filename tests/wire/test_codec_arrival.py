@@ -18,7 +18,7 @@ from tests.wire.routes import Token, in_process, payload, through_buffers
 Pair = namedtuple("Pair", "left right")
 
 
-def test_private_memory_is_writable_of_its_own_and_the_senders_stays_as_it_was(route: Any) -> None:
+def test_memory_is_private_and_writable_unless_it_is_sent_readonly(route: Any) -> None:
     tensor, array = torch.zeros(3, 4), np.zeros(4)
     array.flags.writeable = False
     arrived, turned, other = route((tensor, torch.ones(3, 4).T, array))
@@ -27,12 +27,14 @@ def test_private_memory_is_writable_of_its_own_and_the_senders_stays_as_it_was(r
     assert (tensor.sum().item(), array.sum()) == (0, 0)
     assert turned._base is None  # no view to autograd
     assert arrived.resize_(1000).shape == (1000,)
+    assert not route(np.zeros(4), readonly=True).flags.writeable
 
 
-def test_readonly_arrays_are_views_that_cannot_be_written() -> None:
-    sent = np.zeros(4)
+def test_readonly_arrays_and_tensors_are_views_and_arrays_cannot_be_written() -> None:
+    sent, tensor = np.zeros(4), torch.arange(600.0).reshape(20, 30).T
     with decoding(readonly=True):
-        arrived = decode(encode(sent))
+        arrived, seen = decode(encode((sent, tensor)))
+    assert (seen.data_ptr(), seen.stride()) == (tensor.data_ptr(), tensor.stride())
     sent[3] = 1
     assert arrived[3] != 0  # no copy
     with pytest.raises(ValueError, match="read-only"):
@@ -41,26 +43,28 @@ def test_readonly_arrays_are_views_that_cannot_be_written() -> None:
         arrived.flags.writeable = True
 
 
-def test_readonly_tensors_are_views_of_the_buffer() -> None:
-    sent = torch.arange(600.0).reshape(20, 30).T
+def test_a_view_keeps_its_buffer_alive_and_a_misaligned_message_is_read_right() -> None:
+    data = encode((torch.full((1000,), 3.0), np.full(1000, 3.0), torch.arange(5.0).double())).to_bytes()
+    shifted = memoryview(b"x" + data)[1:]
     with decoding(readonly=True):
-        arrived = decode(encode(sent))
-    assert (arrived.data_ptr(), arrived.stride()) == (sent.data_ptr(), sent.stride())
-
-
-def test_a_view_keeps_its_buffer_alive() -> None:
-    with decoding(readonly=True):
-        arrived = decode(encode((torch.full((1000,), 3.0), np.full(1000, 3.0))).to_bytes())
+        arrived, again = decode(data), decode(shifted)
+    del data, shifted
     churn = [bytes(10_000) for _ in range(50)]
-    assert (arrived[0].sum().item(), arrived[1].sum(), len(churn)) == (3000, 3000, 50)
+    for tensor, array, aligned in (arrived, again):
+        assert (tensor.sum().item(), array.sum(), len(churn)) == (3000, 3000, 50)
+        assert aligned.tolist() == [0, 1, 2, 3, 4]
+        assert aligned.data_ptr() % 8 == 0
 
 
-def test_what_is_sent_readonly_arrives_so_without_being_asked(route: Any) -> None:
-    arrived = route(np.zeros(4), readonly=True)
-    assert not arrived.flags.writeable
+def test_decoding_ends_with_its_block_nests_and_does_not_reach_other_tasks() -> None:
+    async def read(readonly: bool) -> bool:
+        with decoding(readonly=readonly):
+            await asyncio.sleep(0)
+            return decode(encoded).flags.writeable
 
+    async def both() -> list[bool]:
+        return await asyncio.gather(read(True), read(False))
 
-def test_decoding_ends_with_its_block_and_nests() -> None:
     encoded = encode(np.zeros(4))
     with decoding(readonly=True):
         with decoding(readonly=False):
@@ -68,27 +72,7 @@ def test_decoding_ends_with_its_block_and_nests() -> None:
         middle = decode(encoded)
     outer = decode(encoded)
     assert [a.flags.writeable for a in (inner, middle, outer)] == [True, False, True]
-
-
-def test_decoding_does_not_reach_other_tasks() -> None:
-    async def read(readonly: bool) -> bool:
-        with decoding(readonly=readonly):
-            await asyncio.sleep(0)
-            return in_process(np.zeros(4)).flags.writeable
-
-    async def both() -> list[bool]:
-        return await asyncio.gather(read(True), read(False))
-
     assert asyncio.run(both()) == [False, True]
-
-
-def test_a_misaligned_message_is_read_right() -> None:
-    data = encode((torch.arange(5.0, dtype=torch.float64), np.arange(5.0))).to_bytes()
-    shifted = memoryview(b"x" + data)[1:]
-    with decoding(readonly=True):
-        tensor, array = decode(shifted)
-    assert (tensor.tolist(), array.tolist()) == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
-    assert tensor.data_ptr() % 8 == 0
 
 
 def test_tensors_of_the_cpu_go_to_the_device_only_when_all_are_asked_for() -> None:
@@ -117,20 +101,20 @@ def test_a_tensor_that_lay_on_an_accelerator_goes_to_the_device_and_else_to_the_
     assert (moved.device.type, decode(data).device.type) == ("meta", "cpu")
 
 
-def test_hoisted_objects_arrive_as_what_restore_gives(route: Any) -> None:
-    value = {"call": [Token("a"), Token("b"), 3], "t": torch.ones(1)}
-    with decoding(restore=str.upper):
-        arrived = route(value, hoist={Token: lambda token: token.name})
-    assert arrived["call"] == ["A", "B", 3]
-
-
-def test_tokens_stand_in_order_each_object_once() -> None:
+def test_hoisted_objects_arrive_as_what_restore_gives_each_once_and_in_order(route: Any) -> None:
     twice = Token("a")
-    encoded = encode([twice, Token("b"), (twice,)], hoist={Token: lambda token: token.name})
-    with decoding(restore=lambda name: [name]):
-        restored = decode(encoded)
-    assert list(encoded.tokens) == ["a", "b"]
-    assert restored[0] is restored[2][0]
+    value = {"call": [twice, Token("b"), 3, twice], "t": torch.ones(1)}
+    seen: list[str] = []
+
+    def restore(name: str) -> list[str]:
+        seen.append(name)
+        return [name.upper()]
+
+    with decoding(restore=restore):
+        arrived = route(value, hoist={Token: lambda token: token.name})
+    assert arrived["call"] == [["A"], ["B"], 3, ["A"]]
+    assert arrived["call"][0] is arrived["call"][3]
+    assert seen == ["a", "b"]
 
 
 def test_restore_may_decode_other_values_with_other_settings() -> None:
@@ -149,11 +133,6 @@ def test_restore_may_decode_other_values_with_other_settings() -> None:
     ]
 
 
-def test_hoist_may_decline() -> None:
-    value = [Pair(1, 2)]
-    assert in_process(value, hoist={Pair: lambda pair: None}) in (value, [(1, 2)])
-
-
 def test_a_shared_leaf_travels_as_its_token() -> None:
     large, small = torch.zeros(1000), torch.ones(2)
     encoded = encode({"a": large, "b": [large, small]}, shared={id(large): ("stored", 0)})
@@ -164,10 +143,12 @@ def test_a_shared_leaf_travels_as_its_token() -> None:
     assert arrived["b"][0] is large
 
 
-def test_an_error_of_ours_in_a_hoist_function_is_passed_on_as_it_is() -> None:
+def test_hoist_may_decline_and_an_error_of_ours_in_it_is_passed_on_as_it_is() -> None:
     def refuse(token: Token) -> Any:
         raise DispatchError("not this one")
 
+    value = [Pair(1, 2)]
+    assert in_process(value, hoist={Pair: lambda pair: None}) in (value, [(1, 2)])
     with pytest.raises(DispatchError, match=r"^not this one$"):
         encode([Token("a")], hoist={Token: refuse})
 

@@ -58,21 +58,16 @@ def test_what_cannot_be_pickled_is_named_with_type_and_place(value: Any, place: 
     assert text.startswith(f"{place} cannot be sent: an object of type _thread.lock cannot be pickled")
 
 
-def test_an_error_in_a_users_reduce_is_a_dispatch_error_with_its_cause() -> None:
+def test_errors_of_pickling_are_dispatch_errors_and_foreign_bytes_are_refused_with_advice() -> None:
     with pytest.raises(DispatchError, match=r"Token.*never travels") as caught:
         encode([Token("a")])
     assert isinstance(caught.value.__cause__, TypeError)
 
-
-def test_a_value_too_deep_to_pickle_is_a_dispatch_error() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(DispatchError, match="recursion"):
         encode(deep)
-
-
-def test_foreign_bytes_are_refused_with_advice() -> None:
     with pytest.raises(InternalError, match="expected an Encoded"):
         decode(b"hello world")
 

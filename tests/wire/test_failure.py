@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import phalanx
@@ -76,6 +76,10 @@ def there_and_back(exc: BaseException) -> BaseException | None:
         (SyntaxError("bad", ("f.py", 3, 1, "x =", 3, 2)), ("args", "filename", "lineno", "text")),
         (StopIteration(5), ("value",)),
         (SystemExit(3), ("code",)),
+        (
+            RemoteCallError("text", group="g", method="m", failures=(RankReport(1, "raised"),)),
+            ("group", "failures"),
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
@@ -84,30 +88,6 @@ def test_an_exception_comes_back_with_its_fields(exc: BaseException, fields: tup
 
     assert type(back) is type(exc)
     assert [getattr(back, name) for name in fields] == [getattr(exc, name) for name in fields]
-
-
-def test_an_exception_comes_back_with_its_notes_and_its_cause() -> None:
-    exc = ValueError("outer")
-    exc.__cause__ = OtherArguments(1, reason="inner")
-    exc.__notes__ = ["a note"]
-
-    back = there_and_back(exc)
-
-    assert isinstance(back, ValueError)
-    assert (back.__notes__, getattr(back.__cause__, "reason", None)) == (["a note"], "inner")
-
-
-def test_a_group_comes_back_with_its_nested_exceptions() -> None:
-    group = ExceptionGroup(
-        "several", [ValueError("a"), ExceptionGroup("inner", [decode_error(), Refuses("b")])]
-    )
-
-    back = there_and_back(raised(group))
-
-    assert isinstance(back, ExceptionGroup)
-    inner = back.exceptions[1]
-    assert isinstance(inner, ExceptionGroup)
-    assert [type(exc) for exc in inner.exceptions] == [UnicodeDecodeError, Refuses]
 
 
 @pytest.mark.parametrize(
@@ -121,29 +101,9 @@ def test_what_cannot_be_sent_is_left_out_and_named_in_a_note(kept: object, note:
     assert isinstance(back, Holding)
     assert (back.args, hasattr(back, "kept")) == (("text",), False)
     assert note in back.__notes__[0]
-
-
-def test_an_argument_that_cannot_be_pickled_becomes_text() -> None:
-    back = there_and_back(ValueError("text", threading.Lock()))
-
-    assert back is not None
-    assert back.args == ("text", "<_thread.lock that could not be sent>")
-
-
-def test_an_error_of_phalanx_comes_back_whole() -> None:
-    inner = RemoteCallError("text", group="g", method="m", failures=(RankReport(1, "raised"),))
-
-    back = there_and_back(inner)
-
-    assert isinstance(back, RemoteCallError)
-    assert (back.group, back.failures) == ("g", inner.failures)
-
-
-def test_a_class_of_the_main_module_comes_back_as_the_same_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = type("OfMain", (ValueError,), {"__module__": "__main__"})
-    monkeypatch.setattr(sys.modules["__main__"], "OfMain", made, raising=False)
-
-    assert type(there_and_back(made("text"))) is made
+    lost = there_and_back(ValueError("text", threading.Lock()))
+    assert lost is not None
+    assert lost.args == ("text", "<_thread.lock that could not be sent>")
 
 
 @given(st.binary(max_size=40))
@@ -224,58 +184,62 @@ def test_the_traceback_begins_in_user_code_if_there_is_any(call: Any, first: str
     assert lines[1].endswith(first)
 
 
-def test_the_traceback_holds_causes_notes_and_sub_exceptions() -> None:
-    group = ExceptionGroup("several", [ValueError("first one"), KeyError("second one")])
+def test_causes_notes_and_sub_exceptions_are_in_the_traceback_and_come_back() -> None:
+    group = ExceptionGroup(
+        "several", [ValueError("first one"), ExceptionGroup("inner", [decode_error(), Refuses("second one")])]
+    )
     group.__notes__ = ["a note"]
     group.__cause__ = OtherArguments(1, reason="the reason")
 
     text = capture(raised(group), rank=1).report.traceback
+    back = there_and_back(raised(group))
 
     assert all(part in text for part in ("first one", "second one", "a note", "the reason", "direct cause"))
+    assert isinstance(back, ExceptionGroup)
+    assert (back.__notes__, getattr(back.__cause__, "reason", None)) == (["a note"], "the reason")
+    inner = back.exceptions[1]
+    assert isinstance(inner, ExceptionGroup)
+    assert [type(exc) for exc in inner.exceptions] == [UnicodeDecodeError, Refuses]
 
 
-def test_long_texts_are_cut_in_the_middle() -> None:
+def test_long_texts_are_cut_in_the_middle_and_an_endless_recursion_is_captured() -> None:
+    def again() -> None:
+        again()
+
+    with pytest.raises(RecursionError) as raised_here:
+        again()
+    failure = capture(raised_here.value, rank=1)
     report = capture(ValueError("start" + "x" * 100_000 + "end"), rank=1).report
 
+    assert "previous line repeated" in failure.report.traceback.lower()
     assert len(report.message) < 20_000
     assert report.message.startswith("start")
     assert report.message.endswith("end")
 
 
-def test_an_endless_recursion_is_captured() -> None:
-    def again() -> None:
-        again()
-
-    try:
-        again()
-    except RecursionError as error:
-        failure = capture(error, rank=1)
-
-    assert "previous line repeated" in failure.report.traceback.lower()
-
-
-def test_an_exception_of_a_script_comes_back(tmp_path: Path) -> None:
+def test_exceptions_of_scripts_and_of_the_main_module_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "script.py"
     script.write_text("class Scripted(ValueError):\n    pass\nerror = Scripted('text')\n")
-    error = runpy.run_path(str(script))["error"]
+    made = type("OfMain", (ValueError,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "OfMain", made, raising=False)
 
-    back = there_and_back(error)
+    back = there_and_back(runpy.run_path(str(script))["error"])
 
     assert isinstance(back, ValueError)
     assert back.args == ("text",)
+    assert type(there_and_back(made("text"))) is made
 
 
 @given(st.text(st.characters(), max_size=20))
-def test_all_text_of_a_failure_can_be_encoded(text: str) -> None:
+@example("\udce9")
+def test_all_text_of_a_failure_can_be_encoded_and_the_exception_keeps_it(text: str) -> None:
     error = ValueError(text)
     error.__notes__ = [text]  # type: ignore[attr-defined]
     failure = capture(error, role=text, method=text)
     report = failure.report
     for told in (str(failure), report.message, report.traceback, *report.notes, report.role, report.method):
         (told or "").encode()
-
-
-def test_a_lone_surrogate_of_an_exception_is_shown_and_the_exception_keeps_it() -> None:
-    failure = capture(ValueError("unexpected file \udce9"))
-    assert failure.report.message == r"unexpected file \udce9"
-    assert str(rebuild(failure)) == "unexpected file \udce9"
+    assert report.message == text.encode("utf-8", "backslashreplace").decode()
+    assert str(rebuild(failure)) == text

@@ -47,8 +47,11 @@ def thp_by_advice() -> bool:
         return False
 
 
+@pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize("nbytes", [0, 1, 100, 5 << 20])
-def test_a_block_has_the_size_asked_for(nbytes: int) -> None:
+def test_a_block_has_the_size_asked_for(nbytes: int, pooled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not pooled:
+        monkeypatch.setattr(memory, "buffer_pool", None)
     block = allocate(nbytes)
     assert (block.dtype, block.numel()) == (torch.uint8, nbytes)
     if nbytes <= 100:
@@ -59,11 +62,6 @@ def test_a_block_has_the_size_asked_for(nbytes: int) -> None:
 def test_a_large_block_lies_in_huge_pages() -> None:
     block = allocate(64 << 20).fill_(1)
     assert huge_kilobytes(block.data_ptr() + (32 << 20)) >= 32 << 10
-
-
-def test_where_there_is_no_such_memory_a_block_is_plain_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "buffer_pool", None)
-    assert allocate(8 << 20).fill_(3)[-1] == 3
 
 
 @pytest.mark.usefixtures("small_thresholds")
@@ -120,11 +118,17 @@ def test_rows_of_a_tensor_that_is_more_than_its_bytes_are_selected_by_torch(odd:
 
 
 @pytest.mark.usefixtures("small_thresholds")
-def test_a_joined_tensor_shares_nothing_and_is_free_of_history() -> None:
+def test_joined_rows_share_nothing_are_promoted_and_are_free_of_history() -> None:
     piece = torch.ones(3, 2, requires_grad=True)
     joined = concat_rows([piece])
     joined.fill_(0)
     assert (piece.sum().item(), joined.requires_grad, joined._base) == (6, False, None)
+    assert concat_rows([torch.ones(1, dtype=torch.int32), torch.ones(1)]).dtype == torch.float32
+
+    array = np.ones((2, 3))
+    array.flags.writeable = False
+    concat_arrays([array])[:] = 0
+    assert array.sum() == 6
 
 
 def test_a_joined_tensor_can_grow() -> None:
@@ -132,20 +136,12 @@ def test_a_joined_tensor_can_grow() -> None:
 
 
 @pytest.mark.usefixtures("small_thresholds")
-def test_dtypes_that_differ_are_promoted() -> None:
-    assert concat_rows([torch.ones(1, dtype=torch.int32), torch.ones(1)]).dtype == torch.float32
-
-
-@pytest.mark.usefixtures("small_thresholds")
-def test_row_shapes_that_differ_are_refused() -> None:
+def test_what_cannot_be_joined_is_refused() -> None:
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         concat_rows([torch.ones(2, 3), torch.ones(2, 4)])
-
-
-@pytest.mark.parametrize("join", [concat_rows, concat_arrays])
-def test_nothing_to_join_is_refused(join: Any) -> None:
-    with pytest.raises(ValueError, match="expected one at least"):
-        join([])
+    for join in (concat_rows, concat_arrays):
+        with pytest.raises(ValueError, match="expected one at least"):
+            join([])
 
 
 @pytest.mark.usefixtures("small_thresholds")
@@ -155,15 +151,6 @@ def test_arrays_are_joined_in_order(dtype: str, order: Any) -> None:
     whole = np.arange(24).astype(dtype).reshape(8, 3, order=order)
     joined = concat_arrays([whole[:2], whole[2:2], whole[2:]])
     assert (joined.dtype, joined.tolist()) == (whole.dtype, whole.tolist())
-
-
-@pytest.mark.usefixtures("small_thresholds")
-def test_joined_arrays_are_writable_and_share_nothing() -> None:
-    piece = np.ones((2, 3))
-    piece.flags.writeable = False
-    joined = concat_arrays([piece])
-    joined[:] = 0
-    assert piece.sum() == 6
 
 
 def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done(
@@ -213,11 +200,6 @@ def freed(pool: BufferPool, nbytes: int) -> int:
     return address(block)
 
 
-def test_a_freed_block_serves_the_next_of_its_size(pool: BufferPool) -> None:
-    place = freed(pool, 8 * MB)
-    assert address(pool.block(8 * MB)) == place
-
-
 def test_a_block_is_not_free_while_anything_uses_it(pool: BufferPool) -> None:
     block = torch.from_numpy(pool.block(8 * MB))
     view = block[MB:].view(torch.float32)[5:]
@@ -229,25 +211,19 @@ def test_a_block_is_not_free_while_anything_uses_it(pool: BufferPool) -> None:
 
 
 @pytest.mark.parametrize(("kept", "asked"), [(8, 32), (32, 8)], ids=["too small", "much too large"])
-def test_a_block_of_another_size_stays_kept(pool: BufferPool, kept: int, asked: int) -> None:
+def test_a_freed_block_serves_the_next_of_its_size_alone(pool: BufferPool, kept: int, asked: int) -> None:
     place = freed(pool, kept * MB)
     assert address(pool.block(asked * MB)) != place
     assert address(pool.block(kept * MB)) == place
 
 
-def test_no_more_is_kept_than_the_bound(pool: BufferPool) -> None:
-    blocks = [pool.block(16 * MB) for _ in range(6)]
-    blocks.clear()
-    assert pool.kept_bytes == 64 * MB
-
-
-def test_a_block_larger_than_the_bound_is_not_kept(pool: BufferPool) -> None:
+def test_no_more_is_kept_than_the_bound_and_blocks_start_on_a_huge_page(pool: BufferPool) -> None:
     freed(pool, 80 * MB)
     assert pool.kept_bytes == 0
-
-
-def test_blocks_start_on_a_huge_page(pool: BufferPool) -> None:
-    assert address(pool.block(5 * MB)) % (2 * MB) == 0
+    blocks = [pool.block(16 * MB) for _ in range(6)]
+    assert address(blocks[0]) % (2 * MB) == 0
+    blocks.clear()
+    assert pool.kept_bytes == 64 * MB
 
 
 @pytest.mark.skipif(not LINUX, reason="no huge pages here")

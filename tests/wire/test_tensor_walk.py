@@ -107,22 +107,15 @@ def test_leaves_of_the_threshold_come_in_the_order_in_which_they_are_met() -> No
     assert [len(leaf) for leaf in found] == [101, 102, 103, 104]
 
 
-def test_a_tensordict_is_looked_into() -> None:
+def test_tensordicts_are_looked_into_and_lazy_stacks_without_stacking() -> None:
     tensordict = pytest.importorskip("tensordict")
     value = tensordict.TensorDict({"x": BIG, "in": {"y": torch.zeros(1000, 2)}}, batch_size=[1000])
     assert sorted(leaf.nbytes for leaf in large_leaves(value, 1)) == [4000, 8000]
 
-
-def test_a_lazy_stack_of_tensordicts_is_looked_into_without_stacking() -> None:
-    tensordict = pytest.importorskip("tensordict")
-    first, second = torch.zeros(100), torch.ones(100)
-    value = tensordict.LazyStackedTensorDict(
-        tensordict.TensorDict({"x": first}, batch_size=[]),
-        tensordict.TensorDict({"x": second}, batch_size=[]),
-    )
-    assert [leaf is sent for leaf, sent in zip(large_leaves(value, 1), (first, second), strict=True)] == [
-        True
-    ] * 2
+    sent = [torch.zeros(100), torch.ones(100)]
+    parts = [tensordict.TensorDict({"x": one}, batch_size=[]) for one in sent]
+    found = large_leaves(tensordict.LazyStackedTensorDict(*parts), 1)
+    assert [leaf is one for leaf, one in zip(found, sent, strict=True)] == [True] * 2
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")

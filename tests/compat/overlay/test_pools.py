@@ -33,18 +33,17 @@ def bundle(pool: RayResourcePool, *cpus: float, active: bool = True) -> dict[str
     return dict(asked[0].bundle)
 
 
-def test_a_slot_holds_cpus_for_servers_as_in_verl() -> None:
-    assert bundle(RayResourcePool([2, 2], max_colocate_count=3), 8, 8) == {"GPU": 1.0, "CPU": 3.0}
-
-
-@pytest.mark.parametrize("cpus", [(8,), (5, 5, 5)])
-def test_a_cluster_without_so_many_cpus_is_used_all_the_same(cpus: tuple[float, ...]) -> None:
-    assert bundle(RayResourcePool([2, 2], max_colocate_count=3), *cpus) == {"GPU": 1.0}
-
-
-def test_a_pool_without_accelerators_asks_for_little() -> None:
+@pytest.mark.parametrize(
+    ("cpus", "active", "asked"),
+    [
+        ((8, 8), True, {"GPU": 1.0, "CPU": 3.0}),
+        ((8,), True, {"GPU": 1.0}),  # a cluster without so many CPUs is used all the same
+        ((5, 5, 5), True, {"GPU": 1.0}),
+        ((64,), False, {"GPU": 1.0}),
+    ],
+)
+def test_a_slot_holds_cpus_for_servers_as_in_verl(
+    cpus: tuple[float, ...], active: bool, asked: dict[str, float]
+) -> None:
+    assert bundle(RayResourcePool([2, 2], max_colocate_count=3), *cpus, active=active) == asked
     assert bundle(RayResourcePool([2], use_gpu=False), 64)["CPU"] < 0.1
-
-
-def test_without_verl_a_slot_asks_for_no_cpus() -> None:
-    assert bundle(RayResourcePool([2]), 64, active=False) == {"GPU": 1.0}

@@ -113,38 +113,38 @@ def test_the_command_runs_a_program_as_python_does(verl: Path, tmp_path: Path, w
     words = [word.format(folder=tmp_path) for word in words]
 
     done = python("-m", "phalanx", "verl", *words, path=[verl, tmp_path])
+    other = python("-m", "phalanx", "verl", sys.executable, "-c", WHOSE, path=[verl])
 
     assert done.stdout.split() == ["__main__", "['x=1']", OURS], done.stderr
-
-
-def test_the_command_runs_any_other_program(verl: Path) -> None:
-    done = python("-m", "phalanx", "verl", sys.executable, "-c", WHOSE, path=[verl])
-
-    assert done.stdout.strip() == OURS, done.stderr
+    assert other.stdout.strip() == OURS, other.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [([], "nothing to run"), (["-m"], "nothing to run"), (["nowhere.py"], "no program 'nowhere.py'")],
+    [
+        ([], "nothing to run"),
+        (["-m"], "nothing to run"),
+        (["nowhere.py"], "no program 'nowhere.py'"),
+        (["ray", "job", "submit", "--", "python3", "train.py"], "before the command of the job"),
+        (["{folder}/run.sh"], "cannot be run"),
+    ],
 )
-def test_the_command_says_what_it_cannot_run(verl: Path, words: list[str], told: str) -> None:
-    done = python("-m", "phalanx", "verl", *words, path=[verl])
+def test_the_command_refuses_what_it_cannot_run_or_would_run_without_it(
+    verl: Path, tmp_path: Path, words: list[str], told: str
+) -> None:
+    (tmp_path / "run.sh").write_text("")
 
-    assert (done.returncode, told in done.stderr) == (2, True)
+    done = python("-m", "phalanx", "verl", *[word.format(folder=tmp_path) for word in words], path=[verl])
+
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
-def test_a_program_that_fails_ends_as_it_does_by_itself(verl: Path, tmp_path: Path) -> None:
+def test_a_program_ends_as_it_does_by_itself_and_without_a_last_collection(
+    verl: Path, tmp_path: Path
+) -> None:
     (tmp_path / "fails.py").write_text(
         "from phalanx.errors import PlacementError\nraise PlacementError('bad')"
     )
-
-    done = python("-m", "phalanx", "verl", str(tmp_path / "fails.py"), path=[verl])
-
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-
-
-def test_a_program_ends_without_a_last_collection(verl: Path, tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text(
         textwrap.dedent("""
         import os
@@ -160,8 +160,10 @@ def test_a_program_ends_without_a_last_collection(verl: Path, tmp_path: Path) ->
         """)
     )
 
+    failed = python("-m", "phalanx", "verl", str(tmp_path / "fails.py"), path=[verl])
     done = python("-m", "phalanx", "verl", str(tmp_path / "ends.py"), path=[verl])
 
+    assert (failed.returncode, "Traceback" in failed.stderr) == (1, True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
@@ -172,26 +174,27 @@ def test_children_have_it_whatever_the_policy_of_plugins_is(verl: Path, policy: 
     assert run(INSTALL + script, verl, VERL_USE_EXTERNAL_PLUGINS=policy).strip() == OURS
 
 
-def test_an_installed_phalanx_takes_nothing_over_by_itself(verl: Path, hook: Path) -> None:
+def test_where_phalanx_is_installed_one_variable_puts_it_on_and_nothing_else_does(
+    verl: Path, hook: Path
+) -> None:
     assert run(WHOSE, verl, hook).strip() == "verl.single_controller"
-
-
-def test_one_variable_puts_it_on(verl: Path, hook: Path) -> None:
     assert run(WHOSE, verl, hook, PHALANX_VERL="1").strip() == OURS
+    # A value that was pickled may come before verl.
+    pickled = "import phalanx.compat.verl.single_controller, verl.single_controller as controller"
+    script = f"{pickled}; print(controller.Worker.__module__)"
+    assert run(script, verl, PHALANX_VERL="1").strip() == OURS
 
 
-def test_a_value_that_was_pickled_may_come_before_verl(verl: Path) -> None:
-    script = "import phalanx.compat.verl.single_controller, verl.single_controller as controller"
+def test_a_verl_that_was_imported_before_in_part_is_refused(verl: Path) -> None:
+    controller = refusal("import verl.single_controller\n" + INSTALL, verl)
+    part = refusal("import sys, verl.protocol; del sys.modules['verl']\n" + INSTALL, verl)
 
-    assert run(script + "; print(controller.Worker.__module__)", verl, PHALANX_VERL="1").strip() == OURS
-
-
-def test_a_controller_that_was_imported_before_is_refused(verl: Path) -> None:
-    told = refusal("import verl.single_controller\n" + INSTALL, verl)
-
-    assert "AlreadyImported" in told
-    assert "verl.single_controller was imported before" in told
-    assert "phalanx verl" in told
+    assert "AlreadyImported" in controller
+    assert "verl.single_controller was imported before" in controller
+    assert "phalanx verl" in controller
+    assert "verl 0.9.1" in part
+    assert "left verl.protocol" in part
+    assert "-c 'import verl'` shows the cause" in part
 
 
 def test_the_plugin_goes_before_other_modules(verl: Path, tmp_path: Path) -> None:
@@ -241,11 +244,16 @@ def test_a_verl_that_does_not_fit_is_refused(tmp_path: Path, version: str, witho
     assert str(tmp_path) in error
 
 
-def test_another_patch_release_is_served_with_a_warning(tmp_path: Path) -> None:
-    done = python("-c", INSTALL + WHOSE, path=[make_verl(tmp_path, "0.9.2.post1")])
+def test_another_patch_release_is_served_with_a_warning_and_the_command_tells_of_one_that_is_not(
+    tmp_path: Path,
+) -> None:
+    done = python("-c", INSTALL + WHOSE, path=[make_verl(tmp_path / "new", "0.9.2.post1")])
+    old = python("-m", "phalanx", "verl", "-m", "this", path=[make_verl(tmp_path / "old", "0.8.0")])
 
     assert done.stdout.strip() == OURS, done.stderr
     assert "verl 0.9.1" in done.stderr and "is version 0.9.2.post1" in done.stderr
+    assert (old.returncode, old.stdout) == (2, "")
+    assert old.stderr.startswith("phalanx: ")
 
 
 def test_a_verl_that_cannot_be_imported_is_refused_with_the_cause(tmp_path: Path) -> None:
@@ -257,27 +265,6 @@ def test_a_verl_that_cannot_be_imported_is_refused_with_the_cause(tmp_path: Path
 
     assert f"UnfitVerl: verl 0.9.1 in {tmp_path}/verl cannot be imported" in error
     assert "No module named 'nowhere'" in error
-
-
-def test_a_verl_that_is_imported_in_part_is_refused(verl: Path) -> None:
-    told = refusal("import sys, verl.protocol; del sys.modules['verl']\n" + INSTALL, verl)
-
-    assert "verl 0.9.1" in told
-    assert "left verl.protocol" in told
-    assert "-c 'import verl'` shows the cause" in told
-
-
-def test_the_command_tells_why_it_cannot_be_the_controller(tmp_path: Path) -> None:
-    done = python("-m", "phalanx", "verl", "-m", "this", path=[make_verl(tmp_path, "0.8.0")])
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("phalanx: ")
-
-
-def test_after_ray_init_it_is_too_late(verl: Path) -> None:
-    told = refusal("import ray; ray.is_initialized = lambda: True\n" + INSTALL, verl)
-
-    assert "Call it before ray.init" in told
 
 
 AFTER_RAY_INIT = """
@@ -292,21 +279,17 @@ from verl.single_controller import Worker; print(Worker.__module__)
 """
 
 
-def test_a_cluster_that_was_joined_before_verl_was_imported_is_refused(verl: Path, hook: Path) -> None:
-    script = AFTER_RAY_INIT.format(started=False, environment={})
-
-    assert "import verl before it" in refusal(script, verl, hook, PHALANX_VERL="1")
-
-
-@pytest.mark.parametrize(
-    ("started", "environment"), [(True, {}), (False, {"env_vars": {"PHALANX_VERL": "1"}})]
-)
-def test_a_cluster_whose_processes_have_the_variable_is_no_reason_to_refuse(
-    verl: Path, hook: Path, started: bool, environment: dict[str, dict[str, str]]
+def test_after_ray_init_it_is_too_late_unless_the_clusters_processes_have_the_variable(
+    verl: Path, hook: Path
 ) -> None:
-    script = AFTER_RAY_INIT.format(started=started, environment=environment)
+    late = "import ray; ray.is_initialized = lambda: True\n" + INSTALL
+    joined = AFTER_RAY_INIT.format(started=False, environment={})
 
-    assert run(script, verl, hook, PHALANX_VERL="1").strip() == OURS
+    assert "Call it before ray.init" in refusal(late, verl)
+    assert "import verl before it" in refusal(joined, verl, hook, PHALANX_VERL="1")
+    for started, environment in ((True, {}), (False, {"env_vars": {"PHALANX_VERL": "1"}})):
+        script = AFTER_RAY_INIT.format(started=started, environment=environment)
+        assert run(script, verl, hook, PHALANX_VERL="1").strip() == OURS
 
 
 JOB = """
@@ -369,20 +352,3 @@ def test_variables_that_a_job_was_submitted_with_do_not_conflict_with_its_own(ve
     assert told["pip"] == ["x"]
     assert told["env_vars"].pop("A", "1") == "1"
     assert told["env_vars"] == {**submitted, "VERL_USE_EXTERNAL_MODULES": f"{PLUGIN},mine"}
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["ray", "job", "submit", "--", "python3", "train.py"], "before the command of the job"),
-        (["{folder}/run.sh"], "cannot be run"),
-    ],
-)
-def test_the_command_refuses_what_would_run_without_it(
-    verl: Path, tmp_path: Path, words: list[str], told: str
-) -> None:
-    (tmp_path / "run.sh").write_text("")
-
-    done = python("-m", "phalanx", "verl", *[word.format(folder=tmp_path) for word in words], path=[verl])
-
-    assert (done.returncode, told in done.stderr) == (2, True), done.stderr

@@ -14,18 +14,16 @@ from urllib.parse import urlparse
 
 import pytest
 
-from phalanx.engines import SamplingParams
 from tests.engines.vllm.conftest import (
     engine_processes,
     folders_of_sockets,
     refuses,
     shared_memory,
 )
-from tests.engines.vllm.kinds import KINDS, made
+from tests.engines.vllm.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[3]
-GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-PROMPTS = [[5, 6], [7, 8, 9], [10]]
+
 
 DRIVER = """
 import json, os, sys, time
@@ -52,24 +50,6 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def cycle(folder: str, kind: str) -> None:
-    pool, group = made(folder, kind)
-    with pool:
-        assert len(group.generate(PROMPTS, GREEDY)) == len(PROMPTS)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", KINDS)
-def test_engines_that_were_closed_leave_nothing(cluster: None, models: dict[str, str], kind: str) -> None:
-    before = engine_processes(), shared_memory(), folders_of_sockets()
-    for _ in range(10):
-        cycle(models["untied"], kind)
-        assert engine_processes() <= before[0]
-        assert shared_memory() <= before[1]
-        assert folders_of_sockets() <= before[2]
 
 
 class Driver:

@@ -202,27 +202,22 @@ def test_the_client_of_openai_streams_and_gets_log_probabilities(roles: Roles) -
     assert len(whole.logprobs.token_logprobs) == 4
 
 
-def test_no_route_is_served_without_the_key(roles: Roles) -> None:
+def test_no_route_is_served_without_the_key_which_opens_them_at_the_loopback(roles: Roles) -> None:
     (endpoint,) = px.engines.endpoints(roles.rollout)
     (paths,) = roles.rollout.run(routes)
+    right = {"Authorization": f"Bearer {endpoint.token}"}
     wrong = {"Authorization": f"Bearer {endpoint.token[:-1]}", "Content-Type": "application/json"}
     for path in (*paths, "/no/such/route"):
-        for method in ("GET", "HEAD", "OPTIONS", "POST"):
+        for method in ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"):
             for headers in ({}, wrong):
                 assert (status(endpoint, path, method, headers), method, path) == (401, method, path)
         assert (status(endpoint, path, "GET", WEBSOCKET), path) == (401, path)
     assert {"/health", "/metrics", "/invocations", "/tokenize", "/v1/completions"} <= paths
     assert endpoint.token not in repr(endpoint)
 
-
-def test_the_key_opens_routes_at_the_loopback(roles: Roles) -> None:
-    (endpoint,) = px.engines.endpoints(roles.rollout)
-    right = {"Authorization": f"Bearer {endpoint.token}"}
-
     assert urlparse(endpoint.url).hostname == "127.0.0.1"
-    assert status(endpoint, "/health", "GET", right) == 200
-    assert status(endpoint, "/metrics", "GET", right) == 200
-    assert status(endpoint, "/v1/models", "GET", right) == 200
+    for path in ("/health", "/metrics", "/v1/models"):
+        assert status(endpoint, path, "GET", right) == 200
 
 
 def test_there_are_no_routes_for_development(roles: Roles) -> None:
@@ -233,9 +228,6 @@ def test_there_are_no_routes_for_development(roles: Roles) -> None:
     assert not removed & paths
     for path in removed:
         assert status(endpoint, path, "POST", {"Authorization": f"Bearer {endpoint.token}"}) == 404
-
-
-def test_an_engine_that_serves_nobody_says_so(roles: Roles) -> None:
     with pytest.raises(px.DeclarationError, match="no server"):
         px.engines.endpoints(roles.source)
 
@@ -268,11 +260,14 @@ def test_an_option_that_vllm_does_not_have_is_named(models: dict[str, str]) -> N
         px.WorkerGroup(pool, VllmRollout.bind(models["untied"], max_model_length=8))
 
 
-def test_a_token_may_begin_with_a_dash() -> None:
+def test_a_token_may_begin_with_a_dash_and_the_port_of_an_endpoint_is_taken() -> None:
     prepare()
     from phalanx.engines.vllm.endpoint import EndpointServer
 
     server = EndpointServer("model", "127.0.0.1", 0, "-token-of-16-characters", {"root_path": "-path"})
+    port = server._socket.getsockname()[1]
+    with pytest.raises(px.PhalanxError, match=rf"cannot listen at 127\.0\.0\.1, port {port}"):
+        EndpointServer("model", "127.0.0.1", port, "k" * 16, {})
     server.close()
 
     assert server._given.api_key == ["-token-of-16-characters"]

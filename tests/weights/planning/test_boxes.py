@@ -1,4 +1,4 @@
-"""Boxes, runs of indices and names."""
+"""Boxes of runs of indices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from phalanx.weights.boxes import local_boxes
-from phalanx.weights.manifest import pack_names, unpack_names
 
 
 @pytest.mark.parametrize(
@@ -21,9 +20,3 @@ from phalanx.weights.manifest import pack_names, unpack_names
 )
 def test_runs_become_boxes_with_places_in_the_local_tensor(runs: Any, found: Any) -> None:
     assert [(str(patch.box), patch.at) for patch in local_boxes(runs)] == found
-
-
-def test_names_come_back_in_their_order() -> None:
-    names = ["layers.1.w", "layers.0.w", "größe", "重み"]
-
-    assert unpack_names(pack_names(names)) == names

@@ -31,9 +31,7 @@ def test_a_delta_leads_to_the_same_bits(dtype: torch.dtype, size: int, share: fl
 
     assert torch.equal(target, new)
     assert len(payload) <= new.nbytes
-
-
-def test_a_zero_of_another_sign_is_a_change() -> None:
+    # A zero of another sign is a change.
     assert make_delta(torch.tensor([-0.0, 1, 1]), torch.tensor([0.0, 1, 1]))[0] == 1
 
 

@@ -120,16 +120,12 @@ def test_all_that_does_not_fit_is_one_error_whose_table_has_the_first_faults() -
         ({"old.w": None}, "expected texts"),
         ([("old.w", "new.w")], "pass a mapping"),
         (lambda name: None, r"rename\('old.w'\) gave None"),
+        ({"old.w": "b"}, "both renamed"),
     ],
 )
 def test_a_rename_that_cannot_be_is_refused_with_what_it_says(rename: Any, why: str) -> None:
-    with pytest.raises(DeclarationError, match=why):
-        plan_of(whole_on(1, old__w=full(2)), whole_on(1, new__w=full(2)), rename=rename)
-
-
-def test_two_names_renamed_to_one_are_refused() -> None:
-    with pytest.raises(WeightsMismatch, match="both renamed"):
-        plan_of(whole_on(1, a=full(2), b=full(2)), whole_on(1, b=full(2)), rename={"a": "b"})
+    with pytest.raises((DeclarationError, WeightsMismatch), match=why):
+        plan_of(whole_on(1, old__w=full(2), b=full(2)), whole_on(1, b=full(2)), rename=rename)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +154,6 @@ def test_fused_tensors_are_cut_into_their_parts(
 
     found = [(piece.target_at[0], piece.source_at[0], piece.box.sizes[0]) for _, _, piece in plan.transfers()]
     assert sorted(found) == cuts and plan.surplus == ()
-
-
-def test_groups_of_queries_that_do_not_divide_the_heads_are_refused() -> None:
     with pytest.raises(DeclarationError, match="num_query_groups"):
         Fused.megatron_qkv(heads=4, query_groups=3)
 
@@ -188,18 +181,14 @@ def test_the_nearest_replica_sends(places: list[tuple[str, str]], sender: tuple[
     assert senders(plan) == [sender]
 
 
-def test_replicas_share_the_work() -> None:
+def test_replicas_share_the_work_and_what_several_ranks_of_a_node_need_is_written_once() -> None:
     named = {f"layers.{index}.w": full(64) for index in range(12)}
 
-    plan = plan_of(whole_on(4, **named), whole_on(1, **named), places=one_node(4, 1))
+    shared = plan_of(whole_on(4, **named), whole_on(1, **named), places=one_node(4, 1))
+    once = plan_of(whole_on(1, w=full(4)), whole_on(3, w=full(4)), places=one_node(1, 3))
 
-    assert sorted(source for source, _ in senders(plan)) == sorted([0, 1, 2, 3] * 3)
-
-
-def test_what_several_ranks_of_a_node_need_is_written_once() -> None:
-    plan = plan_of(whole_on(1, w=full(4)), whole_on(3, w=full(4)), places=one_node(1, 3))
-
-    assert [piece.targets for _, _, piece in plan.transfers()] == [(0, 1, 2)]
+    assert sorted(source for source, _ in senders(shared)) == sorted([0, 1, 2, 3] * 3)
+    assert [piece.targets for _, _, piece in once.transfers()] == [(0, 1, 2)]
 
 
 def test_pieces_are_listed_once_for_all_names_that_travel_alike() -> None:

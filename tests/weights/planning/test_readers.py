@@ -109,7 +109,7 @@ def test_boxes_are_what_fsdp_over_tensor_parallelism_holds(
         assert holds_its_boxes(reading, "norm", golden(5))
 
 
-def test_a_strided_shard_without_what_it_strides_over_is_several_boxes() -> None:
+def test_a_strided_shard_is_several_boxes_unless_what_it_strides_over_makes_them_one() -> None:
     full = golden(8)
 
     with as_rank(0, 2):
@@ -117,8 +117,14 @@ def test_a_strided_shard_without_what_it_strides_over_is_several_boxes() -> None
         local = full[[0, 1, 4, 5]]
         tensor = DTensor.from_local(local, mesh, [_StridedShard(0, split_factor=2)], run_check=False)
         reading = read_tensors({"w": tensor})
+    with as_rank(0, 4), torch.device("meta"):
+        mesh, local = init_device_mesh("cpu", (2, 2)), torch.empty(38_016, 8)
+        placements = [_StridedShard(0, split_factor=2), Shard(0)]
+        tensor = DTensor.from_local(local, mesh, placements, run_check=False)
+        large = read_tensors({"w": tensor})  # without listing its rows
 
     assert [str(patch.box) for patch in held(reading, "w").boxes] == ["[0:2]", "[4:6]"]
+    assert [str(patch.box) for patch in held(large, "w").boxes] == ["[0:38016, 0:8]"]
 
 
 def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
@@ -148,17 +154,6 @@ def test_placements_that_cannot_be_read_are_refused_by_name(
 
         with pytest.raises(DeclarationError, match=why):
             read_tensors({"w": tensor})
-
-
-def test_a_large_strided_parameter_is_read_without_listing_its_rows() -> None:
-    with as_rank(0, 4), torch.device("meta"):
-        mesh = init_device_mesh("cpu", (2, 2))
-        local = torch.empty(38_016, 8)
-        tensor = DTensor.from_local(
-            local, mesh, [_StridedShard(0, split_factor=2), Shard(0)], run_check=False
-        )
-
-        assert [str(p.box) for p in held(read_tensors({"w": tensor}), "w").boxes] == ["[0:38016, 0:8]"]
 
 
 @pytest.mark.parametrize(
@@ -193,12 +188,14 @@ def test_layers_and_experts_are_counted_over_all_stages_and_other_state_is_left_
     assert list(read_megatron(named, rank).tensors) == ["layers.3.local_experts.7.w"]
 
 
-def test_experts_have_a_parallelism_of_their_own() -> None:
+def test_experts_have_a_parallelism_of_their_own_and_tags_that_do_not_fit_the_shape_are_refused() -> None:
     rank = MegatronRank(tp=1, tp_size=2, expert_tp=0, expert_tp_size=1)
 
     reading = read_megatron({"local_experts.0.w": tagged(torch.zeros(4), 0)}, rank)
 
     assert held(reading, "local_experts.0.w").shape == (4,)
+    with pytest.raises(DeclarationError, match="fc1 has local shape"):
+        read_megatron({"fc1": tagged(torch.zeros(3), 0, 2)}, MegatronRank(tp=0, tp_size=2))
 
 
 class Part(nn.Module):
@@ -228,19 +225,12 @@ def parallel_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("parallel_state")
-def test_the_place_of_a_rank_is_read_from_megatrons_parallel_state() -> None:
+def test_the_place_of_a_rank_is_read_from_megatrons_parallel_state(monkeypatch: pytest.MonkeyPatch) -> None:
     here = MegatronRank.here(Part([3, 4], experts=4), vocabulary=22)
     assert here == MegatronRank(1, 2, 0, 1, first_layer=2, first_expert=4, vocabulary=22)
-
-
-@pytest.mark.usefixtures("parallel_state")
-def test_layers_that_are_not_consecutive_are_refused() -> None:
     with pytest.raises(DeclarationError, match=r"begin at \[0, 3\]"):
-        MegatronRank.here(Part([1, 5]))
-
-
-def test_without_a_parallel_state_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "megatron.core.parallel_state", raising=False)
+        MegatronRank.here(Part([1, 5]))  # which are not consecutive
+    monkeypatch.delitem(sys.modules, "megatron.core.parallel_state")
     with pytest.raises(DeclarationError, match="initialize_model_parallel"):
         MegatronRank.here(Part([1]))
 
@@ -257,8 +247,3 @@ def test_padding_of_the_vocabulary_is_not_held() -> None:
         sync()
 
         assert torch.equal(arrived(target)[name], full)
-
-
-def test_tags_that_do_not_fit_the_shape_are_refused_by_name() -> None:
-    with pytest.raises(DeclarationError, match="fc1 has local shape"):
-        read_megatron({"fc1": tagged(torch.zeros(3), 0, 2)}, MegatronRank(tp=0, tp_size=2))

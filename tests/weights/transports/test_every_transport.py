@@ -155,18 +155,14 @@ def test_a_device_transport_of_host_tensors_is_refused_by_name(transport: str) -
         make_endpoints(single(transport, one_node(1, 1)), 0, CPU)
 
 
-def test_a_ring_that_is_closed_cannot_be_reached_and_names_its_source() -> None:
+def test_ends_that_cannot_be_reached_name_their_source_or_how_to_choose_the_network() -> None:
     request = single(SHARED_MEMORY, one_node(1, 1))
     (sender,) = make_endpoints(request, 0, CPU)
     sender.close()
     (receiver,) = make_endpoints(replace(request, side="target", addresses={0: sender.address}), 0, CPU)
+    (far,) = make_endpoints(single(SHARED_MEMORY, apart(1, 1), "127.0.0.1:9"), 0, CPU)
 
     with pytest.raises(WeightsTransferError, match="source rank 0 cannot be reached on this node"):
         receiver.connect(Deadline(5))
-
-
-def test_a_process_group_that_cannot_be_created_says_how_to_choose_the_network() -> None:
-    (end,) = make_endpoints(single(SHARED_MEMORY, apart(1, 1), "127.0.0.1:9"), 0, CPU)
-
     with pytest.raises(WeightsTransferError, match="GLOO_SOCKET_IFNAME"):
-        end.send(version_of({}), Deadline(0.5))
+        far.send(version_of({}), Deadline(0.5))
