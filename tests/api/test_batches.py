@@ -201,6 +201,22 @@ def test_a_future_of_other_rows_than_the_arguments_is_refused(
         sink.padded_rows([0, 1], calls_of(source)[name])
 
 
+def test_futures_and_batches_of_different_rows_are_refused_although_no_row_is_here(
+    source: px.WorkerGroup, sink: px.WorkerGroup, backend: str
+) -> None:
+    calls = calls_of(source)
+    with px.Channel() as channel:
+        channel.put([0, 1, 2, 3])
+        channel.put([0, 1, 2])
+        batches = [channel.take_rows(4), channel.take_rows(3)]
+        for one, other in ((calls["listed"], calls["valued"]), (batches[0], calls["valued"]), tuple(batches)):
+            with pytest.raises(px.PhalanxError, match="disagree in rows"):
+                sink.rows({"one": one, "other": other})
+        assert len(sink.rows({"one": batches[0], "other": calls["listed"]})) == 3
+        for batch in batches:
+            batch.ack()
+
+
 @pytest.mark.parametrize("name", ["listed", "valued"])
 def test_a_future_that_ranks_write_to_stays_what_it_was(
     source: px.WorkerGroup, sink: px.WorkerGroup, name: str

@@ -68,6 +68,12 @@ class CallFuture(Awaited[T]):
     def __init__(self, call: Call) -> None:
         self.call = call
 
+    @property
+    def __phalanx_rows__(self) -> int | None:
+        """Number of rows of a list by rank, which is known before its elements are there; None of other results."""
+        gather = self.call.plan.gather
+        return len(gather.take) if gather.collect == "list" else None
+
     def result(self, timeout: float | None = None) -> T:
         """Wait for the result and return it.
 

@@ -122,6 +122,11 @@ class StoredParts(ABC):
         """The stored parts, in order."""
 
     @property
+    def __phalanx_rows__(self) -> int:
+        """Number of rows, or of items."""
+        return sum(part.stop - part.start for part in self.parts) if self.joined else len(self.parts)
+
+    @property
     @abstractmethod
     def backend(self) -> str:
         """Name of the backend that stores them."""
@@ -151,7 +156,6 @@ def piece_between(value: StoredParts, index: int, count: int, expected_rows: int
     Raises:
         DispatchError: its number of rows differs from that of the other arguments.
     """
-    total = sum(part.stop - part.start for part in value.parts) if value.joined else len(value.parts)
-    check_rows(total, expected_rows, "a batch of a channel")
-    start, stop = piece_bounds(total, count, index)
+    check_rows(value.__phalanx_rows__, expected_rows, "a batch of a channel")
+    start, stop = piece_bounds(value.__phalanx_rows__, count, index)
     return rows_between(value.parts, start, stop) if value.joined else list(value.parts[start:stop])

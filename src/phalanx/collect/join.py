@@ -242,10 +242,8 @@ def share_of(
     ``infos`` describe the outputs that are joined, in order.
 
     Raises:
-        DispatchError: the result has no rows, or others than ``expected_rows``, or a setting that the outputs do not
-            agree on.
+        DispatchError: the result has no rows, or others than ``expected_rows``.
     """
-    _check_settings(infos)
     counts = [_rows_of(info, place) for place, info in enumerate(infos)]
     if gather.trim is not None:
         counts = [
@@ -268,7 +266,14 @@ def only_settings(infos: Sequence[PartInfo]) -> bool:
     Raises:
         DispatchError: a setting differs between the outputs.
     """
-    _check_settings(infos)
+    paths = differing([info.settings for info in infos])
+    if paths:
+        shown = ", ".join(path or "it" for path in paths[:_SHOWN])
+        raise DispatchError(
+            f"a future was passed where rows are split, but {shown} of its result differs between the ranks that "
+            "returned it, or is no plain value (a px.data.PerShard in its .result()), and has no rows. Put one value in "
+            "its place in the .result(), or return the same from every rank"
+        )
     return all(info.rows is None and info.settings for info in infos)
 
 
@@ -290,18 +295,6 @@ def _picked(counts: Sequence[int], wanted: Sequence[int]) -> Share:
         rows.setdefault(index, []).append(row - begins[index])
     place = {row: place for place, row in enumerate(sorted(wanted))}
     return Share(list(rows.items()), [place[row] for row in wanted])
-
-
-def _check_settings(infos: Sequence[PartInfo]) -> None:
-    paths = differing([info.settings for info in infos])
-    if paths:
-        shown = ", ".join(path or "it" for path in paths[:_SHOWN])
-        raise DispatchError(
-            f"a future was passed where rows are split, but {shown} of its result differs between the ranks that "
-            "returned it, or is no plain value (a px.data.PerShard in its .result()), and has no rows. "
-            "Put one value in its "
-            "place in the .result(), or return the same from every rank"
-        )
 
 
 def _rows_of(info: PartInfo, place: int) -> int:

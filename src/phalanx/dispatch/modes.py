@@ -15,14 +15,7 @@ from phalanx.dispatch.arguments import Argument, CallInput, Materialize, check_s
 from phalanx.dispatch.plan import CallPlan, Each, Same, Target
 from phalanx.dispatch.pytree import Leaf, flatten, is_future, node_of, unwrap
 from phalanx.dispatch.shardable import Replicate
-from phalanx.dispatch.split import (
-    Cut,
-    even_sizes,
-    refuse_unclear_rows,
-    row_ops,
-    rows_of,
-    split_leaves,
-)
+from phalanx.dispatch.split import Cut, even_sizes, refuse_unclear_rows, row_ops, rows_of, split_leaves
 from phalanx.errors import DispatchError
 from phalanx.topology.balance import balanced_partition
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
@@ -348,10 +341,14 @@ def _plan_rows(call: CallInput) -> CallPlan:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Arguments of a call taken apart into leaves, except for a function that all ranks get."""
+    """Arguments of a call taken apart into leaves, except for a function that all ranks get.
+
+    ``rows`` are here; ``expected`` is their number or, if there are none, that of a future which knows it.
+    """
 
     leaves: Mapping[int | str, tuple[list[Leaf], Callable[..., Any]]]
     rows: int | None
+    expected: int | None
     futures: bool
     shared: tuple[Any, ...]
 
@@ -368,15 +365,17 @@ class _Parts:
             for leaf in found
             if not _differs(leaf) and not isinstance(leaf.value, _SCALARS)
         }
-        futures = any(is_future(leaf.value) for leaf in every)
-        return cls(leaves, rows_of(every, call.where), futures, tuple(shared.values()))
+        futures, rows = [leaf.value for leaf in every if is_future(leaf.value)], rows_of(every, call.where)
+        counts = [rows, *(getattr(future, "__phalanx_rows__", None) for future in futures)]
+        expected = next((number for number in counts if number is not None), None)
+        return cls(leaves, rows, expected, bool(futures), tuple(shared.values()))
 
     def given(self, argument: Argument, recipients: Recipients, cut: Cut) -> Same | Each:
         """Return the pieces of an argument for the ranks."""
         leaves, build = self.leaves.get(argument.key, ((), next))
         if not any(_differs(leaf) for leaf in leaves):
             return _same(argument)
-        return recipients.deal(split_leaves(leaves, build, cut, self.rows))
+        return recipients.deal(split_leaves(leaves, build, cut, self.expected))
 
 
 def _flattened(call: CallInput, argument: Argument) -> tuple[list[Leaf], Callable[..., Any]]:

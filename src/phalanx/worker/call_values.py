@@ -10,6 +10,8 @@ from typing import Any
 from phalanx.collect.join import gather, join_rows, only_settings, share_of
 from phalanx.dispatch.pytree import flatten
 from phalanx.dispatch.split import (
+    check_rows,
+    count_rows,
     pad_rows,
     padded_size,
     piece_of,
@@ -20,15 +22,7 @@ from phalanx.dispatch.split import (
 )
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import PLAIN_HEAD, decode, decoding, encode
-from phalanx.wire.messages import (
-    Assembled,
-    BackendRef,
-    PartInfo,
-    RankCall,
-    Reference,
-    ResultOf,
-    Stored,
-)
+from phalanx.wire.messages import Assembled, BackendRef, PartInfo, RankCall, Reference, ResultOf, Stored
 from phalanx.wire.tensor_walk import nbytes_of
 from phalanx.wire.unpack import current_arrival, received
 
@@ -60,6 +54,7 @@ class Arguments:
     def __init__(self, refs: Sequence[Any], fetch: Fetch) -> None:
         self._refs = refs
         self._fetch = fetch
+        self._rows: int | None = None  # that this rank got of each future so far
 
     def restore(self, token: Any) -> Any:
         """Return the value of a placeholder."""
@@ -99,7 +94,17 @@ class Arguments:
         with _decoding_parts(copied=result.gather.collect == "join" or result.share is not None):
             outputs = self._fetch([self._refs[i] for i in result.parts])
         value = gather(result.gather, outputs)
-        return value if result.share is None else join_rows([piece_of(value, *result.share)])
+        if result.share is None:
+            return value
+        piece = join_rows([piece_of(value, *result.share)])
+        self._check_rows(count_rows(piece))
+        return piece
+
+    def _check_rows(self, rows: int | None) -> None:
+        """Check that a future brings this rank as many rows as the one before, unless it has none."""
+        if rows is not None:
+            check_rows(rows, self._rows)
+            self._rows = rows
 
     def _share(
         self, result: ResultOf, index: int, count: int, pad_to_multiple: int | None, expected_rows: int | None
@@ -109,6 +114,7 @@ class Arguments:
         if only_settings(infos):
             return self._fetch([self._refs[result.parts[0]]])[0]
         share = share_of(result.gather, infos, index, count, expected_rows=expected_rows)
+        self._check_rows(sum(len(rows) for _, rows in share.rows))
         in_place = current_arrival().readonly and len(share.rows) == 1 and share.order is None
         with _decoding_parts(copied=not in_place):
             parts = self._fetch([self._refs[result.parts[place]] for place, _ in share.rows])
