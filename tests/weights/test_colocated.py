@@ -123,6 +123,16 @@ def test_shared_weights_are_the_sources_storage_also_after_a_restart_and_nothing
         assert sync().number == 2
         assert sync().changed == 0
 
+        def moved(worker: Any) -> None:
+            for parameter in worker.model.parameters():
+                parameter.data = parameter.data.clone()  # as on the way to the CPU and back
+
+        group.actor.run(moved)
+        assert where(group.actor) != where(group.rollout)
+        group.actor.train()
+        sync()
+        assert where(group.actor) == where(group.rollout)
+
         group.restart()
         with pytest.raises(px.weights.WeightsTorn):
             group.rollout.weight()

@@ -6,16 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    ParamSpec,
-    TypedDict,
-    TypeVar,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypedDict, TypeVar, cast, overload
 
 from phalanx.declare.dispatch_modes import (
     Collect,

@@ -110,7 +110,7 @@ def accept(
             tensors (on the "meta" device if you like); without ``model``, each tensor comes whole, as the source has
             it.
         load: gets an iterable of (name, tensor), of all tensors, in place of writing into ``model``. It must consume
-            the iterable before it returns.
+            the iterable before it returns, and copy what it keeps: the next sync writes into the same memory.
         share: for roles in the same process: the parameters use the storage of the source's, so that nothing is copied.
             The source then trains the same weights that the target generates with.
         boxes, megatron: as for :func:`publish_weights`.

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.declare.bind import BoundClass
 from phalanx.declare.classes import registered_methods
-from phalanx.declare.context import (
-    Siblings,
-    WorkerContext,
-    being_made,
-    coordinates_of,
-    note_context,
-)
+from phalanx.declare.context import Siblings, WorkerContext, being_made, coordinates_of, note_context
 from phalanx.declare.weight_declarations import accept, publish
 from phalanx.errors import DeclarationError
 from phalanx.topology.mesh import Mesh

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -26,7 +26,9 @@ from phalanx.weights.manifest import DTYPE_BYTES, HeldTensor, Manifest
 from phalanx.weights.tensors import Tensors, name_of
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
-_EXPERT = re.compile(r"(?<![^.])local_experts\.(\d+)(?![^.])")
+#: In a list of experts, or grouped in a layer for all.
+_EXPERT = re.compile(r"(?<![^.])(local_experts\.|experts\.linear_fc[12]\.(?:weight|bias))(\d+)(?![^.])")
+_WRAPPED = "_checkpoint_wrapped_module."  # by torch's checkpoint_wrapper, in names of buffers only
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
 TensorBoxes = tuple[tuple[int, ...], Sequence[LocalBox]]
@@ -145,7 +147,7 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
         kept = set(model.state_dict(keep_vars=True)) if any(True for _ in model.buffers()) else set[str]()
         buffers = model.named_buffers(remove_duplicate=False)
-        tensors.update((name, buffer) for name, buffer in buffers if name in kept)
+        tensors.update((name, one) for local, one in buffers if (name := local.replace(_WRAPPED, "")) in kept)
         return tensors
     if not isinstance(model, Mapping):
         raise DeclarationError(
@@ -316,7 +318,7 @@ class MegatronRank:
         tp, tp_size: rank and size of tensor parallelism.
         expert_tp, expert_tp_size: rank and size for experts; None uses ``tp`` and ``tp_size``.
         first_layer: global number of the stage's ``layers.0`` (Megatron counts from 0 on every stage).
-        first_expert: global number of the rank's ``local_experts.0``.
+        first_expert: global number of the rank's ``local_experts.0``, or of the first of its grouped experts.
         vocabulary: rows of embedding and output layer without padding; None takes the padded rows.
     """
 
@@ -345,7 +347,7 @@ class MegatronRank:
                 "px.weights.MegatronRank.here(...) before Megatron's parallel state is initialized; call "
                 "initialize_model_parallel(...) first, or pass the ranks: px.weights.MegatronRank(tp=..., tp_size=...)"
             )
-        experts = len({number for number, _ in _numbered_modules(model, "local_experts")})
+        experts = len({found[2] for name, _ in model.named_parameters() if (found := _EXPERT.search(name))})
         return cls(
             tp=state.get_tensor_model_parallel_rank(),
             tp_size=state.get_tensor_model_parallel_world_size(),
@@ -359,7 +361,7 @@ class MegatronRank:
     def name(self, local: str) -> str:
         """Return the name over all stages and expert ranks of a parameter named ``local`` on this rank."""
         name = _LAYER.sub(lambda match: f"layers.{int(match[1]) + self.first_layer}", local)
-        return _EXPERT.sub(lambda match: f"local_experts.{int(match[1]) + self.first_expert}", name)
+        return _EXPERT.sub(lambda match: f"{match[1]}{int(match[2]) + self.first_expert}", name)
 
     def cut(self, name: str) -> tuple[int, int]:
         """Return rank and size of the parallelism that cuts the parameter ``name``."""
@@ -368,21 +370,14 @@ class MegatronRank:
         return self.tp, self.tp_size
 
 
-def _numbered_modules(model: torch.nn.Module, name: str) -> Iterator[tuple[int, torch.nn.Module]]:
-    """Yield the modules of lists named ``name``, with their numbers."""
-    for path, module in model.named_modules():
-        *_, parent, number = ("", *path.split("."))
-        if parent == name and number.isdigit():
-            yield int(number), module
-
-
 def _first_layer(model: torch.nn.Module) -> int:
     """Return the global number of ``layers.0``, from Megatron's ``layer_number``, which counts from 1."""
-    offsets = {
-        layer - 1 - number
-        for number, module in _numbered_modules(model, "layers")
-        if isinstance(layer := getattr(module, "layer_number", None), int)
-    }
+    offsets: set[int] = set()
+    for path, module in model.named_modules():
+        *_, parent, number = ("", *path.split("."))
+        layer = getattr(module, "layer_number", None)
+        if parent == "layers" and number.isdigit() and isinstance(layer, int):
+            offsets.add(layer - 1 - int(number))
     if len(offsets) > 1:
         raise DeclarationError(
             f"the layers of this {type(model).__name__} begin at {sorted(offsets)}: their global numbers are not "
@@ -403,6 +398,12 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         if "_extra_state" in local_name:
             continue
         name = rank.name(local_name)
+        if not getattr(tensor, "allreduce", True) and not _EXPERT.search(
+            name
+        ):  # Megatron's mark of such a parameter
+            raise DeclarationError(
+                f"{name} is of other experts on each expert-parallel rank, but has no expert's number: state its boxes"
+            )
         if name in named:
             raise DeclarationError(f"two parameters are named {name} once layers are counted globally")
         named[name] = tensor

@@ -75,6 +75,10 @@ class WeightSource(WeightEnd):
         """Address to which targets of the node connect; None if they need none."""
         return next((one.address for one in self._endpoints if one.address is not None), None)
 
+    def tensors(self) -> Tensors:
+        """Return the tensors of this moment."""
+        return current_tensors(self._registry.published(self._key), self.layout.tensors)
+
     def send(self, sync: SyncRequest) -> Sent:
         """Send a version to all targets.
 
@@ -83,7 +87,7 @@ class WeightSource(WeightEnd):
         """
         published = self._registry.published(self._key)
         step = None if published.step is None else int(published.step())
-        tensors = current_tensors(published, self.layout.tensors)
+        tensors = self.tensors()
         self._registry.publish(self._key, self._connection, sync.number, step, sync.step)
         # torch counts writes in place; digests detect writes through .data, from outside of torch and in inference mode
         watched = {name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()}
@@ -136,14 +140,15 @@ class WeightTarget(WeightEnd):
         registry: weights of the rank.
         request: the connection.
         rank: rank of the target in the plan.
-        source: layout of the source role of this rank, if it has one.
+        source: source role of this rank, if it has one.
     """
 
     def __init__(
-        self, registry: WeightRegistry, request: ConnectRequest, rank: int, source: LocalLayout | None
+        self, registry: WeightRegistry, request: ConnectRequest, rank: int, source: WeightSource | None
     ) -> None:
         accepted = registry.accepted(request.key)
         layout, memory = _target_layout(accepted, request.complete)
+        self._shared = source if STORAGE in request.transports.values() else None
         if STORAGE in request.transports.values():
             share_storage(source, accepted, layout.manifest)
             layout = read_layout(accepted)  # not the storage from before
@@ -171,6 +176,10 @@ class WeightTarget(WeightEnd):
         accepted = registry.accepted(key)
         known = registry.arrived_over(key, self._connection)
         tensors: Tensors = self.layout.tensors
+        if (
+            self._shared is not None
+        ):  # whose tensors may be in other memory since, as after a way to the CPU and back
+            share_storage(self._shared, accepted, self.layout.manifest)
         if accepted.load is None:
             tensors = current_tensors(accepted, tensors)
 
@@ -218,11 +227,11 @@ class WeightTarget(WeightEnd):
             )
 
 
-def share_storage(source: LocalLayout | None, accepted: Accepted, manifest: Manifest) -> None:
+def share_storage(source: WeightSource | None, accepted: Accepted, manifest: Manifest) -> None:
     """Make the accepted tensors views of the source's storage: a sync then only marks the version.
 
     Args:
-        source: layout of the source role of this rank, if it has one.
+        source: source role of this rank, if it has one.
         accepted: the weights whose tensors are changed.
         manifest: their manifest.
 
@@ -234,16 +243,16 @@ def share_storage(source: LocalLayout | None, accepted: Accepted, manifest: Mani
             "accept_weights(..., share=True) is for roles of one process: this rank is no role next to the source, or "
             "does not share its storage; accept the weights without share=True, which copies"
         )
-    ours, theirs = dict(source.manifest.items()), dict(manifest.items())
+    ours, theirs = dict(source.layout.manifest.items()), dict(manifest.items())
     odd = sorted(name for name, tensor in theirs.items() if ours.get(name) != tensor)
     if odd:
         raise DeclarationError(
             f"share=True needs the source's layout and types, but {', '.join(odd[:5])} differ: accept the weights "
             "without share=True, which copies"
         )
-    ties, target = dict(manifest.ties), named_tensors(model_of(accepted))
+    ties, target, tensors = dict(manifest.ties), named_tensors(model_of(accepted)), source.tensors()
     for name in (*theirs, *ties):
-        target[name].data = source.tensors[ties.get(name, name)].detach()
+        target[name].data = tensors[ties.get(name, name)].detach()
 
 
 def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout, HostMemory | None]:

@@ -81,8 +81,7 @@ def connect(runtime: WorkerRuntime, request: ConnectRequest) -> object:
             source = registry.parts[side, connection] = WeightSource(registry, request, rank)
             return source.address
         own_source: WeightSource | None = registry.parts.get(("source", connection))
-        layout = None if own_source is None else own_source.layout
-        target = registry.parts[side, connection] = WeightTarget(registry, request, rank, layout)
+        target = registry.parts[side, connection] = WeightTarget(registry, request, rank, own_source)
         target.connect()
         return None
     except WeightsTransferError as error:

@@ -41,13 +41,7 @@ from phalanx.session.wait_threads import Pending
 from phalanx.weights import weight_handlers
 from phalanx.weights.digests import Verify
 from phalanx.weights.name_matching import Fused, Rename, renamer
-from phalanx.weights.sync_pairs import (
-    Ranks,
-    SyncPair,
-    SyncSide,
-    connect_pair,
-    side_of,
-)
+from phalanx.weights.sync_pairs import Ranks, SyncPair, SyncSide, connect_pair, side_of
 from phalanx.weights.transport_interface import Sent, SyncRequest
 from phalanx.weights.transports import TRANSPORTS
 from phalanx.weights.versions import Key, Transfer, Weights, WeightsVersion
@@ -259,9 +253,9 @@ class WeightSync:
         The number of a failed sync is used again: ranks that had begun with it reported so when they were connected.
         """
         published = self._source.core.published_weights
-        last = published.get(self._source.key, 0)
         training = 0 if self._staleness is None else self._staleness.version  # loaded: of an earlier run
-        self._newest = max(last, training, *(pair.newest for pair in pairs)) + 1
+        newest = (published.get(self._source.key, 0), training, *(pair.newest for pair in pairs))
+        self._newest = max(newest) + 1
         published[self._source.key] = self._newest
         self._sent_from = self._processes()
         return self._newest
@@ -306,10 +300,8 @@ class WeightSync:
         """
         stats = staleness.stats
         # The first version after a resume only restores weights: nothing was trained for it in this process.
-        is_repeated = stats.restored or (
-            is_resync if version.step is None else version.step == self._trained_step
-        )
-        trained = 0 if is_repeated else min(staleness.rows_per_version, stats.rows.ready)
+        is_same = is_resync if version.step is None else version.step == self._trained_step
+        trained = 0 if is_same or stats.restored else min(staleness.rows_per_version, stats.rows.ready)
         self._trained_step = version.step
         staleness.advance(version.number, trained=trained, serving=False)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, debug, distribute_tensor
@@ -184,8 +185,27 @@ def tagged(tensor: torch.Tensor, dim: int | None = None, stride: int = 1) -> tor
 def test_layers_and_experts_are_counted_over_all_stages_and_other_state_is_left_out() -> None:
     rank = MegatronRank(first_layer=2, first_expert=4)
     named = {"layers.1.local_experts.3.w": torch.zeros(2), "fc._extra_state": torch.zeros(1)}
+    grouped = {f"layers.0.mlp.experts.linear_fc1.weight{number}": torch.zeros(2) for number in (0, 1)}
+    unknown = {"layers.0.mlp.experts.weight1": torch.zeros(2)}  # of all experts of the rank
+    for tensor in (*grouped.values(), *unknown.values()):
+        tensor.allreduce = False  # type: ignore[attr-defined]
 
     assert list(read_megatron(named, rank).tensors) == ["layers.3.local_experts.7.w"]
+    found = read_megatron(grouped, rank).tensors
+    assert list(found) == [f"layers.2.mlp.experts.linear_fc1.weight{number}" for number in (4, 5)]
+    with pytest.raises(
+        DeclarationError, match=r"layers\.2\.mlp\.experts\.weight1 is of other experts on each"
+    ):
+        read_megatron(unknown, rank)
+
+
+def test_buffers_of_checkpointed_modules_have_the_names_of_the_model_and_only_persistent_ones_are_read() -> (
+    None
+):
+    block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    block.register_buffer("scratch", torch.zeros(1), persistent=False)
+
+    assert read_tensors(checkpoint_wrapper(block)).tensors.keys() == block.state_dict().keys()
 
 
 def test_experts_have_a_parallelism_of_their_own_and_tags_that_do_not_fit_the_shape_are_refused() -> None:
@@ -206,7 +226,7 @@ class Part(nn.Module):
         self.layers = nn.ModuleList(nn.Module() for _ in numbers)
         for layer, number in zip(self.layers, numbers, strict=True):
             layer.layer_number = number
-            layer.local_experts = nn.ModuleList(nn.Module() for _ in range(experts))
+            layer.local_experts = nn.ModuleList(nn.Linear(1, 1) for _ in range(experts))
 
 
 @pytest.fixture
