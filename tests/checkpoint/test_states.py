@@ -16,6 +16,7 @@ import phalanx as px
 from phalanx.checkpoint.save_load import GroupLoad
 from phalanx.checkpoint.steps import listed
 from phalanx.checkpoint.storage import Storage
+from phalanx.declare.context import context_of
 from phalanx.worker.rank_state import Generators
 from tests.checkpoint.save_workers import Bag, Rows
 
@@ -109,6 +110,23 @@ def test_values_come_back(pool: px.ResourcePool, tmp_path: Path, value: Any) -> 
     assert first == found == value
     assert type(found) is (dict if isinstance(value, OrderedDict) else type(value))
     assert not isinstance(value, dict) or list(found) == list(value)
+
+
+def test_what_was_empty_when_it_was_saved_is_empty_again_and_of_what_is_gone_no_copy_is_kept(
+    pool: px.ResourcePool, tmp_path: Path
+) -> None:
+    group = holding(px.WorkerGroup(pool[0:2], Bag), state={}, rows=torch.ones(2))
+    px.save.submit(group, tmp_path, step=0).result()
+    for step in (1, 2):
+        holding(group, state={step: torch.ones(3)})
+        px.save.submit(group, tmp_path, step=step).result()
+
+    def copies(worker: Bag) -> int:
+        return sum(len(buffers) for buffers in context_of(worker).shared["checkpoint"].buffers.values())
+
+    assert sum(group.run(copies)) == 2  # of the rows, and of the only tensor of the state
+    px.load(group, tmp_path, step=0)
+    assert [one["state"] for one in group.get()] == [{}, {}]
 
 
 def test_parts_of_one_group_are_parts_of_one_run(pool: px.ResourcePool, tmp_path: Path) -> None:

@@ -101,6 +101,8 @@ class SavePlanner(dcp.DefaultSavePlanner):
                 self._staged[item.index] = data.getvalue()
             else:
                 buffers[item.index] = self._staged[item.index] = host_copy(data, buffers.get(item.index))
+        for index in buffers.keys() - self._staged.keys():
+            del buffers[index]
         self._leaves = {}
 
     def resolve_data(self, write_item: dcp.WriteItem) -> torch.Tensor | io.BytesIO:

@@ -271,8 +271,11 @@ class _Component:
         # Loading parts, a worker without declared components has leaves that are not asked for. A generator that was
         # not saved, such as that of an accelerator, keeps its state.
         chosen = {leaf.path[0] for leaf in saved.values() if leaf.path} - {GENERATORS}
+        values = {leaf.path for leaf in saved.values()}
         for key, (path, value) in current.items():
             missing = isinstance(value, LocalTensor) and key not in saved and 0 not in value.shape
+            # A dict of tensors may have been saved as the value {}, such as an optimizer's state before its first step.
+            missing = missing and values.isdisjoint(path[:end] for end in range(len(path)))
             if missing and (not path or path[0] in chosen):
                 found[key] = path, value
         return found
