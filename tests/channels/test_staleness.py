@@ -61,6 +61,11 @@ def test_what_leaves_its_block_or_finds_no_room_is_dropped_with_its_reason(
             lease.put(channel, [1, 2], 0, timeout=0)
         assert (staleness.stats.rows.ready, staleness.stats.rows.running) == (1, 0)
     assert staleness.stats.dropped == {"KeyError: 'filtered'": 2, "could not be put": 2}
+    for number in range(120):
+        with staleness.lease(1) as lease:
+            lease.drop(1, f"{number} {'x' * 1000}")
+    assert len(staleness.stats.dropped) == 101 and staleness.stats.dropped["other reasons"] == 22
+    assert max(map(len, staleness.stats.dropped)) < 210
 
 
 def test_who_would_be_too_far_ahead_waits_for_others_or_for_the_trainer(

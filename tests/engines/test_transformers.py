@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import phalanx as px
 from phalanx.engines import ModelRunner, SamplingParams, transformers
@@ -142,6 +142,22 @@ def test_a_model_that_takes_no_positions_goes_on_after_a_longer_prompt_has_ended
         return asyncio.run(engine.generate([prompt for prompt, _ in rows], sampling))[0].tokens
 
     assert tokens(short, long) == tokens(short)
+
+
+def test_answers_of_a_model_with_convolutions_go_on_after_others_have_ended() -> None:
+    torch.manual_seed(0)
+    size = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    model = Lfm2ForCausalLM(Lfm2Config(**size, **heads, layer_types=["conv", "full_attention"]))
+    prompts, engine = [[5, 6, 7], [8], [3, 4, 5, 6]], TransformersRollout(model, seed=0)
+    sampling = [SamplingParams(max_tokens=count, temperature=0) for count in (9, 2, 5)]
+
+    together = asyncio.run(engine.generate(prompts, sampling))
+
+    alone = [
+        asyncio.run(engine.generate([one], [how]))[0] for one, how in zip(prompts, sampling, strict=True)
+    ]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
 
 
 def test_log_probs_of_prompts_are_in_their_order_however_many_are_read_at_once(

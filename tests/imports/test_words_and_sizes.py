@@ -17,7 +17,7 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 LINES = {
     "api": 1180,
     "backends": 2250,
-    "calls": 2260,
+    "calls": 2265,
     "channels": 2170,
     "checkpoint": 1955,
     "cli": 930,
@@ -27,7 +27,7 @@ LINES = {
     "declare": 1020,
     "dispatch": 1130,
     "display": 400,
-    "engines": 1765,
+    "engines": 1770,
     "group": 835,
     "members": 955,
     "parallel": 430,
@@ -38,7 +38,7 @@ LINES = {
     "tracing": 1105,
     "weights": 2880,
     "wire": 1340,
-    "worker": 1680,
+    "worker": 1690,
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}

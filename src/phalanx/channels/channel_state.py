@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from phalanx.channels.staleness_state import STALE, Done, ItemRows, RequestId, display_name
+from phalanx.channels.staleness_state import STALE, Done, ItemRows, RequestId, count_reason, display_name
 
 By = Literal["items", "bytes"]
 Outcome = Literal["delivered", "dropped", "lost"]
@@ -517,7 +517,7 @@ class ChannelState:
 
     def _drop(self, ranges: Sequence[RowRange], reason: str) -> None:
         if ranges:
-            self.reasons[reason] += len(ranges)
+            count_reason(self.reasons, reason, len(ranges))
         self._settle(ranges, "dropped")
 
     def _lose(self, ranges: Sequence[RowRange], losses: dict[str, Loss]) -> None:

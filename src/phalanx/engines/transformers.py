@@ -136,6 +136,10 @@ class PaddedRunner(ModelRunner):
     def remove(self, answers: Sequence[Answer]) -> None:
         removed = {answer.key for answer in answers}
         self._new = [answer for answer in self._new if answer.key not in removed]
+        if self._batch is not None and any(
+            hasattr(layer, "conv_states") for layer in self._batch.cache.layers
+        ):
+            self.weights_changed()  # transformers cuts no rows out of such states: all are read again
         rows = [row for row, answer in enumerate(self._running()) if answer.key not in removed]
         if not rows:
             self._batch = None

@@ -18,14 +18,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from phalanx.errors import (
-    DispatchError,
-    GroupBroken,
-    GroupClosed,
-    InternalError,
-    PhalanxError,
-    StaleEpoch,
-)
+from phalanx.errors import DispatchError, GroupBroken, GroupClosed, InternalError, PhalanxError, StaleEpoch
 
 _STORY_LENGTH = 50
 

@@ -10,14 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from phalanx.backends.backend_types import (
-    Endpoint,
-    Facade,
-    Reservation,
-    ReserveRequest,
-    SpawnRequest,
-    Ticket,
-)
+from phalanx.backends.backend_types import Endpoint, Facade, Reservation, ReserveRequest, SpawnRequest, Ticket
 from phalanx.calls.compose import encode_body
 from phalanx.display.log_merging import label_of
 from phalanx.errors import PlacementError

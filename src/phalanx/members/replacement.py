@@ -18,15 +18,7 @@ from phalanx.group.group import Group, Resync
 from phalanx.group.lifecycle import State
 from phalanx.group.snapshot_placement import Snapshot, lost_copies
 from phalanx.members.launch import launch
-from phalanx.members.processes import (
-    constructors,
-    end,
-    make_again,
-    new_ranks,
-    open_for_calls,
-    sent_to,
-    stop,
-)
+from phalanx.members.processes import constructors, end, make_again, new_ranks, open_for_calls, sent_to, stop
 from phalanx.members.snapshots import take_together
 from phalanx.wire.messages import STORE_VARIABLE, library_call
 from phalanx.worker import handlers

@@ -8,12 +8,7 @@ if overlay.active() and "verl" not in sys.modules:  # such as by an unpickled va
     overlay.import_verl()
 
 from phalanx.compat.verl.single_controller import base as base
-from phalanx.compat.verl.single_controller.base import (
-    ClassWithInitArgs,
-    ResourcePool,
-    Worker,
-    WorkerGroup,
-)
+from phalanx.compat.verl.single_controller.base import ClassWithInitArgs, ResourcePool, Worker, WorkerGroup
 
 #: The version of verl whose names and behavior these are.
 __version__ = overlay.TESTED

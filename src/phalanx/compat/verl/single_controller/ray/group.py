@@ -24,11 +24,7 @@ from phalanx.compat.verl.single_controller.ray.calls import (
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
-from phalanx.compat.verl.single_controller.ray.start import (
-    StartRequest,
-    check_request,
-    start,
-)
+from phalanx.compat.verl.single_controller.ray.start import StartRequest, check_request, start
 
 if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray.native import Call, TrackedCalls  # loads the runtime

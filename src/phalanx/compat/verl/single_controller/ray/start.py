@@ -18,11 +18,7 @@ from phalanx.compat.verl.single_controller.ray.classes import (
     _unwrap_ray_remote,
     merge_runtime_env,
 )
-from phalanx.compat.verl.single_controller.ray.pools import (
-    RayResourcePool,
-    get_master_addr_port,
-    native_pool,
-)
+from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool, get_master_addr_port, native_pool
 from phalanx.declare.bind import BoundClass as NativeClass
 
 if TYPE_CHECKING:
