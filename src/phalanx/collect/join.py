@@ -271,8 +271,8 @@ def only_settings(infos: Sequence[PartInfo]) -> bool:
         shown = ", ".join(path or "it" for path in paths[:_SHOWN])
         raise DispatchError(
             f"a future was passed where rows are split, but {shown} of its result differs between the ranks that "
-            "returned it, or is no plain value (a px.data.PerShard in its .result()), and has no rows. Put one value in "
-            "its place in the .result(), or return the same from every rank"
+            "returned it, or is no plain value (a px.data.PerShard in its .result()), and has no rows. Put one value "
+            "in its place in the .result(), or return the same from every rank"
         )
     return all(info.rows is None and info.settings for info in infos)
 
