@@ -135,11 +135,9 @@ class PaddedRunner(ModelRunner):
 
     def remove(self, answers: Sequence[Answer]) -> None:
         removed = {answer.key for answer in answers}
+        if self._batch is not None and _has_states(self._batch.cache):
+            self.weights_changed()  # transformers cuts no rows out of states: the others are read again
         self._new = [answer for answer in self._new if answer.key not in removed]
-        if self._batch is not None and any(
-            hasattr(layer, "conv_states") for layer in self._batch.cache.layers
-        ):
-            self.weights_changed()  # transformers cuts no rows out of such states: all are read again
         rows = [row for row, answer in enumerate(self._running()) if answer.key not in removed]
         if not rows:
             self._batch = None
@@ -212,6 +210,11 @@ def _is_plain(cache: Any) -> bool:
     from transformers.cache_utils import DynamicLayer
 
     return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
+
+
+def _has_states(cache: Any) -> bool:
+    """Return whether a layer has states of convolutions or of linear attention."""
+    return any(hasattr(layer, "conv_states") for layer in getattr(cache, "layers", ()))
 
 
 def _joined(upper: Tensor, lower: Tensor, places: int, dim: int) -> Tensor:
