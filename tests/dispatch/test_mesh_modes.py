@@ -87,24 +87,15 @@ def test_a_balance_that_gives_no_length_per_row_is_refused(balance: Any, text: s
         plan(spec_of(Dispatch.mesh("actor", balance=balance)), meshed(dp=2), (), given)
 
 
-def test_rows_that_each_became_several_come_back_in_order() -> None:
+def test_outputs_of_balanced_rows_come_back_in_order_or_if_their_counts_are_odd_by_piece() -> None:
     spec = spec_of(Dispatch.mesh("actor", balance="lengths"))
-    lengths = [1, 9, 2, 8, 3]
-    out = run(
-        spec,
-        meshed(dp=2, tp=2),
-        x=torch.arange(5),
-        lengths=lengths,
-        method=lambda x, lengths: x.repeat_interleave(3),
-    )
-    assert out.tolist() == [row for row in range(5) for _ in range(3)]
+    given = {"x": torch.arange(5), "lengths": [1, 9, 2, 8, 3]}
 
+    several = run(spec, meshed(dp=2, tp=2), method=lambda x, lengths: x.repeat_interleave(3), **given)
+    odd = run(spec, meshed(dp=2), method=lambda x, lengths: [len(lengths), -1, -2], **given)
 
-def test_an_output_of_other_row_counts_is_joined_by_piece() -> None:
-    spec = spec_of(Dispatch.mesh("actor", balance="lengths"))
-    out = run(spec, meshed(dp=2), lengths=[5, 9, 2, 8, 3], method=lambda lengths: [len(lengths), -1, -2])
-    assert out[1:3] == [-1, -2]
-    assert out[0] + out[3] == 5
+    assert several.tolist() == [row for row in range(5) for _ in range(3)]
+    assert (odd[1:3], odd[0] + odd[3]) == ([-1, -2], 5)
 
 
 def test_groups_split_evenly_without_balance() -> None:
