@@ -55,23 +55,15 @@ def group() -> Iterator[px.WorkerGroup]:
         yield px.WorkerGroup(pool, Counter)
 
 
-def test_a_call_that_is_composed_while_the_group_restarts_reaches_no_new_process(group: Any) -> None:
+@pytest.mark.parametrize("call", [lambda group, x: group.add(x), lambda group, x: group.rows([1, 2, x])])
+def test_a_call_that_is_composed_while_the_group_changes_reaches_no_new_process(
+    group: Any, call: Any
+) -> None:
     with pytest.raises(px.errors.StaleEpoch):
-        group.add(WhilePickled(group.restart))
-
+        call(group, WhilePickled(group.restart))
     assert group.count() == [0, 0, 0]
-
-
-def test_rows_that_are_composed_while_the_group_restarts_reach_no_new_process(group: Any) -> None:
-    with pytest.raises(px.errors.StaleEpoch):
-        group.rows([1, 2, WhilePickled(group.restart)])
-
-    assert group.count() == [0, 0, 0]
-
-
-def test_a_call_that_is_composed_while_the_group_is_closed_says_so(group: Any) -> None:
     with pytest.raises(px.GroupClosed):
-        group.add(WhilePickled(group.close))
+        call(group, WhilePickled(group.close))
 
 
 def test_a_call_that_waits_for_room_while_the_group_is_restarted_says_so(
