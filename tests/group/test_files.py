@@ -19,7 +19,7 @@ def test_names_are_safe_in_a_path(group: str, folder: str) -> None:
 
 def test_two_groups_of_one_name_share_no_files_and_a_restarted_one_begins_new_ones(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=False) as pool:
-        groups = [px.WorkerGroup(pool, px.Worker, name="twin") for _ in range(2)]
+        groups = [px.WorkerGroup(pool, px.Worker, name=f"twin-{backend}") for _ in range(2)]
         files = [group.core.endpoints[0].facts.files for group in groups]
         groups[0].restart()
         after = groups[0].core.endpoints[0].facts.files
