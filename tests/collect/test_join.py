@@ -21,8 +21,10 @@ def rows(count: int, **fields: Any) -> GatherPlan:
     return GatherPlan("join", range(count), **fields)
 
 
-def test_keys_in_another_order_are_the_same_keys() -> None:
+def test_keys_in_another_order_are_the_same_keys_and_more_rows_than_were_given_are_joined() -> None:
     assert join_rows([{"a": [1], "b": [2]}, {"b": [4], "a": [3]}]) == {"a": [1, 3], "b": [2, 4]}
+    out = gather(rows(2, rows=[1, 2]), [torch.arange(3), torch.arange(5)])
+    assert out.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +107,3 @@ def test_only_leaves_with_the_rows_of_the_padded_piece_are_trimmed() -> None:
         "histogram": [1] * 8 + [2] * 8,
         "text": PerShard(["abcd", "efgh"]),
     }
-
-
-def test_more_rows_than_were_given_are_joined() -> None:
-    out = gather(rows(2, rows=[1, 2]), [torch.arange(3), torch.arange(5)])
-    assert out.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]

@@ -27,12 +27,6 @@ class Base(px.Worker):
         return batch
 
 
-def test_signature_and_docstring_are_the_methods_own() -> None:
-    spec = registered_methods(Base)["step"]
-    assert str(spec.signature) == "(batch: 'list[int]') -> 'list[int]'"
-    assert spec.doc == "Do a step."
-
-
 def test_an_override_keeps_the_registration_or_registers_anew() -> None:
     class Derived(Base):
         def step(self, batch: list[int], scale: int = 1) -> list[int]:
@@ -43,7 +37,9 @@ def test_an_override_keeps_the_registration_or_registers_anew() -> None:
         def step(self, batch: list[int]) -> list[int]:
             return batch
 
-    spec = registered_methods(Derived)["step"]
+    own, spec = registered_methods(Base)["step"], registered_methods(Derived)["step"]
+    assert str(own.signature) == "(batch: 'list[int]') -> 'list[int]'"
+    assert own.doc == "Do a step."
     assert spec.mode == px.Dispatch.DP_COMPUTE_PROTO
     assert spec.signature is not None
     assert "scale" in spec.signature.parameters
@@ -74,6 +70,7 @@ def test_a_plain_class_may_use_the_names_of_a_worker_and_is_checked_when_it_is_b
     assert list(registered_methods(plain)) == ["device"]
     with pytest.raises(px.DeclarationError, match="close"):
         px.BoundClass(type("Plain", (), {"close": px.register()(lambda self: None)}))
+    assert {name for name in dir(WorkerGroup) if not name.startswith("_")} <= RESERVED, "those of a group are"
 
 
 def test_a_class_decorator_may_register_more() -> None:
@@ -89,9 +86,10 @@ def test_a_class_decorator_may_register_more() -> None:
 )
 def test_a_plain_class_knows_its_rank_whatever_attributes_it_has(members: dict[str, Any]) -> None:
     context = WorkerContext(rank=3)
-    worker = make(type("Plain", (), members), (), {}, context)
+    worker, outside = make(type("Plain", (), members), (), {}, context), Base()
     with present(context):
         assert context_of(worker).rank == 3
+    assert (outside.rank, outside.world_size, outside.device.type) == (0, 1, "cpu"), "outside of a group"
 
 
 def test_a_custom_mode_reads_the_same_in_another_process() -> None:
@@ -112,11 +110,6 @@ def test_a_custom_mode_reads_the_same_in_another_process() -> None:
 def test_an_unknown_mode_and_an_incomplete_pair_fail_where_they_are_given(mode: Any, words: str) -> None:
     with pytest.raises(px.DeclarationError, match=words):
         px.register(mode)
-
-
-def test_the_reserved_names_are_the_groups_public_attributes() -> None:
-    public = {name for name in dir(WorkerGroup) if not name.startswith("_")}
-    assert public <= RESERVED
 
 
 @pytest.mark.parametrize(
@@ -157,11 +150,6 @@ def test_a_ray_class_keeps_the_options_that_mean_something_here_and_one_that_has
 def test_wrong_roles_are_refused(roles: object) -> None:
     with pytest.raises(px.DeclarationError):
         px.colocate(roles)  # type: ignore[arg-type]
-
-
-def test_a_worker_outside_of_a_group_is_rank_0_of_1() -> None:
-    worker = Base()
-    assert (worker.rank, worker.world_size, worker.device.type) == (0, 1, "cpu")
 
 
 def test_registered_modes_become_names_of_dispatch() -> None:

@@ -19,16 +19,14 @@ def value_of(future: Any) -> Any:
     return future.value
 
 
-def test_peers_of_a_dp_coordinate_share_the_piece() -> None:
+def test_peers_of_a_dp_coordinate_share_the_piece_and_padding_travels_with_it() -> None:
     call = plan(spec_of(Dispatch.mesh()), meshed(dp=2, tp=2), (FakeFuture(None),), {})
     pieces = [args[0] for _, args, _ in by_rank(call)]
     assert pieces[0] is pieces[1]
     assert (pieces[2].index, pieces[2].count) == (1, 2)
 
-
-def test_padding_travels_with_the_piece_where_other_arguments_have_rows() -> None:
-    spec = spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4)
-    call = plan(spec, TWO, (FakeFuture(None), torch.arange(5)), {})
+    padded = spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4)
+    call = plan(padded, TWO, (FakeFuture(None), torch.arange(5)), {})  # another argument has rows
     assert next(call.arguments())[0][0].pad_to_multiple == 4
     assert call.gather.trim == [(4, 3), (4, 2)]
 

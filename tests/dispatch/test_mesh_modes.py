@@ -20,12 +20,6 @@ from tests.dispatch.support import FakeTarget, by_rank, meshed, run, spec_of
 EIGHT = meshed(pp=2, dp=2, tp=2)
 
 
-def test_a_mesh_of_another_size_is_refused() -> None:
-    target = FakeTarget(4, {"default": Mesh(dp=2)})
-    with pytest.raises(DispatchError, match="of 2 ranks, but the group has 4"):
-        plan(spec_of(Dispatch.mesh()), target, ([1, 2],), {})
-
-
 def test_only_leaders_get_the_piece_and_all_get_replicated_values() -> None:
     spec = spec_of(Dispatch.mesh("actor", leader_only=True), pad_to_multiple=2, pad_mask="mask")
     call = plan(spec, EIGHT, (torch.arange(6),), {"scale": 2, "table": replicate([1])})
@@ -98,6 +92,9 @@ def test_outputs_of_balanced_rows_come_back_in_order_or_if_their_counts_are_odd_
     assert (odd[1:3], odd[0] + odd[3]) == ([-1, -2], 5)
 
 
-def test_groups_split_evenly_without_balance() -> None:
+def test_groups_split_evenly_without_balance_and_a_mesh_of_another_size_is_refused() -> None:
     call = plan(spec_of(Dispatch.mesh("actor", group_size=4)), meshed(dp=2), (list(range(12)),), {})
     assert call.rows == [8, 4]
+    target = FakeTarget(4, {"default": Mesh(dp=2)})
+    with pytest.raises(DispatchError, match="of 2 ranks, but the group has 4"):
+        plan(spec_of(Dispatch.mesh()), target, ([1, 2],), {})

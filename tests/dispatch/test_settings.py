@@ -86,16 +86,12 @@ def test_what_a_rank_without_rows_returned_counts_as_that_of_the_others() -> Non
     )
 
 
-def test_values_by_piece_are_a_sequence_that_survives_pickling() -> None:
+def test_values_by_piece_are_a_sequence_that_pickles_and_goes_whole_where_that_is_said() -> None:
     values = px.data.PerShard([1, 2.5])
     assert (len(values), values[-1], values[0:1], list(values)) == (2, 2.5, (1,), [1, 2.5])
     assert 2.5 in values
     assert repr(values) == "PerShard([1, 2.5])"
     assert pickle.loads(pickle.dumps(values)) == values != [1, 2.5]
-
-
-def test_values_by_piece_go_whole_where_that_is_said() -> None:
-    values = PerShard([1, 2])
     seen = plan(spec_of(Dispatch.ONE_TO_ALL), FakeTarget(2), (values,), {}).arguments()
     assert list(seen)[1][0] == (values,)
     replicated = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FakeTarget(2), ([1, 2], px.replicate(values)), {})

@@ -150,6 +150,7 @@ def test_names_of_modules_are_computed_only_where_this_file_says_so() -> None:
         "from p import b",
         "from . import b",
         "from .b import name",
+        "from ..p.b import name",
         "def f():\n    from p.b import name",
         "if TYPE_CHECKING:\n    from p.b import name",
         "class A:\n    import p.b",

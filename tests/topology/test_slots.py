@@ -29,6 +29,8 @@ def test_parts_have_these_sizes_a_negative_index_counts_from_the_end_and_views_p
     assert [part.shape for part in view.split([3, 3])] == [(3,), (1, 2)]
     assert view[-1].slots == (Slot(block=1, bundle=1, pool="p"),)
     assert pickle.loads(pickle.dumps(view[1:5])) == view[1:5]
+    assert view.local_ranks is view.local_ranks, "worked out once"
+    assert view.local_world_sizes is view.local_world_sizes
 
 
 @pytest.mark.parametrize(
@@ -98,9 +100,3 @@ def test_rank_order_of_a_block_does_not_depend_on_the_order_of_reports(seed: int
 def test_reports_that_do_not_put_a_block_on_one_node_are_refused(nodes: str, words: str):
     with pytest.raises(PlacementError, match=words):
         order_ranks(pool(2).slots, [on(node) for node in nodes])
-
-
-def test_the_places_of_ranks_in_their_blocks_are_worked_out_once() -> None:
-    view = pool(2, 1)
-    assert view.local_ranks is view.local_ranks
-    assert view.local_world_sizes is view.local_world_sizes
