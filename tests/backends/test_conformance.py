@@ -1,4 +1,4 @@
-"""Group conformance tests on each backend."""
+"""What groups do, and the methods of a backend called directly, on each backend that is shipped."""
 
 from __future__ import annotations
 
@@ -7,18 +7,37 @@ from collections.abc import Iterator
 import pytest
 
 import phalanx as px
+from tests.conformance.backends import BackendContracts
 from tests.conformance.groups import BackendConformance
 
 
-class TestInline(BackendConformance):
+class OnInline:
+    slots = 4
+
     @pytest.fixture(scope="class")
     def pool(self) -> Iterator[px.ResourcePool]:
-        with px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
+        with px.ResourcePool([self.slots], use_gpu=False, backend="inline") as pool:
             yield pool
 
 
-class TestRay(BackendConformance):
+class OnRay:
+    slots = 4
+
     @pytest.fixture(scope="class")
     def pool(self, ray_cluster: None) -> Iterator[px.ResourcePool]:
-        with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
+        with px.ResourcePool([self.slots], use_gpu=False, backend="ray") as pool:
             yield pool
+
+
+class TestInline(OnInline, BackendConformance): ...
+
+
+class TestRay(OnRay, BackendConformance): ...
+
+
+class TestInlineDirectly(OnInline, BackendContracts):
+    slots = 2
+
+
+class TestRayDirectly(OnRay, BackendContracts):
+    slots = 2

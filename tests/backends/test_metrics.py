@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
+from phalanx.backends.ray.backend import RayBackend
 from phalanx.backends.ray.metrics import Exporter
 from phalanx.calls.counts import Counts
 from phalanx.display.metric_buffer import Ended, MetricBuffer
@@ -77,15 +78,6 @@ def test_calls_failures_seconds_and_bytes_are_handed_over_once() -> None:
     assert source._groups == []
 
 
-def test_of_very_many_calls_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("phalanx.display.metric_buffer._WAITING", 2)
-    source = MetricBuffer()
-    for number in range(5):
-        source.ended("g", str(number), 0.0, False)
-
-    assert [one.method for one in source.drain()[0]] == ["3", "4"]
-
-
 class Counted:
     @px.register(px.Dispatch.ONE_TO_ALL)
     def add(self, x: int) -> int:
@@ -127,17 +119,18 @@ def test_calls_of_a_group_on_ray_are_counted_and_ray_takes_them(
     assert (again.drain(), watched.name) == (([], []), "counted")
 
 
-def test_the_last_calls_are_exported_when_the_cluster_is_left(
+def test_the_last_calls_are_exported_when_the_cluster_is_left_and_of_very_many_the_oldest_forgotten(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from phalanx.backends.ray.backend import RayBackend
-
+    monkeypatch.setattr("phalanx.display.metric_buffer._WAITING", 2)
     meters, fake = MetricBuffer(), Fake()
     meters.on = True
     monkeypatch.setattr("phalanx.backends.ray.backend.meters", meters)
     backend = RayBackend()
     backend._exporter = Exporter(meters, fake)
-    meters.ended("g", "update", 0.5, False)
+    for number in range(5):
+        meters.ended("g", str(number), 0.5, False)
     backend.leave()
 
-    assert [name for name, *_ in fake.seen] == ["phalanx_calls_total", "phalanx_call_seconds"]
+    seen = [(name, tags["method"]) for name, _, tags in fake.seen]
+    assert seen == [(f"phalanx_{what}", n) for n in "34" for what in ("calls_total", "call_seconds")]

@@ -35,35 +35,19 @@ def observer(ranks: Any, request: pytest.FixtureRequest) -> Iterator[RankObserve
     made.close()
 
 
-def test_their_memory_and_processor_time_are_known(
+def test_the_memory_processor_time_and_logs_of_ranks_are_known_and_what_is_not_there_is_said_so(
     observer: RankObserver, ranks: tuple[RankRecord, ...]
 ) -> None:
-    usage = observer.usage(ranks)
-
-    assert all(one is not None and one.memory > 10_000_000 and one.cpu_s > 0 for one in usage)
-
-
-def test_their_logs_are_read(observer: RankObserver, ranks: tuple[RankRecord, ...]) -> None:
-    assert observer.read(ranks[1], 0, 100).startswith(
-        b"# phalanx log: rank 1 of 2, Worker, group 'looked-at'"
-    )
-
-
-def test_a_log_that_is_not_there_is_said_so(observer: RankObserver, ranks: tuple[RankRecord, ...]) -> None:
-    lost = RankRecord(0, ranks[0].node_id, ranks[0].host, 1, log="/nowhere/rank-0.log")
-
-    with pytest.raises(OSError, match="no such file"):
-        observer.read(lost, 0, 1)
-
-
-def test_a_process_that_is_another_by_now_is_gone(
-    observer: RankObserver, ranks: tuple[RankRecord, ...]
-) -> None:
+    node, head = (ranks[0].node_id, ranks[0].host), b"# phalanx log: rank 1 of 2, Worker, group 'looked-at'"
     assert ranks[0].side is not None
-    other = RankRecord(0, ranks[0].node_id, ranks[0].host, os.getpid(), side=ranks[0].side)
+    another = RankRecord(0, *node, os.getpid(), side=ranks[0].side)
 
-    assert observer.usage([other]) == [None]
-    assert not observer.sights([other])[0].reachable
+    assert all(one and one.memory > 10_000_000 and one.cpu_s > 0 for one in observer.usage(ranks))
+    assert observer.read(ranks[1], 0, 100).startswith(head)
+    with pytest.raises(OSError, match="no such file"):
+        observer.read(RankRecord(0, *node, 1, log="/nowhere/rank-0.log"), 0, 1)
+    assert observer.usage([another]) == [None], "the process is another one by now"
+    assert not observer.sights([another])[0].reachable
 
 
 def test_a_process_of_its_own_joins_the_cluster_for_ranks_elsewhere(ranks: tuple[RankRecord, ...]) -> None:

@@ -64,15 +64,12 @@ def test_a_process_that_waits_is_read_without_a_signal(handler: str) -> None:
 
 
 @needs_proc
-def test_where_native_code_holds_the_interpreter_the_main_thread_is_read_by_a_signal() -> None:
-    with process("holds_the_interpreter") as target:
-        assert "in holds_the_interpreter" in spinning(target).splitlines()[0]
-
-
-@needs_proc
-def test_and_the_thread_that_runs_calls_where_it_is_another_one() -> None:
-    with process("runs_calls", "on_a_thread") as target:
-        assert "in runs_calls" in spinning(target)
+@pytest.mark.parametrize("doing", [["holds_the_interpreter"], ["runs_calls", "on_a_thread"]])
+def test_where_native_code_holds_the_interpreter_the_thread_that_runs_calls_is_read_by_a_signal(
+    doing: list[str],
+) -> None:
+    with process(*doing) as target:
+        assert f"in {doing[0]}" in spinning(target)
 
 
 @needs_proc
@@ -85,24 +82,17 @@ def test_a_process_that_takes_the_signal_and_holds_the_interpreter_is_said_to_be
 
 
 def test_the_stack_of_the_thread_that_runs_the_call_is_shown_without_our_frames() -> None:
+    step = '  File "/job/train.py", line 5 in step\n'
+    ours = '  File "/x/phalanx/worker/worker_runtime.py", line 9 in _invoke\n'
     dump = (
         'Thread 0x1 (most recent call first):\n  File "/x/threading.py", line 1 in wait\n'
-        'Thread 0x2 (most recent call first):\n  File "/job/train.py", line 5 in step\n'
-        '  File "/x/phalanx/worker/worker_runtime.py", line 9 in _invoke\n  File "/x/ray/worker.py", '
-        "line 3 in main_loop\n"
+        f"Thread 0x2 (most recent call first):\n{step}{ours}"
+        '  File "/x/ray/worker.py", line 3 in main_loop\n'
         'Current thread 0x3 (most recent call first):\n  File "/x/other.py", line 2 in run\n'
     )
 
     assert readable_stack(dump) == 'File "/job/train.py", line 5 in step\n(2 more threads)'
-
-
-def test_the_stack_of_one_thread_is_said_to_be_all_that_could_be_read() -> None:
-    dump = (
-        'Stack (most recent call first):\n  File "/job/train.py", line 5 in step\n'
-        '  File "/x/phalanx/worker/worker_runtime.py", line 9 in _invoke\n'
-    )
-
-    assert readable_stack(dump).splitlines() == [
+    assert readable_stack(f"Stack (most recent call first):\n{step}{ours}").splitlines() == [
         'File "/job/train.py", line 5 in step',
         "(native code holds the interpreter: only this thread could be read)",
     ]

@@ -36,20 +36,14 @@ def test_a_noted_cluster_that_does_not_answer_is_passed_over(
     assert noted in caplog.text
 
 
-def test_a_noted_cluster_that_answers_is_left_to_ray(
+def test_a_noted_cluster_that_answers_is_left_to_ray_and_an_address_that_was_given_is_kept(
     given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         note(monkeypatch, f"127.0.0.1:{listener.getsockname()[1]}")
-
         cluster.start({})
-
     assert "address" not in given
 
-
-def test_an_address_that_was_given_is_kept(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     note(monkeypatch, "127.0.0.1:1")
-
     cluster.start({"address": "127.0.0.1:2"})
-
     assert given["address"] == "127.0.0.1:2"

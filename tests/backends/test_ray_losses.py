@@ -14,32 +14,25 @@ DIED = "The actor died unexpectedly before finishing this task.\n\tclass_name: W
 WHY = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
 
 
-def died(text: str) -> Lost:
-    error = ActorDiedError()
-    error.error_msg = text
-    return lost_of(error)
-
-
 @pytest.mark.parametrize(
-    ("detail", "exit"),
+    ("text", "exit", "intended"),
     [
-        ("Worker exits unexpectedly. Worker exits with an exit code 7. The worker exited.", "exit code 7"),
+        (DIED + WHY + "Worker exits with an exit code 7. The worker exited.", "exit code 7", False),
         (
-            "Worker exits unexpectedly. Worker exits with an exit code 1. The process receives a SIGTERM.",
+            DIED + WHY + "Worker exits with an exit code 1. The process receives a SIGTERM.",
             "signal SIGTERM",
+            False,
         ),
-        ("Worker unexpectedly exits with a connection error code 2. End of file.", None),
+        (DIED + WHY + "Worker unexpectedly exits with a connection error code 2. End of file.", None, False),
+        ("The actor is dead because it was killed by `ray.kill`.", None, True),
     ],
 )
-def test_an_exit_is_told_as_far_as_ray_tells_it(detail: str, exit: str | None) -> None:
-    lost = died(DIED + WHY + detail)
+def test_an_exit_is_told_as_far_as_ray_tells_it(text: str, exit: str | None, intended: bool) -> None:
+    error = ActorDiedError()
+    error.error_msg = text
+    lost = lost_of(error)
 
-    assert lost.exit == exit
-    assert not lost.intended
-
-
-def test_a_kill_by_the_owner_is_intended() -> None:
-    assert died("The actor is dead because it was killed by `ray.kill`.").intended
+    assert (lost.exit, lost.intended) == (exit, intended)
 
 
 @pytest.mark.parametrize(
@@ -59,21 +52,14 @@ def test_the_end_of_a_process_is_told_by_what_it_left(left: PostMortem, exit: st
     assert re.search(hint, lost.hint or "")
 
 
-def test_a_lost_rank_has_the_last_lines_and_the_stack_that_its_process_wrote() -> None:
+def test_a_lost_rank_has_the_last_lines_and_the_stack_that_its_process_wrote(tmp_path: object) -> None:
+    path = f"{tmp_path}/worker.out"
+    with open(path, "w") as log:
+        log.write(":job_id:01\n:actor_name:W\nstep 1\n\nstep 2 without an end")
     left = PostMortem(log_tail=("step 3",), fatal_signal="SIGSEGV", stack="Fatal Python error")
 
     lost = with_post_mortem(Lost("gone"), left, "/log")
 
     assert (lost.log_tail, lost.stack) == (("step 3",), "Fatal Python error")
-
-
-def test_last_lines_leave_out_what_ray_marks_its_files_with(tmp_path: object) -> None:
-    path = f"{tmp_path}/worker.out"
-    with open(path, "w") as log:
-        log.write(":job_id:01\n:actor_name:W\nstep 1\n\nstep 2 without an end")
-
-    assert last_lines(path) == ["step 1", "step 2 without an end"]
-
-
-def test_a_log_that_is_not_there_has_no_lines() -> None:
+    assert last_lines(path) == ["step 1", "step 2 without an end"], "without what Ray marks its files with"
     assert last_lines("/nowhere/worker.out") == []

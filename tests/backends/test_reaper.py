@@ -114,20 +114,13 @@ def test_folders_of_a_rank_go_with_it(tree: Tree, tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == ["phalanx-77-another-x7_a"]
 
 
-def test_a_process_that_only_has_the_pid_of_a_rank_is_left_alone(tree: Tree) -> None:
-    reaper = Reaper()
+def test_the_end_of_a_rank_leaves_what_has_its_pid_by_now_alone(tree: Tree) -> None:
+    reaper, agent = Reaper(), NodeAgent()
     reaper.answer({"watch": [(tree.process.pid, tree.started - 1, "of-another")]})
-
-    reaper.end([tree.process.pid])
-
-    assert len(tree.alive()) == 3
-
-
-def test_the_end_of_a_rank_leaves_a_newer_rank_with_its_pid_alone(tree: Tree) -> None:
-    agent = NodeAgent()
     agent.watch([tree.target])
     earlier = SideChannel(tree.started - 1, -1, -1, -1, "of-an-earlier-rank")
 
+    reaper.end([tree.process.pid])
     assert agent.end([tree.target._replace(side=earlier)]) == [[]]
 
     assert len(tree.alive()) == 3

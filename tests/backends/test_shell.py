@@ -22,8 +22,10 @@ def shell(kind: Any, instances: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", [WorkerActor, AsyncWorkerActor])
-def test_a_function_that_is_sent_to_the_actor_sees_the_users_object(kind: Any) -> None:
+def test_a_function_that_is_sent_to_the_actor_sees_the_users_object_once_it_was_made(kind: Any) -> None:
     assert shell(kind, {"": SimpleNamespace(rank=3)}).rank == 3
+    with pytest.raises(AttributeError, match="_runtime"):
+        _ = kind.__new__(kind)._runtime
 
 
 @pytest.mark.parametrize(
@@ -37,12 +39,6 @@ def test_a_function_that_is_sent_to_the_actor_sees_the_users_object(kind: Any) -
 def test_what_neither_has_is_told_of_the_actor(instances: dict[str, Any], name: str) -> None:
     with pytest.raises(AttributeError, match=f"'WorkerActor' object has no attribute '{name}'"):
         getattr(shell(WorkerActor, instances), name)
-
-
-@pytest.mark.parametrize("kind", [WorkerActor, AsyncWorkerActor])
-def test_an_actor_that_is_being_made_has_nothing_yet(kind: Any) -> None:
-    with pytest.raises(AttributeError, match="_runtime"):
-        _ = kind.__new__(kind)._runtime
 
 
 def test_a_remote_traceback_begins_with_the_users_code() -> None:

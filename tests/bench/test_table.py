@@ -22,34 +22,18 @@ from bench.table import (
 CASE = Case("empty_call", 8)
 
 
-def one_row(goals: tuple[Goal, ...] = ()) -> list[str]:
-    found = [Sample(CASE, "phalanx", 0.004), Sample(CASE, "bare Ray", 0.005)]
-    return cells(rows_of(found, {CASE: goals})[0])
-
-
 @pytest.mark.parametrize(("seconds", "words"), [(2.5, "2.5 s"), (0.00412, "4.12 ms"), (0.0000421, "42.1 us")])
-def test_duration_has_a_fitting_unit(seconds: float, words: str) -> None:
+def test_duration_has_a_fitting_unit_which_a_spread_shares(seconds: float, words: str) -> None:
     assert duration(seconds) == words
-
-
-def test_spread_is_in_the_unit_of_the_median() -> None:
     assert with_spread(summarise([0.5, 1.0, 1.5])) == "1 s (0.5; 0.75-1.25)"
 
 
-def test_row_has_one_cell_per_heading() -> None:
-    assert len(one_row()) == len(headings())
+def test_a_row_has_a_cell_per_heading_with_ratios_dashes_and_missed_goals() -> None:
+    found = [Sample(CASE, "phalanx", 0.004), Sample(CASE, "bare Ray", 0.005)]
+    row = dict(zip(headings(), cells(rows_of(found, {CASE: (Goal("bare Ray", 0.5),)})[0]), strict=True))
 
-
-def test_contender_that_was_not_measured_shows_a_dash() -> None:
-    assert one_row()[headings().index("verl")] == "-"
-
-
-def test_ratio_column_is_theirs_over_ours() -> None:
-    assert one_row()[headings().index("bare Ray / phalanx")] == "1.25x"
-
-
-def test_missed_goal_says_no() -> None:
-    assert one_row((Goal("bare Ray", 0.5),))[-1] == ">= 2x faster than bare Ray: no"
+    assert (row["verl"], row["bare Ray / phalanx"]) == ("-", "1.25x")
+    assert list(row.values())[-1] == ">= 2x faster than bare Ray: no"
 
 
 def test_page_has_a_table_for_each_scenario_with_those_who_were_measured_in_it() -> None:
@@ -90,22 +74,14 @@ def test_peak_is_the_highest_sum_above_idle() -> None:
     assert (watch.driver, watch.workers) == (10, 40)
 
 
-def test_markdown_escapes_bars() -> None:
-    assert markdown_table(["a"], [["x|y"]]).splitlines()[-1] == "| x\\|y |"
-
-
 def test_only_what_is_between_the_markers_changes() -> None:
     page = "before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n"
     assert replace_between_markers(page, "new") == page.replace("old", "new")
-
-
-def test_page_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="bench:begin"):
         replace_between_markers("nothing here", "new")
 
 
-def test_columns_of_contenders_that_nobody_measured_are_left_out() -> None:
-    assert measured(["case", "a", "b"], [["x", "-", "1 s"], ["y", "-", "-"]]) == (
-        ["case", "b"],
-        [["x", "1 s"], ["y", "-"]],
-    )
+def test_columns_of_contenders_that_nobody_measured_are_left_out_and_bars_are_escaped() -> None:
+    heads, rows = measured(["case", "a", "b"], [["x|y", "-", "1 s"], ["z", "-", "-"]])
+    assert (heads, rows) == (["case", "b"], [["x|y", "1 s"], ["z", "-"]])
+    assert markdown_table(heads, rows).splitlines()[-2:] == ["| x\\|y | 1 s |", "| z | - |"]

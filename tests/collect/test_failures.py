@@ -64,29 +64,26 @@ def combined(*reports: RankReport, **options: Any) -> CallError:
 
 
 @pytest.mark.parametrize(
-    ("reports", "kind"),
+    ("reports", "options", "kind"),
     [
-        ([bad(1), gone(0)], RemoteCallError),
-        ([bad(0), died(1)], WorkerDiedError),
-        ([stopped(0), bad(1)], RemoteCallError),
-        ([late(0), late(1, "finished")], CallTimeout),
-        ([late(0), bad(1)], RemoteCallError),
-        ([late(0), gone(1)], CallTimeout),
-        ([report(0, "cancelled"), gone(1)], CallCancelled),
-        ([report(0, "cancelled"), died(1)], WorkerDiedError),
-        ([stopped(0), stopped(1)], CallCancelled),
-        ([gone(0), gone(1)], RemoteCallError),
+        ([bad(1), gone(0)], {}, RemoteCallError),
+        ([bad(0), died(1)], {}, WorkerDiedError),
+        ([stopped(0), bad(1)], {}, RemoteCallError),
+        ([late(0), late(1, "finished")], {}, CallTimeout),
+        ([late(0), bad(1)], {}, RemoteCallError),
+        ([late(0), gone(1)], {}, CallTimeout),
+        ([report(0, "cancelled"), gone(1)], {}, CallCancelled),
+        ([report(0, "cancelled"), died(1)], {}, WorkerDiedError),
+        ([stopped(0), stopped(1)], {}, CallCancelled),
+        ([gone(0), gone(1)], {}, RemoteCallError),
+        ([bad(1)], {"init": True}, WorkerInitError),
+        ([died(1)], {"init": True}, WorkerDiedError),
     ],
 )
-def test_the_kind_of_error_follows_the_causes(reports: list[RankReport], kind: type[CallError]) -> None:
-    assert type(combined(*reports)) is kind
-
-
-@pytest.mark.parametrize(("cause", "kind"), [(bad(1), WorkerInitError), (died(1), WorkerDiedError)])
-def test_an_error_of_a_constructor_is_of_a_type_of_its_own_unless_the_rank_died(
-    cause: RankReport, kind: type[CallError]
+def test_the_kind_of_error_follows_the_causes(
+    reports: list[RankReport], options: dict[str, Any], kind: type[CallError]
 ) -> None:
-    assert type(combined(cause, init=True)) is kind
+    assert type(combined(*reports, **options)) is kind
 
 
 def test_no_failure_at_all_is_a_bug_of_ours() -> None:
@@ -195,31 +192,22 @@ many_reports = st.lists(st.tuples(kinds, st.none() | st.floats(0, 9)), min_size=
 )
 
 
-@given(many_reports)
-def test_every_report_is_kept_and_there_is_always_a_cause(reports: list[RankReport]) -> None:
+@given(many_reports, st.randoms())
+def test_any_reports_in_any_order_have_a_cause_and_give_one_error_that_pickles_with_its_text(
+    reports: list[RankReport], random: Any
+) -> None:
     marked = with_victims(reports)
-
     assert sorted(each.rank for each in marked) == list(range(len(reports)))
     assert any(each.failed for each in reports) == any(each.failed and not each.victim for each in marked)
+    assert with_victims(random.sample(reports, len(reports))) == marked
 
-
-@given(many_reports)
-def test_any_reports_give_one_error_that_pickles_with_its_text(reports: list[RankReport]) -> None:
     try:
         error = combined(*reports, timeout=5.0)
     except InternalError:
         assert not any(each.failed for each in reports)
         return
     copied = pickle.loads(pickle.dumps(error))
-
     assert (type(copied), str(copied), copied.failures) == (type(error), str(error), error.failures)
-
-
-@given(many_reports, st.randoms())
-def test_the_order_in_which_reports_arrive_does_not_matter(reports: list[RankReport], random: Any) -> None:
-    shuffled = random.sample(reports, len(reports))
-
-    assert with_victims(reports) == with_victims(shuffled)
 
 
 def test_the_text_of_one_cause_with_its_victims() -> None:
@@ -287,7 +275,7 @@ def test_the_text_begins_with_the_call_and_what_happened_on_which_ranks(error: C
     assert str(error).startswith(f"group 'actor', {text}")
 
 
-def test_the_text_of_a_timeout() -> None:
+def test_the_text_of_a_timeout_tells_how_to_give_more_time() -> None:
     reports = [late(0, stack=COLLECTIVE), late(1, stack=BUSY), late(2, "finished"), late(3, "queued")]
 
     assert str(combined(*reports, timeout=5)) == (
@@ -306,13 +294,9 @@ def test_the_text_of_a_timeout() -> None:
         "If it only needs more time, give it more: .options(timeout=...) for one call, "
         "call_timeout= for the group, PHALANX_CALL_TIMEOUT for all."
     )
-
-
-def test_a_start_that_needs_more_time_is_told_of_the_option_that_gives_it() -> None:
-    text = str(combine("actor", "__init__", [late(0, stack=COLLECTIVE)], timeout=5, init=True))
-
-    assert "start_timeout= for the group" in text
-    assert ".options(" not in text
+    start = str(combine("actor", "__init__", [late(0, stack=COLLECTIVE)], timeout=5, init=True))
+    assert "start_timeout= for the group" in start
+    assert ".options(" not in start
 
 
 def test_the_text_of_many_ranks_and_long_tracebacks_stays_short() -> None:

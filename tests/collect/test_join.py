@@ -21,8 +21,10 @@ def rows(count: int, **fields: Any) -> GatherPlan:
     return GatherPlan("join", range(count), **fields)
 
 
-def test_keys_in_another_order_are_the_same_keys() -> None:
+def test_keys_in_another_order_are_the_same_keys_and_more_rows_than_were_given_are_joined() -> None:
     assert join_rows([{"a": [1], "b": [2]}, {"b": [4], "a": [3]}]) == {"a": [1, 3], "b": [2, 4]}
+    out = gather(rows(2, rows=[1, 2]), [torch.arange(3), torch.arange(5)])
+    assert out.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -35,24 +37,12 @@ def test_keys_in_another_order_are_the_same_keys() -> None:
         ([torch.zeros(2), torch.tensor(1.0), torch.zeros(1)], r"rank 1 returned a Tensor of shape \(\)"),
         ([torch.zeros(1, 2), torch.zeros(1, 3), torch.zeros(1, 2)], r"rank 1 .* shape \(1, 3\)"),
         ([np.zeros((1, 2)), np.zeros((1, 3)), np.zeros((1, 2))], r"rank 1 .* shape \(1, 3\)"),
+        ([{"a": Batch([1], [])}, {"a": Batch(None, [])}, {"a": Batch(None, [])}], r"at \['a'\]\.ids"),
     ],
 )
-def test_outputs_that_cannot_be_joined_name_the_ranks(outputs: list[Any], text: str) -> None:
+def test_outputs_that_cannot_be_joined_name_the_ranks_and_the_place(outputs: list[Any], text: str) -> None:
     with pytest.raises(DispatchError, match=text):
         gather(rows(3), outputs)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_a_nested_tensor_without_a_shape_is_described() -> None:
-    with pytest.raises(
-        DispatchError, match=r"piece 0 returned a nested Tensor of dtype torch\.float32; piece 1"
-    ):
-        join_rows([torch.nested.nested_tensor([torch.zeros(2)]), None])
-
-
-def test_the_place_in_the_structure_is_named() -> None:
-    with pytest.raises(DispatchError, match=r"at \['a'\]\.ids"):
-        join_rows([{"a": Batch([1], [])}, {"a": Batch(None, [])}])
 
 
 def test_ranks_of_a_slice_are_named_as_ranks_of_the_group() -> None:
@@ -60,20 +50,16 @@ def test_ranks_of_a_slice_are_named_as_ranks_of_the_group() -> None:
         gather(rows(2, ranks=(4, 6)), [[1], None])
 
 
-@pytest.mark.parametrize(
-    "outputs",
-    [
-        [
-            TensorDict({"a": torch.zeros(1)}, batch_size=[1]),
-            TensorDict({"b": torch.zeros(1)}, batch_size=[1]),
-        ],
-        [pa.table({"a": [1]}), pa.table({"b": [1]})],
-    ],
-    ids=["TensorDict", "Arrow"],
-)
-def test_tables_with_other_columns_are_refused(outputs: list[Any]) -> None:
-    with pytest.raises(DispatchError, match="cannot be joined"):
-        join_rows(outputs)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_a_nested_tensor_without_a_shape_is_described_and_tables_with_other_columns_are_refused() -> None:
+    with pytest.raises(
+        DispatchError, match=r"piece 0 returned a nested Tensor of dtype torch\.float32; piece 1"
+    ):
+        join_rows([torch.nested.nested_tensor([torch.zeros(2)]), None])
+    dicts = [TensorDict({name: torch.zeros(1)}, batch_size=[1]) for name in "ab"]
+    for outputs in (dicts, [pa.table({"a": [1]}), pa.table({"b": [1]})]):
+        with pytest.raises(DispatchError, match="cannot be joined"):
+            join_rows(outputs)
 
 
 def test_a_piece_without_rows_does_not_change_dtype_or_shape_of_the_others() -> None:
@@ -90,18 +76,15 @@ def test_the_result_shares_no_memory_with_the_outputs(count: int) -> None:
     output["d"] = [TensorDict({"x": inner}, batch_size=[2]), TensorDict({"x": inner}, batch_size=[])]
     output["o"] = np.array([inner, None], dtype=object)
     joined = join_rows([output] * count)
-    joined["t"] += 1
-    joined["a"] += 1
-    joined["s"] += 1
+    for name in ("t", "a", "s"):
+        joined[name] += 1
     joined["l"][0] += 1
     joined["l"][1]["x"] += 1
     joined["d"][0]["x"] += 1
     joined["d"][1]["x"] += 1
     joined["o"][0] += 1
-    assert tensor.tolist() == [0, 1, 2, 3]
-    assert array.tolist() == [0, 1, 2, 3]
-    assert scalar.item() == 1
-    assert inner.tolist() == [0, 1]
+    assert (tensor.tolist(), array.tolist()) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert (scalar.item(), inner.tolist()) == (1, [0, 1])
 
 
 def test_joined_arrow_tables_own_their_memory() -> None:
@@ -124,8 +107,3 @@ def test_only_leaves_with_the_rows_of_the_padded_piece_are_trimmed() -> None:
         "histogram": [1] * 8 + [2] * 8,
         "text": PerShard(["abcd", "efgh"]),
     }
-
-
-def test_more_rows_than_were_given_are_joined() -> None:
-    out = gather(rows(2, rows=[1, 2]), [torch.arange(3), torch.arange(5)])
-    assert out.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]

@@ -74,9 +74,6 @@ class BackendContracts:
         assert nodes == [endpoint.facts.slot.node_id for endpoint in endpoints]
         assert len(set(nodes)) == 1
 
-    def test_a_name_that_was_never_given_is_not_found(self, backend: Backend) -> None:
-        assert backend.find("a-name-of-nobody:0") is None
-
     def test_processes_that_were_killed_are_dead_for_a_reason_and_may_be_killed_again(
         self, pool: px.ResourcePool, backend: Backend
     ) -> None:
@@ -92,19 +89,13 @@ class BackendContracts:
             [True, True],
         )
 
-    def test_calls_run_in_the_order_in_which_they_were_submitted(
+    def test_calls_run_in_their_order_and_one_that_has_ended_keeps_its_output_when_it_is_cancelled(
         self, backend: Backend, endpoints: Sequence[Endpoint]
     ) -> None:
         refs = [submit(backend, endpoints[0], "note", index) for index in range(5)]
         assert backend.fetch([refs[-1]], _WITHIN_S) == [[0, 1, 2, 3, 4]]
-
-    def test_a_call_that_has_ended_keeps_its_output_when_it_is_cancelled(
-        self, backend: Backend, endpoints: Sequence[Endpoint]
-    ) -> None:
-        ref = submit(backend, endpoints[1], "note", 0)
-        backend.fetch([ref], _WITHIN_S)
-        assert len(backend.cancel(endpoints[1:], [backend.call_id(ref)])) == 1
-        assert backend.fetch([ref], _WITHIN_S) == [[0]]
+        assert len(backend.cancel(endpoints[:1], [backend.call_id(refs[-1])])) == 1
+        assert backend.fetch([refs[-1]], _WITHIN_S) == [[0, 1, 2, 3, 4]]
 
     def test_a_failure_that_nobody_asks_for_may_be_disregarded(
         self, backend: Backend, endpoints: Sequence[Endpoint]
@@ -115,17 +106,17 @@ class BackendContracts:
         backend.disregard([submit(backend, endpoints[1], "refuse")])
         assert backend.wait([refused], 1, _WITHIN_S) == ([0], [])
 
-    def test_a_stored_value_is_found_at_its_address(self, backend: Backend) -> None:
-        ref = backend.put(encode("here"))
+    def test_a_value_and_a_notice_are_found_where_they_were_left_and_a_name_that_was_never_given_is_not(
+        self, backend: Backend
+    ) -> None:
+        ref, key = backend.put(encode("here")), "contracts-of-a-backend"
         assert backend.fetch([ref, backend.at(backend.address_of(ref))], _WITHIN_S) == ["here", "here"]
-
-    def test_a_notice_can_be_left_and_taken_back_also_twice(self, backend: Backend) -> None:
-        key = "contracts-of-a-backend"
         backend.publish(key, b"here")
         assert backend.published(key) == b"here"
         backend.publish(key, None)
         backend.publish(key, None)
         assert backend.published(key) is None
+        assert backend.find("a-name-of-nobody:0") is None
 
     def test_a_service_starts_on_this_node_and_may_be_stopped_twice(self, backend: Backend) -> None:
         service, host = backend.start_service(str)

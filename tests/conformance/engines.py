@@ -174,10 +174,6 @@ class EngineConformance:
         new = tokens[old : old + LENGTH]
         assert new == reference.generate([*prompt, *tokens[:old]], len(new))[: len(new)]
 
-    def test_no_prompts_have_no_answers(self, rollout: Any) -> None:
-        """And are no error."""
-        assert rollout.generate([], SamplingParams()) == []
-
     def test_a_prompt_that_is_too_long_is_an_error_of_its_row(
         self, rollout: Any, reference: Reference
     ) -> None:
@@ -193,13 +189,17 @@ class EngineConformance:
         assert short.error is None
         assert len(short.tokens) == 2
 
-    def test_each_row_has_a_sampling_of_its_own(self, rollout: Any, reference: Reference) -> None:
-        """A list of them are rows."""
+    def test_each_row_has_a_sampling_of_its_own_and_is_streamed_as_it_is_done(
+        self, rollout: Any, reference: Reference
+    ) -> None:
+        """A list of samplings are rows; a stream gives rows with their place in the call."""
         samplings = [SamplingParams(max_tokens=row + 1) for row in range(len(reference.prompts))]
 
         made = rollout.generate(reference.prompts, samplings)
+        rows = dict(rollout.generate_rows.stream(reference.prompts, samplings, by="rows"))
 
         assert [len(one.tokens) for one in made] == [1, 2, 3, 4, 5]
+        assert {row: len(one.tokens) for row, one in rows.items()} == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
 
     def test_a_stop_token_ends_an_answer_and_is_its_last(self, rollout: Any, reference: Reference) -> None:
         """As a token, and as several in a row."""
@@ -219,12 +219,15 @@ class EngineConformance:
         assert [len(one.all) for one in made] == [3, 3]
         assert len({one.tokens for one in made[0].all}) > 1
 
-    def test_no_log_probabilities_where_none_are_asked_for(self, rollout: Any, reference: Reference) -> None:
-        """``log_probs=None``."""
+    def test_no_log_probabilities_where_none_are_asked_for_and_no_answers_without_prompts(
+        self, rollout: Any, reference: Reference
+    ) -> None:
+        """And neither is an error."""
         (made,) = rollout.generate(reference.prompts[:1], SamplingParams(max_tokens=2, log_probs=None))
 
         assert len(made.tokens) == 2
         assert made.log_probs == ()
+        assert rollout.generate([], SamplingParams()) == []
 
     def test_a_seed_gives_a_row_the_same_tokens_whatever_else_is_in_the_batch(
         self, rollout: Any, reference: Reference
@@ -289,14 +292,6 @@ class EngineConformance:
         rollout.resume()
 
         assert (len(_all_tokens(seen)), seen[-1].finish_reason) == (LENGTH, "length")
-
-    def test_rows_are_streamed_as_they_are_done(self, rollout: Any, reference: Reference) -> None:
-        """With their place in the call."""
-        samplings = [SamplingParams(max_tokens=row + 1) for row in range(len(reference.prompts))]
-
-        rows = dict(rollout.generate_rows.stream(reference.prompts, samplings, by="rows"))
-
-        assert {row: len(one.tokens) for row, one in rows.items()} == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
 
     def test_log_probabilities_of_prompts_are_those_of_the_model(
         self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync

@@ -110,106 +110,90 @@ class BackendConformance:
         before = [value.tolist() for value in group.add(0)]
         after = [value.tolist() for value in group.add(2)]
         assert after == [[x + 2 for x in row] for row in before]
-
-    def test_ranks_are_counted_from_zero(self, group: Any) -> None:
         assert group.run(lambda worker: worker.rank) == list(range(group.world_size))
+        assert group.environment("RANK") == [str(rank) for rank in range(group.world_size)]
+        assert group.environment("WORLD_SIZE") == [str(group.world_size)] * group.world_size
+        assert [row["rank"] for row in group.explain().to_dict()["rows"]] == list(range(group.world_size))
 
-    def test_rows_come_back_in_order(self, group: Any) -> None:
+    def test_rows_come_back_in_order_and_every_rank_is_called_even_without_rows(self, group: Any) -> None:
         import torch
 
         for rows in (0, 1, 3, 17):
             x = torch.arange(rows * 2).reshape(rows, 2)
             assert torch.equal(group.rows({"x": x, "name": "constant"})["x"], x)
-
-    def test_every_rank_is_called_even_without_rows(self, group: Any) -> None:
-        import torch
-
         outputs = dict(group.rows.submit(torch.zeros(1, 2)).stream())
         assert sorted(outputs) == list(range(group.world_size))
 
-    def test_a_list_is_dealt_out(self, group: Any) -> None:
+    def test_a_list_is_dealt_out_and_one_of_the_wrong_length_is_refused_before_anything_is_sent(
+        self, group: Any
+    ) -> None:
         given = [f"for {rank}" for rank in range(group.world_size)]
         assert group.dealt(given) == list(enumerate(given))
-
-    def test_a_list_of_the_wrong_length_is_refused_before_anything_is_sent(self, group: Any) -> None:
         calls = group.statistics()["calls"]
         with pytest.raises(px.DispatchError, match=str(group.world_size)):
             group.dealt(["too short"])
+        with pytest.raises(px.DispatchError, match="add"):
+            group.add(1, 2, 3)
+        with pytest.raises(px.DispatchError, match="generator"):
+            group.later(n for n in range(3))
         assert group.statistics()["calls"] == calls
 
-    def test_rank_zero_gives_the_value_itself(self, group: Any) -> None:
+    def test_one_rank_gives_its_value_itself(self, group: Any) -> None:
         assert group.only_zero("x") == (0, "x")
-
-    def test_a_view_of_one_rank_gives_its_value(self, group: Any) -> None:
         assert group[2].coroutine(5) == 7
         assert group[1:3].coroutine(5) == [6, 7]
-
-    def test_any_goes_to_one_rank(self, group: Any) -> None:
         assert group.any.environment("RANK") in {str(rank) for rank in range(group.world_size)}
 
-    def test_not_blocking_returns_a_future(self, group: Any) -> None:
-        future = group.later("x")
-        assert isinstance(future, px.CallFuture)
-        assert future.result() == ["x"] * group.world_size
+    def test_a_future_is_waited_for_awaited_gathered_and_an_argument(self, group: Any) -> None:
+        import torch
 
-    def test_a_future_is_awaited(self, group: Any) -> None:
         async def driver() -> Any:
             return await group.coroutine.submit(1)
 
+        future, rows = group.later("x"), torch.arange(7)
+        assert isinstance(future, px.CallFuture)
+        assert future.result() == ["x"] * group.world_size
         assert asyncio.run(driver()) == [1 + rank for rank in range(group.world_size)]
-
-    def test_a_future_is_an_argument(self, group: Any) -> None:
-        import torch
-
-        rows = torch.arange(7)
-        assert torch.equal(group.rows(group.rows.submit(rows)), rows)
-
-    def test_futures_are_gathered(self, group: Any) -> None:
         futures = [group.coroutine.submit(n) for n in range(3)]
         assert [values[0] for values in px.gather(*futures)] == [0, 1, 2]
+        assert torch.equal(group.rows(group.rows.submit(rows)), rows)
 
-    def test_unregistered_methods_are_reached_by_name(self, group: Any) -> None:
-        assert group.call("unregistered", 2) == [20] * group.world_size
+    def test_unregistered_methods_are_reached_by_name_and_execute_all_deals_lists_of_world_size_only(
+        self, group: Any
+    ) -> None:
+        n = group.world_size
+        assert group.call("unregistered", 2) == [20] * n
         with pytest.raises(AttributeError, match="unregistered"):
             _ = group.unregistered
-
-    def test_execute_all_deals_lists_of_world_size_only(self, group: Any) -> None:
-        n = group.world_size
         assert group.execute_all_sync("unregistered", list(range(n))) == [10 * i for i in range(n)]
         assert group.execute_all_sync("unregistered", 3) == [30] * n
         assert group.execute_rank_zero_sync("unregistered", 3) == 30
         assert group.execute_all_async("unregistered", x=4).result() == [40] * n
 
-    def test_what_one_rank_writes_nobody_else_sees(self, group: Any) -> None:
+    def test_what_one_rank_writes_nobody_else_sees_and_a_stored_value_serves_many_calls(
+        self, group: Any
+    ) -> None:
         import torch
 
         given = torch.ones(300_000)  # large enough to be stored once for all ranks
         sums = group.overwrite(given)
         assert sums == [-300_000.0] + [300_000.0] * (group.world_size - 1)
         assert given.sum() == 300_000
-
-    def test_a_stored_value_serves_many_calls(self, group: Any) -> None:
-        import torch
-
         stored = px.put(torch.ones(50_000), backend=group.pool.backend)
         assert group.overwrite(stored) == group.overwrite(stored)
 
-    def test_the_environment_is_the_ranks_own(self, group: Any) -> None:
-        assert group.environment("RANK") == [str(rank) for rank in range(group.world_size)]
-        assert group.environment("WORLD_SIZE") == [str(group.world_size)] * group.world_size
-
-    def test_a_failure_names_its_rank_and_keeps_its_type(self, group: Any) -> None:
-        with pytest.raises(ValueError, match="rank 1") as caught:
-            group.fail("value", 1)
-        assert isinstance(caught.value, px.RemoteCallError)
-        assert caught.value.ranks == (1,)
-
-    @pytest.mark.parametrize(
-        ("kind", "expected"), [("unicode", UnicodeDecodeError), ("unpicklable", px.RemoteCallError)]
-    )
-    def test_any_exception_arrives(self, group: Any, kind: str, expected: type[BaseException]) -> None:
-        with pytest.raises(expected, match="rank 1"):
-            group.fail(kind, 1)
+    def test_a_failure_names_its_rank_and_keeps_its_type_and_the_group_stays_ready(self, group: Any) -> None:
+        for rank in (1, 0):
+            with pytest.raises(ValueError, match=f"rank {rank}") as caught:
+                group.fail("value", rank)
+            assert isinstance(caught.value, px.RemoteCallError)
+            assert caught.value.ranks == (rank,)
+        with pytest.raises(UnicodeDecodeError, match="rank 1"):
+            group.fail("unicode", 1)
+        with pytest.raises(px.RemoteCallError, match="rank 1"):
+            group.fail("unpicklable", 1)
+        assert group.state == "ready"
+        assert group.coroutine(0) == list(range(group.world_size))
 
     def test_an_output_that_cannot_be_read_is_an_error_of_its_rank_alone(self, group: Any) -> None:
         with pytest.raises(px.RemoteCallError, match=r"rank 1 .*unpickled") as caught:
@@ -222,20 +206,6 @@ class BackendConformance:
             group.fail("group", 1)
         assert "rank 1" in str(caught.value)
         assert [type(one) for one in caught.value.exceptions] == [ValueError, KeyError]
-
-    def test_the_group_is_ready_after_a_failure_of_all(self, group: Any) -> None:
-        with pytest.raises(ValueError, match="rank 0"):
-            group.fail("value", 0)
-        assert group.state == "ready"
-        assert group.coroutine(0) == list(range(group.world_size))
-
-    def test_wrong_arguments_fail_before_anything_is_sent(self, group: Any) -> None:
-        with pytest.raises(px.DispatchError, match="add"):
-            group.add(1, 2, 3)
-
-    def test_what_cannot_be_pickled_is_named(self, group: Any) -> None:
-        with pytest.raises(px.DispatchError, match="generator"):
-            group.later(n for n in range(3))
 
     def test_every_rank_has_files_of_its_own_that_can_be_read_from_beside_it(self, group: Any) -> None:
         transport, endpoints = group.core.backend, group.core.endpoints
@@ -263,9 +233,6 @@ class BackendConformance:
             px.WorkerGroup(pool, FailsOnRankOne)
         assert isinstance(caught.value, ValueError)
         assert len(pool.groups) == before
-
-    def test_explain_names_every_rank(self, group: Any) -> None:
-        assert [row["rank"] for row in group.explain().to_dict()["rows"]] == list(range(group.world_size))
 
 
 def _write(worker: px.Worker, paths: list[str]) -> None:

@@ -27,35 +27,50 @@ class Base(px.Worker):
         return batch
 
 
-def test_signature_and_docstring_are_the_methods_own() -> None:
-    spec = registered_methods(Base)["step"]
-    assert str(spec.signature) == "(batch: 'list[int]') -> 'list[int]'"
-    assert spec.doc == "Do a step."
-
-
-def test_an_override_keeps_the_registration() -> None:
+def test_an_override_keeps_the_registration_or_registers_anew() -> None:
     class Derived(Base):
         def step(self, batch: list[int], scale: int = 1) -> list[int]:
             return batch
 
-    spec = registered_methods(Derived)["step"]
-    assert spec.mode == px.Dispatch.DP_COMPUTE_PROTO
-    assert spec.signature is not None
-    assert "scale" in spec.signature.parameters
-
-
-def test_an_override_may_register_anew() -> None:
-    class Derived(Base):
+    class Anew(Base):
         @px.register(px.Dispatch.ONE_TO_ALL)
         def step(self, batch: list[int]) -> list[int]:
             return batch
 
-    assert registered_methods(Derived)["step"].mode == px.Dispatch.ONE_TO_ALL
+    own, spec = registered_methods(Base)["step"], registered_methods(Derived)["step"]
+    assert str(own.signature) == "(batch: 'list[int]') -> 'list[int]'"
+    assert own.doc == "Do a step."
+    assert spec.mode == px.Dispatch.DP_COMPUTE_PROTO
+    assert spec.signature is not None
+    assert "scale" in spec.signature.parameters
+    assert registered_methods(Anew)["step"].mode == px.Dispatch.ONE_TO_ALL
 
 
-def test_a_static_override_of_a_registered_method_is_refused() -> None:
-    with pytest.raises(px.DeclarationError, match="step overrides a registered method"):
-        type("Derived", (Base,), {"step": staticmethod(print)})
+@pytest.mark.parametrize(
+    ("base", "members", "words"),
+    [
+        (Base, {"step": staticmethod(print)}, "step overrides a registered method"),
+        (px.Worker, {"go": staticmethod(px.register(lambda: None))}, "staticmethod"),
+        *((px.Worker, {name: px.register()(lambda self: None)}, name) for name in sorted(RESERVED)),
+        *(
+            (px.Worker, {name: px.register()(lambda self: None)}, f"may not be called {name!r}")
+            for name in ("rank", "world_size", "local_rank", "device", "register_mesh", "group_name", "bind")
+        ),
+    ],
+)
+def test_a_member_that_is_static_or_hides_an_attribute_fails_at_class_creation(
+    base: type, members: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(px.DeclarationError, match=words):
+        type("Derived", (base,), members)
+
+
+def test_a_plain_class_may_use_the_names_of_a_worker_and_is_checked_when_it_is_bound() -> None:
+    plain = type("Plain", (), {"device": px.register()(lambda self: "cpu")})
+    assert list(registered_methods(plain)) == ["device"]
+    with pytest.raises(px.DeclarationError, match="close"):
+        px.BoundClass(type("Plain", (), {"close": px.register()(lambda self: None)}))
+    assert {name for name in dir(WorkerGroup) if not name.startswith("_")} <= RESERVED, "those of a group are"
 
 
 def test_a_class_decorator_may_register_more() -> None:
@@ -71,9 +86,10 @@ def test_a_class_decorator_may_register_more() -> None:
 )
 def test_a_plain_class_knows_its_rank_whatever_attributes_it_has(members: dict[str, Any]) -> None:
     context = WorkerContext(rank=3)
-    worker = make(type("Plain", (), members), (), {}, context)
+    worker, outside = make(type("Plain", (), members), (), {}, context), Base()
     with present(context):
         assert context_of(worker).rank == 3
+    assert (outside.rank, outside.world_size, outside.device.type) == (0, 1, "cpu"), "outside of a group"
 
 
 def test_a_custom_mode_reads_the_same_in_another_process() -> None:
@@ -82,29 +98,18 @@ def test_a_custom_mode_reads_the_same_in_another_process() -> None:
     assert repr(cloudpickle.loads(cloudpickle.dumps(mode))) == repr(mode)
 
 
-def test_an_unknown_mode_fails_at_class_creation() -> None:
-    with pytest.raises(px.DeclarationError, match="unknown dispatch mode 'ONE_TO_NONE'"):
-
-        class Wrong(px.Worker):
-            @px.register("ONE_TO_NONE")
-            def go(self) -> None: ...
-
-
-@pytest.mark.parametrize("pair", [{"dispatch_fn": print}, {"dispatch_fn": print, "collect_fn": 3}, {"x": 1}])
-def test_an_incomplete_pair_fails_at_class_creation(pair: dict[str, object]) -> None:
-    with pytest.raises(px.DeclarationError, match="collect_fn"):
-        px.register(pair)
-
-
-@pytest.mark.parametrize("name", sorted(RESERVED))
-def test_a_name_that_hides_a_group_attribute_fails_at_class_creation(name: str) -> None:
-    with pytest.raises(px.DeclarationError, match=name):
-        type("Hides", (px.Worker,), {name: px.register()(lambda self: None)})
-
-
-def test_the_reserved_names_are_the_groups_public_attributes() -> None:
-    public = {name for name in dir(WorkerGroup) if not name.startswith("_")}
-    assert public <= RESERVED
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("ONE_TO_NONE", "unknown dispatch mode 'ONE_TO_NONE'"),
+        ({"dispatch_fn": print}, "collect_fn"),
+        ({"dispatch_fn": print, "collect_fn": 3}, "collect_fn"),
+        ({"x": 1}, "collect_fn"),
+    ],
+)
+def test_an_unknown_mode_and_an_incomplete_pair_fail_where_they_are_given(mode: Any, words: str) -> None:
+    with pytest.raises(px.DeclarationError, match=words):
+        px.register(mode)
 
 
 @pytest.mark.parametrize(
@@ -119,55 +124,26 @@ def test_a_generator_is_neither_replayed_nor_left_unwaited_for(options: Any, adv
                 yield 1
 
 
-@pytest.mark.parametrize("name", ["buffer", "by"])
-def test_a_generator_has_no_parameter_of_a_name_that_stream_takes(name: str) -> None:
+def test_a_generator_has_no_parameter_of_a_name_that_stream_takes() -> None:
     def of_buffer(self: object, buffer: int) -> Iterator[int]:
         yield buffer
 
     def of_by(self: object, by: int) -> Iterator[int]:
         yield by
 
-    method = {"buffer": of_buffer, "by": of_by}[name]
-    with pytest.raises(px.DeclarationError, match=f"parameter '{name}'(.|\n)*rename"):
-        type("Yields", (px.Worker,), {"numbers": px.register(method)})
+    for name, method in {"buffer": of_buffer, "by": of_by}.items():
+        with pytest.raises(px.DeclarationError, match=f"parameter '{name}'(.|\n)*rename"):
+            type("Yields", (px.Worker,), {"numbers": px.register(method)})
 
 
-def test_static_methods_are_refused() -> None:
-    with pytest.raises(px.DeclarationError, match="staticmethod"):
+def test_a_ray_class_keeps_the_options_that_mean_something_here_and_one_that_has_others_says_why() -> None:
+    class Accumulator: ...
 
-        class Static(px.Worker):
-            @staticmethod
-            @px.register
-            def go() -> None: ...
-
-
-def test_plain_classes_are_checked_when_they_are_bound() -> None:
-    class Plain:
-        @px.register
-        def close(self) -> None: ...
-
-    with pytest.raises(px.DeclarationError, match="close"):
-        px.BoundClass(Plain)
-
-
-def test_a_ray_class_keeps_the_options_that_mean_something_here() -> None:
-    @ray.remote(memory=500 * 1024 * 1024)
-    class Accumulator:
-        def add(self, x: int) -> int:
-            return x
-
-    bound = px.BoundClass(Accumulator)
+    bound = px.BoundClass(ray.remote(memory=500 * 1024 * 1024)(Accumulator))
     assert bound.ray_options == {"memory": 500 * 1024 * 1024}
     assert bound.cls.__name__ == "Accumulator"
-
-
-def test_a_ray_class_with_an_option_that_cannot_be_kept_says_why() -> None:
-    @ray.remote(max_restarts=3)
-    class Restarts:
-        pass
-
     with pytest.raises(px.DeclarationError, match=r"max_restarts=3.*restart"):
-        px.BoundClass(Restarts)
+        px.BoundClass(ray.remote(max_restarts=3)(Accumulator))
 
 
 @pytest.mark.parametrize("roles", [{}, {"close": Base}, {"_x": Base}, {"a b": Base}, [Base]])
@@ -176,32 +152,12 @@ def test_wrong_roles_are_refused(roles: object) -> None:
         px.colocate(roles)  # type: ignore[arg-type]
 
 
-def test_a_worker_outside_of_a_group_is_rank_0_of_1() -> None:
-    worker = Base()
-    assert (worker.rank, worker.world_size, worker.device.type) == (0, 1, "cpu")
-
-
 def test_registered_modes_become_names_of_dispatch() -> None:
-    px.data.register_dispatch_mode("TO_NOBODY_TEST", lambda group: ([], {}), lambda group, outputs: outputs)
+    functions = (lambda group: ([], {}), lambda group, outputs: outputs)
+    px.data.register_dispatch_mode("TO_NOBODY_TEST", *functions)
     assert "TO_NOBODY_TEST" in px.Dispatch.names()
     with pytest.raises(px.DeclarationError, match="exists already"):
-        px.data.register_dispatch_mode(
-            "TO_NOBODY_TEST", lambda group: ([], {}), lambda group, outputs: outputs
-        )
-
-
-@pytest.mark.parametrize(
-    "name", ["rank", "world_size", "local_rank", "device", "register_mesh", "group_name", "bind"]
-)
-def test_a_name_that_hides_what_a_worker_knows_of_itself_fails_at_class_creation(name: str) -> None:
-    with pytest.raises(px.DeclarationError, match=f"may not be called {name!r}"):
-        type("Hides", (px.Worker,), {name: px.register()(lambda self: None)})
-
-
-def test_a_plain_class_has_no_such_names() -> None:
-    plain = type("Plain", (), {"device": px.register()(lambda self: "cpu")})
-
-    assert list(registered_methods(plain)) == ["device"]
+        px.data.register_dispatch_mode("TO_NOBODY_TEST", *functions)
 
 
 def step(self: object) -> object:

@@ -34,13 +34,10 @@ def as_they_are(group: Any, outputs: list[Any]) -> list[Any]:
 TWO_TO_ALL = as_mode({"dispatch_fn": two_to_all_dispatch_fn, "collect_fn": as_they_are})
 
 
-def test_a_dispatch_function_that_appends_leaves_the_callers_list_alone() -> None:
+def test_a_dispatch_function_leaves_the_callers_list_alone_and_what_it_raises_is_the_users_own() -> None:
     x = [1, 2]
     plan(spec_of(TWO_TO_ALL), FOUR, (x,), {})
     assert x == [1, 2]
-
-
-def test_what_the_dispatch_function_raises_is_the_users_own() -> None:
     with pytest.raises(AssertionError):
         plan(spec_of(TWO_TO_ALL), FOUR, ([1, 2, 3],), {})
 
@@ -72,12 +69,10 @@ def test_a_dispatch_function_with_a_wrong_result_is_named(result: Any, text: str
         plan(spec_of(custom_mode(my_dispatch, as_they_are), method), FOUR, (1,), {})
 
 
-def test_a_slice_is_shown_to_custom_functions_as_a_group_of_its_size() -> None:
+def test_a_slice_is_shown_as_a_group_of_its_size_and_rank_zero_gets_the_first_elements() -> None:
     call = plan(spec_of(TWO_TO_ALL), FakeTarget(9), ([1, 2],), {}, ranks=[4, 5, 8], handle=FakeTarget(3))
     assert [(rank, args) for rank, args, _ in by_rank(call)] == [(4, (1,)), (5, (2,)), (8, (1,))]
 
-
-def test_rank_zero_gets_the_first_elements() -> None:
     call = plan(spec_of(TWO_TO_ALL, execute=Execute.RANK_ZERO), FOUR, ([1, 2],), {"y": [5, 6]})
     assert by_rank(call) == [(0, (1,), {"y": 5})]
     assert call.gather.collect == "first"

@@ -19,29 +19,28 @@ def value_of(future: Any) -> Any:
     return future.value
 
 
-def test_peers_of_a_dp_coordinate_share_the_piece() -> None:
+def test_peers_of_a_dp_coordinate_share_the_piece_and_padding_travels_with_it() -> None:
     call = plan(spec_of(Dispatch.mesh()), meshed(dp=2, tp=2), (FakeFuture(None),), {})
     pieces = [args[0] for _, args, _ in by_rank(call)]
     assert pieces[0] is pieces[1]
     assert (pieces[2].index, pieces[2].count) == (1, 2)
 
-
-def test_padding_travels_with_the_piece_where_other_arguments_have_rows() -> None:
-    spec = spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4)
-    call = plan(spec, TWO, (FakeFuture(None), torch.arange(5)), {})
+    padded = spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4)
+    call = plan(padded, TWO, (FakeFuture(None), torch.arange(5)), {})  # another argument has rows
     assert next(call.arguments())[0][0].pad_to_multiple == 4
     assert call.gather.trim == [(4, 3), (4, 2)]
 
 
-def test_futures_in_a_dealt_list_go_whole_to_their_ranks() -> None:
+def test_futures_in_a_dealt_list_go_whole_to_their_ranks_and_one_in_its_place_is_waited_for() -> None:
     one, two = FakeFuture(1), FakeFuture(2)
     call = plan(spec_of(Dispatch.DP_COMPUTE), TWO, ([one, two],), {})
     assert [args[0] for _, args, _ in by_rank(call)] == [one, two]
 
-
-def test_a_future_in_place_of_a_dealt_list_is_waited_for() -> None:
-    call = plan(spec_of(Dispatch.ALL_TO_ALL), TWO, (FakeFuture([1, 2]),), {}, materialize=value_of)
+    whole = (FakeFuture([1, 2]),)
+    call = plan(spec_of(Dispatch.ALL_TO_ALL), TWO, whole, {}, materialize=value_of)
     assert [args[0] for _, args, _ in by_rank(call)] == [1, 2]
+    with pytest.raises(DispatchError, match=r"pass its \.result\(\) instead"):
+        plan(spec_of(Dispatch.DP_COMPUTE), TWO, whole, {})
 
 
 @pytest.mark.parametrize(
@@ -63,8 +62,3 @@ def test_custom_functions_get_the_value() -> None:
     mode = custom_mode(lambda group, x: (seen.append(x), (([x, x],), {}))[1], lambda group, outputs: outputs)
     plan(spec_of(mode), TWO, (FakeFuture(torch.ones(1)),), {}, materialize=value_of)
     assert torch.equal(seen[0], torch.ones(1))
-
-
-def test_without_a_way_to_wait_the_caller_is_told_to_pass_the_result() -> None:
-    with pytest.raises(DispatchError, match=r"pass its \.result\(\) instead"):
-        plan(spec_of(Dispatch.DP_COMPUTE), TWO, (FakeFuture([1, 2]),), {})

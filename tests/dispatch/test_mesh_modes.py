@@ -20,12 +20,6 @@ from tests.dispatch.support import FakeTarget, by_rank, meshed, run, spec_of
 EIGHT = meshed(pp=2, dp=2, tp=2)
 
 
-def test_a_mesh_of_another_size_is_refused() -> None:
-    target = FakeTarget(4, {"default": Mesh(dp=2)})
-    with pytest.raises(DispatchError, match="of 2 ranks, but the group has 4"):
-        plan(spec_of(Dispatch.mesh()), target, ([1, 2],), {})
-
-
 def test_only_leaders_get_the_piece_and_all_get_replicated_values() -> None:
     spec = spec_of(Dispatch.mesh("actor", leader_only=True), pad_to_multiple=2, pad_mask="mask")
     call = plan(spec, EIGHT, (torch.arange(6),), {"scale": 2, "table": replicate([1])})
@@ -87,26 +81,20 @@ def test_a_balance_that_gives_no_length_per_row_is_refused(balance: Any, text: s
         plan(spec_of(Dispatch.mesh("actor", balance=balance)), meshed(dp=2), (), given)
 
 
-def test_rows_that_each_became_several_come_back_in_order() -> None:
+def test_outputs_of_balanced_rows_come_back_in_order_or_if_their_counts_are_odd_by_piece() -> None:
     spec = spec_of(Dispatch.mesh("actor", balance="lengths"))
-    lengths = [1, 9, 2, 8, 3]
-    out = run(
-        spec,
-        meshed(dp=2, tp=2),
-        x=torch.arange(5),
-        lengths=lengths,
-        method=lambda x, lengths: x.repeat_interleave(3),
-    )
-    assert out.tolist() == [row for row in range(5) for _ in range(3)]
+    given = {"x": torch.arange(5), "lengths": [1, 9, 2, 8, 3]}
+
+    several = run(spec, meshed(dp=2, tp=2), method=lambda x, lengths: x.repeat_interleave(3), **given)
+    odd = run(spec, meshed(dp=2), method=lambda x, lengths: [len(lengths), -1, -2], **given)
+
+    assert several.tolist() == [row for row in range(5) for _ in range(3)]
+    assert (odd[1:3], odd[0] + odd[3]) == ([-1, -2], 5)
 
 
-def test_an_output_of_other_row_counts_is_joined_by_piece() -> None:
-    spec = spec_of(Dispatch.mesh("actor", balance="lengths"))
-    out = run(spec, meshed(dp=2), lengths=[5, 9, 2, 8, 3], method=lambda lengths: [len(lengths), -1, -2])
-    assert out[1:3] == [-1, -2]
-    assert out[0] + out[3] == 5
-
-
-def test_groups_split_evenly_without_balance() -> None:
+def test_groups_split_evenly_without_balance_and_a_mesh_of_another_size_is_refused() -> None:
     call = plan(spec_of(Dispatch.mesh("actor", group_size=4)), meshed(dp=2), (list(range(12)),), {})
     assert call.rows == [8, 4]
+    target = FakeTarget(4, {"default": Mesh(dp=2)})
+    with pytest.raises(DispatchError, match="of 2 ranks, but the group has 4"):
+        plan(spec_of(Dispatch.mesh()), target, ([1, 2],), {})

@@ -33,12 +33,9 @@ def test_a_list_mode_deals_an_element_of_each_list_to_each_rank_and_sends_replic
     assert by_rank(call) == [(rank, (rank + 1, [5, 6]), {"y": "abcd"[rank]}) for rank in range(4)]
 
 
-def test_a_list_mode_names_the_argument_that_cannot_be_dealt() -> None:
+def test_a_list_mode_names_what_cannot_be_dealt_and_a_list_may_be_changed_after_planning() -> None:
     with pytest.raises(DispatchError, match=r"update\(\).*'batch' is an? .*world_size = 4"):
         plan(spec_of(Dispatch.ALL_TO_ALL, update), FOUR, (torch.zeros(4),), {})
-
-
-def test_a_list_that_is_changed_after_planning_changes_nothing() -> None:
     given = [1, 2, 3, 4]
     call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, (given,), {})
     given[0] = 99
@@ -52,25 +49,13 @@ def test_rank_zero_execution_passes_arguments_as_they_are(name: str) -> None:
     assert call.gather.collect == "first"
 
 
-@pytest.mark.parametrize("execute", list(Execute))
-def test_direct_rollout_methods_cannot_be_called(execute: Execute) -> None:
-    with pytest.raises(DispatchError, match="cannot be called through the group"):
-        plan(spec_of(Dispatch.DIRECT_ROLLOUT_METHOD, execute=execute), FOUR, (), {})
-
-
-def test_pieces_are_views_of_the_callers_memory() -> None:
-    tensor, array = torch.zeros(8, 2), np.zeros((8, 2))
+def test_pieces_are_views_of_the_callers_memory_and_keep_requires_grad_as_leaves() -> None:
+    tensor, array = torch.zeros(8, 2, requires_grad=True), np.zeros((8, 2))
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (tensor, array), {})
     (piece, part), _ = list(call.arguments())[1]
     assert piece.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    assert (piece.requires_grad, piece.is_leaf) == (True, True)
     assert np.shares_memory(part, array)
-
-
-def test_pieces_keep_requires_grad_as_leaves() -> None:
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (torch.zeros(8, requires_grad=True),), {})
-    (piece,), _ = list(call.arguments())[3]
-    assert piece.requires_grad
-    assert piece.is_leaf
 
 
 @pytest.mark.parametrize("options", [{}, {"pad_to_multiple": 4}, {"pad_to_multiple": 4, "pad_mask": "mask"}])
@@ -91,18 +76,13 @@ def test_differing_row_counts_name_each_argument_and_its_count() -> None:
         assert part in str(raised.value)
 
 
-def test_a_replicated_leaf_is_exempt_and_the_worker_sees_the_value() -> None:
-    batch = {"ids": torch.arange(4), "table": replicate([1, 2, 3])}
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (batch,), {"codes": replicate((7, 8))})
-    args, kwargs = list(call.arguments())[2]
-    assert args[0]["table"] == [1, 2, 3]
-    assert kwargs == {"codes": (7, 8)}
-
-
-def test_replicated_leaves_of_split_structures_are_listed_to_be_stored_once() -> None:
+def test_replicated_leaves_of_split_structures_go_whole_to_ranks_and_are_listed_to_be_stored_once() -> None:
     table, note = torch.zeros(100), "the same for all"
     batch = {"ids": torch.arange(4), "table": replicate(table), "note": note, "scale": 0.5}
-    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (batch,), {})
+    call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (batch,), {"codes": replicate((7, 8))})
+    args, kwargs = list(call.arguments())[2]
+    assert args[0]["table"] is table
+    assert kwargs == {"codes": (7, 8)}
     assert [id(value) for value in call.shared] == [id(table), id(note)]
 
 
@@ -117,15 +97,36 @@ def test_arguments_without_any_rows_go_to_every_rank_as_they_are() -> None:
     )
 
 
-def test_a_function_is_needed_in_front_of_the_rows() -> None:
-    with pytest.raises(DispatchError, match=r"first positional argument is a Tensor .*; expected a function"):
-        plan(spec_of(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC), FOUR, (torch.zeros(4),), {})
+def masked(x: Any, mask: Any) -> Any: ...
 
 
-@pytest.mark.parametrize("ranks", [[], [4], [-1, 0]])
-def test_ranks_outside_the_group_are_refused(ranks: list[int]) -> None:
-    with pytest.raises(DispatchError, match="group of 4"):
-        plan(spec_of(Dispatch.ONE_TO_ALL), FOUR, (), {}, ranks=ranks)
+MASKED = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask="mask")
+
+
+@pytest.mark.parametrize(
+    ("spec", "args", "options", "words"),
+    [
+        (
+            spec_of(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC),
+            (torch.zeros(4),),
+            {},
+            r"first positional argument is a Tensor .*; expected a function",
+        ),
+        *((spec_of(Dispatch.ONE_TO_ALL), (), {"ranks": r}, "group of 4") for r in ([], [4], [-1, 0])),
+        *(
+            (
+                spec_of(Dispatch.DIRECT_ROLLOUT_METHOD, execute=execute),
+                (),
+                {},
+                "cannot be called through the group",
+            )
+            for execute in Execute
+        ),
+    ],
+)
+def test_a_call_that_cannot_be_planned_is_refused(spec: Any, args: Any, options: Any, words: str) -> None:
+    with pytest.raises(DispatchError, match=words):
+        plan(spec, FOUR, args, {}, **options)
 
 
 @pytest.mark.parametrize(
@@ -154,25 +155,13 @@ def test_padding_repeats_the_rows_of_a_piece_from_its_first_if_it_has_any(
     assert call.gather.trim == trim
 
 
-def test_the_mask_marks_real_rows() -> None:
-    spec = spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=2, pad_mask="mask")
-    call = plan(spec, FakeTarget(2), (torch.arange(5),), {})
+def test_the_mask_marks_real_rows_and_one_rank_called_by_itself_gets_none_and_replicated_values() -> None:
+    call = plan(MASKED, FakeTarget(2), (torch.arange(5),), {})
     masks = [kwargs["mask"] for _, _, kwargs in by_rank(call)]
     assert [mask.tolist() for mask in masks] == [[True, True, True, False], [True, True]]
     assert masks[0].dtype == torch.bool
 
-
-def test_the_mask_cannot_be_given_by_the_caller() -> None:
-    def masked(x: Any, mask: Any) -> Any: ...
-
-    spec = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask="mask")
-    with pytest.raises(DispatchError, match="'mask' was given"):
-        plan(spec, FOUR, (torch.zeros(4),), {"mask": None})
-
-
-def test_one_rank_called_by_itself_gets_no_mask_and_sees_replicated_values() -> None:
-    def masked(x: Any, mask: Any) -> Any: ...
-
-    spec = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask="mask")
-    call = plan_execute_rank_zero(spec, FOUR, (replicate([1]),), {}, ranks=(2,))
+    call = plan_execute_rank_zero(MASKED, FOUR, (replicate([1]),), {}, ranks=(2,))
     assert by_rank(call) == [(2, ([1],), {"mask": None})]
+    with pytest.raises(DispatchError, match="'mask' was given"):
+        plan(MASKED, FOUR, (torch.zeros(4),), {"mask": None})

@@ -142,3 +142,4 @@ def test_nested_structures_of_every_kind_are_cut_and_joined() -> None:
     assert (pieces[1]["b"], pieces[1]["c"][1]["d"]) == ({}, [3, 4])
     assert isinstance(pieces[0]["e"], Pair)
     assert join_rows(pieces)["c"][0].tolist() == [0, 1, 2, 3, 4]
+    assert split_rows((), 2) == [(), ()]

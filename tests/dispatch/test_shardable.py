@@ -39,11 +39,12 @@ class Frozen:
         return int(self.ids.max())
 
 
-def test_a_subclass_has_the_rows_of_its_base() -> None:
+def test_a_subclass_has_the_rows_of_its_base_and_a_tensordict_without_batch_none() -> None:
     class Special(torch.Tensor): ...
 
     assert count_rows(torch.zeros(3).as_subclass(Special)) == 3
     assert count_rows(torch.nn.Parameter(torch.zeros(4))) == 4
+    assert count_rows(TensorDict({"x": torch.arange(3)}, batch_size=[])) is None
 
 
 @pytest.mark.parametrize(("cls", "functions"), [("Pair", {}), (Pair, {"count": None}), (Pair, {"take": 3})])
@@ -88,10 +89,6 @@ def test_the_output_of_a_transformers_model_is_a_structure() -> None:
     assert join_rows(pieces).hidden.tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_tensordict_without_batch_has_no_rows() -> None:
-    assert count_rows(TensorDict({"x": torch.arange(3)}, batch_size=[])) is None
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize(
     "make",
@@ -117,10 +114,6 @@ def test_tensors_of_other_layouts_are_cut_into_rows(make: Callable[[], torch.Ten
         assert all(map(torch.equal, [row.to_dense() for row in found], rows))
 
 
-def test_an_empty_structure_is_in_each_piece() -> None:
-    assert split_rows((), 2) == [(), ()]
-
-
 @pytest.mark.parametrize("rows", [0, 1, 5, 12])
 @pytest.mark.parametrize("parts", [1, 3, 7])
 def test_bounds_of_a_piece_are_those_of_the_split(rows: int, parts: int) -> None:
@@ -129,12 +122,9 @@ def test_bounds_of_a_piece_are_those_of_the_split(rows: int, parts: int) -> None
     assert [start for start, _ in bounds[1:]] == [stop for _, stop in bounds[:-1]]
 
 
-def test_rows_are_padded_by_repeating_from_the_first() -> None:
+def test_rows_are_padded_by_repeating_from_the_first_and_are_the_same_object_if_none_is_needed() -> None:
     padded = pad_rows({"x": torch.arange(3), "l": list("abc"), "c": 1}, 5)
     assert same(padded, {"x": torch.tensor([0, 1, 2, 0, 1]), "l": list("abcab"), "c": 1})
-
-
-def test_rows_that_need_no_padding_are_the_same_object() -> None:
     value = torch.arange(4)
     assert pad_rows(value, 2) is value
     assert pad_rows([], 2) == []

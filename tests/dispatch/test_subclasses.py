@@ -61,6 +61,7 @@ class Renewed(collections.UserDict[str, Any]):
     kind = "own"
 
 
+ROWS_OF_X = spec_of(Dispatch.DP_COMPUTE_PROTO, lambda x: x)
 MAKERS: list[Any] = [
     lambda x: Config(x=x, temp=0.7),
     lambda x: Own(x=x, temp=0.7),
@@ -92,9 +93,7 @@ def test_a_dict_keeps_the_attributes_of_its_own() -> None:
 def test_a_list_keeps_its_type_and_attributes(rows: list[int], parts: int) -> None:
     pieces = split_rows(Tagged(rows, "t"), parts)
     joined = join_rows(pieces)
-    assert [(type(each), each.tag, each.hidden) for each in [*pieces, joined]] == [(Tagged, "t", "t")] * (
-        parts + 1
-    )
+    assert {(type(each), each.tag, each.hidden) for each in [*pieces, joined]} == {(Tagged, "t", "t")}
     assert joined == rows
 
 
@@ -105,16 +104,13 @@ def test_a_locked_tensordict_stays_locked() -> None:
     assert not join_rows(split_rows(TensorDict({"x": torch.arange(4)}, batch_size=[4]), 2)).is_locked
 
 
-def test_a_dict_that_holds_itself_goes_whole_and_is_refused_as_rows() -> None:
+def test_what_holds_itself_goes_whole_and_is_refused_as_rows_and_where_it_is_joined() -> None:
     loop: dict[str, Any] = {"x": 1}
     loop["loop"] = loop
     seen = plan(spec_of(Dispatch.ONE_TO_ALL), FakeTarget(2), (loop,), {}).arguments()
     assert list(seen)[1][0] == (loop,)
     with pytest.raises(DispatchError, match=r"update\(\).*: x is a dict that holds itself"):
-        plan(spec_of(Dispatch.DP_COMPUTE_PROTO, lambda x: x), FakeTarget(2), (loop,), {})
-
-
-def test_a_result_that_holds_itself_is_refused_where_it_is_joined() -> None:
+        plan(ROWS_OF_X, FakeTarget(2), (loop,), {})
     rows: list[Any] = [1]
     rows.append(rows)
     with pytest.raises(DispatchError, match="holds itself"):
@@ -123,12 +119,8 @@ def test_a_result_that_holds_itself_is_refused_where_it_is_joined() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_a_tensor_without_rows_of_its_own_is_refused_by_name() -> None:
+    batch = {"m": torch.eye(4).to_sparse_csr()}
     with pytest.raises(
         DispatchError, match=r"x\['m'\], a Tensor of layout torch\.sparse_csr, cannot be split"
     ):
-        plan(
-            spec_of(Dispatch.DP_COMPUTE_PROTO, lambda x: x),
-            FakeTarget(2),
-            ({"m": torch.eye(4).to_sparse_csr()},),
-            {},
-        )
+        plan(ROWS_OF_X, FakeTarget(2), (batch,), {})

@@ -32,15 +32,12 @@ def score(prompts, answers):
 """
 
 
-def test_links_of_the_readme_lead_to_files() -> None:
+def test_the_readme_has_at_most_160_lines_and_its_links_lead_to_files() -> None:
     targets = [target for target in re.findall(r"\]\(([^)#]+)", README) if not re.match(r"https?:", target)]
 
+    assert len(README.splitlines()) <= 160
     assert len(targets) > 10
     assert [target for target in targets if not (ROOT / target).exists()] == []
-
-
-def test_the_readme_has_at_most_160_lines() -> None:
-    assert len(README.splitlines()) <= 160
 
 
 @pytest.mark.slow

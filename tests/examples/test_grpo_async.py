@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,24 +12,16 @@ import pytest
 import torch
 
 import phalanx as px
+from tests.examples.loading import FOLDER, loaded
 from tests.examples.test_examples import final_reward, run
 
-FOLDER = Path(__file__).parents[2] / "examples"
 SCRIPT = FOLDER / "grpo_async.py"
 
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        patch.setenv("PHALANX_BACKEND", "inline")
-        spec = importlib.util.spec_from_file_location("example_grpo_async", SCRIPT)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["example_grpo_async"] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
+    with loaded("grpo_async", "inline") as module:
         yield module
-        del sys.modules["example_grpo_async"]
 
 
 def settings_of(example: ModuleType, **changes: object) -> object:

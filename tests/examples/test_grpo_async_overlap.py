@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,8 +11,8 @@ import torch
 
 import phalanx as px
 from phalanx.engines import Completion
+from tests.examples.loading import loaded
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "grpo_async.py"
 STEPS, WITHIN = 6, 60.0
 
 
@@ -64,16 +61,8 @@ class Judge(px.Worker):
 
 @pytest.fixture
 def example(ray_cluster: None) -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))
-        patch.setenv("PHALANX_BACKEND", "ray")
-        spec = importlib.util.spec_from_file_location("example_grpo_async_on_ray", SCRIPT)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["example_grpo_async_on_ray"] = module
-        spec.loader.exec_module(module)
+    with loaded("grpo_async", "ray") as module:
         yield module
-        del sys.modules["example_grpo_async_on_ray"]
 
 
 @pytest.mark.slow

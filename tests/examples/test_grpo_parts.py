@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,21 +11,13 @@ import torch
 
 import phalanx as px
 from phalanx.engines import Completion
-
-SCRIPT = Path(__file__).parents[2] / "examples" / "grpo.py"
+from tests.examples.loading import loaded
 
 
 @pytest.fixture(scope="module")
 def grpo() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))
-        spec = importlib.util.spec_from_file_location("example_grpo", SCRIPT)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["example_grpo"] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
+    with loaded("grpo", "inline") as module:
         yield module
-        del sys.modules["example_grpo"]
 
 
 def test_advantages_are_relative_to_the_answers_of_the_same_question(grpo: ModuleType) -> None:
@@ -40,22 +29,18 @@ def test_advantages_are_relative_to_the_answers_of_the_same_question(grpo: Modul
     assert advantages[2:].tolist() == [0.0, 0.0]
 
 
-def test_a_question_is_digits_between_two_marks(grpo: ModuleType) -> None:
+def test_a_question_is_digits_between_two_marks_and_the_reward_the_part_copied_right(
+    grpo: ModuleType,
+) -> None:
     questions = grpo.ask(5, 4, torch.Generator().manual_seed(0))
-
     assert questions.shape == (5, 6)
     assert questions[:, 0].eq(grpo.BEGIN).all() and questions[:, -1].eq(grpo.END).all()
     assert questions[:, 1:-1].lt(10).all()
 
-
-def test_the_reward_is_the_part_of_the_digits_copied_right(grpo: ModuleType) -> None:
     questions = torch.tensor([[grpo.BEGIN, 3, 1, 4, 1, grpo.END]] * 3)
     answers = (3, 1, 4, 1), (3, 1, 4, 5), (0, 0, 0, 0)
     completions = [Completion(answer, (-1.0,) * 4, "length", ((1, 4),)) for answer in answers]
-
-    scores = grpo.Reward().score(questions, completions)
-
-    assert scores.tolist() == [1.0, 0.75, 0.0]
+    assert grpo.Reward().score(questions, completions).tolist() == [1.0, 0.75, 0.0]
 
 
 def test_log_probabilities_of_an_answer_belong_to_its_own_tokens(grpo: ModuleType) -> None:
@@ -67,10 +52,7 @@ def test_log_probabilities_of_an_answer_belong_to_its_own_tokens(grpo: ModuleTyp
     whole = model(tokens).logits.log_softmax(dim=-1)
     expected = torch.stack([whole[:, p - 1].gather(1, tokens[:, p, None])[:, 0] for p in range(6, 10)], dim=1)
     assert torch.allclose(log_probs, expected, atol=1e-5)
-
-
-def test_the_model_is_as_small_as_it_says(grpo: ModuleType) -> None:
-    assert sum(parameter.numel() for parameter in grpo.small_llama().parameters()) == 113_984
+    assert sum(parameter.numel() for parameter in model.parameters()) == 113_984, "as small as it says"
 
 
 def steps_of(grpo: ModuleType, patch: pytest.MonkeyPatch, *outcomes: float | Exception) -> Iterator[float]:
@@ -90,21 +72,15 @@ def steps_of(grpo: ModuleType, patch: pytest.MonkeyPatch, *outcomes: float | Exc
     return grpo.grpo_with_losses(groups, None, grpo.Settings(steps=2), torch.Generator())
 
 
-def test_a_step_in_which_a_rank_was_lost_is_made_again(
+def test_a_step_in_which_a_rank_was_lost_is_made_again_and_a_bug_ends_the_run(
     grpo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     died = px.WorkerDiedError("rank 1 died", failures=(px.errors.RankReport(1, "died"),))
+    raised = px.errors.RankReport(1, "raised", type_name="ValueError")
 
     rewards = list(steps_of(grpo, monkeypatch, 0.5, died, px.GroupBroken("broken", cause=died), 0.75))
 
     assert rewards == [0.5, 0.75]
     assert "since rank 1 died" in capsys.readouterr().err
-
-
-def test_a_bug_ends_the_run(grpo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    bug = px.RemoteCallError(
-        "rank 1 raised", failures=(px.errors.RankReport(1, "raised", type_name="ValueError"),)
-    )
-
     with pytest.raises(px.RemoteCallError):
-        list(steps_of(grpo, monkeypatch, 0.5, bug))
+        list(steps_of(grpo, monkeypatch, 0.5, px.RemoteCallError("rank 1 raised", failures=(raised,))))

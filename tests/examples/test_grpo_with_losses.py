@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 
 import phalanx as px
+from tests.examples.loading import loaded
 from tests.members.killed_trainers import Operations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-FOLDER = Path(__file__).parents[2] / "examples"
 STEPS = 4
 
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
     """The script as a module, whose classes travel by value to the ranks."""
-    import cloudpickle
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        patch.setenv("PHALANX_BACKEND", "ray")
-        spec = importlib.util.spec_from_file_location("example_grpo", FOLDER / "grpo.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["example_grpo"] = module
-        spec.loader.exec_module(module)
+    with loaded("grpo", "ray") as module:
         cloudpickle.register_pickle_by_value(module)
         yield module
-        del sys.modules["example_grpo"]
 
 
 def count(worker: Any, last: int | None = None) -> None:
@@ -98,16 +86,11 @@ def killed(example: ModuleType, ranks: int, seed: int) -> None:
     assert others == [(["policy", "rollout"].index(name), rank)]
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (0, *range(2, 20)))]
+)
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_the_rewards_are_those_of_a_run_without_a_fault(
     ray_cluster: None, example: ModuleType, ranks: int, seed: int
 ) -> None:
-    killed(example, ranks, seed)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2, 20))
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_the_same_for_more_seeds(ray_cluster: None, example: ModuleType, ranks: int, seed: int) -> None:
     killed(example, ranks, seed)

@@ -24,18 +24,6 @@ def printed(cell: Any) -> str:
     return "".join(texts)
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PHALANX_TUTORIAL_OUT", str(tmp_path_factory.mktemp("tutorial")))
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        return client.execute()
-
-
 def test_it_is_stored_without_outputs() -> None:
     cells = code_cells(nbformat.read(NOTEBOOK, as_version=4))
     assert all(not cell.outputs and cell.execution_count is None for cell in cells)
@@ -43,20 +31,19 @@ def test_it_is_stored_without_outputs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_runs_to_its_last_cell(executed: Any) -> None:
-    counts = [cell.execution_count for cell in code_cells(executed)]
-    assert counts == list(range(1, len(counts) + 1))
+def test_it_runs_to_its_last_cell_and_shows_the_numbers_and_the_picture_of_the_tutorial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    where = {"metadata": {"path": str(NOTEBOOK.parent)}}
+    monkeypatch.setenv("PHALANX_TUTORIAL_OUT", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
 
+    executed = NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", ["4 4 8", "4 4 1 1", "torch.Size([64, 4, 512])", "largest difference from one process"]
-)
-def test_it_shows_the_numbers_of_the_tutorial(executed: Any, line: str) -> None:
-    assert any(line in printed(cell) for cell in code_cells(executed))
-
-
-@pytest.mark.slow
-def test_it_shows_the_contact_sheet(executed: Any) -> None:
-    data = [output.get("data", {}) for cell in code_cells(executed) for output in cell.outputs]
+    cells = code_cells(executed)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    for line in ("4 4 8", "4 4 1 1", "torch.Size([64, 4, 512])", "largest difference from one process"):
+        assert any(line in printed(cell) for cell in cells), line
+    data = [output.get("data", {}) for cell in cells for output in cell.outputs]
     assert any("image/png" in formats for formats in data)

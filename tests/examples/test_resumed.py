@@ -27,30 +27,13 @@ def train(folder: Path, steps: int, path: str, *more: str) -> subprocess.Complet
     return start(GRPO, *words, *more, backend="inline", folder=folder)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
+def test_a_run_with_too_few_steps_fails_and_goes_on_as_if_it_had_not_been_ended(tmp_path: Path) -> None:
+    ended = train(tmp_path, 3, "ended")
+    train(tmp_path, 5, "whole")
+    train(tmp_path, 5, "ended", "--resume")
 
-
-@pytest.fixture(scope="module")
-def ended(folder: Path) -> subprocess.CompletedProcess[str]:
-    """A run of three steps."""
-    return train(folder, 3, "ended")
-
-
-def test_a_run_with_too_few_steps_ends_with_its_reward_and_a_failing_exit_status(
-    ended: subprocess.CompletedProcess[str],
-) -> None:
     assert 0.0 <= final_reward(ended.stdout) < 0.3  # right by chance
     assert "stayed below 0.9" in ended.stderr
     assert ended.returncode == 1
-
-
-def test_a_run_that_was_ended_goes_on_as_if_it_had_not_been(
-    folder: Path, ended: subprocess.CompletedProcess[str]
-) -> None:
-    train(folder, 5, "whole")
-    train(folder, 5, "ended", "--resume")
-
-    assert len(rewards(folder / "whole")) == 5
-    assert rewards(folder / "ended") == rewards(folder / "whole")
+    assert len(rewards(tmp_path / "whole")) == 5
+    assert rewards(tmp_path / "ended") == rewards(tmp_path / "whole")

@@ -17,23 +17,15 @@ def test_names_are_safe_in_a_path(group: str, folder: str) -> None:
     assert folder_name(group, 3) == folder
 
 
-@pytest.mark.soak_on_cluster
-def test_two_groups_of_one_name_share_no_files(backend: str) -> None:
-    with px.ResourcePool([2], use_gpu=False) as pool:
-        groups = [px.WorkerGroup(pool, px.Worker, name="twin") for _ in range(2)]
-        files = [endpoint.facts.files for group in groups for endpoint in group.core.endpoints]
-
-    assert len(set(files)) == 4
-
-
-def test_a_restarted_group_begins_new_files(backend: str) -> None:
+def test_two_groups_of_one_name_share_no_files_and_a_restarted_one_begins_new_ones(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=False) as pool:
-        group = px.WorkerGroup(pool, px.Worker)
-        before = group.core.endpoints[0].facts.files
-        group.restart()
-        after = group.core.endpoints[0].facts.files
+        groups = [px.WorkerGroup(pool, px.Worker, name=f"twin-{backend}") for _ in range(2)]
+        files = [group.core.endpoints[0].facts.files for group in groups]
+        groups[0].restart()
+        after = groups[0].core.endpoints[0].facts.files
 
-    assert (before.endswith("-0/rank-0"), after.endswith("-1/rank-0")) == (True, True)
+    assert len({*files, after}) == 3
+    assert (files[0].endswith("-0/rank-0"), after.endswith("-1/rank-0")) == (True, True)
 
 
 @pytest.mark.parametrize("backend", ["ray"], indirect=True)

@@ -77,25 +77,20 @@ def test_an_illegal_event_tells_the_story() -> None:
     )
 
 
-def test_a_broken_group_keeps_the_first_cause() -> None:
-    assert living((Event.STARTED, 0), (Event.BREAK, 0, FIRST), (Event.BREAK, 0, SECOND)).cause is FIRST
+def test_a_broken_group_keeps_the_first_cause_until_a_restart_fails_and_its_story_is_bounded() -> None:
+    broken = living(*TO_STATE[State.BROKEN], *[(Event.BREAK, 0, SECOND)] * 200)
+    again = living(*TO_STATE[State.RESTARTING], (Event.BREAK, 1, SECOND))
+
+    assert (broken.cause, len(broken.story)) == (FIRST, 50)
+    assert (again.state, again.cause) == (State.BROKEN, SECOND)
 
 
-def test_a_failed_restart_is_the_new_cause() -> None:
-    lifecycle = living(*TO_STATE[State.RESTARTING], (Event.BREAK, 1, SECOND))
-
-    assert (lifecycle.state, lifecycle.cause) == (State.BROKEN, SECOND)
-
-
-def test_a_late_failure_of_an_old_epoch_does_nothing() -> None:
+def test_a_late_failure_of_an_old_epoch_does_nothing_and_one_of_an_epoch_to_come_is_refused() -> None:
     lifecycle = living(*TO_STATE[State.RESTARTING], (Event.STARTED, 1))
 
     step = lifecycle.handle(Event.BREAK, 0, SECOND)
 
     assert (step.stale, lifecycle.state, lifecycle.cause) == (True, State.READY, None)
-
-
-def test_an_event_of_an_epoch_that_never_began_is_refused() -> None:
     with pytest.raises(InternalError, match="epoch 3"):
         living().handle(Event.STARTED, 3)
 
@@ -119,9 +114,3 @@ def test_a_group_takes_calls_only_when_it_is_ready(
 
     if isinstance(caught.value, GroupBroken):
         assert caught.value.cause is caught.value.__cause__ is FIRST
-
-
-def test_the_story_is_bounded() -> None:
-    lifecycle = living(*TO_STATE[State.BROKEN], *[(Event.BREAK, 0, SECOND)] * 200)
-
-    assert len(lifecycle.story) == 50

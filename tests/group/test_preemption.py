@@ -20,18 +20,10 @@ def going(node: str, deadline: float | None = 100.0) -> list[DrainingNode]:
     return [DrainingNode(node, deadline, "preempted")]
 
 
-def test_a_notice_of_a_node_with_ranks_names_them_with_host_deadline_and_reason() -> None:
+def test_a_notice_names_ranks_host_deadline_and_reason_and_is_told_anew_when_they_change() -> None:
     board = NoticeQueue("actor")
-
     board.see([*going("a"), *going("c")], SLOTS)
-
     assert board.take() == [PreemptionNotice("actor", (0, 1), "a", "host-a", 100.0, "preempted")]
-
-
-def test_another_deadline_and_another_rank_on_the_node_are_told_anew() -> None:
-    board = NoticeQueue("actor")
-    board.see(going("a"), SLOTS)
-    board.take()
 
     board.see(going("a", 50.0), SLOTS)
     board.see(going("a", 50.0), [*SLOTS, SLOTS[0]])
@@ -66,18 +58,9 @@ def drain(transport: ScriptedBackend) -> None:
     transport.going = [DrainingNode("inline", None, "preempted")]
 
 
-def test_a_group_gives_its_notices_without_waiting(transport: ScriptedBackend) -> None:
-    with px.ResourcePool([2], backend="inline") as pool:
-        group = px.WorkerGroup(pool, Adder)
-        before = px.preemption_notices(group)
-        drain(transport)
-
-        assert before == []
-        assert [one.ranks for one in px.preemption_notices(group)] == [(0, 1)]
-        assert px.preemption_notices(group) == []
-
-
-def test_on_notice_is_called_once_and_what_it_raises_changes_nothing(transport: ScriptedBackend) -> None:
+def test_a_group_gives_its_notices_once_also_to_on_notice_and_what_that_raises_changes_nothing(
+    transport: ScriptedBackend,
+) -> None:
     seen: list[px.PreemptionNotice] = []
 
     def note(notice: px.PreemptionNotice) -> None:
@@ -85,11 +68,14 @@ def test_on_notice_is_called_once_and_what_it_raises_changes_nothing(transport: 
         raise RuntimeError("of the user")
 
     with px.ResourcePool([2], backend="inline") as pool:
-        group = px.WorkerGroup(pool, Adder, on_notice=note)
+        group, asked = px.WorkerGroup(pool, Adder, on_notice=note), px.WorkerGroup(pool, Adder)
+        before = px.preemption_notices(asked)
         drain(transport)
+        notices = [px.preemption_notices(asked) for _ in range(2)]  # without waiting
         turn()
         turn()
 
+        assert [before, [one.ranks for one in notices[0]], notices[1]] == [[], [(0, 1)], []]
         assert [one.ranks for one in seen] == [(0, 1)]
         assert px.preemption_notices(group) == seen  # for whoever asks, too
         assert group.add(1) == [1, 2]

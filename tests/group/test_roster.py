@@ -152,21 +152,19 @@ def test_of_a_replaced_rank_a_call_is_stale_and_of_one_that_left_it_is_made_agai
 def test_a_process_left_in_peace_if_it_came_after_the_last_of_its_rank_that_did_not(
     group: px.WorkerGroup,
 ) -> None:
-    endpoint = group.core.endpoints[1]
-    now = roster.Roster(5, group.core.endpoints[:1], {1: 3})
+    member, endpoint = group.core.endpoints[:2]
+    now = roster.Roster(5, [member], {1: 3})
 
-    assert [now.left_in_peace(1, replace(endpoint, since=since)) for since in (2, 3, 4)] == [
-        False,
-        True,
-        True,
-    ]
-    assert not now.left_in_peace(0, group.core.endpoints[0]), "a member has not left"
+    left = [now.left_in_peace(1, replace(endpoint, since=since)) for since in (2, 3, 4)]
+
+    assert left == [False, True, True]
+    assert not now.left_in_peace(0, member), "a member has not left"
 
 
-def test_of_ranks_that_a_restart_ended_calls_are_stale(
+def test_of_ranks_that_a_restart_ended_calls_are_stale_and_the_roster_is_taken_back_with_the_group(
     group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = view_of(group, monkeypatch)
+    view, core = view_of(group, monkeypatch), group.core
     group.restart()
     px.resize(group, 2)
 
@@ -174,6 +172,9 @@ def test_of_ranks_that_a_restart_ended_calls_are_stale(
         view.answers(list(range(8)))
 
     assert view.answers(list(range(8))) == [10 * x for x in range(8)]
+    assert core.backend.published(core.roster_key) is not None
+    group.close()
+    assert core.backend.published(core.roster_key) is None
 
 
 def test_the_loss_of_a_rank_is_still_an_error(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,31 +186,21 @@ def test_the_loss_of_a_rank_is_still_an_error(group: px.WorkerGroup, monkeypatch
         view.answers(list(range(6)))
 
 
-def test_the_roster_is_taken_back_with_the_group(
-    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view_of(group, monkeypatch)
-    px.resize(group, 2)
-    key = group.core.roster_key
-    there = group.core.backend.published(key) is not None
-    group.close()
-
-    assert there
-    assert group.core.backend.published(key) is None
-
-
-def test_a_call_of_one_rank_that_refused_it_is_made_again_and_one_of_all_is_stale(
+def test_a_call_of_one_rank_that_refused_it_is_made_again_and_one_of_all_or_a_stream_is_stale(
     together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, all_of_them = view_of(together, monkeypatch)[0], view_of(together, monkeypatch)
+    one, all_of_them, streaming = (view_of(together, monkeypatch) for _ in range(3))
     px.replace_ranks(together, 1, state="none")
 
     with unaware(monkeypatch):
-        assert one.step() == (0, 1)
+        assert one[0].step() == (0, 1)
         with pytest.raises(px.errors.StaleEpoch):
             all_of_them.step()
+        with pytest.raises(px.errors.StaleEpoch):
+            list(streaming[0].count.stream(3))
 
     assert all_of_them.step() == [(0, 2), (1, 1), (2, 1)]
+    assert list(streaming[0].count.stream(3)) == [0, 1, 2]
 
 
 def test_while_ranks_are_made_anew_calls_of_a_view_are_stale_and_it_is_not_closed(
@@ -227,18 +218,6 @@ def test_while_ranks_are_made_anew_calls_of_a_view_are_stale_and_it_is_not_close
     together.close()
     with pytest.raises(px.GroupClosed):
         view.step()
-
-
-def test_streams_of_a_view_go_on_after_one_was_stale(
-    together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view = view_of(together, monkeypatch)[0]
-    px.replace_ranks(together, 1, state="none")
-
-    with unaware(monkeypatch), pytest.raises(px.errors.StaleEpoch):
-        list(view.count.stream(3))
-
-    assert list(view.count.stream(3)) == [0, 1, 2]
 
 
 def test_a_view_that_came_back_to_the_owner_goes_on(

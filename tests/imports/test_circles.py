@@ -103,14 +103,10 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        m
-        for m in MODULES
-        if not m.startswith("phalanx.compat") and "lazy_names(" not in MODULES[m].read_text()
-    ],
-)
+SHOWN = [m for m, p in MODULES.items() if ".compat" not in m and "lazy_names(" not in p.read_text()]
+
+
+@pytest.mark.parametrize("module", SHOWN)
 def test_a_hidden_import_of_our_own_says_why_it_is_hidden(module: str) -> None:
     silent = unexplained(MODULES[module].read_text())
 
@@ -154,6 +150,7 @@ def test_names_of_modules_are_computed_only_where_this_file_says_so() -> None:
         "from p import b",
         "from . import b",
         "from .b import name",
+        "from ..p.b import name",
         "def f():\n    from p.b import name",
         "if TYPE_CHECKING:\n    from p.b import name",
         "class A:\n    import p.b",
@@ -168,38 +165,33 @@ def test_every_way_to_import_closes_a_circle(imported: str) -> None:
     assert list(circles(graph)) == [["p.a", "p.b", "p.a"]]
 
 
-def test_a_module_that_imports_itself_is_a_circle() -> None:
-    assert list(circles(arrows({"p.a": "from p.a import f"}))) == [["p.a", "p.a"]]
-
-
-def test_a_long_circle_is_found_from_anywhere_outside_it() -> None:
-    graph = arrows({"p.x": "import p.a", "p.a": "import p.b", "p.b": "import p.c", "p.c": "import p.a"})
-
-    assert list(circles(graph)) == [["p.a", "p.b", "p.c", "p.a"]]
-
-
-def test_two_circles_are_both_told_the_shorter_one_first() -> None:
-    graph = arrows({"p.a": "import p.b, p.c", "p.b": "import p.a", "p.c": "import p.d", "p.d": "import p.a"})
-
-    assert [len(circle) - 1 for circle in circles(graph)] == [2, 3]
-
-
-def test_two_ways_to_one_place_are_no_circle() -> None:
-    assert not list(
-        circles(arrows({"p.a": "import p.b, p.c", "p.b": "import p.d", "p.c": "import p.d", "p.d": ""}))
-    )
-
-
-def test_importing_a_module_is_no_arrow_to_the_facade_above_it() -> None:
-    graph = arrows({"p": "from p.a import name", "p.a": "import p.b", "p.b": ""}, packages=["p"])
-
-    assert not list(circles(graph))
-
-
-def test_taking_a_name_from_the_facade_is_an_arrow_to_it() -> None:
-    graph = arrows({"p": "from p.a import name", "p.a": "def f():\n    from p import name"}, packages=["p"])
-
-    assert list(circles(graph)) == [["p", "p.a", "p"]]
+@pytest.mark.parametrize(
+    ("sources", "found"),
+    [
+        ({"p.a": "from p.a import f"}, [["p.a", "p.a"]]),
+        (
+            {"p.x": "import p.a", "p.a": "import p.b", "p.b": "import p.c", "p.c": "import p.a"},
+            [["p.a", "p.b", "p.c", "p.a"]],
+        ),
+        (
+            {"p.a": "import p.b, p.c", "p.b": "import p.a", "p.c": "import p.d", "p.d": "import p.a"},
+            [["p.a", "p.b", "p.a"], ["p.a", "p.c", "p.d", "p.a"]],
+        ),
+        ({"p.a": "import p.b, p.c", "p.b": "import p.d", "p.c": "import p.d", "p.d": ""}, []),
+        ({"p": "from p.a import name", "p.a": "import p.b", "p.b": ""}, []),
+        ({"p": "from p.a import name", "p.a": "def f():\n    from p import name"}, [["p", "p.a", "p"]]),
+    ],
+    ids=[
+        "a module that imports itself",
+        "a long one, from anywhere outside it",
+        "two, the shorter one first",
+        "two ways to one place are none",
+        "importing a module is no arrow to the facade above it",
+        "taking a name from the facade is one to it",
+    ],
+)
+def test_circles_are(sources: dict[str, str], found: list[list[str]]) -> None:
+    assert list(circles(arrows(sources, packages=["p"]))) == found
 
 
 def test_a_circle_is_told_with_file_and_line_of_each_arrow() -> None:

@@ -37,33 +37,27 @@ def loaded_by(statement: str) -> set[str]:
     return set(ran.stdout.split())
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    assert loaded_by("import phalanx").isdisjoint(HEAVY)
-
-
-def test_listing_and_completing_names_loads_nothing_heavy() -> None:
-    assert loaded_by("import phalanx; dir(phalanx), phalanx.__all__, phalanx.__version__").isdisjoint(HEAVY)
-
-
-def test_submodules_load_nothing_heavy_before_a_name_is_used() -> None:
-    statement = "import phalanx as px; px.weights, px.channels, px.checkpoint, px.data, px.debug, px.engines, px.errors"
-
-    assert loaded_by(statement).isdisjoint(HEAVY)
-
-
-def test_errors_and_declarations_load_neither_ray_nor_torch() -> None:
-    statement = "import phalanx as px; px.PhalanxError, px.register, px.Dispatch, px.Execute, px.Mesh"
-
-    assert loaded_by(statement).isdisjoint(HEAVY)
+@pytest.mark.parametrize(
+    "names",
+    [
+        "dir(px), px.__all__, px.__version__",
+        "px.weights, px.channels, px.checkpoint, px.data, px.debug, px.engines, px.errors",
+        "px.PhalanxError, px.register, px.Dispatch, px.Execute, px.Mesh",
+    ],
+    ids=["names", "submodules", "errors and declarations"],
+)
+def test_importing_the_package_and_using_what_needs_nothing_heavy_loads_nothing_heavy(names: str) -> None:
+    assert loaded_by(f"import phalanx as px; {names}").isdisjoint(HEAVY)
 
 
 @pytest.mark.parametrize(("facade", "name"), NAMES)
-def test_type_checkers_see_the_object_that_is_loaded(facade: str, name: str) -> None:
+def test_type_checkers_see_the_object_that_is_loaded_and_dir_completes_it(facade: str, name: str) -> None:
     loaded = getattr(importlib.import_module(facade), name)
     home = importlib.import_module(declared_for_type_checkers(facade)[name])
 
     assert loaded is not None
     assert getattr(home, name) is loaded
+    assert name in dir(importlib.import_module(facade))
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -71,26 +65,18 @@ def test_type_checkers_see_exactly_the_public_names(facade: str) -> None:
     assert sorted(declared_for_type_checkers(facade)) == sorted(importlib.import_module(facade).__all__)
 
 
-@pytest.mark.parametrize(("facade", "name"), NAMES)
-def test_a_public_name_is_completed_by_dir(facade: str, name: str) -> None:
-    assert name in dir(importlib.import_module(facade))
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("WorkerGruop", "WorkerGruop"),
+        ("SamplingParams", r"no attribute 'SamplingParams'; it is phalanx\.engines\.SamplingParams"),
+    ],
+)
+def test_an_unknown_name_is_an_attribute_error_that_tells_where_it_is(name: str, words: str) -> None:
+    with pytest.raises(AttributeError, match=words):
+        getattr(phalanx, name)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="WorkerGruop"):
-        _ = phalanx.WorkerGruop  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_a_name_of_a_submodule_is_said_to_be_there() -> None:
-    with pytest.raises(
-        AttributeError, match=r"no attribute 'SamplingParams'; it is phalanx\.engines\.SamplingParams"
-    ):
-        _ = phalanx.SamplingParams  # type: ignore[attr-defined]  # pyright: ignore
-
-
-def test_the_top_level_has_at_most_56_names() -> None:
+def test_the_top_level_has_at_most_56_names_and_the_version_of_the_distribution() -> None:
     assert len(phalanx.__all__) <= 56
-
-
-def test_the_version_is_the_one_of_the_distribution() -> None:
     assert f'version = "{phalanx.__version__}"' in (SOURCE.parents[1] / "pyproject.toml").read_text()

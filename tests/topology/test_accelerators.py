@@ -18,7 +18,8 @@ def test_an_accelerator_is_found_by_name_or_resource(name, torch_device, backend
     assert (found.torch_device, found.backend) == (torch_device, backend)
 
 
-def test_an_unknown_accelerator_lists_the_known():
+def test_resources_are_named_once_and_to_whoever_asks_for_an_unknown_one():
+    assert resource_names() == ("GPU", "NPU", "TPU", "HPU", "neuron_cores")
     with pytest.raises(DeclarationError, match="neuron_cores"):
         accelerator("FPGA")
 
@@ -33,7 +34,3 @@ def test_an_unknown_accelerator_lists_the_known():
 )
 def test_the_vendor_behind_gpu_is_told_by_its_variables(env, name):
     assert in_use("GPU", env).name == name
-
-
-def test_resources_are_named_once():
-    assert resource_names() == ("GPU", "NPU", "TPU", "HPU", "neuron_cores")

@@ -25,15 +25,11 @@ def env_of(**given: Any) -> dict[str, str]:
     return rank_environment(**{**defaults, **given})
 
 
-def test_identity_is_what_torch_expects():
-    assert env_of() == {
-        "RANK": "5",
-        "WORLD_SIZE": "6",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "10.0.0.7",
-        "MASTER_PORT": "4711",
-    }
+def test_identity_is_what_torch_expects_and_always_the_ranks_own():
+    identity = {"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    identity |= {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "4711"}
+
+    assert env_of() == env_of(group_env={"RANK": "0", "MASTER_PORT": "1"}) == identity
 
 
 @pytest.mark.parametrize(
@@ -55,15 +51,11 @@ def test_a_rank_sees_its_devices_and_its_local_rank_is_an_index_of_them(
     assert (env["CUDA_VISIBLE_DEVICES"], env["LOCAL_RANK"]) == (mask, local_rank)
 
 
-def test_every_alias_of_a_mask_is_set_to_the_same():
+def test_every_alias_of_a_mask_is_set_to_the_same_and_a_group_without_devices_keeps_the_users():
     env = env_of(accelerator=accelerator("rocm"), own_ids=["3"])
 
     assert (env["HIP_VISIBLE_DEVICES"], env["CUDA_VISIBLE_DEVICES"]) == ("3", "3")
-
-
-def test_a_device_that_is_not_on_its_node_is_refused():
-    with pytest.raises(PlacementError, match=r"devices \['9'\] of a rank are not among its node's \['4'\]"):
-        env_of(accelerator=GPU, own_ids=["9"], node_ids=["4"], visible="node")
+    assert env_of(group_env={"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -80,18 +72,18 @@ def test_threads_are_the_groups_else_the_processes_else_a_share_of_the_nodes_cor
     assert env_of(**given)["OMP_NUM_THREADS"] == threads
 
 
-def test_a_mask_that_the_user_gives_a_group_without_devices_stays():
-    assert env_of(group_env={"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == "0"
-
-
-def test_identity_is_always_the_ranks_own():
-    assert env_of(group_env={"RANK": "0", "MASTER_PORT": "1"})["RANK"] == "5"
-
-
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [({"group_env": {"DEBUG": 1}}, "write DEBUG='1'"), ({"visible": "all"}, "expected 'own'")],
+    ("given", "error", "words"),
+    [
+        ({"group_env": {"DEBUG": 1}}, DeclarationError, "write DEBUG='1'"),
+        ({"visible": "all"}, DeclarationError, "expected 'own'"),
+        (
+            {"accelerator": GPU, "own_ids": ["9"], "node_ids": ["4"], "visible": "node"},
+            PlacementError,
+            r"devices \['9'\] of a rank are not among its node's \['4'\]",
+        ),
+    ],
 )
-def test_a_wrong_setting_is_answered_with_what_to_write(given, words: str):
-    with pytest.raises(DeclarationError, match=words):
+def test_a_wrong_setting_or_device_is_refused(given, error: type[Exception], words: str):
+    with pytest.raises(error, match=words):
         env_of(**given)

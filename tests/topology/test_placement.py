@@ -45,14 +45,10 @@ def test_whether_blocks_fit_is_decided_exactly(blocks: list[int], capacities: li
     assert fits(blocks, capacities) == fits_by_trying_all(blocks, capacities)
 
 
-BEST_FIT_FAILS = ([7, 6, 5, 5], [11, 14])  # best fit puts the 7 on the node of 11
-
-
-def test_blocks_that_fit_only_otherwise_than_by_best_fit_fit():
-    assert fits(*BEST_FIT_FAILS)
-
-
-def test_a_search_that_is_cut_off_does_not_rule_the_blocks_out(monkeypatch: pytest.MonkeyPatch):
+def test_a_search_goes_beyond_best_fit_and_if_it_is_cut_off_does_not_rule_the_blocks_out(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert fits([7, 6, 5, 5], [11, 14])  # best fit puts the 7 on the node of 11
     blocks, capacities = [7, 7, 5, 5], [11, 13]
     assert not fits(blocks, capacities)
 
@@ -99,12 +95,6 @@ def test_as_many_shares_as_promised_fit_and_are_whole_units(count: int):
     assert 1 <= round(units) * count <= 10_000
 
 
-@pytest.mark.parametrize("count", [0, -1, 10_001, 2.0, True, None])
-def test_a_count_that_cannot_share_is_refused(count):
-    with pytest.raises(DeclarationError, match="from 1 to 10000"):
-        share(count)
-
-
 @pytest.mark.parametrize(
     ("given", "bundle"),
     [
@@ -120,7 +110,10 @@ def test_a_bundle_asks_for_as_little_as_it_can(given, bundle):
     assert bundle_resources(*given) == bundle
 
 
-def test_a_slot_without_accelerators_is_asked_for_with_use_gpu_false():
+@pytest.mark.parametrize("count", [0, -1, 10_001, 2.0, True, None])
+def test_a_count_that_cannot_share_and_a_slot_of_no_accelerator_are_refused(count):
+    with pytest.raises(DeclarationError, match="from 1 to 10000"):
+        share(count)
     with pytest.raises(DeclarationError, match="use_gpu=False"):
         bundle_resources("GPU", 0)
 
@@ -157,17 +150,14 @@ def test_the_table_says_what_is_missing(nodes, blocks, slot, words: list[str]):
     assert all(word in table for word in words)
 
 
-def test_the_holder_is_named_on_its_node_and_in_the_advice():
-    lines = placement_table([node("a", 8, free=2)], [4], ONE_GPU, [Holder("critic", "a" * 10, ONE_GPU)])
+def test_the_table_shows_have_free_and_holders_of_each_node():
+    nodes, holders = [node("a", 8, free=2), node("b", 4)], [Holder("critic", "a" * 10, ONE_GPU)]
 
-    assert "critic (GPU 1)" in next(line for line in lines.splitlines() if line.startswith("host-a"))
-    assert "held by critic: close" in lines
-
-
-def test_the_table_shows_have_and_free_of_each_node():
-    lines = placement_table([node("a", 8, free=2), node("b", 4)], [8], ONE_GPU).splitlines()
+    lines = placement_table(nodes, [8], ONE_GPU, holders).splitlines()
 
     assert lines[0] == (
         "wanted: 8 slots in blocks of [8], each block on one node; GPU 1 per slot, GPU 8 in all"
     )
     assert [line.split()[2] for line in lines[2:4]] == ["8/2", "4/4"]
+    assert "critic (GPU 1)" in lines[2]
+    assert "held by critic: close" in placement_table(nodes[:1], [4], ONE_GPU, holders)

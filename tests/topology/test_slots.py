@@ -23,33 +23,32 @@ def on(node: str, *ids: str) -> SlotFacts:
     return SlotFacts(node_id=node, host=f"host-{node}", node_ip="10.0.0.1", accelerator_ids=ids)
 
 
-@pytest.mark.parametrize("given", [[], 4, "4", None, [0], [2.0], [True], True, {"a": 1}])
-def test_a_shape_that_is_no_list_of_counts_is_refused_with_advice(given):
-    with pytest.raises(DeclarationError, match="expected a list of positive whole numbers"):
-        checked_shape(given)
+def test_parts_have_these_sizes_a_negative_index_counts_from_the_end_and_views_pickle():
+    view = pool(4, 2)
 
-
-def test_merging_a_slot_twice_names_it():
-    view = pool(4)
-
-    with pytest.raises(DeclarationError, match="slot 2 of block 0 of pool 'p' is in the view twice"):
-        _ = view[0:3] + view[2:4]
-
-
-def test_split_by_list_makes_parts_of_these_sizes():
-    assert [part.shape for part in pool(4, 2).split([3, 3])] == [(3,), (1, 2)]
+    assert [part.shape for part in view.split([3, 3])] == [(3,), (1, 2)]
+    assert view[-1].slots == (Slot(block=1, bundle=1, pool="p"),)
+    assert pickle.loads(pickle.dumps(view[1:5])) == view[1:5]
+    assert view.local_ranks is view.local_ranks, "worked out once"
+    assert view.local_world_sizes is view.local_world_sizes
 
 
 @pytest.mark.parametrize(
-    ("sizes", "words"),
+    ("do", "given", "words"),
     [
-        (4, r"world size 6; give one of \[1, 2, 3, 6\]"),
-        *((sizes, "6") for sizes in ([2, 2], [], [0, 6], [6.0], "33", 0, True)),
+        *(
+            (checked_shape, shape, "expected a list of positive whole numbers")
+            for shape in ([], 4, "4", None, [0], [2.0], [True], True, {"a": 1})
+        ),
+        (pool(4, 2).split, 4, r"world size 6; give one of \[1, 2, 3, 6\]"),
+        *((pool(4, 2).split, sizes, "6") for sizes in ([2, 2], [], [0, 6], [6.0], "33", 0, True)),
+        *((pool(4, 2).__getitem__, key, r"pool\[") for key in (6, -7, "a", 1.0, True, None)),
+        (pool(4)[0:3].__add__, pool(4)[2:4], "slot 2 of block 0 of pool 'p' is in the view twice"),
     ],
 )
-def test_a_split_that_does_not_add_up_says_to_what_it_must(sizes, words):
+def test_what_makes_no_pool_or_view_is_refused_with_advice(do, given, words: str):
     with pytest.raises(DeclarationError, match=words):
-        pool(4, 2).split(sizes)
+        do(given)
 
 
 @given(shapes, st.data())
@@ -74,31 +73,11 @@ def test_a_slice_keeps_the_order_of_a_list(shape: list[int], key: slice):
             view[key]
 
 
-def test_a_negative_index_counts_from_the_end():
-    assert pool(4, 2)[-1].slots == (Slot(block=1, bundle=1, pool="p"),)
-
-
-@pytest.mark.parametrize("key", [6, -7, "a", 1.0, True, None])
-def test_an_index_outside_the_pool_is_refused(key):
-    with pytest.raises(DeclarationError, match=r"pool\["):
-        pool(4, 2)[key]
-
-
-def test_a_view_survives_pickling():
-    view = pool(4, 2)[1:5]
-
-    assert pickle.loads(pickle.dumps(view)) == view
-
-
-def test_slots_without_accelerators_and_ties_go_by_bundle():
+def test_without_accelerators_and_in_ties_the_order_is_that_of_bundles_and_blocks_keep_their_place():
     slots = pool(3).slots[::-1]
-
-    assert order_ranks(slots, [on("n")] * 3) == order_ranks(slots, [on("n", "0")] * 3) == (2, 1, 0)
-
-
-def test_blocks_keep_their_place():
     facts = [on("b", "7"), on("b", "3"), on("a", "1"), on("a", "0")]
 
+    assert order_ranks(slots, [on("n")] * 3) == order_ranks(slots, [on("n", "0")] * 3) == (2, 1, 0)
     assert order_ranks(pool(2, 2).slots, facts) == (1, 0, 3, 2)
 
 
@@ -121,9 +100,3 @@ def test_rank_order_of_a_block_does_not_depend_on_the_order_of_reports(seed: int
 def test_reports_that_do_not_put_a_block_on_one_node_are_refused(nodes: str, words: str):
     with pytest.raises(PlacementError, match=words):
         order_ranks(pool(2).slots, [on(node) for node in nodes])
-
-
-def test_the_places_of_ranks_in_their_blocks_are_worked_out_once() -> None:
-    view = pool(2, 1)
-    assert view.local_ranks is view.local_ranks
-    assert view.local_world_sizes is view.local_world_sizes
