@@ -12,6 +12,7 @@ import pytest
 import ray
 
 import phalanx as px
+from phalanx.session.session import session
 
 pytestmark = pytest.mark.slow
 
@@ -83,6 +84,28 @@ def test_a_group_whose_first_rank_was_replaced_is_found(drive: Callable[[str], s
         assert px.attach("replaced").up(1) == [1, 6]
     finally:
         px.attach("replaced").close(pool=True)
+
+
+def test_a_group_whose_first_rank_is_gone_can_be_closed_and_made_anew(drive: Callable[[str], str]) -> None:
+    make = """
+        pool = px.ResourcePool([2], use_gpu=False, detached=True)
+        print(px.WorkerGroup(pool, Counter, name="unlucky", detached=True).up(5))
+    """
+    drive(make)
+    group, backend = px.attach("unlucky"), session.get_backend()
+    assert group.up(1) == [6, 6]
+    first, second = group.core.endpoints
+    backend.kill([first])
+
+    left = px.attach("unlucky")
+    with pytest.raises(px.GroupBroken, match=r"ranks \[0\] are gone; close\(pool=True\)") as raised:
+        left[1].up(1)
+    assert (left.state, raised.value.lost) == ("broken", True)
+    left.close(pool=True)
+    assert backend.dead_of([second]) == [0]
+
+    assert drive(make).strip() == "[5, 5]"
+    px.attach("unlucky").close(pool=True)
 
 
 def test_ranks_in_another_order_than_their_slots_keep_their_processes(drive: Callable[[str], str]) -> None:

@@ -105,6 +105,19 @@ def test_slots_that_ranks_left_are_free_for_others(backend: str) -> None:
         assert group.who() == [(0, 1)]
 
 
+def test_ranks_take_extra_resources_when_they_join_and_give_them_back_when_they_leave(backend: str) -> None:
+    def held() -> int:
+        return len([one for one in pool.backend_api.holders() if "taker-extras" in one.name])
+
+    with px.ResourcePool([3], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, Answerer, name="taker", num_cpus=1)
+        for size in (1, 3, 2, 3, 1):
+            px.resize(group, size)
+            assert (len(group.who()), held()) == (size, size)
+        group.close()
+        assert held() == 0
+
+
 def test_what_cannot_be_resized_is_refused_with_advice(four: px.ResourcePool) -> None:
     group, together = px.WorkerGroup(four, Answerer), px.WorkerGroup(four, Together)
 

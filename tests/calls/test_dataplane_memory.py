@@ -15,6 +15,7 @@ import torch
 
 import phalanx as px
 from phalanx.backends.backend_types import StoreSpace
+from phalanx.calls.in_flight import calls_of
 from phalanx.calls.store_quota import Room
 
 SLOW_ON_RAY = True
@@ -128,6 +129,12 @@ def test_calls_that_are_over_make_room_at_once_and_others_one_by_one(monkeypatch
         for _ in range(4):
             kept.append(bounded.total.submit(torch.ones(4)))
             assert len(bounded.core.recent) == min(len(kept), 3)
+        long = kept[-1].call
+        monkeypatch.setattr(long.arrivals, "pending", lambda timeout=0.0: [0])  # as if it did not end
+        for _ in range(4):
+            kept.append(bounded.total.submit(torch.ones(4)))
+            assert long in calls_of(bounded.core)
+            assert len(bounded.core.recent) <= 3
 
 
 class Store:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,3 +83,28 @@ def test_an_item_that_cannot_be_read_fails_in_its_turn(group: Any, fetches: list
         items.extend(group[0].unreadable.stream(4, buffer=None))
 
     assert items == [0, 1, 2, 3]
+
+
+def test_polls_that_time_out_wait_on_one_thread(
+    group: Any, fetches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, arrived, waiting = group.core.backend, threading.Event(), list[threading.Thread]()
+    wait = backend.wait
+
+    def late(refs: list[Any], count: int, timeout: float | None) -> Any:
+        if timeout != 0:
+            waiting.append(threading.current_thread())
+            arrived.wait()
+        return wait(refs, count, timeout) if arrived.is_set() else ([], list(range(len(refs))))
+
+    async def read() -> int:
+        items = group[0].numbers.stream(1)
+        monkeypatch.setattr(backend, "wait", late)
+        for _ in range(3):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(anext(items), 0.05)
+        arrived.set()
+        return await anext(items)
+
+    assert asyncio.run(read()) == 0
+    assert len(waiting) == 1

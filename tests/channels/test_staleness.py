@@ -65,6 +65,8 @@ def test_what_leaves_its_block_or_finds_no_room_is_dropped_with_its_reason(
         with staleness.lease(1) as lease:
             lease.drop(1, f"{number} {'x' * 1000}")
     assert len(staleness.stats.dropped) == 101 and staleness.stats.dropped["other reasons"] == 22
+    staleness.lease(1).end("stale")  # which is counted by itself, as all reasons of the library
+    assert staleness.stats.dropped["stale"] == 1
     assert max(map(len, staleness.stats.dropped)) < 210
 
 

@@ -15,7 +15,7 @@ from tests.imports.source import MODULES
 MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
-    "api": 1180,
+    "api": 1185,
     "backends": 2250,
     "calls": 2265,
     "channels": 2170,

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
+from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.run_on import gather_before_end
 from phalanx.debug.trace import from_environment
 from phalanx.declare.bind import Colocation, WorkerClass, roles_of
 from phalanx.declare.spec import MethodSpec
-from phalanx.errors import DeclarationError, GroupClosed, PlacementError
+from phalanx.errors import DeclarationError, PlacementError, RankReport, WorkerDiedError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.group.roster import read_record, withdraw
@@ -23,11 +24,12 @@ _GATHERED_WITHIN_S = 5.0
 class AttachedGroup(GroupView):
     """A detached group as another driver sees it; calls go to the same processes."""
 
-    def __init__(self, core: Group, reservations: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, core: Group, living: list[Endpoint], reservations: dict[str, tuple[str, ...]]) -> None:
         super().__init__(Selection.whole(core))
         self.__dict__.update(
             {role: GroupView(Selection.whole(core, role)) for role in core.card.methods if role}
         )
+        self._living = living
         self._reservations = reservations
 
     @property
@@ -40,7 +42,7 @@ class AttachedGroup(GroupView):
         if self.core.begin_close():
             withdraw(self.core)
             gather_before_end(self.core, _GATHERED_WITHIN_S)
-            self.core.backend.kill(self.core.endpoints)
+            self.core.backend.kill(self._living)
             if pool:
                 for keys in self._reservations.values():
                     self.core.backend.release(keys)
@@ -48,7 +50,7 @@ class AttachedGroup(GroupView):
 
 
 def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGroup:
-    """The detached group of that name.
+    """The detached group of that name. Where ranks of it are gone, it is broken: it can be closed, and made anew.
 
     Args:
         name: as given to ``px.WorkerGroup(..., name=..., detached=True)``.
@@ -58,28 +60,29 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
     Raises:
         PlacementError: there is no such group on this session.
         DeclarationError: its methods are not the expected ones, or another version of the library started it.
-        GroupClosed: its processes are gone.
     """
     backend = session.get_backend()
     record = read_record(backend, name)
-    known = () if record is None else record.members
-    endpoints = [replace(one, handle=backend.find(str(one.name)), since=-1) for one in known]
-    if record is None or not endpoints or endpoints[0].handle is None:
+    if record is None or not record.members:
         raise PlacementError(
             f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
         )
     if cls is not None:
         _check_methods(name, record.card, cls)
-    missing = [rank for rank, endpoint in enumerate(endpoints) if endpoint.handle is None]
-    if missing:
-        raise GroupClosed(f"group {name!r}: ranks {missing} are gone; close it and make it anew", group=name)
+    endpoints = [replace(one, handle=backend.find(str(one.name)), since=-1) for one in record.members]
     from_environment()
     core = Group(record.card, backend, len(endpoints), owner=False)
     session.add_group(core)
-    core.enter(endpoints)
-    core.started()
-    return AttachedGroup(core, record.reservations)
+    missing = [rank for rank, endpoint in enumerate(endpoints) if endpoint.handle is None]
+    if missing:
+        text = f"ranks {missing} are gone; close(pool=True) frees the others, so that it can be made anew"
+        reports = tuple(RankReport(rank, "died") for rank in missing)
+        core.broken(WorkerDiedError(text, group=name, failures=reports))
+    else:
+        core.enter(endpoints)
+        core.started()
+    return AttachedGroup(core, [one for one in endpoints if one.handle is not None], record.reservations)
 
 
 def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) -> None:

@@ -182,7 +182,7 @@ class InlineBackend(Backend):
     def __init__(self, resources: Mapping[str, float] | None = None) -> None:
         self._total = dict(resources or {})
         self._total.setdefault("CPU", float(os.cpu_count() or 1))
-        self._held: dict[str, tuple[ReserveRequest, Reservation]] = {}
+        self._held: dict[str, tuple[ReserveRequest, list[tuple[str, ...]]]] = {}
         self._numbers = itertools.count()
         self._books = threading.Lock()  # of what is held
         self._lock = threading.RLock()  # a single rank runs at a time, on any calling thread
@@ -211,14 +211,14 @@ class InlineBackend(Backend):
                 verdict = "does not fit beside what is held" if checked.fits_total else "can never be placed"
                 table = placement_table(self.nodes(), request.blocks, counted, self.holders())
                 raise PlacementError(f"{request.name}: {verdict} in this process (backend='inline')\n{table}")
-            taken = {i for _, held in self._held.values() for block in held.ids for ids in block for i in ids}
+            taken = {i for _, block in self._held.values() for ids in block for i in ids}
             free = (str(index) for index in itertools.count() if str(index) not in taken)
             per_slot = int(next((n for key, n in counted.items() if ":" not in key), 0))
             # The object of a block is a list of the accelerator ids of each slot.
             blocks = [[tuple(itertools.islice(free, per_slot)) for _ in range(n)] for n in request.blocks]
-            key = f"inline-{next(self._numbers)}"
-            reservation = Reservation(request, blocks, [key])
-            self._held[key] = replace(request, bundle=counted), reservation
+            reservation = Reservation(request, blocks, [f"inline-{next(self._numbers)}" for _ in blocks])
+            for key, block in zip(reservation.keys, blocks, strict=True):
+                self._held[key] = replace(request, blocks=(len(block),), bundle=counted), block
         return reservation
 
     def release(self, keys: Sequence[str]) -> None:

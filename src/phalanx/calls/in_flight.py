@@ -17,6 +17,7 @@ from phalanx.group.group import Group
 from phalanx.session.session import session
 
 _MOST_CHOSEN = 256
+_LOOKS_AGAIN_S = 0.02
 
 
 def calls_of(group: Group) -> list[Call]:
@@ -44,17 +45,23 @@ def streams_on(group: Group, ranks: Sequence[int]) -> list[PendingStream]:
 
 
 def make_room(group: Group) -> None:
-    """Forget calls that are over, and wait for the oldest other where as many are in flight as the group may have."""
-    for reference in list(group.recent):
-        oldest: Call | None = reference()
-        if oldest is not None and not oldest.over:
-            if len(group.recent) < group.max_in_flight:
-                return
-            if oldest.streams is not None:  # it may wait until the caller reads on
-                continue
-            oldest.arrivals.pending(None)
-        with contextlib.suppress(ValueError, IndexError):  # another thread was faster
-            group.recent.remove(reference)
+    """Forget calls that have ended, and wait until one does where as many are in flight as the group may have."""
+    while len(group.recent) >= group.max_in_flight:
+        patience = _LOOKS_AGAIN_S  # for the oldest, the next to end unless it takes longer than others
+        for reference in list(group.recent):
+            call: Call | None = reference()
+            if call is not None and not call.over:
+                if len(group.recent) < group.max_in_flight:
+                    return
+                if call.streams is not None:  # it may wait until the caller reads on
+                    continue
+                if call.arrivals.pending(patience):
+                    patience = 0.0
+                    continue
+            with contextlib.suppress(ValueError, IndexError):  # another thread was faster
+                group.recent.remove(reference)
+        if patience:  # only streams are left
+            return
 
 
 def wait_for_any(seconds: float) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -231,6 +231,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._was_asked = False
         self._over = False
         self._failure: BaseException | None = None
+        self._waiting: Future[Any] | None = None  # of a thread, perhaps for a reader that has given up since
 
     @property
     def description(self) -> str:
@@ -258,17 +259,16 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         """The same without blocking the event loop; an item is taken only when it can be given."""
         found = self._guarded(self._poll)
         while found is _NOT_YET:
-            await self._elsewhere(self._wait)
+            if self._waiting is None or self._waiting.done():
+                self._waiting = session.waiters.submit(lambda: self._guarded(self._wait))
+            await asyncio.wrap_future(self._waiting)
             found = self._guarded(self._poll)
         if found is _FAILED:
-            found = await self._elsewhere(self._next)  # finds the cause of the failure
+            # It finds the cause of the failure.
+            found = await asyncio.wrap_future(session.waiters.submit(lambda: self._guarded(self._next)))
         if found is _NOTHING:
             raise StopAsyncIteration
         return found
-
-    async def _elsewhere(self, work: Callable[[], Any]) -> Any:
-        """Do it on a thread of its own."""
-        return await asyncio.wrap_future(session.waiters.submit(functools.partial(self._guarded, work)))
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
         """Do it, unless the stream is over; an error ends it, and the call with it, once and for all."""

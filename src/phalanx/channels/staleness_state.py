@@ -22,13 +22,14 @@ Done = Callable[[Any], None]
 RequestId = tuple[str, int]
 """Name of a process, and its own number for a request."""
 _LONGEST_REASON, _MOST_REASONS = 200, 100
-STALE, RESTORED, NOT_SAVED, NOT_PUT = "stale", "restored", "not saved", "could not be put"
+STALE, RESTORED, NOT_SAVED, NOT_PUT = _OWN_REASONS = "stale", "restored", "not saved", "could not be put"
 
 
 def count_reason(reasons: Counter[str], reason: str, number: int) -> None:
     """Count what was dropped for a reason. Long texts are cut, and of very many reasons the later are one."""
     text = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
-    reasons[text if text in reasons or len(reasons) < _MOST_REASONS else "other reasons"] += number
+    is_kept = text in _OWN_REASONS or text in reasons or len(reasons) < _MOST_REASONS
+    reasons[text if is_kept else "other reasons"] += number
 
 
 def display_name(peer: str) -> str:

@@ -9,6 +9,7 @@ import operator
 import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -72,9 +73,8 @@ def bar(console: Console, transient: bool) -> Any:
     now = TextColumn("{task.fields[now]}", style="dim", markup=False)
     counts = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     columns = (TextColumn("{task.description}", markup=False), *counts, now)
-    # Else output into a file would be redirected to the terminal while a bar is there.
-    redirect = sys.stdout.isatty()
-    shown = Progress(*columns, console=console, transient=transient, redirect_stdout=redirect)
+    # Output into a file would be redirected to the terminal while a bar is there.
+    shown = Progress(*columns, console=console, transient=transient, redirect_stdout=sys.stdout.isatty())
     return NotebookBar(shown, transient) if console.is_jupyter else shown
 
 
@@ -87,13 +87,15 @@ class NotebookBar:
     def __init__(self, shown: Progress, transient: bool) -> None:
         self._shown, self._transient = shown, transient
         self._handle: Any = None
+        self._next = 0.0  # time of the next drawing, which takes milliseconds
 
     def __enter__(self) -> NotebookBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._handle is not None and self._transient:
-            self._handle.update({"text/plain": ""}, raw=True)
+        if self._handle is not None:
+            last = {"text/plain": ""} if self._transient else self._shown
+            self._handle.update(last, raw=self._transient)
 
     def add_task(self, description: str, **fields: Any) -> TaskID:
         """Begin the bar."""
@@ -104,9 +106,11 @@ class NotebookBar:
         return task
 
     def update(self, task: TaskID, **changed: Any) -> None:
-        """Show the bar with changes."""
+        """Change the bar; show it, ten times a second at most."""
         self._shown.update(task, **changed)
-        self._handle.update(self._shown)
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + 0.1
+            self._handle.update(self._shown)
 
 
 def place(stack: str) -> str:

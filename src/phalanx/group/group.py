@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
-from phalanx.backends.backend_types import Backend, Endpoint, Reservation
+from phalanx.backends.backend_types import Backend, Endpoint
 from phalanx.calls.counts import Counts, process
 from phalanx.calls.restart_reruns import RerunLog
 from phalanx.calls.store_quota import Room
@@ -29,6 +29,7 @@ from phalanx.group.snapshot_placement import Snapshot
 from phalanx.pools.pool import ResourcePool
 from phalanx.pools.slot_reservation import Tenant
 from phalanx.session.session import session
+from phalanx.topology.slots import Slot
 
 _FIRST_NUMBER = 1 << 16
 
@@ -86,8 +87,8 @@ class Group:
         self.roles: Mapping[str, BoundClass] = {}
         #: True if this process made the group, on a pool of its own.
         self.has_pool = False
-        #: Resources beside the slots' own that its ranks hold.
-        self.extras: list[Reservation] = []
+        #: Keys of the reserved resources beside the slots' own, by slot.
+        self.extras: dict[Slot, str] = {}
 
         # State.
         self.lifecycle = Lifecycle(card.name, epoch=number)

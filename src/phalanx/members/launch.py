@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from phalanx.backends.backend_types import Endpoint, Facade, Reservation, ReserveRequest, SpawnRequest, Ticket
+from phalanx.backends.backend_types import Endpoint, Facade, ReserveRequest, SpawnRequest, Ticket
 from phalanx.calls.compose import encode_body
 from phalanx.display.log_merging import label_of
 from phalanx.errors import PlacementError
@@ -33,12 +33,12 @@ _NONE: Mapping[int, Endpoint] = MappingProxyType({})
 class Launched:
     """Processes that are becoming ranks, in their order: a ticket ends when its rank's constructors have returned.
 
-    ``extras`` reserves what they hold beside their slots: one reservation, or none.
+    ``extras`` are the keys of what is reserved beside their slots, by slot.
     """
 
     endpoints: list[Endpoint]
     tickets: list[Ticket]
-    extras: list[Reservation]
+    extras: dict[Slot, str]
     setups: list[RankConfig]
 
 
@@ -77,7 +77,7 @@ def launch(
         pool.locate()  # Ray shows such a process only one of its slot's accelerators
     new = [rank for rank in range(pool.world_size) if rank not in kept]
     slots = {rank: (places or pool.slots)[rank] for rank in new}
-    extras = [] if places else _reserve_extras(pool, list(slots.values()), name, core.options)
+    extras = {} if places else _reserve_extras(pool, list(slots.values()), name, core.options)
     endpoints: list[Endpoint] = []
     try:
         request = _request(core, pool, slots, kept)
@@ -100,32 +100,31 @@ def launch(
         session.display.begin(backend, ordered, told[0].label, shown)
     except BaseException:
         backend.kill(endpoints)
-        for reservation in extras:
-            backend.release(reservation.keys)
+        backend.release(list(extras.values()))
         raise
     return Launched(ordered, tickets, extras, told)
 
 
 def _reserve_extras(
     pool: ResourcePool, slots: Sequence[Slot], name: str, options: GroupOptions
-) -> list[Reservation]:
+) -> dict[Slot, str]:
     """Reserve CPUs, memory and custom resources that the group asks for beside its slots, on the slots' own nodes."""
     bundle = options.extras()
     if not bundle:
-        return []
+        return {}
     backend = pool.backend_api
     reservations = {key: holding.reservation for key, holding in pool.holdings.items()}
     nodes = backend.nodes_of(slots, reservations)
     prefix = next(iter(pool.holdings.values())).reservation_name
     request = ReserveRequest(
-        name=f"{prefix}-{name}-extras",
+        name=session.unused(f"{prefix}-{name}-extras"),
         blocks=(1,) * len(nodes),
         bundle=bundle,
         detached=options.detached,
         timeout=options.start_timeout,
         on_nodes=tuple(nodes),
     )
-    return [backend.reserve(request)]
+    return dict(zip(slots, backend.reserve(request).keys, strict=True))
 
 
 def _request(

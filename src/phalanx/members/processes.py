@@ -45,7 +45,7 @@ def start(core: Group) -> None:
     """Start the processes of the epoch that the group has begun, and repeat the calls marked ``rerun_on_restart``."""
     with constructors(core) as call, _progress(call):
         launched = launch(core, core.pool.first(core.world_size), call.epoch.number, trace=call.trace)
-        core.extras += launched.extras
+        core.extras |= launched.extras
         sent_to(call, core.enter(launched.endpoints), launched.tickets)
         core.constructed = call.result(None)
         make_again(core, call.trace)
@@ -241,8 +241,8 @@ def end(core: Group, epoch: Epoch, patience: float) -> None:
             gather_before_end(core, _patience(core))
     finally:  # also after an interrupt: nobody else knows of these processes
         stop(core, epoch.endpoints or [endpoint for endpoint in epoch.stay if endpoint is not None])
-        while core.extras:
-            core.backend.release(core.extras.pop().keys)
+        extras, core.extras = core.extras, {}
+        core.backend.release(list(extras.values()))
 
 
 def close_workers(core: Group, epoch: Epoch, ranks: range, patience: float) -> None:

@@ -84,7 +84,7 @@ def _grow(core: Group, size: int) -> None:
             for sync in _syncs_to(core):
                 sync.bring(core)
         undo.pop_all()
-    core.extras += launched.extras
+    core.extras |= launched.extras
     with core.send_lock:
         _tell(core, core.change(core.endpoints, size))
 
@@ -92,8 +92,7 @@ def _grow(core: Group, size: int) -> None:
 def _remove(core: Group, launched: Launched, old: Epoch, snapshot: Snapshot | None) -> None:
     """End ranks that were to join, and return to the ranks before."""
     stop(core, launched.endpoints)
-    for reservation in launched.extras:
-        core.backend.release(reservation.keys)
+    core.backend.release(list(launched.extras.values()))
     with contextlib.suppress(GroupClosed, GroupBroken):
         core.change(old.endpoints, old.size)
         core.snapshot = snapshot  # its ranks are the same
@@ -148,7 +147,9 @@ def _finish(core: Group, timeout: float | None) -> None:
     if core.closed:
         raise GroupClosed(f"group {core.name!r} was closed while ranks left it", group=core.name)
     _tell(core, core.change(epoch.endpoints[: epoch.size], epoch.size))
-    core.pool.unclaim(core.tenant, [endpoint.slot for endpoint in leavers])
+    left = [endpoint.slot for endpoint in leavers]
+    core.backend.release([core.extras.pop(slot) for slot in left if slot in core.extras])
+    core.pool.unclaim(core.tenant, left)
 
 
 def _late(core: Group, epoch: Epoch, limit: float | None) -> list[int]:

@@ -145,19 +145,14 @@ def _merged_parts(call: TracedCall, logs: Mapping[TrackKey | None, SpanLog]) -> 
         )
 
 
-def estimate_clock(host: str, parts: Iterable[Part]) -> Clock | None:
+def estimate_clock(host: str, parts: Sequence[Part]) -> Clock | None:
     """Estimate the clock of a host from parts with the times of its ranks; None if a side has no bound.
 
     Clocks that drift, or are set during the trace, give bounds that contradict each other: the middle is taken then as
     well, and the uncertainty says how far the bounds are apart.
     """
-    lows: list[int] = []
-    highs: list[int] = []
-    for part in parts:
-        if part.returned is not None and part.fetched is not None:
-            lows.append(part.returned - part.fetched)
-        if part.received is not None and part.encoded is not None:
-            highs.append(part.received - part.encoded)
+    lows = [p.returned - p.fetched for p in parts if p.returned is not None and p.fetched is not None]
+    highs = [p.received - p.encoded for p in parts if p.received is not None and p.encoded is not None]
     if not lows or not highs:
         return None
     low, high = max(lows), min(highs)

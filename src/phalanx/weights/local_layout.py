@@ -27,8 +27,10 @@ from phalanx.weights.tensors import Tensors, name_of
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
 #: In a list of experts, or grouped in a layer for all.
-_EXPERT = re.compile(r"(?<![^.])(local_experts\.|experts\.linear_fc[12]\.(?:weight|bias))(\d+)(?![^.])")
-_WRAPPED = "_checkpoint_wrapped_module."  # by torch's checkpoint_wrapper, in names of buffers only
+_EXPERT = re.compile(
+    r"(?<![^.])(local_experts\.|experts\.linear_fc[12]\.(?:\w+\.)*(?:weight|bias))(\d+)(?![^.])"
+)
+_WRAPPED = "_checkpoint_wrapped_module."  # by torch's checkpoint_wrapper, in no name of a state dict
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
 TensorBoxes = tuple[tuple[int, ...], Sequence[LocalBox]]
@@ -147,7 +149,7 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
         kept = set(model.state_dict(keep_vars=True)) if any(True for _ in model.buffers()) else set[str]()
         buffers = model.named_buffers(remove_duplicate=False)
-        tensors.update((name, one) for local, one in buffers if (name := local.replace(_WRAPPED, "")) in kept)
+        tensors.update(one for one in buffers if one[0].replace(_WRAPPED, "") in kept)
         return tensors
     if not isinstance(model, Mapping):
         raise DeclarationError(
@@ -398,11 +400,9 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         if "_extra_state" in local_name:
             continue
         name = rank.name(local_name)
-        if not getattr(tensor, "allreduce", True) and not _EXPERT.search(
-            name
-        ):  # Megatron's mark of such a parameter
+        if not _EXPERT.search(name) and not getattr(tensor, "allreduce", True):  # Megatron's mark of experts
             raise DeclarationError(
-                f"{name} is of other experts on each expert-parallel rank, but has no expert's number: state its boxes"
+                f"{name} is of other experts on each expert-parallel rank: expected local_experts.N or ....weightN"
             )
         if name in named:
             raise DeclarationError(f"two parameters are named {name} once layers are counted globally")

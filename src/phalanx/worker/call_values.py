@@ -114,7 +114,7 @@ class Arguments:
         if only_settings(infos):
             return self._fetch([self._refs[result.parts[0]]])[0]
         share = share_of(result.gather, infos, index, count, expected_rows=expected_rows)
-        self._check_rows(sum(len(rows) for _, rows in share.rows))
+        self._check_rows(padded_size(sum(len(rows) for _, rows in share.rows), pad_to_multiple))
         in_place = current_arrival().readonly and len(share.rows) == 1 and share.order is None
         with _decoding_parts(copied=not in_place):
             parts = self._fetch([self._refs[result.parts[place]] for place, _ in share.rows])

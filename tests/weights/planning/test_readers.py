@@ -199,13 +199,12 @@ def test_layers_and_experts_are_counted_over_all_stages_and_other_state_is_left_
         read_megatron(unknown, rank)
 
 
-def test_buffers_of_checkpointed_modules_have_the_names_of_the_model_and_only_persistent_ones_are_read() -> (
-    None
-):
+def test_persistent_buffers_of_checkpointed_modules_are_read() -> None:
     block = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     block.register_buffer("scratch", torch.zeros(1), persistent=False)
+    model, under = nn.Sequential(checkpoint_wrapper(block)), "0._checkpoint_wrapped_module."
 
-    assert read_tensors(checkpoint_wrapper(block)).tensors.keys() == block.state_dict().keys()
+    assert read_tensors(model).tensors.keys() == {f"{under}{name}" for name in block.state_dict()}
 
 
 def test_experts_have_a_parallelism_of_their_own_and_tags_that_do_not_fit_the_shape_are_refused() -> None:

@@ -192,8 +192,7 @@ def start(
 
     def release() -> None:
         unpublish()
-        for reservation in extras:
-            backend.release(reservation.keys)
+        backend.release(list(extras.values()))
 
     handles = [endpoint.handle for endpoint in launched.endpoints]
     calls = _tracked(core) if overlay.active() and not options.detached else None
@@ -220,8 +219,7 @@ def _settle(launched: Launched, core: Group) -> None:
             call.result(None)
     except BaseException:
         core.backend.kill(launched.endpoints)
-        for reservation in launched.extras:
-            core.backend.release(reservation.keys)
+        core.backend.release(list(launched.extras.values()))
         raise
 
 
