@@ -193,6 +193,15 @@ def test_a_future_is_padded_as_its_value_would_be(
     assert repr(sink.padded_rows(ids, future)) == repr(sink.padded_rows(ids, future.result()))
 
 
+def test_futures_are_padded_side_by_side_wherever_their_rows_are(
+    source: px.WorkerGroup, sink: px.WorkerGroup
+) -> None:
+    joined, of_one_rank = source.padded.submit(torch.arange(8.0)), source.valued.submit()
+    by_value = sink.padded_rows(list(range(8)), {"x": joined.result(), "y": of_one_rank.result()})
+
+    assert repr(sink.padded_rows(list(range(8)), {"x": joined, "y": of_one_rank})) == repr(by_value)
+
+
 @pytest.mark.parametrize("name", ["listed", "valued", "padded"])
 def test_a_future_of_other_rows_than_the_arguments_is_refused(
     source: px.WorkerGroup, sink: px.WorkerGroup, name: str
