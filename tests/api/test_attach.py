@@ -7,9 +7,11 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import ray
+from ray.util import placement_group_table
 
 import phalanx as px
 from phalanx.session.session import session
@@ -21,8 +23,13 @@ import phalanx as px
 
 
 class Counter(px.Worker):
-    def __init__(self):
+    def __init__(self, folder=None):
         self.count = 0
+        self.folder = folder
+
+    def close(self):
+        if self.folder:
+            open(f"{self.folder}/closed-{self.rank}", "w").close()
 
     @px.register
     def up(self, by: int) -> int:
@@ -52,10 +59,12 @@ def drive(ray_cluster: None) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize("leave", [pytest.param("", marks=pytest.mark.soak), "import ray; ray.shutdown()"])
-def test_another_driver_attaches_to_what_the_first_left(drive: Callable[[str], str], leave: str) -> None:
+def test_another_driver_attaches_to_what_the_first_left(
+    drive: Callable[[str], str], leave: str, tmp_path: Path
+) -> None:
     drive(f"""
         pool = px.ResourcePool([2], use_gpu=False, detached=True)
-        group = px.WorkerGroup(pool, Counter, name="left-behind", detached=True)
+        group = px.WorkerGroup(pool, Counter.bind({str(tmp_path)!r}), name="left-behind", detached=True, num_cpus=1)
         group.up(5)
         {leave}
     """)
@@ -69,6 +78,9 @@ def test_another_driver_attaches_to_what_the_first_left(drive: Callable[[str], s
             px.attach("left-behind", declared_elsewhere())
     finally:
         px.attach("left-behind").close(pool=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["closed-0", "closed-1"]
+    reserved = [one for one in placement_group_table().values() if one["state"] == "CREATED"]
+    assert not [one["name"] for one in reserved if "left-behind" in one["name"]]
     with pytest.raises(px.PlacementError, match="no detached group"):
         px.attach("left-behind")
 

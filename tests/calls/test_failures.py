@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,44 @@ class Leaver(Trouble):
         if self.rank == rank:
             raise SystemExit(7)
         return self.rank
+
+
+class Nested(px.Worker):
+    @px.register
+    async def leave(self) -> None:
+        raise SystemExit(3)
+
+    @px.register
+    def add(self, x: int) -> int:
+        return x + 1
+
+    @px.register
+    async def ask(self, other: px.WorkerGroup) -> list[int]:
+        return other.add(1)
+
+    @px.register
+    async def ask_through(self, between: px.WorkerGroup, other: px.WorkerGroup) -> list[list[int]]:
+        return [*between.ask(other), await asyncio.to_thread(other.add, 2)]
+
+
+def test_a_call_that_leaves_an_asynchronous_rank_ends(pool: px.ResourcePool) -> None:
+    with (
+        px.WorkerGroup(pool[0:1], Nested, max_concurrency=2) as group,
+        pytest.raises(px.CallError, match=r"SystemExit|sys\.exit"),
+    ):
+        group.leave()
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_inline_ranks_call_each_other_from_asynchronous_methods_and_from_threads(in_loop: bool) -> None:
+    with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
+        first, second, third = (px.WorkerGroup(pool[rank : rank + 1], Nested) for rank in range(3))
+
+        async def called() -> list[list[list[int]]]:
+            return first.ask_through(second, third)
+
+        result = asyncio.run(called()) if in_loop else first.ask_through(second, third)
+        assert result == [[[2], [3]]]
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,17 @@ from pathlib import Path
 import pytest
 import ray
 
+import phalanx as px
 from phalanx.backends.ray.cluster_reader import ClusterReader
 from phalanx.backends.ray.node_agents import RankObserver
 from phalanx.compat.verl.single_controller.base import Worker
 from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
-from phalanx.compat.verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from phalanx.compat.verl.single_controller.ray import (
+    RayClassWithInitArgs,
+    RayResourcePool,
+    RayWorkerGroup,
+    create_colocated_worker_cls,
+)
 from phalanx.display.registry_records import NoSuchGroup
 from phalanx.session.session import session
 from tests.support.fault_workers import within
@@ -27,6 +33,10 @@ class Held(Worker):
         print("held")
         while not os.path.exists(path):
             time.sleep(0.02)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def pid(self) -> int:
+        return os.getpid()
 
 
 def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
@@ -56,3 +66,25 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
     assert log.splitlines()[-1] == "held"
     with pytest.raises(NoSuchGroup):
         cluster_reader.notices().find(name)
+
+
+@pytest.mark.slow
+def test_a_role_keeps_its_group_and_its_ranks_end_with_it_while_a_trace_is_on(ray_cluster: None) -> None:
+    pool = RayResourcePool([2], use_gpu=False, name_prefix="roles")
+    cluster_reader = ClusterReader(ray.get_runtime_context().gcs_address)
+
+    def names() -> list[str]:
+        gc.collect()
+        session.publisher.flush(10.0)
+        return [one.name for one in cluster_reader.notices().groups if one.name.startswith("roles")]
+
+    with px.trace():
+        classes = create_colocated_worker_cls({"held": RayClassWithInitArgs(Held)})
+        group = RayWorkerGroup(pool, classes, name_prefix="roles")
+        role = group.spawn({"held"})["held"]
+        del group
+        assert len(names()) == 1
+        pids = role.execute_all_sync("held_pid")
+        del role
+        assert names() == []
+        assert within(10.0, lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))

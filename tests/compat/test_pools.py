@@ -106,6 +106,10 @@ def test_parts_of_a_pool(make: Make) -> None:
     assert [part.world_size for part in (first, second)] == [2, 2]
     assert [part.name_prefix for part in (first, second)] == ["whole_split_0", "whole_split_1"]
     assert isinstance(first, SubRayResourcePool)
+    with pytest.raises(
+        AssertionError, match="a part of a pool cannot be merged"
+    ):  # it would have all four slots
+        merge_resource_pool(first, second)
 
 
 @pytest.mark.slow

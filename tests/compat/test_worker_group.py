@@ -182,6 +182,12 @@ def test_a_group_is_found_by_the_names_of_its_workers_and_travels_to_a_task(grou
     def call(given: RayWorkerGroup) -> Any:
         return given.dealt([1, 2]), given.worker_names
 
+    @ray.remote(num_cpus=0)
+    def call_by_name(given: RayWorkerGroup) -> Any:
+        return given.execute_all_sync("foo", [1, 2])
+
+    without_class = RayWorkerGroup.from_detached(worker_handles=group.workers)
+    assert ray.get(call_by_name.remote(without_class)) == group.execute_all_sync("foo", [1, 2])
     assert found.custom(x=[1, 2], y=[5, 6]) == [8, 10]
     assert found.world_size == 2
     assert ray.get(call.remote(group)) == ([(1, None), (2, None)], group.worker_names)

@@ -15,22 +15,23 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, PlacementError, RankReport, WorkerDiedError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.group.roster import read_record, withdraw
+from phalanx.group.roster import DetachedRecord, read_record, withdraw
+from phalanx.members.processes import close_workers
 from phalanx.session.session import session
 
-_GATHERED_WITHIN_S = 5.0
+_CLOSED_WITHIN_S, _GATHERED_WITHIN_S = 5.0, 5.0
 
 
 class AttachedGroup(GroupView):
     """A detached group as another driver sees it; calls go to the same processes."""
 
-    def __init__(self, core: Group, living: list[Endpoint], reservations: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, core: Group, living: list[Endpoint], record: DetachedRecord) -> None:
         super().__init__(Selection.whole(core))
         self.__dict__.update(
             {role: GroupView(Selection.whole(core, role)) for role in core.card.methods if role}
         )
         self._living = living
-        self._reservations = reservations
+        self._reservations, self._extras = record.reservations, record.extras
 
     @property
     def state(self) -> str:
@@ -41,8 +42,10 @@ class AttachedGroup(GroupView):
         """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
         if self.core.begin_close():
             withdraw(self.core)
+            close_workers(self.core, self.core.epoch, range(len(self.core.epoch.endpoints)), _CLOSED_WITHIN_S)
             gather_before_end(self.core, _GATHERED_WITHIN_S)
             self.core.backend.kill(self._living)
+            self.core.backend.release(self._extras)
             if pool:
                 for keys in self._reservations.values():
                     self.core.backend.release(keys)
@@ -82,7 +85,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
     else:
         core.enter(endpoints)
         core.started()
-    return AttachedGroup(core, [one for one in endpoints if one.handle is not None], record.reservations)
+    return AttachedGroup(core, [one for one in endpoints if one.handle is not None], record)
 
 
 def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) -> None:

@@ -39,6 +39,7 @@ from phalanx.backends.backend_types import (
     read_file,
 )
 from phalanx.config import threads_by_choice
+from phalanx.declare.context import runs_inline
 from phalanx.errors import ArgumentLost, CallCancelled, PlacementError
 from phalanx.topology.environment import variables_set
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
@@ -273,7 +274,8 @@ class InlineBackend(Backend):
     def _run(self, endpoint: Endpoint, work: Callable[[Any], Any]) -> InlineRef:
         """Call ``work`` with the runtime of the rank."""
         rank: InlineRank = endpoint.handle
-        with self._lock:
+        # A rank that calls others, perhaps from a thread of its own, runs within a call that has the lock.
+        with contextlib.nullcontext() if runs_inline() else self._lock:
             runtime = rank.runtime  # before the check: another thread may end the rank
             if not rank.alive:
                 return InlineRef(lost=rank.lost)

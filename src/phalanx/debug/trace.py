@@ -299,7 +299,10 @@ class CallTracer(CallListener):
         """Record where the ranks are, once their processes are there."""
         if epoch.tracks or not call.epoch.endpoints:
             return
-        endpoints, backend, trace = call.epoch.endpoints, call.core.backend, self.id
+        endpoints = [
+            replace(one, handle=None) for one in call.epoch.endpoints
+        ]  # a handle keeps its actor alive
+        backend, trace = call.core.backend, self.id
 
         def read(rank: int, offset: int) -> bytes:
             return backend.read(endpoints[rank], path_of(endpoints[rank].facts.files, trace), offset, _CHUNK)

@@ -65,13 +65,14 @@ class DetachedRecord:
     card: GroupCard
     members: tuple[Endpoint, ...]
     reservations: dict[str, tuple[str, ...]]
+    extras: tuple[str, ...] = ()
 
     @staticmethod
     def of(group: Group) -> DetachedRecord:
         """Return the present record of a group."""
         members = tuple(replace(endpoint, handle=None) for endpoint in group.endpoints)
         keys = {key: tuple(held.reservation.keys) for key, held in group.pool.holdings.items()}
-        return DetachedRecord(group.card, members, keys)
+        return DetachedRecord(group.card, members, keys, tuple(group.extras.values()))
 
     def to_bytes(self) -> bytes:
         return _HEADER % PROTOCOL + cloudpickle.dumps(self)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from contextvars import copy_context
 from dataclasses import fields, replace
 from functools import partial
 from threading import get_native_id
@@ -115,7 +116,7 @@ class Loop:
         # Inline ranks in a notebook: its loop runs on this thread.
         thread = ThreadPoolExecutor(1)
         try:
-            return thread.submit(_run_until_complete, self._loop, wait()).result()
+            return thread.submit(copy_context().run, _run_until_complete, self._loop, wait()).result()
         finally:
             thread.shutdown(wait=False)
 
@@ -219,7 +220,7 @@ class WorkerRuntime:
         self.asynchronous = setup.asynchronous
         self.interleaves = setup.asynchronous and not self.in_driver
         if self.interleaves:
-            self._passes = (SystemExit, GeneratorExit)
+            self._passes = (GeneratorExit,)  # sys.exit() would end the loop of all calls, but not the process
             self._step = self._control.task_step if self._control else step
         try:
             self._log = apply(setup, self.in_driver)

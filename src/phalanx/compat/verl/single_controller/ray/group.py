@@ -27,9 +27,13 @@ from phalanx.compat.verl.single_controller.ray.pools import get_random_string as
 from phalanx.compat.verl.single_controller.ray.start import StartRequest, check_request, start
 
 if TYPE_CHECKING:
-    from phalanx.compat.verl.single_controller.ray.native import Call, TrackedCalls  # loads the runtime
+    from phalanx.compat.verl.single_controller.ray.native import (
+        Call,
+        StartedRanks,
+        TrackedCalls,
+    )  # loads the runtime
 
-_OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict", "_calls", "_made")
+_OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict", "_calls", "_started", "_made")
 """Attributes of a group that are not serialized."""
 
 
@@ -87,6 +91,7 @@ class RayWorkerGroup(WorkerGroup):
         self._role = ""
         self._connection: Connection | None = None
         self._calls: TrackedCalls | None = None
+        self._started: StartedRanks | None = None  # of this group, or of that whose role it is
         self._made = threading.local()
         if resource_pool is None:
             self.use_gpu = kwargs.get("use_gpu", True)
@@ -129,7 +134,8 @@ class RayWorkerGroup(WorkerGroup):
         self._workers, self._worker_names = started.handles, started.names
         self._master_addr, self._master_port = started.master
         self._calls = started.calls
-        weakref.finalize(self, started.release)
+        self._started = started
+        weakref.finalize(started, started.release)
 
     @property
     def _user_class(self) -> type:
@@ -166,7 +172,7 @@ class RayWorkerGroup(WorkerGroup):
             use_gpu=self.use_gpu,
         )
         group._master_addr, group._master_port = self._master_addr, self._master_port
-        group._calls = self._calls
+        group._calls, group._started = self._calls, self._started
         return group
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
@@ -377,6 +383,7 @@ def _rebuild(cls: type[Any], state: dict[str, Any], roles: list[str]) -> Any:
         _connection=Connection(),
         wg_dict=None,
         _calls=None,
+        _started=None,
         _made=threading.local(),
     )
     _bind_again(group)
@@ -386,6 +393,8 @@ def _rebuild(cls: type[Any], state: dict[str, Any], roles: list[str]) -> Any:
 
 
 def _bind_again(group: Any) -> None:
+    if group.ray_cls_with_init is None:
+        return
     bind: Callable[..., Any] = group._bind_worker_method
     cls = group._user_class
     if group.sub_cls_name:

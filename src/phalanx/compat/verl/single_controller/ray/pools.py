@@ -211,8 +211,11 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
     """Return a pool of both pools' slots. Its groups share the accelerators with theirs.
 
     Raises:
-        CheckFailed: the pools differ in use_gpu, max_colocate_count, detached or accelerator_type.
+        CheckFailed: one is a part of a pool; or they differ in use_gpu, max_colocate_count, detached or
+            accelerator_type.
     """
+    if isinstance(rp1, SubRayResourcePool) or isinstance(rp2, SubRayResourcePool):
+        raise CheckFailed("a part of a pool cannot be merged: merge the pools, and split the result")
     for option, rule in _SAME_IN_BOTH.items():
         if getattr(rp1, option) != getattr(rp2, option):
             raise CheckFailed(
