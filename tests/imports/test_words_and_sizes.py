@@ -15,15 +15,15 @@ from tests.imports.source import MODULES
 MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
-    "api": 1185,
+    "api": 1190,
     "backends": 2250,
-    "calls": 2265,
-    "channels": 2170,
+    "calls": 2270,
+    "channels": 2175,
     "checkpoint": 1955,
     "cli": 930,
     "collect": 550,
     "compat": 2310,
-    "debug": 675,
+    "debug": 680,
     "declare": 1020,
     "dispatch": 1130,
     "display": 400,

@@ -101,9 +101,7 @@ def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) 
         )
 
 
-def _signatures(
-    methods: Mapping[str, Mapping[str, MethodSpec]],
-) -> dict[tuple[str, str], tuple[str, str]]:
+def _signatures(methods: Mapping[str, Mapping[str, MethodSpec]]) -> dict[tuple[str, str], tuple[str, str]]:
     """Return mode and signature of each method, by role and name."""
     specs = {(role, name): spec for role, named in methods.items() for name, spec in named.items()}
     return {key: (repr(spec.mode), str(spec.signature)) for key, spec in specs.items()}

@@ -175,11 +175,7 @@ def submit(
 
 
 def _submit(
-    core: Group,
-    call: Call,
-    composed: Iterable[Message],
-    returns: int,
-    streaming: Streaming | None,
+    core: Group, call: Call, composed: Iterable[Message], returns: int, streaming: Streaming | None
 ) -> None:
     ranks = call.plan.ranks
     parts: list[Ticket | RankStream] = []
@@ -190,13 +186,7 @@ def _submit(
             if core.epoch is not call.epoch and not core.epoch.takes(ranks, call.epoch):
                 raise core.lifecycle.stale_error(call.epoch.number, call.method)
             call.arrivals, nbytes = submit(
-                core,
-                call.epoch,
-                ranks,
-                composed,
-                returns=returns,
-                streaming=streaming,
-                parts=parts,
+                core, call.epoch, ranks, composed, returns=returns, streaming=streaming, parts=parts
             )
     except BaseException as error:  # Ctrl-C too
         if parts and not core.backend.immediate:
@@ -280,13 +270,7 @@ class ResentResults(Results):
     """Results of a call of a single rank. If the rank refused the call, it is sent again once its output is needed."""
 
     def __init__(
-        self,
-        core: Group,
-        epoch: Epoch,
-        rank: int,
-        message: Message,
-        returns: int,
-        sent: Results,
+        self, core: Group, epoch: Epoch, rank: int, message: Message, returns: int, sent: Results
     ) -> None:
         super().__init__(core.backend, [sent.reference(0)])
         self._core, self._returns = core, returns

@@ -26,12 +26,7 @@ from phalanx.display.log_merging import is_shown
 from phalanx.wire import codec
 from phalanx.wire.failure import RankFailure, capture, undecodable
 
-_INTENDED = (
-    "ray.kill",
-    "INTENDED_USER_EXIT",
-    "INTENDED_SYSTEM_EXIT",
-    "ray.actor.exit_actor",
-)
+_INTENDED = ("ray.kill", "INTENDED_USER_EXIT", "INTENDED_SYSTEM_EXIT", "ray.actor.exit_actor")
 _OWNER_GONE = ("owner has died", "OWNER_DIED")
 _EXIT_CODE = re.compile(r"exit code[: ]+(-?\d+)", re.IGNORECASE)
 _DETAIL = re.compile(r"Worker exit detail: (.*)", re.IGNORECASE)
