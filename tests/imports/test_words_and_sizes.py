@@ -26,7 +26,7 @@ LINES = {
     "debug": 680,
     "declare": 1020,
     "dispatch": 1130,
-    "display": 400,
+    "display": 405,
     "engines": 1770,
     "group": 835,
     "members": 955,

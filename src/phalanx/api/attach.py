@@ -19,7 +19,7 @@ from phalanx.group.roster import DetachedRecord, read_record, withdraw
 from phalanx.members.processes import close_workers
 from phalanx.session.session import session
 
-_CLOSED_WITHIN_S, _GATHERED_WITHIN_S = 5.0, 5.0
+_PATIENCE_S = 5.0
 
 
 class AttachedGroup(GroupView):
@@ -39,11 +39,15 @@ class AttachedGroup(GroupView):
         return self.core.lifecycle.state.value
 
     def close(self, *, pool: bool = False) -> None:
-        """End the group's processes; with ``pool=True`` also give back the slots of its detached pool. Idempotent."""
+        """End the group: each worker's own ``close()``, then the processes. Idempotent.
+
+        Args:
+            pool: give back the slots of its detached pool too.
+        """
         if self.core.begin_close():
             withdraw(self.core)
-            close_workers(self.core, self.core.epoch, range(len(self.core.epoch.endpoints)), _CLOSED_WITHIN_S)
-            gather_before_end(self.core, _GATHERED_WITHIN_S)
+            close_workers(self.core, self.core.epoch, range(len(self.core.epoch.endpoints)), _PATIENCE_S)
+            gather_before_end(self.core, _PATIENCE_S)
             self.core.backend.kill(self._living)
             self.core.backend.release(self._extras)
             if pool:

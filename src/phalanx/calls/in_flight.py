@@ -47,7 +47,8 @@ def streams_on(group: Group, ranks: Sequence[int]) -> list[PendingStream]:
 def make_room(group: Group) -> None:
     """Forget calls that have ended, and wait until one does where as many are in flight as the group may have."""
     while len(group.recent) >= group.max_in_flight:
-        patience = _LOOKS_AGAIN_S  # for the oldest, the next to end unless it takes longer than others
+        # Waits for the oldest call, the next to end unless it takes longer than others, and looks at the others.
+        patience, is_full = _LOOKS_AGAIN_S, False
         for reference in list(group.recent):
             call: Call | None = reference()
             if call is not None and not call.over:
@@ -56,11 +57,11 @@ def make_room(group: Group) -> None:
                 if call.streams is not None:  # it may wait until the caller reads on
                     continue
                 if call.arrivals.pending(patience):
-                    patience = 0.0
+                    patience, is_full = 0.0, True
                     continue
             with contextlib.suppress(ValueError, IndexError):  # another thread was faster
                 group.recent.remove(reference)
-        if patience:  # only streams are left
+        if not is_full:  # only streams are left
             return
 
 

@@ -22,7 +22,8 @@ Done = Callable[[Any], None]
 RequestId = tuple[str, int]
 """Name of a process, and its own number for a request."""
 _LONGEST_REASON, _MOST_REASONS = 200, 100
-STALE, RESTORED, NOT_SAVED, NOT_PUT = _OWN_REASONS = "stale", "restored", "not saved", "could not be put"
+STALE, RESTORED, NOT_SAVED, NOT_PUT = "stale", "restored", "not saved", "could not be put"
+_OWN_REASONS = (STALE, RESTORED, NOT_SAVED, NOT_PUT)
 
 
 def count_reason(reasons: Counter[str], reason: str, number: int) -> None:

@@ -299,9 +299,8 @@ class CallTracer(CallListener):
         """Record where the ranks are, once their processes are there."""
         if epoch.tracks or not call.epoch.endpoints:
             return
-        endpoints = [
-            replace(one, handle=None) for one in call.epoch.endpoints
-        ]  # a handle keeps its actor alive
+        # Without handles, which would keep the actors of a group alive that its driver has dropped.
+        endpoints = [replace(one, handle=None) for one in call.epoch.endpoints]
         backend, trace = call.core.backend, self.id
 
         def read(rank: int, offset: int) -> bytes:

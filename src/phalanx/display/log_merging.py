@@ -68,7 +68,8 @@ class Lines:
     def finish(self) -> list[str]:
         """Return all lines that are left, also a last line without an end."""
         last, self._rest = _decoded(self._rest), b""
-        self._held += [last] if last and is_shown(last) else []
+        if last and is_shown(last):
+            self._held.append(last)
         return self._take(len(self._held))
 
     def _take(self, count: int) -> list[str]:

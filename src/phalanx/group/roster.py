@@ -58,8 +58,8 @@ class Roster:
 class DetachedRecord:
     """Record of a detached group for later drivers; plain values only: its ``members`` lack their handles.
 
-    It is published as a line of bytes, which every version reads, and the pickled record, which versions of the same
-    protocol read.
+    ``reservations`` are keys of its pool, ``extras`` of what it reserved beside its slots. The record is published as a
+    line of bytes, which every version reads, and the pickled record, which versions of the same protocol read.
     """
 
     card: GroupCard

@@ -402,7 +402,8 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         name = rank.name(local_name)
         if not _EXPERT.search(name) and not getattr(tensor, "allreduce", True):  # Megatron's mark of experts
             raise DeclarationError(
-                f"{name} is of other experts on each expert-parallel rank: expected local_experts.N or ....weightN"
+                f"{name} is of other experts on each expert-parallel rank; expected a name with local_experts.N or, of "
+                "grouped experts, linear_fc1.weightN"
             )
         if name in named:
             raise DeclarationError(f"two parameters are named {name} once layers are counted globally")

@@ -176,9 +176,7 @@ class WeightTarget(WeightEnd):
         accepted = registry.accepted(key)
         known = registry.arrived_over(key, self._connection)
         tensors: Tensors = self.layout.tensors
-        if (
-            self._shared is not None
-        ):  # whose tensors may be in other memory since, as after a way to the CPU and back
+        if self._shared is not None:  # it may have other memory since, as after a way to the CPU and back
             share_storage(self._shared, accepted, self.layout.manifest)
         if accepted.load is None:
             tensors = current_tensors(accepted, tensors)

@@ -27,11 +27,8 @@ from phalanx.compat.verl.single_controller.ray.pools import get_random_string as
 from phalanx.compat.verl.single_controller.ray.start import StartRequest, check_request, start
 
 if TYPE_CHECKING:
-    from phalanx.compat.verl.single_controller.ray.native import (
-        Call,
-        StartedRanks,
-        TrackedCalls,
-    )  # loads the runtime
+    # It loads the runtime.
+    from phalanx.compat.verl.single_controller.ray.native import Call, StartedRanks, TrackedCalls
 
 _OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict", "_calls", "_started", "_made")
 """Attributes of a group that are not serialized."""
