@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.testing import faults
 
 SLOW_ON_RAY = True
 
@@ -229,3 +230,12 @@ def test_a_trace_that_cannot_be_written_loses_no_other_and_hides_no_error(
 
     assert [path.name for path in profile.paths] == ["g-rank1.pt.trace.json.gz"]
     assert "rank 0: its trace was not written: disk full" in profile.notes
+
+
+def test_a_rank_in_this_process_that_ends_leaves_the_profiler_to_others() -> None:
+    with inline() as lost, inline() as other:
+        lost.profile(ranks=[1])
+        faults.kill(lost, 1)
+        with other.profile() as profile:
+            other.add()
+    assert profile.calls == {0: ("add",)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.errors import CheckpointError
 from phalanx.worker.rank_state import RankState
 from phalanx.worker.state_copies import StateCopies
 
@@ -39,7 +41,20 @@ def test_a_holder_has_each_whole_snapshot_also_after_some_that_did_not_reach_it(
     last = 0
     for values, reaches in steps:
         _, sent = rank.take(last + 1, last, leaves(values), again=last > 0)
+        holder.take(last + 1, last, leaves([0]), again=last > 0)
         if reaches:
             holder.hold(0, last + 1, last, sent)
             last += 1
             assert held(holder, last) == values
+
+
+def test_a_holder_forgets_the_copies_of_ranks_that_others_hold_now() -> None:
+    rank, holder = StateCopies(), StateCopies()
+    _, sent = rank.take(1, 0, leaves([5]), again=False)
+    holder.hold(0, 1, 0, sent)
+    holder.take(2, 1, leaves([0]), again=False)
+    assert held(holder, 1) == [5]  # the second snapshot may still fail
+
+    holder.take(3, 2, leaves([0]), again=False)
+    with pytest.raises(CheckpointError):
+        held(holder, 1)

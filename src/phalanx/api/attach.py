@@ -83,9 +83,8 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
     session.add_group(core)
     missing = [rank for rank, endpoint in enumerate(endpoints) if endpoint.handle is None]
     if missing:
-        text = f"ranks {missing} are gone; close(pool=True) frees the others, so that it can be made anew"
         reports = tuple(RankReport(rank, "died") for rank in missing)
-        core.broken(WorkerDiedError(text, group=name, failures=reports))
+        core.broken(WorkerDiedError(f"ranks {missing} are gone", group=name, failures=reports))
     else:
         core.enter(endpoints)
         core.started()

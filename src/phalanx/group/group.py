@@ -91,7 +91,7 @@ class Group:
         self.extras: dict[Slot, str] = {}
 
         # State.
-        self.lifecycle = Lifecycle(card.name, epoch=number)
+        self.lifecycle = Lifecycle(card.name, epoch=number, owner=owner)
         self.epoch = Epoch(number, size)
         #: When its state or its epoch changed, as a Unix time.
         self.changed = time.time()

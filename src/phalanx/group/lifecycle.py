@@ -99,8 +99,13 @@ class Lifecycle:
     closing, gone once the group is ready again.
     """
 
-    def __init__(self, group: str, *, epoch: int = 0) -> None:
+    def __init__(self, group: str, *, epoch: int = 0, owner: bool = True) -> None:
         self._group = group
+        self._remedies = (
+            "restart() makes its ranks anew, px.replace_ranks(group) those that are lost, close() frees them."
+            if owner
+            else "Its owner can make its ranks anew; if it is attached, close(pool=True) frees them, to make it anew."
+        )
         self.state = State.STARTING
         #: Number of the present roster: it grows by 1 with each restart, and each change of the members.
         self.epoch = epoch
@@ -198,8 +203,7 @@ class Lifecycle:
     def broken_error(self) -> GroupBroken:
         """Return the error of a call on a broken group, with the cause and a remedy."""
         return GroupBroken(
-            f"group {self._group!r} is broken by an earlier failure and takes no calls. restart() makes its "
-            f"ranks anew, px.replace_ranks(group) those that are lost, close() frees them. "
+            f"group {self._group!r} is broken by an earlier failure and takes no calls. {self._remedies} "
             f"{self.remark + ' ' if self.remark else ''}"
             f"The failure was: {_first_line(self.cause)}",
             group=self._group,

@@ -108,7 +108,7 @@ class StateCopies:
     def take(
         self, number: int, last: int, states: Mapping[str, RankState], *, again: bool
     ) -> tuple[StateCopy, StateCopy]:
-        """Copy the state of each role as snapshot ``number``. The ``last`` complete snapshot is kept.
+        """Copy the state of each role as snapshot ``number``. Copies that are older than the ``last`` complete one go.
 
         Returns:
             The copy, and the part that its holder lacks: with ``again``, tensors that changed since ``last``. A failed
@@ -116,6 +116,8 @@ class StateCopies:
         """
         older = next((copy for at, copy in self._own.items() if at != last), None)
         self._own = {at: copy for at, copy in self._own.items() if at == last}
+        # Ranks that left, or whose copies are elsewhere by now, have none of it.
+        self._held = {rank: copies for rank, copies in self._held.items() if last in copies}
         copy = self._own[number] = copy_state(states, older)
         before = self._own[last].data if again and last in self._own else {}
         changed = {

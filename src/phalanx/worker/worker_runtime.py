@@ -292,6 +292,8 @@ class WorkerRuntime:
         for callback in self.closers.if_lost:
             callback(reason)
         self.closers.if_lost.clear()
+        if self.profiling is not None:
+            self.profiling.finish()  # there is one profiler per process
 
     def close(self) -> Coroutine[Any, Any, None] | None:
         """Run the users' ``close()`` of each role, last created first, then the exit hooks.
