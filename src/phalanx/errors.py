@@ -142,6 +142,9 @@ class RankReport:
     @property
     def lost(self) -> bool:
         """True if a process was lost: its own, or a process that held or sent data that it needed."""
+        cause = self.exception  # of a call to another group
+        if self.kind == "raised" and isinstance(cause, PhalanxError) and cause.lost:
+            return True
         return self.kind in ("died", "stale") or self.cut_off or self.type_name in _LOSSES
 
     def where(self) -> str:

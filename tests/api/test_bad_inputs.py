@@ -86,6 +86,7 @@ REFUSED = {
         px.register(pad_to_multiple=2)
         px.register(px.Dispatch.ROWS, pad_to_multiple=True)
         px.register(pad_mask="m")
+        type("A", (px.Worker,), {"f": px.register(px.Dispatch.ROWS, pad_to_multiple=2, pad_mask="m")(lambda _, x: x)})
         px.register(property(len))
         px.register({"dispatch_fn": len})
         px.Dispatch.mesh(group_size=0)

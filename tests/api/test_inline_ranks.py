@@ -12,6 +12,7 @@ import pytest
 
 import phalanx as px
 from phalanx.backends import inline
+from phalanx.testing import faults
 
 
 class Adder(px.Worker):
@@ -50,6 +51,18 @@ def test_ranks_use_their_own_backend_for_groups_channels_and_stored_values(pool:
     with px.Channel(name="numbers", backend="inline") as channel:
         channel.put(7)
         assert caller.take("numbers") == 7
+
+
+def test_an_error_is_of_a_loss_if_a_worker_lost_a_rank_of_another_group(pool: px.ResourcePool) -> None:
+    adder, caller = px.WorkerGroup(pool, Adder), px.WorkerGroup(pool, Caller)
+    with pytest.raises(px.RemoteCallError) as raised:
+        caller.call_other(adder, "no number")
+    assert not raised.value.lost
+
+    faults.kill(adder, 0)
+    with pytest.raises(px.RemoteCallError) as raised:
+        caller.call_other(adder, 1)
+    assert raised.value.lost
 
 
 def test_a_call_ends_though_another_thread_stops_its_rank_as_it_begins(

@@ -42,6 +42,10 @@ class Rows(px.Worker):
     def scores(self, rows: list[int]) -> list[int]:
         return rows
 
+    @px.register(px.Dispatch.ROWS, pad_to_multiple=2)
+    def padded_scores(self, rows: list[int]) -> list[int]:
+        return rows
+
     @px.register(px.Dispatch.ROWS)
     def scores_rows(self, rows: list[int]) -> Iterator[tuple[int, int]]:
         yield from enumerate(rows)
@@ -65,6 +69,12 @@ def test_every_row_comes_once_under_its_index_in_the_call(group: Any, count: int
     assert sorted(group.backwards.stream(rows, by="rows")) == [(row, 10 * row) for row in rows]
     assert sorted(group.padded.stream(rows, by="rows")) == list(enumerate(rows))
     assert sorted(group.balanced.stream(long, by="rows")) == list(enumerate(long))
+
+
+def test_outputs_come_without_the_rows_that_were_added(group: Any) -> None:
+    outputs = dict(group.padded_scores.stream(list(range(5))))
+
+    assert [row for rank in range(4) for row in outputs[rank]] == list(range(5))
 
 
 @pytest.mark.parametrize(

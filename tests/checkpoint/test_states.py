@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,84 @@ def test_values_come_back(pool: px.ResourcePool, tmp_path: Path, value: Any) -> 
     assert first == found == value
     assert type(found) is (dict if isinstance(value, OrderedDict) else type(value))
     assert not isinstance(value, dict) or list(found) == list(value)
+
+
+class Stepping(torch.optim.SGD):
+    """Keeps a count beside the state of its parameters."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.state["steps"] = torch.zeros(())
+
+
+class Elsewhere(torch.optim.SGD):
+    """Keeps its state in another object."""
+
+    moments = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"moments": self.moments}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.moments = state_dict["moments"]
+
+
+class Registering(px.Worker):
+    def __init__(self, parts: Callable[[Any], dict[str, Any]]) -> None:
+        self.parts = parts([torch.nn.Parameter(torch.ones(2))])
+        px.register_state(self, **self.parts)
+
+
+def test_an_optimizer_is_saved_by_its_own_state_dict_if_it_has_one(
+    pool: px.ResourcePool, tmp_path: Path
+) -> None:
+    group = px.WorkerGroup(
+        pool, Registering.bind(lambda parameters: {"optimizer": Elsewhere(parameters, 0.1)})
+    )
+    group.run(lambda worker: setattr(worker.parts["optimizer"], "moments", 5))
+    px.save(group, tmp_path)
+    group.run(lambda worker: setattr(worker.parts["optimizer"], "moments", 0))
+
+    px.load(group, tmp_path)
+    assert group.run(lambda worker: worker.parts["optimizer"].moments) == [5] * 4
+
+
+def test_the_state_of_an_optimizer_that_is_of_no_parameter_is_saved_as_another_part_only(
+    pool: px.ResourcePool, tmp_path: Path
+) -> None:
+    group = px.WorkerGroup(
+        pool[0:1], Registering.bind(lambda parameters: {"optimizer": Stepping(parameters)})
+    )
+    with pytest.raises(px.checkpoint.CheckpointError, match="'steps', which is of none"):
+        px.save(group, tmp_path)
+
+    group = px.WorkerGroup(pool[0:1], Registering.bind(lambda parameters: {"other": Stepping(parameters)}))
+    group.run(lambda worker: worker.parts["other"].state["steps"].add_(3))
+    px.save(group, tmp_path)
+    group.run(lambda worker: worker.parts["other"].state["steps"].zero_())
+
+    px.load(group, tmp_path)
+    assert group.run(lambda worker: int(worker.parts["other"].state["steps"])) == [3]
+
+
+def test_objects_in_dicts_of_dicts_are_loaded_in_place_and_lists_of_them_are_refused(
+    pool: px.ResourcePool, tmp_path: Path
+) -> None:
+    nested = {"more": {"generators": {"a": random.Random(1), "b": 2}, "c": [3]}}
+    group = px.WorkerGroup(pool[0:1], Registering.bind(lambda _: nested))
+
+    def draw(worker: Registering) -> Any:
+        return worker.parts["more"]["generators"]["a"].random()
+
+    px.save(group, tmp_path)
+    drawn = group.run(draw)
+    kept = group.run(lambda worker: id(worker.parts["more"]["generators"]["a"]))
+    px.load(group, tmp_path)
+    assert group.run(draw) == drawn
+    assert group.run(lambda worker: id(worker.parts["more"]["generators"]["a"])) == kept
+
+    with pytest.raises(px.WorkerInitError, match=r"a list in a state to save.*a dict"):
+        px.WorkerGroup(pool[0:1], Registering.bind(lambda _: {"more": {"all": [random.Random(1)]}}))
 
 
 def test_what_was_empty_when_it_was_saved_is_empty_again_and_of_what_is_gone_no_copy_is_kept(

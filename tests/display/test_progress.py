@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 
 import nbformat
@@ -122,3 +125,15 @@ def test_the_last_rank_to_begin_and_the_last_to_end_are_named() -> None:
     )
     assert start_skew([(1.0, 2.0), (1.01, 2.05)]) == ""
     assert start_skew([(1.0, 20.0)]) == ""
+
+
+def test_rich_is_imported_without_a_change_of_pythons_random_generator() -> None:
+    script = """
+        import random, sys
+        from phalanx.display.progress import rich_console
+        before = random.getstate()
+        assert "rich" not in sys.modules
+        rich_console()
+        assert random.getstate() == before
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)

@@ -99,6 +99,42 @@ def test_a_function_that_gives_the_model_is_asked_at_each_sync_and_other_shapes_
         assert torch.equal(target.run(lambda worker: worker.tensor)[0], ramp(5))
 
 
+class Moving(px.Worker):
+    """Publishes some of four rows, and two tensors that are one at first."""
+
+    def __init__(self) -> None:
+        self.model = {"rows": torch.full((2,), self.rank + 1.0)} | dict.fromkeys("ab", torch.ones(2))
+        self.move_rows(0)
+
+    @px.register(needs_weights=False)
+    def move_rows(self, first: int) -> None:
+        start = first if self.rank == 0 else 2 - first
+        self.publish_weights(
+            NAME, self.model, boxes={"rows": px.weights.ShardSpec((4,), (((start,), (2,)),))}
+        )
+
+    @px.register(needs_weights=False)
+    def untie(self) -> None:
+        self.model["b"] = torch.full((2,), 7.0)
+
+
+def test_ties_that_end_and_rows_that_move_are_planned_anew() -> None:
+    wanted = {"rows": torch.tensor([1.0, 1, 2, 2]), "a": torch.ones(2), "b": torch.ones(2)}
+    with linked(Moving, Accepter.bind(told(wanted)), (2, 1)) as (source, target, sync):
+        sync()
+        source.untie()
+        with pytest.raises(px.weights.WeightsMismatch, match="when this sync was planned: b"):
+            sync()
+        sync()
+        assert same(arrived(target), wanted | {"b": torch.full((2,), 7.0)})
+
+        source.move_rows(2)
+        with pytest.raises(px.weights.WeightsMismatch, match="when this sync was planned: rows"):
+            sync()
+        sync()
+        assert arrived(target)["rows"].tolist() == [2.0, 2, 1, 1]
+
+
 def test_a_parameter_that_a_target_got_since_the_plan_is_not_left_out() -> None:
     def grow(worker: Accepter) -> None:
         worker.model["new"] = torch.zeros(2)

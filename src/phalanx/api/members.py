@@ -120,6 +120,7 @@ def replace_ranks(
 
     Raises:
         DeclarationError: ``group`` or ``ranks`` are not as expected.
+        CheckpointError: the states are those of a snapshot, and there is none.
         GroupBroken: no rank has the state of a lost rank any more; the group is as it was.
         GroupClosed: the group is closed.
         PlacementError: a node is lost, and the others have no capacity.

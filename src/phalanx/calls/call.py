@@ -20,7 +20,7 @@ from phalanx.calls.diagnosis import (
 )
 from phalanx.calls.listeners import Listeners
 from phalanx.calls.timeouts import bounded
-from phalanx.collect.join import gather
+from phalanx.collect.join import gather, trimmed
 from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.display.metric_buffer import meters
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, PhalanxError, StaleEpoch
@@ -293,6 +293,9 @@ class Call:
         with decoding(meter=self.meter):
             output = self.arrivals.output(done[0])
         pending.remove(done[0])
+        take, trim = self.plan.gather.take, self.plan.gather.trim
+        if trim is not None and done[0] in take:
+            output = trimmed(output, *trim[take.index(done[0])])
         rank = self.plan.ranks[done[0]]
         self.tell(self.heard.arrived, rank)
         return rank, output

@@ -145,6 +145,8 @@ class CallFuture(Awaited[T]):
     def stream(self, timeout: float | None = None) -> Stream | ItemStream[Any]:
         """Return an iterator over ``(rank, output)`` of every called rank, in the order in which they finish.
 
+        The output is None for a rank whose output the result leaves out, such as those of a dp coordinate but one.
+
         If the method yields, the iterator returns its items as the ranks make them: ``(rank, item)``, or only the items
         if a single rank was called. The items are kept, so that ``result()`` works too, and leaving the stream does not
         affect the call.

@@ -48,7 +48,7 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
         return None
     taken = [outputs[position] for position in plan.take]
     if plan.trim is not None:
-        taken = [_trimmed(value, *sizes) for value, sizes in zip(taken, plan.trim, strict=True)]
+        taken = [trimmed(value, *sizes) for value, sizes in zip(taken, plan.trim, strict=True)]
     if callable(plan.collect):
         return plan.collect(group, taken)
     if plan.collect == "first":
@@ -192,7 +192,7 @@ def _at(path: str) -> str:
     return f" at {path}" if path else ""
 
 
-def _trimmed(value: Value, given: int, real: int) -> Value:
+def trimmed(value: Value, given: int, real: int) -> Value:
     """Return ``value`` without the padded rows, in each leaf that has exactly as many rows as the piece."""
     if given == real:
         return value

@@ -101,6 +101,7 @@ def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
             f"{cls.__name__}.{name} overrides a registered method with {function!r}, not a method"
         )
     signature = _signature(function)
+    _check_mask(cls, name, partial, signature)
     streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if streams:
         _check_generator(cls, name, partial, signature)
@@ -112,6 +113,16 @@ def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
         signature=signature,
         doc=inspect.getdoc(function),
     )
+
+
+def _check_mask(cls: type, name: str, partial: MethodSpec, signature: inspect.Signature | None) -> None:
+    """Check that a method has the parameter for the mask of padded rows."""
+    parameters = {} if partial.pad_mask is None or signature is None else signature.parameters
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    if parameters and partial.pad_mask not in parameters and not takes_any:
+        raise DeclarationError(
+            f"{cls.__name__}.{name} is registered with pad_mask={partial.pad_mask!r}, and has no such parameter; add it"
+        )
 
 
 def _check_generator(cls: type, name: str, partial: MethodSpec, signature: inspect.Signature | None) -> None:

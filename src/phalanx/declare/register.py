@@ -140,10 +140,12 @@ def register(
             sync failed in the middle; other methods then raise ``WeightsTorn``.
         pad_to_multiple: pad each rank's rows up to a multiple of this number; undone on the way back, in outputs with a
             row for each row.
-        pad_mask: name of a keyword argument that receives a bool tensor, True for real rows.
+        pad_mask: name of a keyword argument that receives a bool tensor, True for real rows; None in a call that pads
+            nothing, since it goes to a single rank.
 
     Raises:
-        DeclarationError: an unknown mode, a ``collect`` or padding that does not fit it, or no plain method.
+        DeclarationError: an unknown mode, a ``collect`` or padding that does not fit it or the method, or no plain
+            method.
     """
     if inspect.isfunction(dispatch_mode):  # used bare: @px.register
         return register()(dispatch_mode)

@@ -59,7 +59,8 @@ def register_state(
         boxes: ``px.weights.ShardSpec`` of tensors of the model with a declared layout, by name.
         megatron: ``px.weights.MegatronRank`` where the model is a Megatron module.
         others: further parts by name: whatever has ``state_dict()`` and ``load_state_dict(state)``; a random generator
-            of torch, numpy or ``random``; a dict of such things and of plain values, which are put back into it.
+            of torch, numpy or ``random``; a dict of such things, of plain values, which are put back into it, and of
+            such dicts.
 
     Raises:
         DeclarationError: the arguments contradict each other, or a part has no state.
@@ -108,19 +109,37 @@ def stateful(value: Any) -> Any:
     return _Named(value) if isinstance(value, MutableMapping) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
+def _ways_in(value: Any) -> Ways | None:
+    """Return how to get and set the state of an object, or of a dict in which there are such objects.
+
+    Raises:
+        DeclarationError: if a list or tuple contains one.
+    """
+    if isinstance(value, list | tuple) and any(map(ways_of, value)):  # pyright: ignore[reportUnknownArgumentType]
+        raise DeclarationError(
+            f"a {type(value).__name__} in a state to save contains an object with a state of its own; expected a dict "
+            "of such objects, with a name for each"
+        )
+    if isinstance(value, MutableMapping) and ways_of(value) is None and any(map(_ways_in, value.values())):
+        return ways_of(_Named(value))  # pyright: ignore[reportUnknownArgumentType]
+    return ways_of(value)
+
+
 class _Named:
     """A dict: objects in it are loaded in place, plain values are put back into it."""
 
     def __init__(self, values: MutableMapping[str, Any]) -> None:
         self._values = values
+        for value in values.values():
+            _ways_in(value)  # refuses lists of objects
 
     def state_dict(self) -> dict[str, Any]:
         found = self._values.items()
-        return {name: ways.get() if (ways := ways_of(value)) else value for name, value in found}
+        return {name: ways.get() if (ways := _ways_in(value)) else value for name, value in found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
-            ways = ways_of(self._values.get(name))
+            ways = _ways_in(self._values.get(name))
             if ways is None:
                 self._values[name] = value
             else:

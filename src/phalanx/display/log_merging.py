@@ -115,9 +115,7 @@ class Merged:
             until = float("inf") if now is None else now - self._window_s
             due = [other for other in self._printed if other.since <= until]
             self._printed = [other for other in self._printed if other.since > until]
-        prefixes = [
-            prefix_of(self._label, one.ranks, [self._hosts[rank] for rank in one.ranks]) for one in due
-        ]
+        prefixes = [prefix_of(self._label, one.ranks, map(self._hosts.__getitem__, one.ranks)) for one in due]
         return [p + line for p, one in zip(prefixes, due, strict=True) for line in one.unit]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
+import random
 import re
 import sys
 import time
@@ -59,10 +60,17 @@ def terminal() -> Console | None:
     """Return the console for progress; None outside a terminal and a notebook."""
     if not settings().progress:
         return None
+    console = rich_console()(stderr=True)
+    return console if console.is_terminal or console.is_jupyter else None
+
+
+def rich_console() -> type[Console]:
+    """Return rich's ``Console``. The import of rich draws from the generator of ``random``, which stays as it was."""
+    state = random.getstate()
     from rich.console import Console  # only where something is shown
 
-    console = Console(stderr=True)
-    return console if console.is_terminal or console.is_jupyter else None
+    random.setstate(state)
+    return Console
 
 
 def bar(console: Console, transient: bool) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.display.byte_format import size
+from phalanx.display.progress import rich_console
 
 _UNLIMITED = 100_000  # columns: text that goes elsewhere than to a terminal is not wrapped
 
@@ -31,10 +32,8 @@ class Table:
         return {"title": self.title, "rows": rows, "notes": list(self.notes)}
 
     def __str__(self) -> str:
-        from rich.console import Console  # only where something is shown
-
         text = io.StringIO()
-        Console(file=text, width=_UNLIMITED, color_system=None, force_jupyter=False).print(self)
+        rich_console()(file=text, width=_UNLIMITED, color_system=None, force_jupyter=False).print(self)
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).rstrip("\n")
 
     def __rich__(self) -> Any:

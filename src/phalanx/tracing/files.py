@@ -104,8 +104,7 @@ def load(path: Path) -> Trace:
 
 def entries(trace: Trace) -> Iterator[dict[str, Any]]:
     """Return a trace as plain data: its head, then clocks, tracks, calls, spans and counters."""
-    head = {name: getattr(trace, name) for name in _HEAD}
-    yield {"kind": _FORMAT, "version": _VERSION, **head}
+    yield {"kind": _FORMAT, "version": _VERSION, **{name: getattr(trace, name) for name in _HEAD}}
     for kind in _KINDS:
         for event in getattr(trace, f"{kind}s"):
             yield {"kind": kind, **_data(event, trace.began)}

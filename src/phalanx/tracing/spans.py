@@ -282,8 +282,6 @@ def read_log(lines: Iterable[bytes], track: TrackKey | None = None) -> SpanLog:
                 spans[index] = replace(spans[index], ended=at, error=error)
             case ["count", at, name, values]:
                 log.counts.append((name, at, values))
-            case ["full"]:
-                log.full = True
-            case _:
-                continue
+            case _:  # unknown, or the last line of a file that is full
+                log.full = log.full or record == ["full"]
     return log

@@ -27,8 +27,7 @@ class Summary(Table):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as plain data."""
-        table = super().to_dict()
-        return {"title": self.title, "methods": table["rows"], "notes": table["notes"]}
+        return {"title": self.title, "methods": super().to_dict()["rows"], "notes": list(self.notes)}
 
 
 def summarize(trace: Trace) -> Summary:

@@ -83,6 +83,12 @@ class LocalLayout(NamedTuple):
     manifest: Manifest
     tensors: dict[str, torch.Tensor]
 
+    @property
+    def held(self) -> dict[str, HeldTensor]:
+        """The layout of each tensor, also by the names of ties."""
+        held = dict(self.manifest.items())
+        return held | {alias: held[name] for alias, name in self.manifest.ties}
+
 
 def model_of(declared: Published | Accepted) -> Any:
     """Return the declared module or mapping, or the result of the declared function."""
@@ -104,34 +110,26 @@ def read_layout(declared: Published | Accepted) -> LocalLayout:
     return read_tensors(model, declared.boxes)
 
 
-def current_tensors(declared: Published | Accepted, planned: Tensors) -> Tensors:
-    """Return the tensors of this moment, which must have the shapes and types of the plan.
+def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Tensors:
+    """Return the tensors of this moment, which must have the layouts of the plan.
 
     Raises:
-        WeightsMismatch: if a tensor changed or is missing, or a target has a tensor that no version would update.
+        WeightsMismatch: if a tensor changed or is missing, tensors are not tied any more, or a target has a tensor that
+            no version would update.
     """
-    if declared.megatron is not None:
-        tensors, added = read_layout(declared).tensors, list[str]()
-    else:
-        named = named_tensors(model_of(declared))
-        tensors = {name: local_of(named[name]).detach() for name in planned if name in named}
-        added = sorted(named.keys() - planned.keys()) if isinstance(declared, Accepted) else []
-    odd = added + odd_tensors(tensors, planned)
+    now, wanted = read_layout(declared), planned.held
+    held, tensors = now.held, now.tensors
+    odd = sorted(held.keys() - wanted.keys()) if isinstance(declared, Accepted) else []
+    odd += [name for name, layout in wanted.items() if held.get(name) != layout]
+    if not odd:  # both names of a tie get what one of them has
+        untied = set(planned.manifest.ties) - set(now.manifest.ties)
+        odd = [alias for alias, name in sorted(untied) if not torch.equal(tensors[alias], tensors[name])]
     if odd:
         raise WeightsMismatch(
             f"{len(odd)} tensors are not what they were when this sync was planned: {', '.join(odd[:5])}; sync again, "
             "the next sync makes a new plan"
         )
-    return tensors
-
-
-def odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
-    """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
-    return [
-        name
-        for name, wanted in like.items()
-        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
-    ]
+    return {name: tensors[name] for name in wanted}
 
 
 def named_tensors(model: Any) -> dict[str, torch.Tensor]:

@@ -15,14 +15,7 @@ from phalanx.tracing.spans import span as px_span
 from phalanx.weights.boxes import Box
 from phalanx.weights.buckets import Slot, read_slot, write_slot
 from phalanx.weights.digests import DIGEST_BYTES, digest_boxes, tensor_digest
-from phalanx.weights.local_layout import (
-    LocalLayout,
-    current_tensors,
-    model_of,
-    named_tensors,
-    odd_tensors,
-    read_layout,
-)
+from phalanx.weights.local_layout import LocalLayout, current_tensors, model_of, named_tensors, read_layout
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.shared_memory import HostMemory, allocate_tensors
 from phalanx.weights.tensors import Tensors, copy_ties, device_of, dtype_named
@@ -77,7 +70,7 @@ class WeightSource(WeightEnd):
 
     def tensors(self) -> Tensors:
         """Return the tensors of this moment."""
-        return current_tensors(self._registry.published(self._key), self.layout.tensors)
+        return current_tensors(self._registry.published(self._key), self.layout)
 
     def send(self, sync: SyncRequest) -> Sent:
         """Send a version to all targets.
@@ -179,7 +172,7 @@ class WeightTarget(WeightEnd):
         if self._shared is not None:  # it may have other memory since, as after a way to the CPU and back
             share_storage(self._shared, accepted, self.layout.manifest)
         if accepted.load is None:
-            tensors = current_tensors(accepted, tensors)
+            tensors = current_tensors(accepted, self.layout)
 
         def write(slot: Slot) -> torch.Tensor:
             if accepted.load is None:
@@ -271,9 +264,14 @@ def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout,
         memory, tensors = allocate_tensors(wanted)  # processes of an engine may open it
     else:
         memory, tensors = None, dict(accepted.memory(wanted))
-    if odd := sorted(odd_tensors(tensors, wanted)):
+    odd = [
+        name
+        for name, one in wanted.items()
+        if name not in tensors or (tensors[name].shape, tensors[name].dtype) != (one.shape, one.dtype)
+    ]
+    if odd:
         raise DeclarationError(
-            f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(odd[:5])}"
+            f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(sorted(odd)[:5])}"
         )
     names = dict.fromkeys((*like, *ties))
     return LocalLayout(manifest, {name: tensors[ties.get(name, name)] for name in names}), memory

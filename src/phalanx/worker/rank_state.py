@@ -236,7 +236,8 @@ def _components(worker: Any, declared: StateOf | None, device: Any) -> list[_Com
         return [_Component("", worker)]
     model = None if declared.model is None else _Model(declared)
     found: list[_Component] = [] if model is None else [model]
-    if isinstance(declared.optimizer, torch.optim.Optimizer):
+    # An optimizer with a state_dict() of its own, such as that of ZeRO, may keep its state elsewhere.
+    if getattr(type(declared.optimizer), "state_dict", None) is torch.optim.Optimizer.state_dict:
         found.append(_Optimizer(declared.optimizer, model))
     elif declared.optimizer is not None:
         found.append(_Component("optimizer", stateful(declared.optimizer)))
@@ -295,12 +296,11 @@ class _Model(_Component):
         """Return the tensors of this rank by their names over all ranks."""
         declared: StateOf = self._owner
         if declared.megatron is not None:
-            manifest, tensors = read_megatron(declared.model, declared.megatron)
-            held = dict(manifest.items())
-            held |= {alias: held[name] for alias, name in manifest.ties}
+            layout = read_megatron(declared.model, declared.megatron)
+            held = layout.held
             return {
                 name: LocalTensor(tensor, tuple(held[name].shape), held[name].boxes)
-                for name, tensor in tensors.items()
+                for name, tensor in layout.tensors.items()
             }
         named = stated_tensors(declared.model, declared.boxes, "px.register_state(boxes=...)")
         return {name: LocalTensor.of(name, *tensor) for name, tensor in named.items()}
@@ -347,6 +347,13 @@ class _Optimizer(_Component):
         return found
 
     def leaves(self) -> Iterator[tuple[Path, Any]]:
+        other = [key for key in self._owner.state if not isinstance(key, torch.Tensor)]
+        if other:
+            raise CheckpointError(
+                f"{type(self._owner).__qualname__} is saved by the names of its parameters, and has the state "
+                f"{other[0]!r}, which is of none; register it as another part, which its own state_dict() saves: "
+                "px.register_state(self, model=..., other=<the optimizer>)"
+            )
         for name, (parameter, layout, _) in self._parameters().items():
             # An empty dict before the first step.
             for path, value in _flat(self._owner.state.get(parameter, {}), (*_STATE, name)):
