@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +22,23 @@ class Adder(px.Worker):
     @px.register(px.Dispatch.RANK_ZERO)
     def add(self, x: int) -> int:
         return x + 1
+
+
+class Sleeper(px.Worker):
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    async def sleep(self, seconds: float) -> list[str]:
+        try:
+            if seconds:
+                os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.ends.append("CancelledError")
+            raise
+        self.ends.append("slept")
+        return self.ends
 
 
 class Caller(px.Worker):
@@ -51,6 +71,20 @@ def test_ranks_use_their_own_backend_for_groups_channels_and_stored_values(pool:
     with px.Channel(name="numbers", backend="inline") as channel:
         channel.put(7)
         assert caller.take("numbers") == 7
+
+
+def test_ctrl_c_in_a_notebook_ends_the_call_of_an_async_method(pool: px.ResourcePool) -> None:
+    """Its loop runs on the main thread, as here; the loop of the ranks runs beside it."""
+    group = px.WorkerGroup(pool, Sleeper)
+
+    async def cell() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            group.sleep(60.0)
+        assert group.sleep(0.0) == ["CancelledError", "slept"]
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(cell())
+    loop.close()
 
 
 def test_an_error_is_of_a_loss_if_a_worker_lost_a_rank_of_another_group(pool: px.ResourcePool) -> None:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
-from contextvars import copy_context
 from dataclasses import fields, replace
 from functools import partial
 from threading import get_native_id
@@ -111,14 +110,18 @@ class Loop:
             self._loop = asyncio.new_event_loop()
             # A rank in the driver's process ends by being dropped; the loop holds sockets.
             weakref.finalize(self, self._loop.close).atexit = False
+        task = self._loop.create_task(wait())
         if not _is_in_loop():
-            return _run_until_complete(self._loop, wait())
+            return _run_until_complete(self._loop, task)
         # Inline ranks in a notebook: its loop runs on this thread.
-        thread = ThreadPoolExecutor(1)
-        try:
-            return thread.submit(copy_context().run, _run_until_complete, self._loop, wait()).result()
-        finally:
-            thread.shutdown(wait=False)
+        with ThreadPoolExecutor(1) as thread:
+            future = thread.submit(_run_until_complete, self._loop, task)
+            try:
+                return future.result()
+            except BaseException:
+                if not future.done():  # Ctrl-C reaches this thread alone
+                    self._loop.call_soon_threadsafe(task.cancel)
+                raise
 
 
 class TraceFiles:
@@ -600,8 +603,7 @@ def _is_in_loop() -> bool:
     return True
 
 
-def _run_until_complete(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    task = loop.create_task(coroutine)
+def _run_until_complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> Any:
     try:
         return loop.run_until_complete(task)
     except BaseException:
