@@ -122,6 +122,20 @@ def test_a_group_whose_first_rank_is_gone_can_be_closed_and_made_anew(drive: Cal
     px.attach("unlucky").close(pool=True)
 
 
+def test_a_name_that_is_taken_is_refused_and_its_group_stays(drive: Callable[[str], str]) -> None:
+    make = """
+        pool = px.ResourcePool([1], use_gpu=False, detached=True)
+        group = px.WorkerGroup(pool, Counter, name="taken", detached=True)
+    """
+    drive(make)
+    try:
+        with pytest.raises(AssertionError, match=r"detached group 'taken'.*px\.attach\('taken'\)"):
+            drive(make)
+        assert px.attach("taken").up(1) == [1]
+    finally:
+        px.attach("taken").close(pool=True)
+
+
 def test_ranks_in_another_order_than_their_slots_keep_their_processes(drive: Callable[[str], str]) -> None:
     """As accelerators can order them; here the order is made up, since it is that of devices of a node."""
     drive("""

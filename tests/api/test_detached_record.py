@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import phalanx as px
+from phalanx.backends.inline import InlineBackend
 from phalanx.group.epoch import GroupCard
 from phalanx.group.roster import PROTOCOL, DetachedRecord
 
@@ -25,6 +26,35 @@ def test_the_protocol_is_compared_before_anything_is_unpickled() -> None:
 
 def test_a_record_without_members_is_of_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHALANX_BACKEND", "inline")
-    monkeypatch.setattr("phalanx.api.attach.read_record", lambda backend, name: a_record())
+    monkeypatch.setattr(InlineBackend, "published", lambda backend, key: a_record().to_bytes())
     with pytest.raises(px.PlacementError, match="no detached group of that name"):
         px.attach("g")
+
+
+class Once(px.Worker):
+    def __init__(self, fails: bool = False) -> None:
+        if fails:
+            raise ValueError("it fails")
+
+
+def test_the_record_of_another_group_of_the_same_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = px.ResourcePool([1], use_gpu=False, backend="inline", max_colocate_count=2, detached=True)
+    with pool:
+        first = px.WorkerGroup(pool, Once, name="same", detached=True)
+        record = pool.backend_api.published("detached/same")
+        with pytest.raises(ValueError, match="it fails"):
+            px.WorkerGroup(pool, Once.bind(True), name="same", detached=True)
+        assert pool.backend_api.published("detached/same") == record
+        second = px.WorkerGroup(
+            pool, Once, name="same", detached=True
+        )  # as after the end of all ranks of the first
+        first.close()
+        record = pool.backend_api.published("detached/same")
+        assert record is not None
+
+        monkeypatch.setattr(InlineBackend, "find", lambda backend, name: name == "same:0" or None)
+        with pytest.raises(px.PlacementError, match=r"px\.attach\('same'\)\.close\(pool=True\) ends it"):
+            px.WorkerGroup(pool, Once, name="same", detached=True)
+        assert pool.backend_api.published("detached/same") == record
+        second.close()
+        assert pool.backend_api.published("detached/same") is None

@@ -74,7 +74,7 @@ def check_connected() -> Any:
     assert private.wait([ref], num_returns=1, timeout=5)[0] == [ref]
     assert private.get(private.reference_to(private.address_of(ref))) == "value"
     group = private.placement_group([{"CPU": 1.0}], name="block")
-    assert private.placement_group_ready(group.id, 10.0)
+    assert group.wait(10)
     assert private.placement_group_table(group)["state"] == "CREATED"
     node = private.runtime_context().get_node_id()
     assert [one["NodeID"] for one in private.nodes()] == [node]
@@ -119,7 +119,6 @@ def check_left(actor: Any, group: Any, ref: Any) -> None:
         "nodes": private.nodes,
         "placement_group": lambda: private.placement_group([{"CPU": 1.0}]),
         "placement_group_table": private.placement_group_table,
-        "placement_group_ready": lambda: private.placement_group_ready(group.id, 0.1),
         "remove_placement_group": lambda: private.remove_placement_group(group),
         "actor_states": lambda: private.actor_states()(private.actor_id(actor)),
         "total_resources": private.total_resources,

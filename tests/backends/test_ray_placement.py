@@ -98,9 +98,6 @@ class Groups:
     def table(self, group: Any) -> dict[str, Any]:
         return {"state": self.states[group.id.hex()]}
 
-    def is_ready(self, group_id: Any, seconds: float) -> bool:
-        return self.states[group_id.hex()] == "CREATED"
-
 
 def test_a_repair_also_tells_of_the_blocks_that_moved_in_one_that_failed(
     monkeypatch: pytest.MonkeyPatch,
@@ -108,7 +105,6 @@ def test_a_repair_also_tells_of_the_blocks_that_moved_in_one_that_failed(
     groups = Groups()
     monkeypatch.setattr(private, "placement_group", groups.create)
     monkeypatch.setattr(private, "placement_group_table", groups.table)
-    monkeypatch.setattr(private, "placement_group_ready", groups.is_ready)
     monkeypatch.setattr(private, "draining_nodes", dict)
     monkeypatch.setattr(placement_groups, "nodes", lambda: [NodeCapacity("a", "a", {"CPU": 4.0}, {})])
     monkeypatch.setattr(placement_groups, "holders", list)
@@ -125,3 +121,22 @@ def test_a_repair_also_tells_of_the_blocks_that_moved_in_one_that_failed(
 
     assert placement_groups.repair(held, timeout=0.0) == {0, 1}
     assert placement_groups.repair(held, timeout=0.0) == frozenset()
+
+
+@pytest.mark.parametrize("gone", [{"state": "REMOVED"}, RuntimeError("Ray has not been started yet")])
+def test_slots_that_are_lost_while_they_are_waited_for_are_a_placement_error(
+    monkeypatch: pytest.MonkeyPatch, gone: Any
+) -> None:
+    tables = iter([{"state": "PENDING"}, gone])
+
+    def table(group: Any) -> dict[str, Any]:
+        found = next(tables)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(private, "placement_group", Groups().create)
+    monkeypatch.setattr(private, "placement_group_table", table)
+    monkeypatch.setattr(placement_groups, "release", lambda keys: None)
+    with pytest.raises(PlacementError, match=r"pool: px\.shutdown\(\).*in another thread"):
+        placement_groups.reserve(ReserveRequest("pool", (1,), {"CPU": 1.0}, timeout=60.0, strategy="PACK"))

@@ -199,16 +199,21 @@ def test_pools_of_two_threads_get_accelerators_of_their_own(monkeypatch: pytest.
 class ClosesItsGroup(px.Worker):
     """Closes its own group while that is restarted, as another thread may."""
 
-    group: px.WorkerGroup | None = None
+    group: px.WorkerGroup | px.ResourcePool | None = None
+    error: Exception | None = None
 
     def __init__(self) -> None:
         if ClosesItsGroup.group is not None:
             ClosesItsGroup.group.close()
+            if ClosesItsGroup.error is not None:
+                raise ClosesItsGroup.error
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError("its slots are gone")])
 def test_a_group_that_is_closed_while_it_is_restarted_leaves_no_reservation(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
+    monkeypatch.setattr(ClosesItsGroup, "error", error)
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
         group = px.WorkerGroup(pool, ClosesItsGroup, num_cpus=1, name="closing")
         assert any("closing-extras" in holder.name for holder in pool.backend_api.holders())
@@ -216,3 +221,11 @@ def test_a_group_that_is_closed_while_it_is_restarted_leaves_no_reservation(
         with pytest.raises(px.GroupClosed, match="restarted"):
             group.restart()
         assert not any("closing-extras" in holder.name for holder in pool.backend_api.holders())
+
+
+def test_a_group_that_is_closed_while_its_start_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        monkeypatch.setattr(ClosesItsGroup, "group", pool)
+        monkeypatch.setattr(ClosesItsGroup, "error", RuntimeError("its slots are gone"))
+        with pytest.raises(px.GroupClosed, match="closed while it was to be started"):
+            px.WorkerGroup(pool, ClosesItsGroup)

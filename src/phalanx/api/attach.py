@@ -15,7 +15,7 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, PlacementError, RankReport, WorkerDiedError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.group.roster import DetachedRecord, read_record, withdraw
+from phalanx.group.roster import DetachedRecord, detached_key, withdraw
 from phalanx.members.processes import close_workers
 from phalanx.session.session import session
 
@@ -69,7 +69,8 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
         DeclarationError: its methods are not the expected ones, or another version of the library started it.
     """
     backend = session.get_backend()
-    record = read_record(backend, name)
+    published = backend.published(detached_key(name))
+    record = None if published is None else DetachedRecord.from_bytes(name, published)
     if record is None or not record.members:
         raise PlacementError(
             f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
@@ -80,6 +81,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
     endpoints = [replace(one, handle=backend.find(str(one.name)), since=-1) for one in record.members]
     from_environment()
     core = Group(record.card, backend, len(endpoints), owner=False)
+    core.detached_record = published
     session.add_group(core)
     missing = [rank for rank, endpoint in enumerate(endpoints) if endpoint.handle is None]
     if missing:

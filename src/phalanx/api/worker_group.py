@@ -129,9 +129,11 @@ class WorkerGroup(GroupView):
         pool.claim(self)
         try:
             processes.start(core)
-        except BaseException:
-            core.begin_close()
+        except BaseException as error:
+            was_closed = not core.begin_close()
             processes.close(core, 0.0)
+            if was_closed and isinstance(error, Exception):
+                raise processes.closed_while(core.name, "be started") from error
             raise
 
     def _card(self, bound: Mapping[str, BoundClass], options: GroupOptions) -> GroupCard:

@@ -157,6 +157,8 @@ class Group:
         # Views of it in other processes.
         #: Where they find the newest roster; "" where the group never travelled, or is detached.
         self.roster_key = ""
+        #: The record of a detached group as it was last published, or read by ``px.attach``.
+        self.detached_record: bytes | None = None
         #: Of such a view: whether the ranks may be others than it knows.
         self.is_doubtful = False
         #: By rank, an epoch: processes that came with it or later, and ended, had finished their calls.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import cloudpickle
 
-from phalanx.backends.backend_types import Backend, Endpoint, RankOutcome
+from phalanx.backends.backend_types import Endpoint, RankOutcome
 from phalanx.errors import DeclarationError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
@@ -103,28 +103,20 @@ def publish(group: Group) -> None:
     if group.roster_key and not group.closed:
         group.backend.publish(group.roster_key, Roster.of(group).to_bytes())
     if group.card.detached:
-        group.backend.publish(_detached_key(group.name), DetachedRecord.of(group).to_bytes())
+        group.detached_record = DetachedRecord.of(group).to_bytes()
+        group.backend.publish(detached_key(group.name), group.detached_record)
 
 
 def withdraw(group: Group) -> None:
-    """Withdraw what was published, since the group is closed."""
+    """Withdraw what was published, since the group is closed; a record of another group of its name stays."""
     if group.roster_key and group.backend.connected():
         group.backend.publish(group.roster_key, None)
-    if group.card.detached:
-        group.backend.publish(_detached_key(group.name), None)
+    if group.card.detached and group.backend.published(detached_key(group.name)) == group.detached_record:
+        group.backend.publish(detached_key(group.name), None)
 
 
-def read_record(backend: Backend, name: str) -> DetachedRecord | None:
-    """Return the record of the detached group of that name, None if there is none.
-
-    Raises:
-        DeclarationError: another version of the library started the group.
-    """
-    published = backend.published(_detached_key(name))
-    return None if published is None else DetachedRecord.from_bytes(name, published)
-
-
-def _detached_key(name: str) -> str:
+def detached_key(name: str) -> str:
+    """Return the key of the record of the detached group of that name."""
     return f"detached/{name}"
 
 

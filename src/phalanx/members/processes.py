@@ -196,10 +196,17 @@ def new_ranks(core: Group, change: str, undo: Callable[[], None]) -> Generator[N
         finally:  # also after a second interrupt
             if core.epoch.number == number:
                 core.broken(_as_cause(core.name, change, error), core.epoch)
+        if core.closed and isinstance(error, Exception):
+            raise closed_while(core.name, change) from error
         raise
     if core.closed:
         _abandon(core)
-        raise GroupClosed(f"group {core.name!r} was closed while it was to {change}", group=core.name)
+        raise closed_while(core.name, change)
+
+
+def closed_while(group: str, change: str) -> GroupClosed:
+    """Return the error of a change that another thread's close of the group has ended."""
+    return GroupClosed(f"group {group!r} was closed while it was to {change}", group=group)
 
 
 def _abandon(core: Group) -> None:

@@ -81,12 +81,7 @@ def reserve(request: ReserveRequest) -> Reservation:
         PlacementError: at once if the request can never fit the cluster, or after ``request.timeout`` s.
     """
     deadline = time.monotonic() + request.timeout
-    one_node = request.strategy == "STRICT_PACK"
-    if (
-        one_node
-        and not check_feasible(nodes(), request.blocks, request.bundle).fits_total
-        and not _autoscales()
-    ):
+    if request.strategy == "STRICT_PACK" and not _can_fit(request, nodes()):
         raise PlacementError(_table(request, "can never be placed on this cluster"))
     reservation = Reservation(request)
     try:
@@ -116,14 +111,31 @@ def _reserve_block(reservation: Reservation, request: ReserveRequest, index: int
 
 
 def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> None:
-    pause = 0.01
-    while not private.placement_group_ready(group.id, pause):
-        stats: Mapping[str, Any] = private.placement_group_table(group).get("stats", {})
-        if stats.get("scheduling_state") == "INFEASIBLE" and not _autoscales():
+    """Wait by looking: Ray's own wait never ends if another thread leaves the cluster meanwhile."""
+    pause = 0.002
+    while True:
+        table: Mapping[str, Any] = {}
+        with contextlib.suppress(Exception):  # the cluster was left
+            table = private.placement_group_table(group)
+        state = table.get("state", "REMOVED")
+        if state == "CREATED":
+            return
+        if state == "REMOVED":
+            raise PlacementError(
+                f"{request.name}: px.shutdown() or ray.shutdown() in another thread, or another program, removed its "
+                "placement group while it waited for free slots; reserve the slots again after that"
+            )
+        if table.get("stats", {}).get("scheduling_state") == "INFEASIBLE" and not _autoscales():
             raise PlacementError(_table(request, "can never be placed on this cluster"))
         if time.monotonic() >= deadline:
             raise PlacementError(_table(request, f"could not be placed within timeout={request.timeout:g} s"))
-        pause = min(pause * 2, max(0.01, deadline - time.monotonic()), 1.0)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.2)
+
+
+def _can_fit(request: ReserveRequest, on: Sequence[NodeCapacity]) -> bool:
+    """Return whether the nodes could hold the request if they were free, or the cluster can still grow."""
+    return check_feasible(on, request.blocks, request.bundle).fits_total or _autoscales()
 
 
 def _autoscales() -> bool:
@@ -156,7 +168,7 @@ def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
         part = replace(request, blocks=tuple(request.blocks[index] for index in lost), timeout=timeout)
         release([reservation.keys[index] for index in lost])
         left = [node for node in nodes() if node.node_id not in going]
-        if not check_feasible(left, part.blocks, part.bundle).fits_total and not _autoscales():
+        if not _can_fit(part, left):
             raise PlacementError(_table(part, "its node is gone, and no other has room for what was on it"))
         for index in lost:
             _reserve_block(reservation, request, index)
@@ -199,10 +211,8 @@ def release(keys: Sequence[str]) -> None:
 def nodes_of(slots: Sequence[Slot], reservations: Mapping[str, Any]) -> list[str]:
     """Return the node of each slot, from Ray's table of placement groups."""
     groups = {(slot.pool, slot.block): reservations[slot.pool].ids[slot.block] for slot in slots}
-    tables = {
-        key: private.placement_group_table(group)["bundles_to_node_id"] for key, group in groups.items()
-    }
-    return [tables[slot.pool, slot.block][slot.bundle] for slot in slots]
+    tables = {key: private.placement_group_table(group) for key, group in groups.items()}
+    return [tables[slot.pool, slot.block]["bundles_to_node_id"][slot.bundle] for slot in slots]
 
 
 def strategy(slot: Slot, reservations: Mapping[str, Any]) -> PlacementGroupSchedulingStrategy:

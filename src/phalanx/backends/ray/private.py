@@ -15,7 +15,6 @@ import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.experimental import internal_kv
 from ray.util.placement_group import (
-    _call_placement_group_ready,
     placement_group,
     placement_group_table,
     remove_placement_group,
@@ -81,7 +80,6 @@ nodes = unwrapped(ray.nodes)
 placement_group = unwrapped(placement_group)
 placement_group_table = unwrapped(placement_group_table)
 remove_placement_group = unwrapped(remove_placement_group)
-placement_group_ready = unwrapped(_call_placement_group_ready)
 _create_actor = unwrapped(ActorClass._remote)
 
 
