@@ -49,9 +49,7 @@ def _on_ray(item: pytest.Item) -> list[str]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Name what fails at once: a run that is cut has no summary."""
     report = yield
     reporter = item.config.pluginmanager.get_plugin("terminalreporter")

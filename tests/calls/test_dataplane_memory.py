@@ -192,10 +192,7 @@ def test_nothing_of_a_call_that_does_not_fit_is_sent(
 
 @pytest.mark.slow
 def test_300_steps_with_failures_among_them_leave_the_store_where_it_was(ray_cluster: Any) -> None:
-    with (
-        px.ResourcePool([2], use_gpu=False, backend="ray") as made,
-        px.WorkerGroup(made, Writer) as steps,
-    ):
+    with px.ResourcePool([2], use_gpu=False, backend="ray") as made, px.WorkerGroup(made, Writer) as steps:
         batch = torch.ones(MB // 4)
         transport = steps.core.backend
         steps.rows(batch)

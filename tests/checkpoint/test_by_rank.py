@@ -39,11 +39,7 @@ def pool() -> px.ResourcePool:
     ("width", "parts", "why"),
     [
         (4, None, "others had made no step; step on all ranks"),
-        (
-            5,
-            ["model"],
-            r"model.weight has shape \[1, 4\] where it was saved, and \[1, 5\] here",
-        ),
+        (5, ["model"], r"model.weight has shape \[1, 4\] where it was saved, and \[1, 5\] here"),
     ],
     ids=["an optimizer that only some ranks stepped", "a model of another shape"],
 )

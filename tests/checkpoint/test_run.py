@@ -214,11 +214,7 @@ def test_a_run_of_other_parts_is_refused(
     group: px.WorkerGroup, path: str, changed: dict[str, Any], why: str
 ) -> None:
     with px.Channel(name="rollouts") as channel:
-        given: dict[str, Any] = {
-            "groups": {"model": group},
-            "state": {"progress": 1},
-            "channels": [channel],
-        }
+        given: dict[str, Any] = {"groups": {"model": group}, "state": {"progress": 1}, "channels": [channel]}
         with px.checkpoint.CheckpointManager(path, **given) as run:
             run.save(1)
         given |= changed

@@ -98,8 +98,7 @@ def test_the_use_of_an_accelerator_is_that_of_the_ranks_own_as_nvidia_smi_prints
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0.0 s"), (0.44, "0.4 s"), (12.3, "12 s"), (200, "3 min"), (7500, "2 h 5 min")],
+    ("seconds", "text"), [(-1, "0.0 s"), (0.44, "0.4 s"), (12.3, "12 s"), (200, "3 min"), (7500, "2 h 5 min")]
 )
 def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -121,10 +120,7 @@ def test_ranks_at_the_same_place_are_shown_together() -> None:
 
 
 DAY = "2026-01-02 10:"
-FILES = [
-    [f"{DAY}00:00 a", "a2", f"{DAY}03:00,5 d"],
-    [f"{DAY}01:00 b", f"{DAY.replace(' ', 'T')}02:00 c"],
-]
+FILES = [[f"{DAY}00:00 a", "a2", f"{DAY}03:00,5 d"], [f"{DAY}01:00 b", f"{DAY.replace(' ', 'T')}02:00 c"]]
 
 
 @pytest.mark.parametrize(

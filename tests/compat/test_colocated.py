@@ -18,10 +18,7 @@ from phalanx.compat.verl.single_controller.ray import (
     create_colocated_worker_cls,
     create_colocated_worker_cls_fused,
 )
-from phalanx.compat.verl.single_controller.ray.base import (
-    FusedWorkerCLSName,
-    create_colocated_worker_raw_cls,
-)
+from phalanx.compat.verl.single_controller.ray.base import FusedWorkerCLSName, create_colocated_worker_raw_cls
 
 
 @ray.remote

@@ -30,10 +30,7 @@ def test_the_names_of_the_tutorial_are_modules_of_this_package() -> None:
         """
     )
 
-    assert output.split() == [
-        "0.9.1",
-        "phalanx.compat.verl.single_controller.base.dispatch_functions",
-    ]
+    assert output.split() == ["0.9.1", "phalanx.compat.verl.single_controller.base.dispatch_functions"]
 
 
 @pytest.mark.parametrize(

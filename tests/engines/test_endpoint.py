@@ -110,10 +110,7 @@ def test_a_key_is_generated_and_one_that_protects_little_is_refused(token: Any, 
     ],
 )
 def test_an_engine_with_a_wrong_token_does_not_start(options: dict[str, Any], message: str) -> None:
-    with (
-        px.ResourcePool([1], backend="inline") as pool,
-        pytest.raises(px.WorkerInitError, match=message),
-    ):
+    with px.ResourcePool([1], backend="inline") as pool, pytest.raises(px.WorkerInitError, match=message):
         px.WorkerGroup(pool, VllmRollout.bind("model", **options))
 
 

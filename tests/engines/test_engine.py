@@ -204,11 +204,7 @@ def test_sleep_where_there_is_none_warns_once_and_the_engine_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"max_tokens": True}, "max_tokens=True"),
-        ({"stop": [""]}, "empty text"),
-    ],
+    ("wrong", "message"), [({"max_tokens": True}, "max_tokens=True"), ({"stop": [""]}, "empty text")]
 )
 def test_a_wrong_sampling_is_refused_where_it_is_made(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(px.DeclarationError, match=message):

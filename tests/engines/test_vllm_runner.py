@@ -85,8 +85,7 @@ class FakeLLM:
             try_get_generation_config=dict,
         )
         self.vllm_config = SimpleNamespace(
-            model_config=model,
-            scheduler_config=SimpleNamespace(max_num_seqs=4),
+            model_config=model, scheduler_config=SimpleNamespace(max_num_seqs=4)
         )
         self.errored = False
         self.calls: list[str] = []

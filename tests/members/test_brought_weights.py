@@ -197,10 +197,7 @@ def test_others_are_kept_out_until_the_new_ranks_have_them(here: px.ResourcePool
 def test_rows_are_not_counted_as_trained_for_it(here: px.ResourcePool) -> None:
     actor, engines = px.WorkerGroup(here[0:1], Silent), px.WorkerGroup(here, Single)
     staleness = px.StalenessManager(max_lag=1, rows_per_version=4)
-    with (
-        px.Channel() as channel,
-        px.WeightSync(actor, engines, NAME, staleness=staleness) as sync,
-    ):
+    with px.Channel() as channel, px.WeightSync(actor, engines, NAME, staleness=staleness) as sync:
         sync()
         with staleness.lease(4, timeout=0) as lease:
             lease.put(channel, torch.zeros(4, 1), lease.version)

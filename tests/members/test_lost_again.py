@@ -19,10 +19,7 @@ from tests.members.ledger import Ledger
 
 @pytest.fixture
 def four() -> Iterator[px.ResourcePool]:
-    with (
-        scripted(lambda what, number: "fine"),
-        px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
-    ):
+    with scripted(lambda what, number: "fine"), px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
         yield pool
 
 

@@ -62,11 +62,7 @@ def test_a_plugin_of_verls_that_imports_the_controller_first_ends_the_process(
     early = own_module(tmp_path / "own", "early", "import verl.single_controller.base")
 
     ran = interpreter.run(
-        "-c",
-        WHOSE,
-        PATH_FIRST=f"{plugin}:{early}",
-        VERL_USE_EXTERNAL_MODULES="early",
-        PHALANX_VERL="1",
+        "-c", WHOSE, PATH_FIRST=f"{plugin}:{early}", VERL_USE_EXTERNAL_MODULES="early", PHALANX_VERL="1"
     )
 
     assert ran.returncode != 0

@@ -81,10 +81,7 @@ PLANTED_AT_SOURCE: dict[str, Plant] = {
     "flipped bit": flipped_bit,
     "written meanwhile": written_meanwhile,
 }
-PLANTED_AT_TARGET: dict[str, Plant] = {
-    "swapped shards": swapped_shards,
-    "swapped names": swapped_names,
-}
+PLANTED_AT_TARGET: dict[str, Plant] = {"swapped shards": swapped_shards, "swapped names": swapped_names}
 Both = tuple[px.WorkerGroup, px.WorkerGroup]
 
 

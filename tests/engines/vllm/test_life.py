@@ -14,12 +14,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from tests.engines.vllm.conftest import (
-    engine_processes,
-    folders_of_sockets,
-    refuses,
-    shared_memory,
-)
+from tests.engines.vllm.conftest import engine_processes, folders_of_sockets, refuses, shared_memory
 from tests.engines.vllm.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,12 +16,7 @@ import phalanx as px
 from phalanx.engines import Endpoint, SamplingParams
 from phalanx.engines.vllm import VllmRollout
 from phalanx.engines.vllm.vllm_imports import prepare
-from tests.engines.vllm.conftest import (
-    engine_processes,
-    folders_of_sockets,
-    route_paths,
-    shared_memory,
-)
+from tests.engines.vllm.conftest import engine_processes, folders_of_sockets, route_paths, shared_memory
 from tests.engines.vllm.kinds import ONE_THREAD, SMALL
 from tests.engines.vllm.models import Source
 

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_digest
 
 from phalanx.weights.boxes import whole
-from phalanx.weights.digests import (
-    Verify,
-    _box_digest,
-    _bytes,
-    _sampled_elements,
-    tensor_digest,
-)
+from phalanx.weights.digests import Verify, _box_digest, _bytes, _sampled_elements, tensor_digest
 
 
 @pytest.mark.parametrize("verify", ["sampled", "full"])

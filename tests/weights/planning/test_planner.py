@@ -60,11 +60,7 @@ def senders(plan: Plan) -> list[tuple[int, Locality]]:
             by_rank(part((8,), (0, 5), (4, 4))),
             ("w", "boxes that do not overlap", "[0:5] and [4:8], an overlap", "target rank 0"),
         ),
-        (
-            by_rank(full(8)),
-            by_rank(part((8,), (4, 5))),
-            ("w", "boxes within [8]", "[4:9]", "target rank 0"),
-        ),
+        (by_rank(full(8)), by_rank(part((8,), (4, 5))), ("w", "boxes within [8]", "[4:9]", "target rank 0")),
         (
             by_rank(full(4), full(5)),
             by_rank(full(4)),

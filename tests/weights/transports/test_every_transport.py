@@ -103,10 +103,7 @@ def test_every_target_rank_has_its_part_of_every_version(
         for version in (1, 2):
             full = {name: one + version for name, one in full.items()}
             sent = [source.tensors(full, rank) for rank in range(source.ranks)]
-            work = [
-                *synced(senders, sent, "source", version),
-                *synced(receivers, arrived, "target", version),
-            ]
+            work = [*synced(senders, sent, "source", version), *synced(receivers, arrived, "target", version)]
             for future in [threads.submit(function, rank) for function, rank in work]:
                 future.result(60)
             assert all(same(one, target.tensors(full, rank)) for rank, one in enumerate(arrived))

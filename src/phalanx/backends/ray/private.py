@@ -14,11 +14,7 @@ from typing import Any
 import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.experimental import internal_kv
-from ray.util.placement_group import (
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
 _TESTED = "2.57 to 2.60"
 
