@@ -87,12 +87,38 @@ def without_its_end(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 4)
 
 
+def shard_is_missing(file: Path) -> None:
+    (file.parent / INDEX).write_text('{"weight_map": {"w": "model-1.safetensors"}}')
+
+
+def index_is_damaged(file: Path) -> None:
+    save_file({"w": torch.zeros(8, 3)}, file.with_name("other.safetensors"))
+    (file.parent / INDEX).write_text("{")
+
+
+def test_the_index_names_the_files_of_the_model(two: px.ResourcePool, tmp_path: Path) -> None:
+    """Hubs have folders with the same tensors in another layout beside them."""
+    group = px.WorkerGroup(two, Rows)
+    for name, value in (("a", 3.0), ("b", 5.0)):
+        save_file({"w": torch.full((8, 3), value)}, tmp_path / f"{name}.safetensors")
+    (tmp_path / INDEX).write_text('{"weight_map": {"w": "a.safetensors"}}')
+
+    px.load(group, tmp_path, format="hugging face")
+    assert torch.equal(torch.cat(group.get()), torch.full((8, 3), 3.0))
+
+    save_file({"w": torch.full((8, 3), 7.0)}, tmp_path / "model.safetensors")
+    px.load(group, tmp_path, format="hugging face")
+    assert torch.equal(torch.cat(group.get()), torch.full((8, 3), 7.0))
+
+
 @pytest.mark.parametrize(
     ("write", "error", "why"),
     [
         (other_names, px.checkpoint.CheckpointMismatch, r"not saved: model\.w"),
         (other_bytes, px.checkpoint.CheckpointCorrupted, r"model\.safetensors"),
         (without_its_end, px.checkpoint.CheckpointCorrupted, r"model\.safetensors is damaged.*its end"),
+        (shard_is_missing, px.checkpoint.CheckpointCorrupted, r"lacks model-1\.safetensors"),
+        (index_is_damaged, px.checkpoint.CheckpointCorrupted, r"index\.json is damaged"),
         (os.fspath, px.checkpoint.CheckpointError, "run has no safetensors files"),
     ],
 )

@@ -75,6 +75,14 @@ def rollout_here(**given: Any) -> TransformersRollout:
     return TransformersRollout(small_llama(), seed=0, **given)
 
 
+def test_engines_of_a_group_give_rows_different_names() -> None:
+    names = {
+        asyncio.run(rollout_here().generate([[1]], SamplingParams(max_tokens=1)))[0].id for _ in range(2)
+    }
+
+    assert len(names) == 2
+
+
 def test_texts_go_in_and_out_where_there_is_a_tokenizer() -> None:
     engine = rollout_here(tokenizer=Numbers())
     (whole,) = asyncio.run(engine.generate(["4 5 6"], SamplingParams(max_tokens=6, temperature=0)))
@@ -199,6 +207,10 @@ def test_impossible_limits_and_a_folder_that_there_is_not_are_refused() -> None:
         rollout_here(max_running=0)
     with pytest.raises(ValueError, match="expected 1 to 64"):
         rollout_here(context=65)
+    model = small_llama()  # its positions would depend on the longest row of a batch
+    model.config.rope_parameters = {"rope_type": "longrope", "original_max_position_embeddings": 16}
+    with pytest.raises(ValueError, match="expected 1 to 16"):
+        TransformersRollout(model, context=17)
     for folder in ("/no/such/model", "./no-such-model"):
         with pytest.raises(ValueError, match=f"model='{folder}': there is no such folder"):
             TransformersRollout(folder)

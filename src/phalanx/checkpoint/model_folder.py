@@ -133,10 +133,10 @@ def read_model(folder: str) -> StoredState:
     """Read the headers of a folder.
 
     Raises:
-        CheckpointCorrupted: if a file is none of safetensors.
+        CheckpointCorrupted: if a file is none of safetensors, or is missing.
         CheckpointError: if there are no files.
     """
-    files = [name for name in Storage(folder).names() if name.endswith(".safetensors")]
+    files = _model_files(folder)
     with storage_errors(folder, "read"):
         places = {name: place for file in files for name, place in _read_header(folder, file).items()}
     if not files:
@@ -150,6 +150,28 @@ def read_model(folder: str) -> StoredState:
         metadata.storage_data[MetadataIndex(name, origin)] = place
     leaves = {name: stored_leaf(metadata, name, (name,)) for name in places}
     return StoredState(metadata, leaves, 1, folder, read_boxes)
+
+
+def _model_files(folder: str) -> list[str]:
+    """Return the files of the model, chosen as transformers does: others may be beside them, in another layout.
+
+    Raises:
+        CheckpointCorrupted: if the index is damaged, or a file that it names is missing.
+    """
+    found = [name for name in Storage(folder).names() if name.endswith(".safetensors")]
+    index = Storage(folder).read(INDEX)
+    if "model.safetensors" in found or index is None:
+        return [name for name in found if name == "model.safetensors"] or found
+    try:
+        named = {str(name) for name in json.loads(index)["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointCorrupted(f"{folder}/{INDEX} is damaged", files=(f"{folder}/{INDEX}",)) from None
+    if missing := sorted(named.difference(found)):
+        raise CheckpointCorrupted(
+            f"{folder} lacks {missing[0]}, which {INDEX} names; fetch the folder again",
+            files=tuple(f"{folder}/{name}" for name in missing),
+        )
+    return sorted(named)
 
 
 def _read_header(folder: str, name: str) -> dict[str, Place]:

@@ -465,9 +465,10 @@ class GroupLoad:
         if left:
             names = [name for folder, name in left if folder == left[0][0]]
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            advice = "" if self._step is None else ". Load what is wanted with parts=[...]"
             raise CheckpointMismatch(
                 f"{len(names)} values of {left[0][0]} are taken by no rank: {shown}; the workers here have no such "
-                "names. Load what is wanted with parts=[...]"
+                f"names{advice}"
             )
         self._files = set[str]().union(*(report.files for report in reports))
 

@@ -64,6 +64,8 @@ def logs(
                         break
                     time.sleep(_POLL_S)
                     order, tail = "rank", None  # only what is there already is sorted and cut
+        except BrokenPipeError:
+            raise  # the reader of the output has left
         except OSError as error:
             raise DispatchError(f"group {found.name!r}: {error}") from None
 

@@ -10,6 +10,7 @@ import itertools
 import math
 import operator
 import reprlib
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -192,6 +193,7 @@ class RequestFactory:
         self.vocabulary = vocabulary
         self._encode, self._refuses, self._next_seed = encode, refuses, next_seed
         self._keys, self._ids = itertools.count(1), itertools.count(1)
+        self._name = f"request-{secrets.token_hex(4)}"  # other ranks have other names
 
     def rows(
         self, prompts: Sequence[Prompt], sampling: Any, prefix: Any, ids: Any, version: int, *, room: int = 1
@@ -229,7 +231,7 @@ class RequestFactory:
         self, index: int, prompt: list[int], sampling: Any, prefix: Any, id: Any, version: int, room: int
     ) -> Row:
         number = next(self._ids)
-        row = Row(index, f"request-{number}" if id is None else id, tuple(prompt), sampling)
+        row = Row(index, f"{self._name}-{number}" if id is None else id, tuple(prompt), sampling)
         prefixes = _prefixes(prefix, sampling.n)
         error = next(self._errors(row, prefixes, room), None)
         if error is not None:

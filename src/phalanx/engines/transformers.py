@@ -40,7 +40,8 @@ class TransformersRollout(RolloutEngine):
         weights: name under which syncs send weights; None for constant weights.
         tokenizer: a folder, or a tokenizer: prompts and stops can then be texts, and answers have ``text``.
         dtype: type of a model that is loaded from a folder; None for its own.
-        context: most tokens of prompt and answer together; None for the model's own limit.
+        context: most tokens of prompt and answer together; None for the model's own limit. A model with positions of
+            type "longrope" has its original limit: a longer row would change the others of its batch.
         max_running: most answers in a batch.
         seed: seed of the seeds of rows that have none; None for others in every run.
 
@@ -235,6 +236,9 @@ def _vocabulary(model: nn.Module, context: int | None, text: Decode | None) -> V
     """
     config = cast(Any, model.config).get_text_config()
     longest: int | None = getattr(config, "max_position_embeddings", None)
+    rope: Any = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        longest = rope.get("original_max_position_embeddings", longest)
     if longest is None and context is None:
         raise ValueError(f"{type(model).__name__} does not say how long its context is: give context=")
     if context is not None and not 0 < context <= (longest or context):
