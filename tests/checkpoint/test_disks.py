@@ -46,9 +46,7 @@ def test_a_full_disk_is_told_and_keeps_the_step_before_and_nothing_of_a_model(
     px.save(group, small_disk, step=1)
     group.put([large(), large()])
 
-    with pytest.raises(
-        px.checkpoint.CheckpointError, match=r"the disk is full: free some of it, or keep fewer steps"
-    ):
+    with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
         px.save.submit(group, small_disk, step=2).result(60)
     with pytest.raises(px.checkpoint.CheckpointError, match="the disk is full"):
         px.save(group, small_disk / "model", format="hugging face")

@@ -15,6 +15,7 @@ from phalanx.errors import DeclarationError
 #: Modules and most of torch; its generators, numpy's old ones; those of ``random``.
 _PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("getstate", "setstate"))
 _ONE = "state"
+_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ def register_state(
         boxes: ``px.weights.ShardSpec`` of tensors of the model with a declared layout, by name.
         megatron: ``px.weights.MegatronRank`` where the model is a Megatron module.
         others: further parts by name: whatever has ``state_dict()`` and ``load_state_dict(state)``; a random generator
-            of torch, numpy or ``random``; a dict of such things, of plain values, which are put back into it, and of
-            such dicts.
+            of torch, numpy or ``random``; a dict of such things and of plain values, which are put back into it. Such
+            things within its dicts, lists and tuples are loaded in place, too.
 
     Raises:
         DeclarationError: the arguments contradict each other, or a part has no state.
@@ -90,7 +91,9 @@ class Ways(NamedTuple):
 
 
 def ways_of(value: Any) -> Ways | None:
-    """Return how to get and set the state of an object; None for a value that is its own state."""
+    """Return how to get and set the state of an object; None for a value that is its own state, or a class."""
+    if isinstance(value, type):
+        return None
     for get, put in _PAIRS:
         if callable(getattr(value, get, None)) and callable(getattr(value, put, None)):
             return Ways(getattr(value, get), getattr(value, put))
@@ -109,38 +112,44 @@ def stateful(value: Any) -> Any:
     return _Named(value) if isinstance(value, MutableMapping) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _ways_in(value: Any) -> Ways | None:
-    """Return how to get and set the state of an object, or of a dict in which there are such objects.
-
-    Raises:
-        DeclarationError: if a list or tuple contains one.
-    """
-    if isinstance(value, list | tuple) and any(map(ways_of, value)):  # pyright: ignore[reportUnknownArgumentType]
-        raise DeclarationError(
-            f"a {type(value).__name__} in a state to save contains an object with a state of its own; expected a dict "
-            "of such objects, with a name for each"
-        )
-    if isinstance(value, MutableMapping) and ways_of(value) is None and any(map(_ways_in, value.values())):
-        return ways_of(_Named(value))  # pyright: ignore[reportUnknownArgumentType]
-    return ways_of(value)
-
-
 class _Named:
     """A dict: objects in it are loaded in place, plain values are put back into it."""
 
     def __init__(self, values: MutableMapping[str, Any]) -> None:
         self._values = values
-        for value in values.values():
-            _ways_in(value)  # refuses lists of objects
 
     def state_dict(self) -> dict[str, Any]:
         found = self._values.items()
-        return {name: ways.get() if (ways := _ways_in(value)) else value for name, value in found}
+        return {name: ways.get() if (ways := ways_of(value)) else value for name, value in found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
-            ways = _ways_in(self._values.get(name))
+            current = self._values.get(name)
+            ways = ways_of(current)
             if ways is None:
-                self._values[name] = value
+                self._values[name] = _in_place(current, value)
             else:
                 ways.put(value)
+
+
+def _in_place(current: Any, loaded: Any) -> Any:
+    """Return a loaded value with the objects of ``current``, in dicts and lists, that have a state of their own.
+
+    They were saved as values, and take over the state of these.
+    """
+    ways, given = ways_of(current), ways_of(loaded)
+    if ways is not None and given is not None and type(current) is type(loaded):
+        ways.put(given.get())
+        return current
+    if isinstance(current, dict) and isinstance(loaded, dict):
+        places = current.keys() & loaded.keys()
+    elif isinstance(current, list) and isinstance(loaded, list):
+        places = range(min(len(current), len(loaded)))
+    elif isinstance(current, tuple) and type(loaded) is tuple:
+        return tuple(_in_place(list(current), list(loaded)))
+    else:
+        return loaded
+    if not _PLAIN.issuperset(map(type, loaded.values() if isinstance(loaded, dict) else loaded)):
+        for place in places:
+            loaded[place] = _in_place(current[place], loaded[place])
+    return loaded

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +23,7 @@ from phalanx.declare.weight_declarations import Accepted, Published
 from phalanx.errors import DeclarationError, WeightsMismatch
 from phalanx.weights.boxes import Box, LocalBox, complete, local_boxes, strided_chunk, volume
 from phalanx.weights.manifest import DTYPE_BYTES, HeldTensor, Manifest
-from phalanx.weights.tensors import Tensors, name_of
+from phalanx.weights.tensors import Tensors, is_equal, name_of, odd_tensors
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
 #: In a list of experts, or grouped in a layer for all.
@@ -78,16 +78,16 @@ class ShardSpec:
 
 
 class LocalLayout(NamedTuple):
-    """The manifest of a rank, and its local tensors by the manifest's names."""
+    """The tensors of a rank by name: layout and local tensor. ``ties`` maps names to another one of their storage."""
 
-    manifest: Manifest
+    held: dict[str, HeldTensor]
+    ties: dict[str, str]
     tensors: dict[str, torch.Tensor]
 
     @property
-    def held(self) -> dict[str, HeldTensor]:
-        """The layout of each tensor, also by the names of ties."""
-        held = dict(self.manifest.items())
-        return held | {alias: held[name] for alias, name in self.manifest.ties}
+    def manifest(self) -> Manifest:
+        """The manifest, for other processes."""
+        return Manifest.of(self.held, self.ties)
 
 
 def model_of(declared: Published | Accepted) -> Any:
@@ -117,19 +117,25 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
         WeightsMismatch: if a tensor changed or is missing, tensors are not tied any more, or a target has a tensor that
             no version would update.
     """
-    now, wanted = read_layout(declared), planned.held
-    held, tensors = now.held, now.tensors
-    odd = sorted(held.keys() - wanted.keys()) if isinstance(declared, Accepted) else []
-    odd += [name for name, layout in wanted.items() if held.get(name) != layout]
-    if not odd:  # both names of a tie get what one of them has
-        untied = set(planned.manifest.ties) - set(now.manifest.ties)
-        odd = [alias for alias, name in sorted(untied) if not torch.equal(tensors[alias], tensors[name])]
-    if odd:
+    moved: list[str] = []
+    if declared.megatron is not None:
+        tensors = read_layout(declared).tensors
+    else:
+        named = stated_tensors(model_of(declared), declared.boxes, "boxes=")
+        tensors = {name: local_of(tensor).detach() for name, (tensor, _) in named.items()}
+        placed = [name for name, (tensor, spec) in named.items() if spec or isinstance(tensor, DTensor)]
+        boxes = {name: boxes_of(name, *named[name])[1] for name in placed if name in planned.held}
+        moved = [name for name, own in boxes.items() if filled(own) != planned.held[name].boxes]
+    added = sorted(tensors.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
+    odd = added + odd_tensors(tensors, planned.tensors) + moved
+    # Both names of a tie get what one of them has.
+    untied = (alias for alias, name in planned.ties.items() if not is_equal(tensors[alias], tensors[name]))
+    if odd := odd or list(untied):
         raise WeightsMismatch(
             f"{len(odd)} tensors are not what they were when this sync was planned: {', '.join(odd[:5])}; sync again, "
             "the next sync makes a new plan"
         )
-    return {name: tensors[name] for name in wanted}
+    return tensors
 
 
 def named_tensors(model: Any) -> dict[str, torch.Tensor]:
@@ -202,6 +208,11 @@ def boxes_of(name: str, tensor: torch.Tensor, spec: ShardSpec | None) -> TensorB
     return shape, dtensor_boxes(name, tensor) if isinstance(tensor, DTensor) else complete(shape)
 
 
+def filled(boxes: Iterable[LocalBox]) -> tuple[LocalBox, ...]:
+    """Return the boxes that are not empty."""
+    return tuple(one for one in boxes if volume(one.box))
+
+
 def make_layout(tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, TensorBoxes]) -> LocalLayout:
     """Return the layout of local tensors, without empty boxes, with ties found by their storage.
 
@@ -216,12 +227,12 @@ def make_layout(tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, TensorB
         dtype, (shape, own) = name_of(tensor.dtype), boxes[name]
         if dtype not in DTYPE_BYTES:
             raise DeclarationError(f"{name} has type {dtype}; weights can be {', '.join(DTYPE_BYTES)}")
-        held[name] = HeldTensor(dtype, tuple(shape), tuple(one for one in own if volume(one.box)))
+        held[name] = HeldTensor(dtype, tuple(shape), filled(own))
         if tensor.numel() and not tensor.is_meta:
             storage = (tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()), held[name])
             if (twin := first.setdefault(storage, name)) != name:
                 ties[name] = twin
-    return LocalLayout(Manifest.of(held, ties), local)
+    return LocalLayout(held, ties, local)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

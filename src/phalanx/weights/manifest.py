@@ -62,9 +62,8 @@ class Manifest:
     ties: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, tensors: Mapping[str, HeldTensor], ties: Mapping[str, str] | None = None) -> Manifest:
+    def of(cls, tensors: Mapping[str, HeldTensor], ties: Mapping[str, str] = {}) -> Manifest:
         """Return the manifest of tensors by name; ``ties`` maps names of a storage to the name that stands for it."""
-        ties = ties or {}
         by_layout: dict[HeldTensor, list[str]] = defaultdict(list)
         for name, tensor in tensors.items():
             if name not in ties:

@@ -40,6 +40,20 @@ def device_of(tensors: Tensors) -> torch.device:
     return devices.pop() if [device.type for device in devices] == ["cuda"] else torch.device("cpu")
 
 
+def odd_tensors(tensors: Tensors, like: Tensors) -> list[str]:
+    """Return the names in ``like`` whose tensors are missing, or have another shape or type."""
+    return [
+        name
+        for name, wanted in like.items()
+        if name not in tensors or tensors[name].shape != wanted.shape or tensors[name].dtype != wanted.dtype
+    ]
+
+
+def is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two tensors have equal values, at once if they have the same memory."""
+    return first.data_ptr() == second.data_ptr() or torch.equal(first, second)
+
+
 def copy_ties(plan: Plan, tensors: Tensors) -> None:
     """Copy each tensor to the names that are tied to it at the source, but not at this target."""
     with torch.no_grad():

@@ -18,7 +18,7 @@ from phalanx.weights.digests import DIGEST_BYTES, digest_boxes, tensor_digest
 from phalanx.weights.local_layout import LocalLayout, current_tensors, model_of, named_tensors, read_layout
 from phalanx.weights.manifest import Manifest
 from phalanx.weights.shared_memory import HostMemory, allocate_tensors
-from phalanx.weights.tensors import Tensors, copy_ties, device_of, dtype_named
+from phalanx.weights.tensors import Tensors, copy_ties, device_of, dtype_named, odd_tensors
 from phalanx.weights.transport_interface import ConnectRequest, Deadline, Outgoing, Sent, SyncRequest, lost
 from phalanx.weights.transports import STORAGE, make_endpoints
 from phalanx.weights.versions import WeightRegistry
@@ -143,7 +143,7 @@ class WeightTarget(WeightEnd):
         layout, memory = _target_layout(accepted, request.complete)
         self._shared = source if STORAGE in request.transports.values() else None
         if STORAGE in request.transports.values():
-            share_storage(source, accepted, layout.manifest)
+            share_storage(source, accepted, layout)
             layout = read_layout(accepted)  # not the storage from before
         super().__init__(registry, request, rank, layout)
         self._memory = memory
@@ -168,11 +168,9 @@ class WeightTarget(WeightEnd):
         registry, key, number = self._registry, self._key, sync.number
         accepted = registry.accepted(key)
         known = registry.arrived_over(key, self._connection)
-        tensors: Tensors = self.layout.tensors
         if self._shared is not None:  # it may have other memory since, as after a way to the CPU and back
-            share_storage(self._shared, accepted, self.layout.manifest)
-        if accepted.load is None:
-            tensors = current_tensors(accepted, self.layout)
+            share_storage(self._shared, accepted, self.layout)
+        tensors = current_tensors(accepted, self.layout) if accepted.load is None else self.layout.tensors
 
         def write(slot: Slot) -> torch.Tensor:
             if accepted.load is None:
@@ -218,13 +216,13 @@ class WeightTarget(WeightEnd):
             )
 
 
-def share_storage(source: WeightSource | None, accepted: Accepted, manifest: Manifest) -> None:
+def share_storage(source: WeightSource | None, accepted: Accepted, layout: LocalLayout) -> None:
     """Make the accepted tensors views of the source's storage: a sync then only marks the version.
 
     Args:
         source: source role of this rank, if it has one.
         accepted: the weights whose tensors are changed.
-        manifest: their manifest.
+        layout: their layout.
 
     Raises:
         DeclarationError: if layouts, types or names differ, so that a copy is needed, or the source is elsewhere.
@@ -234,16 +232,15 @@ def share_storage(source: WeightSource | None, accepted: Accepted, manifest: Man
             "accept_weights(..., share=True) is for roles of one process: this rank is no role next to the source, or "
             "does not share its storage; accept the weights without share=True, which copies"
         )
-    ours, theirs = dict(source.layout.manifest.items()), dict(manifest.items())
-    odd = sorted(name for name, tensor in theirs.items() if ours.get(name) != tensor)
+    odd = sorted(name for name, tensor in layout.held.items() if source.layout.held.get(name) != tensor)
     if odd:
         raise DeclarationError(
             f"share=True needs the source's layout and types, but {', '.join(odd[:5])} differ: accept the weights "
             "without share=True, which copies"
         )
-    ties, target, tensors = dict(manifest.ties), named_tensors(model_of(accepted)), source.tensors()
-    for name in (*theirs, *ties):
-        target[name].data = tensors[ties.get(name, name)].detach()
+    target, tensors = named_tensors(model_of(accepted)), source.tensors()
+    for name in layout.held:
+        target[name].data = tensors[layout.ties.get(name, name)].detach()
 
 
 def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout, HostMemory | None]:
@@ -251,30 +248,23 @@ def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout,
     if accepted.load is None:
         return read_layout(accepted), None
     if accepted.model is not None:
-        manifest, like = read_layout(accepted)
+        held, ties, like = read_layout(accepted)
     else:
-        manifest = complete
+        held, ties = dict(complete.items()), dict(complete.ties)
         like = {
             name: torch.empty(tensor.shape, dtype=dtype_named(tensor.dtype), device="meta")
-            for name, tensor in complete.items()
+            for name, tensor in held.items()
         }
-    ties = dict(manifest.ties)
     wanted = {name: tensor for name, tensor in like.items() if name not in ties}
     if accepted.memory is None:
         memory, tensors = allocate_tensors(wanted)  # processes of an engine may open it
     else:
         memory, tensors = None, dict(accepted.memory(wanted))
-    odd = [
-        name
-        for name, one in wanted.items()
-        if name not in tensors or (tensors[name].shape, tensors[name].dtype) != (one.shape, one.dtype)
-    ]
-    if odd:
+    if odd := sorted(odd_tensors(tensors, wanted)):
         raise DeclarationError(
-            f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(sorted(odd)[:5])}"
+            f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(odd[:5])}"
         )
-    names = dict.fromkeys((*like, *ties))
-    return LocalLayout(manifest, {name: tensors[ties.get(name, name)] for name in names}), memory
+    return LocalLayout(held, ties, {name: tensors[ties.get(name, name)] for name in (*like, *ties)}), memory
 
 
 def load_all(load: Load, tensors: Tensors) -> None:

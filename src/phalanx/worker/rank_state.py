@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 from phalanx.declare.context import WorkerContext
 from phalanx.declare.state_declarations import StateOf, declared_states, stateful
 from phalanx.errors import CheckpointError, CheckpointMismatch
-from phalanx.weights.boxes import LocalBox, complete, volume
-from phalanx.weights.local_layout import ShardSpec, boxes_of, local_of, read_megatron, stated_tensors
+from phalanx.weights.boxes import LocalBox, complete
+from phalanx.weights.local_layout import ShardSpec, boxes_of, filled, local_of, read_megatron, stated_tensors
 from phalanx.weights.tensors import cut
 
 Path = tuple[str | int | tuple[str, int], ...]
@@ -63,8 +63,7 @@ class LocalTensor:
         if spec is None and not isinstance(tensor, DTensor):
             return replace(cls.complete(local), original=tensor)
         shape, boxes = boxes_of(name, tensor, spec)
-        filled = tuple(patch for patch in boxes if volume(patch.box))
-        return cls(local, tuple(shape), filled, original=tensor)
+        return cls(local, tuple(shape), filled(boxes), original=tensor)
 
     @property
     def value(self) -> torch.Tensor:
@@ -236,13 +235,18 @@ def _components(worker: Any, declared: StateOf | None, device: Any) -> list[_Com
         return [_Component("", worker)]
     model = None if declared.model is None else _Model(declared)
     found: list[_Component] = [] if model is None else [model]
-    # An optimizer with a state_dict() of its own, such as that of ZeRO, may keep its state elsewhere.
-    if getattr(type(declared.optimizer), "state_dict", None) is torch.optim.Optimizer.state_dict:
+    if isinstance(declared.optimizer, torch.optim.Optimizer) and _has_own_state(declared.optimizer):
         found.append(_Optimizer(declared.optimizer, model))
     elif declared.optimizer is not None:
         found.append(_Component("optimizer", stateful(declared.optimizer)))
     found += [_Component(name, stateful(part)) for name, part in declared.others.items()]
     return [*found, _Component(GENERATORS, Generators(device))] if declared.rng else found
+
+
+def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the state of parameters is its own, not that of an optimizer within, as in torch's ZeRO."""
+    inner = (one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer))
+    return all(one.state is optimizer.state for one in inner)
 
 
 Targets = dict[str, tuple[Path, LocalTensor | None]]

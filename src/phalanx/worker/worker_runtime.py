@@ -52,6 +52,7 @@ from phalanx.worker.rendezvous import join_store, listen
 
 _REMEMBERED = 256
 _SETTLES_WITHIN_S = 10.0
+_CANCELS_WITHIN_S = 2.0
 _OPEN_TRACES = 8
 _MODULES = (
     "ranks import modules from the folder of the driver's script, from PYTHONPATH and from what is installed on their "
@@ -103,25 +104,28 @@ class Loop:
         if not isinstance(result, Awaitable):
             return result
 
-        async def wait() -> Any:
+        async def awaited() -> Any:
             return await result
 
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             # A rank in the driver's process ends by being dropped; the loop holds sockets.
             weakref.finalize(self, self._loop.close).atexit = False
-        task = self._loop.create_task(wait())
+        task = self._loop.create_task(awaited())
         if not _is_in_loop():
             return _run_until_complete(self._loop, task)
         # Inline ranks in a notebook: its loop runs on this thread.
-        with ThreadPoolExecutor(1) as thread:
-            future = thread.submit(_run_until_complete, self._loop, task)
-            try:
-                return future.result()
-            except BaseException:
-                if not future.done():  # Ctrl-C reaches this thread alone
-                    self._loop.call_soon_threadsafe(task.cancel)
-                raise
+        thread = ThreadPoolExecutor(1)
+        try:
+            return thread.submit(_run_until_complete, self._loop, task).result()
+        except BaseException:  # Ctrl-C reaches this thread alone
+            self._loop.call_soon_threadsafe(task.cancel)
+            limit = time.monotonic() + _CANCELS_WITHIN_S
+            while (not task.done() or self._loop.is_running()) and time.monotonic() < limit:
+                time.sleep(0.01)
+            raise
+        finally:
+            thread.shutdown(wait=False)
 
 
 class TraceFiles:
