@@ -18,7 +18,7 @@ LINES = {
     "api": 1190,
     "backends": 2250,
     "calls": 2270,
-    "channels": 2175,
+    "channels": 2178,
     "checkpoint": 1955,
     "cli": 930,
     "collect": 550,
