@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import phalanx as px
-from phalanx.channels.hub_client import hubs
+from phalanx.channels.hub_client import hubs, stored_items
 from phalanx.testing import faults
 from tests.channels.test_channel import all_are_accounted_for
 from tests.support.fault_workers import within
@@ -295,27 +295,35 @@ def test_async_ranks_wait_at_channels_side_by_side_and_take_on_where_they_gave_u
         assert future.result(WITHIN) == [5]
 
 
-def test_the_death_of_the_hub_is_an_error_of_every_waiting_caller(pool: px.ResourcePool) -> None:
+def test_the_death_of_the_hub_is_an_error_of_every_waiting_caller_and_frees_large_items(
+    pool: px.ResourcePool,
+) -> None:
     with px.WorkerGroup(pool[0:1], Putter) as group:
         channel = px.Channel(1, backend="ray")
         future = group.put_twice.submit(channel)
         assert within(WITHIN, lambda: channel.depth.puts == 1)
         with ThreadPoolExecutor(1) as threads:
-            empty = px.Channel(backend="ray")
-            waiting = threads.submit(empty.take, 5, WITHIN)
-            assert within(WITHIN, lambda: empty.depth.takes == 1)
+            short = px.Channel(backend="ray")
+            short.put_many([bytes(4 * LARGE)] * 2)
+            taken = short.take(1)
+            waiting = threads.submit(short.take, 5, WITHIN)
+            assert within(WITHIN, lambda: short.depth.takes == 1)
+            assert stored_items
             hubs.stop(None)
             with pytest.raises(px.channels.ChannelClosed, match="the process that hosts it died"):
                 waiting.result(5)
+        assert not stored_items
         with pytest.raises(px.channels.ChannelClosed, match="died"):
             future.result(5)
         with pytest.raises(px.channels.ChannelClosed, match="died"):
-            list(empty)  # not the end of a loop
+            list(short)  # not the end of a loop
+        with pytest.raises(px.channels.ChannelClosed, match="died"), taken:
+            taken.value()
         with px.Channel(backend="ray") as another:
             another.put("on a new hub")
             assert another.get(WITHIN) == "on a new hub"
         channel.close()
-        empty.close()
+        short.close()
 
 
 @pytest.mark.soak

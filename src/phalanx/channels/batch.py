@@ -13,7 +13,7 @@ from phalanx.backends.backend_types import FetchFailed
 from phalanx.calls.future import CallFuture
 from phalanx.calls.values import StoredPart, StoredParts
 from phalanx.channels.channel_state import RowRange
-from phalanx.channels.hub_client import HubObject
+from phalanx.channels.hub_client import OWNER_DIED, HubObject, RemoteClient
 from phalanx.channels.live_channels import lost_items
 from phalanx.channels.payloads import source, unpack
 from phalanx.channels.staleness_state import RequestId
@@ -128,6 +128,7 @@ class Batch(StoredParts):
 
         Raises:
             ItemsLost: if a process that stored a part died. The other parts return to the channel.
+            ChannelClosed: if the owner of the channel died before the batch was read.
             DeclarationError: if the batch was acknowledged or requeued before it was read.
         """
         if not self._value:
@@ -145,6 +146,10 @@ class Batch(StoredParts):
                 f"this batch of channel {self._channel._name!r} was {self._end}; use it before that: inside its `with` "
                 "block, or call batch.ack_with(future) if a call uses it"
             )
+        client = self._channel._client()
+        # its bytes were freed, and a process that waits for bytes that it has freed itself may wait for ever
+        if isinstance(client, RemoteClient) and client.died:
+            raise self._channel._closed(OWNER_DIED[0])
 
     def _read(self) -> Value:
         try:

@@ -159,7 +159,7 @@ class Channel(HubObject):
         """Request to put an item, or rows of a staleness lease. The result is a position, and the accepted rows."""
         timeout = checked(timeout, "Channel.put")
         client, key = self._client(), self._key
-        packed = pack(key, self._backend, item, self._lengths)
+        packed = pack(self, item, self._lengths)
         if isinstance(packed[0], StoredPayload):
             # On the inline backend no consumer could take items while a rank closes.
             leave_at_exit(client, self._backend, key, self._handoff or client.is_local)

@@ -133,5 +133,5 @@ def _store(state: dict[str, Any], channel: Channel) -> None:
     """Have this process store the large items of a state."""
     name = channel._client().name
     for item in _items(state):
-        item.payload = pack(channel._key, channel._backend, decode(item.payload))[0]
+        item.payload = pack(channel, decode(item.payload))[0]
         item.request = name, -1

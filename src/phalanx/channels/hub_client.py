@@ -60,8 +60,8 @@ _POOL_WAITS: Any = getattr(futures, "_worker").__code__  # noqa: B009
 _users: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads of this process that use channels."""
 
-stored_items: dict[int, tuple[str, Ref]] = {}
-"""Large items of this process, with the keys of their channels, by number. The references keep them alive."""
+stored_items: dict[int, tuple[HubClient, str, Ref]] = {}
+"""Large items of this process by number: client and key of the channel, and the reference that keeps them alive."""
 
 
 def reclaim(number: int) -> None:
@@ -152,7 +152,10 @@ class HubClient:
 
 
 class RemoteClient(HubClient):
-    """A connection to the hub of another process. All waiting requests are answered when the connection ends."""
+    """A connection to the hub of another process.
+
+    When it ends, all waiting requests are answered, and the items that the hub can no longer reclaim are freed.
+    """
 
     def __init__(self, address: HubAddress) -> None:
         super().__init__(None)
@@ -183,7 +186,7 @@ class RemoteClient(HubClient):
             if requests and (connection := self._connection) is not None:
                 connection.send(requests)
         if self.died:
-            self._answer_all()
+            self._end()
 
     def _settle(self) -> Future[Any] | None:
         """Return the answer that comes when the hub has executed the deferred requests, None if there were none."""
@@ -197,9 +200,11 @@ class RemoteClient(HubClient):
             while (connection := self._connection) is not None:
                 self._receive_answer(*connection.receive())
         self._connection = connection = None
-        self._answer_all()
+        self._end()
 
-    def _answer_all(self) -> None:
+    def _end(self) -> None:
+        for number in [number for number, (client, *_) in [*stored_items.items()] if client is self]:
+            reclaim(number)
         for ticket in [*self._futures]:
             self._receive_answer(ticket, _DIED)
 

@@ -16,7 +16,7 @@ from typing import Any
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.calls.store_quota import Room
 from phalanx.channels.hub import Packed, Payload, StoredPayload
-from phalanx.channels.hub_client import PROCESS, HubClient, reclaim, stored_items
+from phalanx.channels.hub_client import PROCESS, HubClient, HubObject, reclaim, stored_items
 from phalanx.config import settings
 from phalanx.dispatch.split import count_rows
 from phalanx.errors import DispatchError
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 Lengths = str | Callable[[Any], Any]
 
 
-def pack(channel: str, backend: Backend, value: Value, lengths: Lengths | None = None) -> Packed:
+def pack(channel: HubObject, value: Value, lengths: Lengths | None = None) -> Packed:
     """Encode a value, and store it if it is large. ``lengths`` locates the lengths of the rows.
 
     Raises:
@@ -45,9 +45,10 @@ def pack(channel: str, backend: Backend, value: Value, lengths: Lengths | None =
     numbers = () if lengths is None else _row_lengths(value, lengths, rows)
     if encoded.nbytes <= settings().inline_bytes:
         return encoded.to_bytes(), encoded.nbytes, rows, numbers
+    backend = channel._backend
     Room(backend).admit(encoded.nbytes, encoded.nbytes, "the item put into a channel takes")
     ref, number = backend.put(encoded), next(_numbers)
-    stored_items[number] = channel, ref
+    stored_items[number] = channel._client(), channel._key, ref
     return StoredPayload(PROCESS, number, backend.address_of(ref)), encoded.nbytes, rows, numbers
 
 
@@ -78,7 +79,7 @@ def source(backend: Backend, payload: Payload) -> bytes | Ref:
     if isinstance(payload, bytes):
         return payload
     own = stored_items.get(payload.number) if payload.process == PROCESS else None
-    return backend.at(payload.address) if own is None else own[1]
+    return backend.at(payload.address) if own is None else own[-1]
 
 
 def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float, ...]:
@@ -117,7 +118,7 @@ def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout:
         answer = client.request(key, "leave", client.name)
         needed = answer[1] if answer[0] == "done" else []
         if not needed:
-            for number in [number for number, (channel, _) in [*stored_items.items()] if channel == key]:
+            for number in [number for number, (_, channel, _) in [*stored_items.items()] if channel == key]:
                 reclaim(number)
             return 0
         for number, payload in needed:
