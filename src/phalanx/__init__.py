@@ -65,56 +65,5 @@ if TYPE_CHECKING:
     from phalanx.tracing.spans import span as span
     from phalanx.weights.weight_sync import WeightSync as WeightSync
 
-_HOMES = {
-    "BoundClass": "phalanx.declare.bind",
-    "CallCancelled": "phalanx.errors",
-    "CallError": "phalanx.errors",
-    "CallFuture": "phalanx.calls.future",
-    "CallTimeout": "phalanx.errors",
-    "Channel": "phalanx.channels.channel",
-    "DeclarationError": "phalanx.errors",
-    "Dispatch": "phalanx.declare.dispatch_modes",
-    "DispatchError": "phalanx.errors",
-    "Execute": "phalanx.declare.dispatch_modes",
-    "GroupBroken": "phalanx.errors",
-    "GroupClosed": "phalanx.errors",
-    "Mesh": "phalanx.topology.mesh",
-    "PhalanxError": "phalanx.errors",
-    "PlacementError": "phalanx.errors",
-    "PreemptionNotice": "phalanx.group.preemption_notices",
-    "RemoteCallError": "phalanx.errors",
-    "ReplacePolicy": "phalanx.group.options",
-    "ResourcePool": "phalanx.pools.pool",
-    "RestartPolicy": "phalanx.group.options",
-    "StalenessManager": "phalanx.channels.staleness",
-    "WeightSync": "phalanx.weights.weight_sync",
-    "Worker": "phalanx.declare.worker",
-    "WorkerDiedError": "phalanx.errors",
-    "WorkerGroup": "phalanx.api.worker_group",
-    "WorkerInitError": "phalanx.errors",
-    "attach": "phalanx.api.attach",
-    "colocate": "phalanx.declare.bind",
-    "explain": "phalanx.api.explain",
-    "gather": "phalanx.calls.future",
-    "init": "phalanx.session.session",
-    "load": "phalanx.checkpoint.save_load",
-    "preemption_notices": "phalanx.api.members",
-    "put": "phalanx.calls.values",
-    "readonly": "phalanx.calls.values",
-    "register": "phalanx.declare.register",
-    "register_state": "phalanx.declare.state_declarations",
-    "replace_ranks": "phalanx.api.members",
-    "replicate": "phalanx.dispatch.shardable",
-    "resize": "phalanx.api.members",
-    "restore": "phalanx.api.members",
-    "save": "phalanx.checkpoint.save_load",
-    "shutdown": "phalanx.session.session",
-    "snapshot": "phalanx.api.members",
-    "span": "phalanx.tracing.spans",
-    "trace": "phalanx.debug.trace",
-}
-_SUBMODULES = ("channels", "checkpoint", "data", "debug", "engines", "errors", "weights")
-
 __version__ = "0.2.0"
-__all__ = sorted([*_HOMES, *_SUBMODULES])  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES, _SUBMODULES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

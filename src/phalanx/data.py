@@ -14,14 +14,4 @@ if TYPE_CHECKING:
     from phalanx.dispatch.split import count_rows as count_rows
     from phalanx.dispatch.split import split_rows as split_rows
 
-_HOMES = {
-    "PerShard": "phalanx.dispatch.batch_metadata",
-    "count_rows": "phalanx.dispatch.split",
-    "join_rows": "phalanx.collect.join",
-    "register_dispatch_mode": "phalanx.declare.dispatch_modes",
-    "register_row_type": "phalanx.dispatch.shardable",
-    "split_rows": "phalanx.dispatch.split",
-}
-
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

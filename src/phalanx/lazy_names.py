@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, str], submodules: Sequence[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package that loads its names on first use.
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that loads its names on first use.
 
-    Args:
-        package: ``__name__`` of the package.
-        homes: the module that defines each public name.
-        submodules: modules of the package that are public names themselves.
+    Its names are those that its ``if TYPE_CHECKING:`` block imports for type checkers, so that they are listed only
+    once. Names that it imports from the package itself are public modules of it.
     """
+    loader: Any = sys.modules[package].__loader__
+    block = next(node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    submodules = [name for name, home in homes.items() if home == package]
 
     def load(name: str) -> Any:
         if name in submodules:
@@ -38,6 +40,6 @@ def lazy_names(
         return f"; it is {package}.{places[0]}.{name}" if places else ""
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes, *submodules})
+        return sorted({*vars(sys.modules[package]), *homes})
 
-    return load, names
+    return load, names, sorted(homes)

@@ -60,11 +60,6 @@ def test_type_checkers_see_the_object_that_is_loaded_and_dir_completes_it(facade
     assert name in dir(importlib.import_module(facade))
 
 
-@pytest.mark.parametrize("facade", FACADES)
-def test_type_checkers_see_exactly_the_public_names(facade: str) -> None:
-    assert sorted(declared_for_type_checkers(facade)) == sorted(importlib.import_module(facade).__all__)
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -18,18 +18,4 @@ if TYPE_CHECKING:
     from phalanx.errors import ItemsLost as ItemsLost
     from phalanx.errors import StalenessTimeout as StalenessTimeout
 
-_HOMES = {
-    "Batch": "phalanx.channels.batch",
-    "ChannelClosed": "phalanx.errors",
-    "ChannelEmpty": "phalanx.errors",
-    "ChannelError": "phalanx.errors",
-    "ChannelFull": "phalanx.errors",
-    "ItemsLost": "phalanx.errors",
-    "RowLease": "phalanx.channels.staleness",
-    "StalenessTimeout": "phalanx.errors",
-    "restore": "phalanx.channels.channel_snapshots",
-    "snapshot": "phalanx.channels.channel_snapshots",
-}
-
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -16,16 +16,4 @@ if TYPE_CHECKING:
     from phalanx.errors import CheckpointMismatch as CheckpointMismatch
     from phalanx.group.snapshot_placement import Snapshot as Snapshot
 
-_HOMES = {
-    "CheckpointCorrupted": "phalanx.errors",
-    "CheckpointError": "phalanx.errors",
-    "CheckpointInfo": "phalanx.checkpoint.save_load",
-    "CheckpointLocked": "phalanx.errors",
-    "CheckpointManager": "phalanx.checkpoint.manager",
-    "CheckpointMismatch": "phalanx.errors",
-    "SaveFuture": "phalanx.checkpoint.save_future",
-    "Snapshot": "phalanx.group.snapshot_placement",
-}
-
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -15,12 +15,4 @@ if TYPE_CHECKING:
     from phalanx.debug.profile import nsight_environment as nsight_environment
     from phalanx.display.progress import progress as progress
 
-_HOMES = {
-    "nsight_environment": "phalanx.debug.profile",
-    "progress": "phalanx.display.progress",
-    "statistics": "phalanx.calls.counts",
-    "status": "phalanx.api.explain",
-}
-
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -21,15 +21,4 @@ if TYPE_CHECKING:
     from phalanx.engines.model_runner import ModelRunner as ModelRunner
     from phalanx.engines.vocabulary import Vocabulary as Vocabulary
 
-_TYPES = ("Capabilities", "Completion", "Endpoint", "EngineStatistics", "SamplingParams", "Tokens")
-_HOMES = {
-    **dict.fromkeys(_TYPES, "phalanx.engines.engine_types"),
-    **dict.fromkeys(("Answer", "SampledToken"), "phalanx.engines.engine_requests"),
-    **dict.fromkeys(("RolloutEngine", "endpoints"), "phalanx.engines.engine"),
-    "ModelRunner": "phalanx.engines.model_runner",
-    "Vocabulary": "phalanx.engines.vocabulary",
-    "sticky": "phalanx.api.sticky",
-}
-
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -21,21 +21,4 @@ if TYPE_CHECKING:
     from phalanx.weights.versions import WeightsVersion as WeightsVersion
     from phalanx.weights.weight_sync import status as status
 
-_HOMES = {
-    "Fused": "phalanx.weights.name_matching",
-    "MegatronRank": "phalanx.weights.local_layout",
-    "ShardSpec": "phalanx.weights.local_layout",
-    "WeightsError": "phalanx.errors",
-    "WeightsMismatch": "phalanx.errors",
-    "WeightsTorn": "phalanx.errors",
-    "WeightsTransferError": "phalanx.errors",
-    "WeightsVerificationError": "phalanx.errors",
-    "WeightsVersion": "phalanx.weights.versions",
-    "accept": "phalanx.declare.weight_declarations",
-    "current_version": "phalanx.declare.weight_declarations",
-    "publish": "phalanx.declare.weight_declarations",
-    "status": "phalanx.weights.weight_sync",
-}
-
-__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
-__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__, __all__ = lazy_names(__name__)
