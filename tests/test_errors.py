@@ -67,6 +67,11 @@ def test_an_error_is_named_in_the_docstring_that_draws_the_tree(cls: type[Phalan
     assert cls.__name__ in (errors.__doc__ or "")
 
 
+@pytest.mark.parametrize("cls", ALL)
+def test_an_error_is_exported(cls: type[PhalanxError]) -> None:
+    assert cls.__name__ in errors.__all__
+
+
 def test_an_error_copies() -> None:
     assert str(copy.copy(make(RemoteCallError))) == "text"
 

@@ -43,6 +43,44 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+__all__ = [
+    "ArgumentLost",
+    "CallCancelled",
+    "CallError",
+    "CallTimeout",
+    "ChannelClosed",
+    "ChannelEmpty",
+    "ChannelError",
+    "ChannelFull",
+    "CheckpointCorrupted",
+    "CheckpointError",
+    "CheckpointLocked",
+    "CheckpointMismatch",
+    "DeclarationError",
+    "DispatchError",
+    "FailureKind",
+    "GroupBroken",
+    "GroupClosed",
+    "GroupError",
+    "InternalError",
+    "ItemsLost",
+    "PhalanxError",
+    "PlacementError",
+    "RankReport",
+    "RankState",
+    "RanksDiverged",
+    "RemoteCallError",
+    "StaleEpoch",
+    "StalenessTimeout",
+    "WeightsError",
+    "WeightsMismatch",
+    "WeightsTorn",
+    "WeightsTransferError",
+    "WeightsVerificationError",
+    "WorkerDiedError",
+    "WorkerInitError",
+]
+
 FailureKind = Literal["raised", "died", "timeout", "cancelled", "stopped", "stale"]
 """The end of a rank's part of a call; "stopped" means that phalanx stopped it because of a peer, "stale" that the
 rank belongs to another epoch than the call and refused it."""
@@ -457,9 +495,4 @@ class CheckpointMismatch(CheckpointError):
 _LOSSES = frozenset(
     f"{one.__module__}.{one.__qualname__}"
     for one in (ArgumentLost, ItemsLost, StaleEpoch, WeightsTransferError)
-)
-
-__all__ = ["FailureKind", "RankState"]
-__all__ += sorted(  # pyright: ignore[reportUnsupportedDunderAll]
-    name for name, one in globals().items() if isinstance(one, type) and one.__module__ == __name__
 )

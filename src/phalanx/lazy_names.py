@@ -16,7 +16,12 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     once. Names that it imports from the package itself are public modules of it.
     """
     loader: Any = sys.modules[package].__loader__
-    block = next(node for node in ast.parse(loader.get_source(package)).body if isinstance(node, ast.If))
+    source: str | None = loader.get_source(package)
+    if source is None:
+        raise ImportError(
+            f"{package} is installed without its source files, which it reads; install those too"
+        )
+    block = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     homes = {alias.name: str(node.module) for node in imports for alias in node.names}
     submodules = [name for name, home in homes.items() if home == package]

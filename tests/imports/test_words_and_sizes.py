@@ -24,7 +24,7 @@ LINES = {
     "collect": 550,
     "compat": 2310,
     "debug": 680,
-    "declare": 1035,
+    "declare": 1045,
     "dispatch": 1130,
     "display": 405,
     "engines": 1775,

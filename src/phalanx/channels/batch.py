@@ -147,8 +147,9 @@ class Batch(StoredParts):
                 "block, or call batch.ack_with(future) if a call uses it"
             )
         client = self._channel._client()
-        # its bytes were freed, and a process that waits for bytes that it has freed itself may wait for ever
-        if isinstance(client, RemoteClient) and client.died:
+        is_stored = any(not isinstance(part.item.payload, bytes) for part in self._ranges)
+        # such bytes were freed, and a process that waits for bytes that it has freed itself may wait for ever
+        if is_stored and isinstance(client, RemoteClient) and client.died:
             raise self._channel._closed(OWNER_DIED[0])
 
     def _read(self) -> Value:

@@ -230,12 +230,7 @@ class Share:
 
 
 def share_of(
-    gather: GatherPlan,
-    infos: Sequence[PartInfo],
-    index: int,
-    count: int,
-    *,
-    expected_rows: int | None = None,
+    gather: GatherPlan, infos: Sequence[PartInfo], index: int, count: int, *, expected_rows: int | None = None
 ) -> Share:
     """Piece ``index`` of ``count`` even pieces of the result that ``gather`` makes of the outputs.
 

@@ -117,9 +117,8 @@ def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
 
 def _check_mask(cls: type, name: str, partial: MethodSpec, signature: inspect.Signature | None) -> None:
     """Check that a method has the parameter for the mask of padded rows."""
-    parameters = {} if partial.pad_mask is None or signature is None else signature.parameters
-    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    if parameters and partial.pad_mask not in parameters and not takes_any:
+    taken = list(signature.parameters.values()) if partial.pad_mask and signature else []
+    if taken and not any(one.name == partial.pad_mask or one.kind is one.VAR_KEYWORD for one in taken):
         raise DeclarationError(
             f"{cls.__name__}.{name} is registered with pad_mask={partial.pad_mask!r}, and has no such parameter; add it"
         )

@@ -5,6 +5,8 @@ Saying so costs nothing: the parts are looked at when something is saved or load
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -125,31 +127,45 @@ class _Named:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
             current = self._values.get(name)
-            ways = ways_of(current)
-            if ways is None:
-                self._values[name] = _in_place(current, value)
-            else:
+            if ways := ways_of(current):
                 ways.put(value)
+            else:
+                self._values[name] = _in_place(current, value, {})
 
 
-def _in_place(current: Any, loaded: Any) -> Any:
+def _in_place(current: Any, loaded: Any, seen: dict[int, Any]) -> Any:
     """Return a loaded value with the objects of ``current``, in dicts and lists, that have a state of their own.
 
-    They were saved as values, and take over the state of these.
+    They were saved as values, and take over the state of these, unless it does not fit. ``seen`` has the results for
+    values by id.
     """
-    ways, given = ways_of(current), ways_of(loaded)
-    if ways is not None and given is not None and type(current) is type(loaded):
-        ways.put(given.get())
-        return current
+    if type(loaded) in _PLAIN or id(loaded) in seen:
+        return seen.get(id(loaded), loaded)
+    seen[id(loaded)] = loaded
+    if type(current) is type(loaded) and _is_stateful(type(loaded)):
+        ways, given = ways_of(current), ways_of(loaded)
+        with contextlib.suppress(Exception):
+            if ways and given:
+                ways.put(given.get())
+                seen[id(loaded)] = current
+        return seen[id(loaded)]
+    if isinstance(current, tuple) and type(loaded) is tuple:
+        found = tuple(_in_place(list(current), list(loaded), seen))
+        return loaded if all(map(operator.is_, found, loaded)) else found
     if isinstance(current, dict) and isinstance(loaded, dict):
         places = current.keys() & loaded.keys()
     elif isinstance(current, list) and isinstance(loaded, list):
         places = range(min(len(current), len(loaded)))
-    elif isinstance(current, tuple) and type(loaded) is tuple:
-        return tuple(_in_place(list(current), list(loaded)))
     else:
         return loaded
     if not _PLAIN.issuperset(map(type, loaded.values() if isinstance(loaded, dict) else loaded)):
         for place in places:
-            loaded[place] = _in_place(current[place], loaded[place])
+            found = _in_place(current[place], loaded[place], seen)
+            if found is not loaded[place]:
+                loaded[place] = found
     return loaded
+
+
+def _is_stateful(kind: type) -> bool:
+    """Return whether objects of a class have ``state_dict()``, or are random generators of a library."""
+    return hasattr(kind, _PAIRS[0][1]) or kind.__module__.partition(".")[0] in ("torch", "numpy", "random")

@@ -62,11 +62,7 @@ def plan(
 
 
 def plan_one(
-    spec: MethodSpec,
-    target: Target,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    ranks: Sequence[int],
+    spec: MethodSpec, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], ranks: Sequence[int]
 ) -> CallPlan:
     """Plan a call to a single rank, or to all ranks of a dp coordinate (a set of :func:`rank_sets`).
 

@@ -123,8 +123,8 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
     else:
         named = stated_tensors(model_of(declared), declared.boxes, "boxes=")
         tensors = {name: local_of(tensor).detach() for name, (tensor, _) in named.items()}
-        placed = [name for name, (tensor, spec) in named.items() if spec or isinstance(tensor, DTensor)]
-        boxes = {name: boxes_of(name, *named[name])[1] for name in placed if name in planned.held}
+        stated = {name: one for name, one in named.items() if one[1] and name in planned.held}
+        boxes = {name: boxes_of(name, *one)[1] for name, one in stated.items()}
         moved = [name for name, own in boxes.items() if filled(own) != planned.held[name].boxes]
     added = sorted(tensors.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
     odd = added + odd_tensors(tensors, planned.tensors) + moved

@@ -232,7 +232,8 @@ def share_storage(source: WeightSource | None, accepted: Accepted, layout: Local
             "accept_weights(..., share=True) is for roles of one process: this rank is no role next to the source, or "
             "does not share its storage; accept the weights without share=True, which copies"
         )
-    odd = sorted(name for name, tensor in layout.held.items() if source.layout.held.get(name) != tensor)
+    ours, own = source.layout.held, layout.held.keys() - layout.ties.keys()
+    odd = sorted(name for name in own if ours.get(name) != layout.held[name])
     if odd:
         raise DeclarationError(
             f"share=True needs the source's layout and types, but {', '.join(odd[:5])} differ: accept the weights "

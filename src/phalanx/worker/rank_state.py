@@ -246,7 +246,12 @@ def _components(worker: Any, declared: StateOf | None, device: Any) -> list[_Com
 def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the state of parameters is its own, not that of an optimizer within, as in torch's ZeRO."""
     inner = (one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer))
-    return all(one.state is optimizer.state for one in inner)
+    elsewhere = [one for one in inner if one.state is not optimizer.state and _ids(one) & _ids(optimizer)]
+    return not elsewhere or type(optimizer).state_dict is torch.optim.Optimizer.state_dict
+
+
+def _ids(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 Targets = dict[str, tuple[Path, LocalTensor | None]]

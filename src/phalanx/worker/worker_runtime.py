@@ -118,8 +118,9 @@ class Loop:
         thread = ThreadPoolExecutor(1)
         try:
             return thread.submit(_run_until_complete, self._loop, task).result()
-        except BaseException:  # Ctrl-C reaches this thread alone
-            self._loop.call_soon_threadsafe(task.cancel)
+        except KeyboardInterrupt:  # it reaches this thread alone
+            if not task.done():
+                self._loop.call_soon_threadsafe(task.cancel)
             limit = time.monotonic() + _CANCELS_WITHIN_S
             while (not task.done() or self._loop.is_running()) and time.monotonic() < limit:
                 time.sleep(0.01)
