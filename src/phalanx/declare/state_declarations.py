@@ -5,7 +5,6 @@ Saying so costs nothing: the parts are looked at when something is saved or load
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -136,7 +135,7 @@ class _Named:
 def _in_place(current: Any, loaded: Any, seen: dict[int, Any]) -> Any:
     """Return a loaded value with the objects of ``current``, in dicts and lists, that have a state of their own.
 
-    They were saved as values, and take over the state of these, unless it does not fit. ``seen`` has the results for
+    These take over the state of the objects that were saved as values in their places. ``seen`` has the results for
     values by id.
     """
     if type(loaded) in _PLAIN or id(loaded) in seen:
@@ -144,10 +143,9 @@ def _in_place(current: Any, loaded: Any, seen: dict[int, Any]) -> Any:
     seen[id(loaded)] = loaded
     if type(current) is type(loaded) and _is_stateful(type(loaded)):
         ways, given = ways_of(current), ways_of(loaded)
-        with contextlib.suppress(Exception):
-            if ways and given:
-                ways.put(given.get())
-                seen[id(loaded)] = current
+        if ways and given:
+            ways.put(given.get())
+            seen[id(loaded)] = current
         return seen[id(loaded)]
     if isinstance(current, tuple) and type(loaded) is tuple:
         found = tuple(_in_place(list(current), list(loaded), seen))
