@@ -45,15 +45,13 @@ def answer(key: int = 1, **sampling: Any) -> Answer:
     return row.answers[0]
 
 
-def test_samplings_that_vllm_refuses_are_known_and_what_is_impossible_does_not_reach_it() -> None:
+def test_stops_and_seeds_that_are_impossible_do_not_reach_vllm() -> None:
     sampling = VllmSampling(VOCABULARY, seeds=False)
     one = answer(stop=(4, -5, 1000), seed=1)
     one.seed = (1 << 64) + 3
 
     given = sampling.for_answer(one)
 
-    assert "temperature must be in [0, 2]" in str(sampling.refuses(SamplingParams(temperature=3)))
-    assert sampling.refuses(SamplingParams(temperature=2)) is None
     assert given["stop_token_ids"] == [4]
     assert given["extra_args"] == {"phalanx_seed": (3, 0, 0)}
 
@@ -231,6 +229,8 @@ def test_a_refused_request_is_the_error_of_its_row_and_the_engine_can_be_used_on
     llm.refuses = False
 
     assert (wrong.finish_reason, wrong.error) == ("error", "vLLM raised ValueError: vLLM does not take this")
+    refused = generated(runner, temperature=3, n=2)
+    assert [one.error for one in refused.all] == ["vLLM raised ValueError: temperature must be in [0, 2]"] * 2
     assert generated(runner, max_tokens=1).tokens == (7,)
     llm.refuses = llm.errored = True
     with pytest.raises(PhalanxError, match=r"since vLLM raised ValueError: .*group.restart\(\)"):

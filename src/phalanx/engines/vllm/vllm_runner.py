@@ -17,7 +17,7 @@ import torch
 
 from phalanx.engines.engine import TAGS
 from phalanx.engines.engine_requests import Answer, SampledToken
-from phalanx.engines.engine_types import Capabilities, SamplingParams
+from phalanx.engines.engine_types import Capabilities
 from phalanx.engines.model_runner import ModelRunner
 from phalanx.engines.vllm.vllm_imports import find, on_cpu
 from phalanx.engines.vllm.vllm_sampling import (
@@ -125,24 +125,19 @@ class VllmRunner(ModelRunner):
     def room(self) -> int | None:
         return max(0, 2 * self._slots - len(self._answers))  # vLLM never waits for the next ones
 
-    def refuses(self, sampling: SamplingParams) -> str | None:
-        return super().refuses(sampling) or self._sampling.refuses(sampling)
-
     def add(self, answers: Sequence[Answer]) -> None:
         self._answers.update(answer.key for answer in answers)
-        requests = [
-            (answer, token_prompt(answer.so_far), self._sampling.for_answer(answer)) for answer in answers
-        ]
-        self._loop.call_soon_threadsafe(self._begin, requests)
+        self._loop.call_soon_threadsafe(self._begin, answers)
 
-    def _begin(self, requests: Sequence[tuple[Answer, Any, Any]]) -> None:
-        for answer, prompt, params in requests:
-            self._tasks[answer.key] = self._loop.create_task(self._follow(answer, prompt, params))
+    def _begin(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            self._tasks[answer.key] = self._loop.create_task(self._follow(answer))
 
-    async def _follow(self, answer: Answer, prompt: Any, params: Any) -> None:
+    async def _follow(self, answer: Answer) -> None:
         """Collect the tokens of an answer. vLLM's server has the same requests: names that no client guesses."""
         name = f"{secrets.token_hex(8)}-{answer.key}"
         try:
+            prompt, params = token_prompt(answer.so_far), self._sampling.for_answer(answer)
             async for output in self.llm.generate(prompt, params, name):
                 self._complete_step(sampled_tokens(answer, output.outputs[0], self._version))
         except Exception as error:

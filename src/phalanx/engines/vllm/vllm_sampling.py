@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from phalanx.engines.engine_requests import Answer, SampledToken
-from phalanx.engines.engine_types import SamplingParams
 from phalanx.engines.token_sampling import keep_top_p, random_stream, sample_by_numbers
 from phalanx.engines.vllm.vllm_imports import find
 from phalanx.engines.vocabulary import Vocabulary
@@ -43,28 +42,14 @@ class VllmSampling:
 
     def __init__(self, vocabulary: Vocabulary, *, seeds: bool) -> None:
         self._vocabulary, self._seeds = vocabulary, seeds
-        self._accepted: SamplingParams | None = None
         self._params = find("vllm.sampling_params.SamplingParams")
         self._delta = find("vllm.sampling_params.RequestOutputKind").DELTA
 
-    def refuses(self, sampling: SamplingParams) -> str | None:
-        """Return vLLM's reason to reject a sampling, or None."""
-        if sampling is not self._accepted:  # most rows of a call share one
-            try:
-                self._create(sampling, 0, None)
-            except Exception as error:  # its own types, which are no ValueError
-                return f"vLLM refuses {sampling}: {error}"
-            self._accepted = sampling
-        return None
-
     def for_answer(self, answer: Answer) -> Any:
-        """Return the parameters of the tokens that an answer still gets."""
+        """Return the parameters of the tokens that an answer still gets. vLLM raises if it refuses them."""
         sampling, count = answer.sampling, len(answer.tokens)
         is_seeded = (self._seeds or sampling.seed is not None) and sampling.temperature > 0
         seed = (answer.seed & _MASK, answer.sample, count) if is_seeded else None
-        return self._create(sampling, count, seed)
-
-    def _create(self, sampling: SamplingParams, count: int, seed: tuple[int, int, int] | None) -> Any:
         limit = math.inf if self._vocabulary.size is None else self._vocabulary.size
         ends = {stop for stop in sampling.stop if isinstance(stop, int)}
         ends |= frozenset[int]() if sampling.ignore_eos else self._vocabulary.end
