@@ -69,7 +69,10 @@ class MLPWorker(MegatronWorker):
 
     @px.register(px.Dispatch.mesh(leader_only=True))
     def from_leader(self, x: torch.Tensor) -> torch.Tensor:
-        self.received = self.peers.from_leader(x)
+        received = [x]
+        group = parallel_state().get_model_parallel_group()
+        torch.distributed.broadcast_object_list(received, group=group, group_src=0)
+        self.received = received[0]
         return self.received
 
     @px.register(px.Dispatch.mesh())

@@ -17,7 +17,7 @@ from phalanx.declare.worker import Worker
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.parallel.mlp import activation
 from phalanx.parallel.module_rejoining import replace_groups
-from phalanx.parallel.world import DpPeers, agreed_mesh, join_world
+from phalanx.parallel.world import join_world
 from phalanx.topology.mesh import Mesh
 
 MESH = "default"
@@ -137,7 +137,6 @@ class MegatronWorker(Worker):
             _left_groups.clear()
         modules = [value for value in vars(self).values() if isinstance(value, torch.nn.Module)]
         replace_groups(modules, {number: new for number, (_, new) in _new_groups.items()})
-        self.__dict__.pop("peers", None)
 
     def model_parallel_config(self, **options: Any) -> Any:
         """Create a ``ModelParallelConfig`` with the sizes of the parallel state, and CPU weights without a GPU.
@@ -154,28 +153,12 @@ class MegatronWorker(Worker):
             known["pipeline_dtype"] = options.get("params_dtype", torch.float32)
         return ModelParallelConfig(**{**known, **options})
 
-    @functools.cached_property
-    def peers(self) -> DpPeers:
-        """Ranks of this rank's dp coordinate. The first access is a collective of all ranks.
-
-        Raises:
-            DeclarationError: if the parallel state is not initialized.
-        """
-        place = coordinates()
-        if place is None:
-            raise DeclarationError(
-                "MegatronWorker.peers before the parallel state is initialized; call "
-                "self.init_model_parallel(tp=..., pp=...) first"
-            )
-        return DpPeers(agreed_mesh(place))
-
     def leave_model_parallel(self) -> None:
         """Destroy the parallel state, so that another can be formed; the process group stays.
 
         The driver then calls :meth:`MegatronWorkerGroup.refresh_mesh`.
         """
         parallel_state().destroy_model_parallel()
-        self.__dict__.pop("peers", None)
 
 
 class MegatronWorkerGroup(WorkerGroup):
