@@ -80,8 +80,8 @@ def main() -> None:
     use_gpu = torch.cuda.device_count() >= args.tp
     with px.ResourcePool([args.tp], use_gpu=use_gpu, max_colocate_count=1) as pool:
         group = MegatronWorkerGroup(pool, MLPLayerWorker.bind(args.tp))
-        print(group.world_size, group.tp_size, group.pp_size, group.dp_size)
-        assert (group.tp_size, group.pp_size, group.dp_size) == (args.tp, 1, 1)
+        print(group.world_size, group.mesh())
+        assert group.mesh() == px.Mesh(pp=1, dp=1, cp=1, tp=args.tp)
 
         config = Config(args.hidden_size, args.intermediate_size)
         group.init_model(config)

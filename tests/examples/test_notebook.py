@@ -43,7 +43,12 @@ def test_it_runs_to_its_last_cell_and_shows_the_numbers_and_the_picture_of_the_t
 
     cells = code_cells(executed)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    for line in ("4 4 8", "4 4 1 1", "torch.Size([64, 4, 512])", "largest difference from one process"):
+    for line in (
+        "4 4 8",
+        "4 Mesh(pp=1, dp=1, cp=1, tp=4)",
+        "torch.Size([64, 4, 512])",
+        "largest difference from one process",
+    ):
         assert any(line in printed(cell) for cell in cells), line
     data = [output.get("data", {}) for cell in cells for output in cell.outputs]
     assert any("image/png" in formats for formats in data)

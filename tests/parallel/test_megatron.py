@@ -108,7 +108,7 @@ def stage_weights(group: MegatronWorkerGroup, what: str) -> list[dict[str, torch
     by_rank, mesh = group.call(what), group.mesh()
     return [
         join_shards([by_rank[rank] for rank in mesh.ranks(pp=stage, dp=0, cp=0)])
-        for stage in range(group.pp_size)
+        for stage in range(mesh.size("pp"))
     ]
 
 
@@ -138,7 +138,9 @@ def test_weights_arrive_by_rank_under_their_names_and_without_history(layout: Me
 @pytest.mark.parametrize("layout", [TP4, TP2_DP2, TP2_PP2], indirect=True, ids=["tp4", "tp2dp2", "tp2pp2"])
 def test_forward_and_backward_equal_one_process(layout: MegatronWorkerGroup) -> None:
     generator = torch.Generator().manual_seed(1)
-    x = [torch.randn(X_SHAPE, generator=generator, requires_grad=True) for _ in range(layout.dp_size)]
+    x = [
+        torch.randn(X_SHAPE, generator=generator, requires_grad=True) for _ in range(layout.mesh().size("dp"))
+    ]
     y_grad = [torch.randn(X_SHAPE, generator=generator) for _ in x]
     model = one_process(stage_weights(layout, "get_weights"))
     expected = [model(one) for one in x]
@@ -147,7 +149,7 @@ def test_forward_and_backward_equal_one_process(layout: MegatronWorkerGroup) -> 
     outputs = layout.run_backward([one.detach() for one in x], y_grad)
 
     close([y for y, _ in outputs], [y.detach() for y in expected])
-    if layout.pp_size == 1:
+    if layout.mesh().size("pp") == 1:
         close([x_grad for _, x_grad in outputs], [one.grad for one in x])
     for layer, gradients in zip(model, stage_weights(layout, "get_gradients"), strict=True):
         close(gradients, {name: parameter.grad for name, parameter in layer.named_parameters()})

@@ -79,4 +79,4 @@ def test_the_step_is_made_again_with_the_same_losses(two: px.ResourcePool, tp: i
 
         assert [group.step() for _ in range(STEPS)] == went_on
         assert [one == other for one, other in zip(before, group.pid(), strict=True)] == [True, False]
-        assert group.tp_size == tp
+        assert group.mesh().size("tp") == tp

@@ -61,10 +61,10 @@ def test_a_mesh_is_asked_for_until_it_is_known_and_after_a_refresh_calls_follow_
     with pytest.raises(px.DeclarationError, match="read from Megatron's parallel state"):
         MegatronWorkerGroup(pool, Idle, mesh=px.Mesh(dp=-1))
     with MegatronWorkerGroup(pool, Idle) as group:
-        with pytest.raises(px.DispatchError, match=r"dp_size: the workers have no parallel state yet"):
-            group.dp_size  # noqa: B018
+        with pytest.raises(px.DispatchError, match="has no mesh 'default'"):
+            group.mesh()
         group.lay_out(tp=2)
-        assert (group.tp_size, group.pp_size, group.dp_size, group.cp_size) == (2, 1, 2, 1)
+        assert group.mesh() == px.Mesh(pp=1, dp=2, cp=1, tp=2)
         assert group.place(["a", "b"]) == [(0, "a"), (2, "b")]
         group.lay_out(tp=4)
         group.refresh_mesh()

@@ -14,7 +14,7 @@ import torch
 
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.worker import Worker
-from phalanx.errors import DeclarationError, DispatchError
+from phalanx.errors import DeclarationError
 from phalanx.parallel.mlp import activation
 from phalanx.parallel.module_rejoining import replace_groups
 from phalanx.parallel.world import join_world
@@ -162,7 +162,7 @@ class MegatronWorker(Worker):
 
 
 class MegatronWorkerGroup(WorkerGroup):
-    """Group of :class:`MegatronWorker` with the sizes of its parallel state.
+    """Group of :class:`MegatronWorker`: ``group.mesh().size("tp")`` is a size of its parallel state.
 
     Takes the arguments of ``px.WorkerGroup``; the mesh "default" always comes from the workers.
 
@@ -180,36 +180,6 @@ class MegatronWorkerGroup(WorkerGroup):
         # Megatron requires it for tensor parallelism: kernels start in the order in which they were queued.
         env = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", **(options.pop("env", None) or {})}
         super().__init__(pool, cls, env=env, **options)
-
-    def _size(self, axis: str) -> int:
-        try:
-            return self.mesh(MESH).size(axis)
-        except DispatchError as error:
-            raise DispatchError(
-                f"{self.name}.{axis}_size: the workers have no parallel state yet; call "
-                "self.init_model_parallel(...) (or megatron's own initialize_model_parallel) in the constructor "
-                f"of a MegatronWorker ({error})"
-            ) from None
-
-    @property
-    def tp_size(self) -> int:
-        """Number of tensor-parallel ranks. Raises DispatchError before the parallel state is initialized."""
-        return self._size("tp")
-
-    @property
-    def pp_size(self) -> int:
-        """Number of pipeline stages. Raises DispatchError before the parallel state is initialized."""
-        return self._size("pp")
-
-    @property
-    def dp_size(self) -> int:
-        """Number of data-parallel coordinates. Raises DispatchError before the parallel state is initialized."""
-        return self._size("dp")
-
-    @property
-    def cp_size(self) -> int:
-        """Number of context-parallel ranks. Raises DispatchError before the parallel state is initialized."""
-        return self._size("cp")
 
     def refresh_mesh(self) -> None:
         """Read the parallel state again on the next use, after the workers have formed another."""
