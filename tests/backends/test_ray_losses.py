@@ -41,8 +41,6 @@ def test_an_exit_is_told_as_far_as_ray_tells_it(text: str, exit: str | None, int
         (PostMortem(), "SIGKILL or os._exit", "^$"),
         (PostMortem(fatal_signal="SIGSEGV"), "^signal SIGSEGV$", "^$"),
         (PostMortem(oom_kills=1), "", "want of memory"),
-        (PostMortem(memory=6 * 2**30, node_memory=8 * 2**30), "", "6.0 GiB.*OOM killer"),
-        (PostMortem(memory=2**30, node_memory=8 * 2**30), "", "^$"),
     ],
 )
 def test_the_end_of_a_process_is_told_by_what_it_left(left: PostMortem, exit: str, hint: str) -> None:

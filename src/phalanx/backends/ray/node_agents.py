@@ -35,7 +35,7 @@ from phalanx.backends.ray.rank_processes import (
     stacks_of,
     usage_of,
 )
-from phalanx.backends.ray.ray_errors import PostMortem, node_memory, oom_kills, read_logs
+from phalanx.backends.ray.ray_errors import PostMortem, oom_kills, read_logs
 from phalanx.display.registry_records import RankRecord
 from phalanx.wire import call_page
 from phalanx.wire.value import Value
@@ -186,14 +186,7 @@ class NodeAgent:
         """Return the last output of ranks whose processes have died."""
         kills = oom_kills()
         risen, self._oom_kills = kills - self._oom_kills, kills
-        with self._lock:
-            held = [self._ask({"memory": t.pid}) if t.pid in self._watched else 0 for t in targets]
-        return [
-            read_logs(target.log_paths)._replace(
-                oom_kills=risen, memory=memory or 0, node_memory=node_memory()
-            )
-            for target, memory in zip(targets, held, strict=True)
-        ]
+        return [read_logs(target.log_paths)._replace(oom_kills=risen) for target in targets]
 
     def start(self, service: Callable[[str], Any]) -> Value:
         """Call ``service`` with the address of this node; its threads live as long as this process."""

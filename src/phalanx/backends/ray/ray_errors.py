@@ -1,4 +1,4 @@
-"""Causes of failed calls and lost ranks: Ray's exceptions, log files, and the memory books of the kernel.
+"""Causes of failed calls and lost ranks: Ray's exceptions, log files, and the kernel's count of out-of-memory kills.
 
 Other modules never see exceptions of Ray.
 """
@@ -21,7 +21,6 @@ from ray import exceptions as rayx
 from phalanx.backends.backend_types import Lost, RankOutcome
 from phalanx.backends.ray import private
 from phalanx.backends.ray.cluster import answers
-from phalanx.display.byte_format import size
 from phalanx.display.log_merging import is_shown
 from phalanx.wire import codec
 from phalanx.wire.failure import RankFailure, capture, undecodable
@@ -39,6 +38,7 @@ _OOM_BY_RAY = (
     "Ray's memory monitor ended it because the node was short of memory: use smaller batches, fewer ranks per "
     "node, or see RAY_memory_usage_threshold"
 )
+_OOM_BY_KERNEL = "the kernel ended a process for want of memory on that node"
 _SAYS_NOTHING = ("Worker unexpectedly exits", "Worker exits unexpectedly")
 _UNEXPECTED = "its process ended unexpectedly"
 _NO_EXIT = "SIGKILL or os._exit, which look the same from outside"
@@ -133,7 +133,7 @@ def _first_line(text: str) -> str:
 
 
 def with_post_mortem(lost: Lost, left: PostMortem | None, log_path: str | None) -> Lost:
-    """Return ``lost`` with the remains of its process: a crash's signal, last lines, hints from memory counters."""
+    """Return ``lost`` with the remains of its process: a crash's signal, last lines, a hint at a lack of memory."""
     if left is None:
         return replace(lost, log_path=log_path)
     exit = f"signal {left.fatal_signal}" if left.fatal_signal else lost.exit
@@ -143,21 +143,11 @@ def with_post_mortem(lost: Lost, left: PostMortem | None, log_path: str | None) 
         lost,
         reason="" if exit and lost.reason == _UNEXPECTED else lost.reason,  # the exit says more
         exit=exit,
-        hint=lost.hint or _memory_hint(left),
+        hint=lost.hint or (_OOM_BY_KERNEL if left.oom_kills > 0 else None),
         log_tail=left.log_tail,
         log_path=log_path,
         stack=left.stack,
     )
-
-
-def _memory_hint(left: PostMortem) -> str | None:
-    held = f"it held {size(left.memory)} when last looked at" if left.memory else ""
-    if left.oom_kills > 0:
-        return "the kernel ended a process for want of memory on that node" + (f"; {held}" if held else "")
-    if left.memory > 0.5 * left.node_memory > 0:
-        share = f"{held}, of {size(left.node_memory)} on the node"
-        return f"{share}: the kernel's OOM killer is likely (see `dmesg` there)"
-    return None
 
 
 def node_is_gone(node_id: str) -> bool:
@@ -189,14 +179,12 @@ _FATAL_SIGNALS = {signal.strsignal(signum): signum.name for signum in signal.Sig
 
 
 class PostMortem(NamedTuple):
-    """Remains of a rank's process: its last lines, the stack of a crash, and the kernel's memory counters."""
+    """Remains of a rank's process: its last lines, the stack of a crash, and new out-of-memory kills of its node."""
 
     log_tail: tuple[str, ...] = ()
     fatal_signal: str | None = None
     stack: str = ""
     oom_kills: int = 0
-    memory: int = 0
-    node_memory: int = 0
 
 
 def read_logs(paths: Sequence[str]) -> PostMortem:
@@ -235,22 +223,9 @@ def last_lines(path: str) -> list[str]:
 
 def oom_kills() -> int:
     """Return the number of out-of-memory kills that the kernel counted in this control group (v2, then v1)."""
-    paths = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
-    return _number_in(paths, "oom_kill ") or 0
-
-
-def node_memory() -> int:
-    """Return the memory of the node, or of its control group if that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    paths = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    return min(total, _number_in(paths) or total)
-
-
-def _number_in(paths: Sequence[str], line_start: str = "") -> int | None:
-    """Return the number at the end of the first such line in the first of these files that has one."""
-    for path in paths:
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         with contextlib.suppress(OSError, ValueError), open(path) as file:
             for line in file:
-                if line.startswith(line_start):
+                if line.startswith("oom_kill "):
                     return int(line.split()[-1])
-    return None
+    return 0

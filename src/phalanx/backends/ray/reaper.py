@@ -119,15 +119,12 @@ class Watched:
         self.started = started
         self.mark = mark
         self.seen: set[tuple[int, int]] = set()
-        self.memory = 0
 
     def look(self, everything: list[Process], *, marks: bool = False) -> None:
         """Note the descendants that are found by process group, by parent and, with ``marks``, by their environment."""
         present = {process.identity for process in everything}
         self.seen &= present
         alive = (self.pid, self.started) in present
-        if alive:
-            self.memory = resident_bytes(self.pid)
         # A group keeps the pid of its leader from being given out again for as long as it has members.
         leads = alive or look_at(self.pid) is None
         for process in everything:
@@ -188,15 +185,12 @@ class Reaper:
                     os.kill(pid, signal.SIGKILL)
         return left
 
-    def answer(self, request: dict[str, Any]) -> int | list[int] | None:
+    def answer(self, request: dict[str, Any]) -> list[int] | None:
         if "watch" in request:
             for pid, *identity in request["watch"]:
                 self.watched[pid] = Watched(pid, *identity)
         if "look" in request:
             self.look()
-        if "memory" in request:
-            one = self.watched.get(request["memory"])
-            return one.memory if one else 0
         if "end" in request:
             return self.end(request["end"], EXIT_WITHIN_S)
         return None
