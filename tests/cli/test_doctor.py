@@ -171,23 +171,14 @@ def test_a_controller_that_was_asked_for_and_is_not_there_is_a_finding(
     assert (topic, why in what, "phalanx verl" in fix) == ("verl", True, True)
 
 
-def test_of_several_clusters_each_is_listed_with_what_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_clusters_each_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(cluster_reader.private, "cluster_addresses", lambda: {"127.0.0.1:1", "127.0.0.1:2"})
     monkeypatch.setattr(cluster_reader.private, "bootstrap_address", lambda: None)
-    drivers_of = cluster_reader._drivers_of
-    monkeypatch.setattr(
-        cluster_reader,
-        "_drivers_of",
-        lambda address: "train.py (pid 7): trainer" if address.endswith(":1") else drivers_of(address),
-    )
-    with pytest.raises(px.PlacementError) as raised:
+    with pytest.raises(
+        px.PlacementError, match=r"by --address or RAY_ADDRESS: 127\.0\.0\.1:1, 127\.0\.0\.1:2$"
+    ):
         cluster_reader.find_cluster()
-    assert str(raised.value).splitlines() == [
-        "several clusters run on this machine: say which one by --address or RAY_ADDRESS",
-        "  127.0.0.1:1  train.py (pid 7): trainer",
-        "  127.0.0.1:2  does not answer",
-    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here")

@@ -88,27 +88,13 @@ def find_cluster(address: str | None = None) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        lines = [f"  {one}  {_drivers_of(one)}" for one in found]
         raise PlacementError(
-            "several clusters run on this machine: say which one by --address or RAY_ADDRESS\n"
-            + "\n".join(lines)
+            "several clusters run on this machine: say which one by --address or RAY_ADDRESS: "
+            + ", ".join(found)
         )
     raise PlacementError(
         "no Ray cluster runs on this machine: start your driver first, or name a cluster by --address or RAY_ADDRESS"
     )
-
-
-def _drivers_of(address: str) -> str:
-    """Return the drivers of a cluster in a line of text."""
-    try:
-        notices = ClusterReader(address).notices()
-    except PlacementError:
-        return "does not answer"
-    runs: list[str] = []
-    for run in notices.runs:
-        groups = ", ".join(group.name for group in notices.groups if group.run == run.run)
-        runs.append(f"{run.script} (pid {run.pid}): {groups or 'no groups'}")
-    return "; ".join(runs) or "no driver of phalanx"
 
 
 def _said(error: Exception) -> str:
