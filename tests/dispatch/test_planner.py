@@ -42,7 +42,7 @@ def test_a_list_mode_names_what_cannot_be_dealt_and_a_list_may_be_changed_after_
     assert next(call.arguments()) == ((1,), {})
 
 
-@pytest.mark.parametrize("name", sorted(set(Dispatch.names()) - {"DIRECT_ROLLOUT_METHOD"}))
+@pytest.mark.parametrize("name", sorted(Dispatch.names()))
 def test_rank_zero_execution_passes_arguments_as_they_are(name: str) -> None:
     call = plan(spec_of(Dispatch[name], execute=Execute.RANK_ZERO), FOUR, (1,), {"y": 2})
     assert [(rank, args, kwargs) for rank, args, kwargs in by_rank(call)] == [(0, (1,), {"y": 2})]
@@ -103,30 +103,10 @@ def masked(x: Any, mask: Any) -> Any: ...
 MASKED = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask="mask")
 
 
-@pytest.mark.parametrize(
-    ("spec", "args", "options", "words"),
-    [
-        (
-            spec_of(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC),
-            (torch.zeros(4),),
-            {},
-            r"first positional argument is a Tensor .*; expected a function",
-        ),
-        *((spec_of(Dispatch.ONE_TO_ALL), (), {"ranks": r}, "group of 4") for r in ([], [4], [-1, 0])),
-        *(
-            (
-                spec_of(Dispatch.DIRECT_ROLLOUT_METHOD, execute=execute),
-                (),
-                {},
-                "cannot be called through the group",
-            )
-            for execute in Execute
-        ),
-    ],
-)
-def test_a_call_that_cannot_be_planned_is_refused(spec: Any, args: Any, options: Any, words: str) -> None:
-    with pytest.raises(DispatchError, match=words):
-        plan(spec, FOUR, args, {}, **options)
+@pytest.mark.parametrize("ranks", [[], [4], [-1, 0]])
+def test_ranks_that_the_group_lacks_are_refused(ranks: list[int]) -> None:
+    with pytest.raises(DispatchError, match="group of 4"):
+        plan(spec_of(Dispatch.ONE_TO_ALL), FOUR, (), {}, ranks=ranks)
 
 
 @pytest.mark.parametrize(
