@@ -68,14 +68,6 @@ def test_planning_changes_no_argument(options: dict[str, Any]) -> None:
     assert same(batch, before)
 
 
-def test_differing_row_counts_name_each_argument_and_its_count() -> None:
-    batch = {"ids": torch.zeros(4), "mask": np.zeros(5)}
-    with pytest.raises(DispatchError) as raised:
-        plan(spec_of(Dispatch.DP_COMPUTE_PROTO, update), FOUR, (batch,), {"scale": [1, 2, 3]})
-    for part in ("batch['ids'] has 4", "batch['mask'] has 5", "scale has 3", "px.replicate"):
-        assert part in str(raised.value)
-
-
 def test_replicated_leaves_of_split_structures_go_whole_to_ranks_and_are_listed_to_be_stored_once() -> None:
     table, note = torch.zeros(100), "the same for all"
     batch = {"ids": torch.arange(4), "table": replicate(table), "note": note, "scale": 0.5}

@@ -309,7 +309,7 @@ def _agreed_sizes(
         for name in names:
             if held.get(name) != sizes[0].get(name):
                 raise _no_mesh(
-                    f"rank 0 holds {name} to have size {sizes[0].get(name)}, rank {rank} {held.get(name)}"
+                    f"the sizes of {name} differ: {sizes[0].get(name)} on rank 0, {held.get(name)} on rank {rank}"
                 )
     return {name: _axis_size(name, sizes[0].get(name)) for name in names}
 
