@@ -40,18 +40,31 @@ class Worker(px.Worker):
 
 REFUSED = {
     px.DeclarationError: """
-        px.ResourcePool([])
-        px.ResourcePool([0])
-        px.ResourcePool([-1])
-        px.ResourcePool("4")
+        px.ResourcePool([])  # list of positive whole numbers
+        px.ResourcePool([0])  # list of positive whole numbers
+        px.ResourcePool([-1])  # list of positive whole numbers
+        px.ResourcePool([2.0])  # list of positive whole numbers
+        px.ResourcePool([True])  # list of positive whole numbers
+        px.ResourcePool("4")  # list of positive whole numbers
+        px.ResourcePool(4)  # list of positive whole numbers
+        px.ResourcePool({"a": 1})  # list of positive whole numbers
         px.ResourcePool([2], use_gpu="maybe")
         px.ResourcePool([2], max_colocate_count=0)
         px.ResourcePool([2], accelerators_per_slot=0)
         px.ResourcePool([2], backend="dask")
-        pool[9]
+        pool[9]  # expected -4 to 3
+        pool[-5]  # expected -4 to 3
+        pool["a"]  # pool['a']: expected a slot's number
+        pool[True]  # pool[True]: expected a slot's number
         pool[3:3]
-        pool.split(3)
-        pool.split(0)
+        pool[0:3] + pool[2:4]  # is in the view twice
+        pool.split(3)  # world size 4; give one of [1, 2, 4]
+        pool.split(0)  # world size 4
+        pool.split(True)  # world size 4
+        pool.split("22")  # world size 4
+        pool.split([2, 1])  # world size is 4
+        pool.split([0, 4])  # world size 4
+        pool.split([4.0])  # world size 4
         pool.grow([0])
         px.WorkerGroup(4, W)
         px.WorkerGroup(pool, 3)
