@@ -178,8 +178,9 @@ REFUSED = {
         group.add()
         group.add(1, 2)
         group.add(y=1)
-        group.dealt(1)
-        group.dealt([1])
+        group.dealt(1)  # 'x' is an int; expected a list or tuple of world_size = 2
+        group.dealt(torch.zeros(2))  # 'x' is a Tensor of shape (2,); expected a list
+        group.dealt([1])  # 'x' is a list of 1 elements; expected a list
         group.rows(torch.ones(2), y={"a": torch.ones(3)})  # x has 2, y['a'] has 3. Everything
         group.rows({"a": torch.ones(2), "b": [1]})  # x['a'] has 2, x['b'] has 1
         group.rows([1], [1, 2])  # px.replicate

@@ -19,9 +19,6 @@ from tests.dispatch.support import Batch, FakeTarget, by_rank, run, same, spec_o
 FOUR = FakeTarget(4)
 
 
-def update(batch: Any, scale: float = 1.0) -> Any: ...
-
-
 def test_a_list_mode_deals_an_element_of_each_list_to_each_rank_and_sends_replicated_values_whole() -> None:
     call = plan(
         spec_of(Dispatch.DP_COMPUTE),
@@ -33,9 +30,7 @@ def test_a_list_mode_deals_an_element_of_each_list_to_each_rank_and_sends_replic
     assert by_rank(call) == [(rank, (rank + 1, [5, 6]), {"y": "abcd"[rank]}) for rank in range(4)]
 
 
-def test_a_list_mode_names_what_cannot_be_dealt_and_a_list_may_be_changed_after_planning() -> None:
-    with pytest.raises(DispatchError, match=r"update\(\).*'batch' is an? .*world_size = 4"):
-        plan(spec_of(Dispatch.ALL_TO_ALL, update), FOUR, (torch.zeros(4),), {})
+def test_a_list_may_be_changed_after_planning() -> None:
     given = [1, 2, 3, 4]
     call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, (given,), {})
     given[0] = 99
