@@ -33,7 +33,7 @@ class Settings:
         max_in_flight: submitted calls per group that may wait at once (``PHALANX_MAX_IN_FLIGHT``).
         show_ranks: whose output the driver shows: "all", "merged", "none" or ranks as in "0,3"
             (``PHALANX_SHOW_RANKS``).
-        progress: whether waits of more than 2 s are shown in a terminal or a notebook (``PHALANX_PROGRESS``).
+        progress: whether waits of more than 2 s are shown in a terminal (``PHALANX_PROGRESS``).
         metrics: whether calls are counted in Ray's metrics (``PHALANX_METRICS``, on unless it is 0).
         trace: where to write a trace of the whole run (``PHALANX_TRACE``); see ``px.trace``.
     """

@@ -40,18 +40,31 @@ class Worker(px.Worker):
 
 REFUSED = {
     px.DeclarationError: """
-        px.ResourcePool([])
-        px.ResourcePool([0])
-        px.ResourcePool([-1])
-        px.ResourcePool("4")
+        px.ResourcePool([])  # list of positive whole numbers
+        px.ResourcePool([0])  # list of positive whole numbers
+        px.ResourcePool([-1])  # list of positive whole numbers
+        px.ResourcePool([2.0])  # list of positive whole numbers
+        px.ResourcePool([True])  # list of positive whole numbers
+        px.ResourcePool("4")  # list of positive whole numbers
+        px.ResourcePool(4)  # list of positive whole numbers
+        px.ResourcePool({"a": 1})  # list of positive whole numbers
         px.ResourcePool([2], use_gpu="maybe")
         px.ResourcePool([2], max_colocate_count=0)
         px.ResourcePool([2], accelerators_per_slot=0)
         px.ResourcePool([2], backend="dask")
-        pool[9]
+        pool[9]  # expected -4 to 3
+        pool[-5]  # expected -4 to 3
+        pool["a"]  # pool['a']: expected a slot's number
+        pool[True]  # pool[True]: expected a slot's number
         pool[3:3]
-        pool.split(3)
-        pool.split(0)
+        pool[0:3] + pool[2:4]  # is in the view twice
+        pool.split(3)  # world size 4; give one of [1, 2, 4]
+        pool.split(0)  # world size 4
+        pool.split(True)  # world size 4
+        pool.split("22")  # world size 4
+        pool.split([2, 1])  # world size is 4
+        pool.split([0, 4])  # world size 4
+        pool.split([4.0])  # world size 4
         pool.grow([0])
         px.WorkerGroup(4, W)
         px.WorkerGroup(pool, 3)
@@ -66,20 +79,39 @@ REFUSED = {
         px.WorkerGroup(pool[0:1], W, call_timeout=float("nan"))
         px.WorkerGroup(pool[0:1], W, max_concurrency=0)
         px.WorkerGroup(pool[0:1], W, max_concurrency=True)
-        px.WorkerGroup(pool[0:1], W, visible_devices="all")
+        px.WorkerGroup(pool[0:1], W, visible_devices="all")  # expected 'own'
         px.WorkerGroup(pool[0:1], W, on_failure=3)
         px.WorkerGroup(pool[0:1], W, on_notice=3)
         px.WorkerGroup(pool[0:1], W, detached=True)
         px.WorkerGroup(pool[0:1], W, detached=True, name="x")
         px.WorkerGroup(pool[0:1], W, show_ranks="some")
-        px.WorkerGroup(pool[0:1], W, env={"A": 1})
-        px.Mesh(dp=0)
-        px.Mesh()
-        px.Mesh(dp=-1, tp=-1)
+        px.WorkerGroup(pool[0:1], W, env={"A": 1})  # write A='1'
+        px.Mesh(dp=0)  # whole number from 1
+        px.Mesh(dp=True)  # whole number from 1
+        px.Mesh(dp=1.5)  # whole number from 1
+        px.Mesh()  # name at least one
+        px.Mesh(dp=-1, tp=-1)  # dp, tp are all -1
+        px.Mesh(**{"d p": 2})  # identifier
+        px.Mesh(dp=3).resolve(4)  # 3 ranks but the group has 4
+        px.Mesh(dp=-1, tp=3).resolve(8)  # multiply to 3, which does not divide 8
+        px.Mesh.from_coordinates([])  # one dict
+        px.Mesh.from_coordinates([{"dp": 0}, {"dp": -1}])  # rank 1 reports dp=-1
+        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 1, "tp": 0}])  # rank 0 reports the axes ['dp'], rank 1 ['dp', 'tp']
+        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 1}, {"dp": 1}])  # ranks 1 and 2 both report dp=1
+        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 10**12}])  # 1000000000001 places for 2 ranks
+        px.Mesh.from_coordinates([{"dp": 0}], sizes=[{"dp": 0}])  # mesh axis dp=0
+        px.Mesh.from_coordinates([{"dp": 0}], sizes=[])  # sizes of 0 ranks for coordinates of 1
+        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 1}], sizes=[{"dp": 2}, {"dp": 4}])  # 2 on rank 0, 4 on rank 1
+        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 1}], sizes=[{"dp": 3}] * 2)  # (dp=3) have 3 places for 2 ranks
+        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 3}], sizes=[{"dp": 2}] * 2)  # rank 1 reports dp=3, outside
         px.colocate({})
         px.colocate({"close": W})
         px.colocate({"a b": W})
         px.register(collect="sum")(lambda self: 1)
+        px.register(px.Dispatch.RANK_ZERO, collect="list")  # only rank 0 runs the method
+        px.register(px.Dispatch.RANK_ZERO, collect=len)  # only rank 0 runs the method
+        px.register(execute_mode=px.Execute.RANK_ZERO, collect="join")  # only rank 0 runs the method
+        px.register({"dispatch_fn": len, "collect_fn": len}, collect="list")  # CUSTOM, which has a collect function
         px.register("ROWS")
         px.register(execute_mode="ALL")
         px.register(pad_to_multiple=0)
@@ -95,9 +127,11 @@ REFUSED = {
         px.data.register_dispatch_mode("1", len, len)
         px.data.register_dispatch_mode(5, len, len)
         px.data.register_dispatch_mode("ROWS", len, len)
+        px.data.register_dispatch_mode("NEVER", len, None)  # collect_fn=None
         group.method(3)
         group.profile(tool="perf")
         px.explain(3)
+        px.explain(px.Mesh(dp=-1))
         px.resize(group, 0)
         px.resize(view, 2)
         px.resize(group, 1)
@@ -126,22 +160,30 @@ REFUSED = {
         px.init(backend="dask")
         px.init(show_ranks="some")
         px.trace("trace")
+        px.trace("run.pftrace")  # run.pftrace: the suffix of a trace
+        px.trace("run.txt")  # expected .json (for Perfetto), .jsonl or .html
+        px.trace("/proc/x.json").start()  # expected a path in a folder
+        px.trace("/dev/null/runs/x.json").start()  # expected a path in a folder
         px.Channel(-1)
         px.Channel(by="rows")
         px.StalenessManager(-1, 4)
     """,
     px.DispatchError: """
-        px.data.register_row_type(3, count=len, slice=len, concat=len)
+        px.data.register_row_type(3, count=len, slice=len, concat=len)  # register_row_type(3, ...): expected a class
+        px.data.register_row_type(W, count=None, slice=len, concat=len)  # register_row_type(Worker, count=None)
+        px.data.register_row_type(W, count=len, slice=len, concat=len, take=3)  # register_row_type(Worker, take=3)
         px.data.split_rows([1], 0)
         px.data.join_rows([])
         px.data.count_rows({"a": [1], "b": [1, 2]})
         group.add()
         group.add(1, 2)
         group.add(y=1)
-        group.dealt(1)
-        group.dealt([1])
-        group.rows([1], [1, 2])
-        group.rows(torch.ones(2), y={"a": torch.ones(3)})
+        group.dealt(1)  # 'x' is an int; expected a list or tuple of world_size = 2
+        group.dealt(torch.zeros(2))  # 'x' is a Tensor of shape (2,); expected a list
+        group.dealt([1])  # 'x' is a list of 1 elements; expected a list
+        group.rows(torch.ones(2), y={"a": torch.ones(3)})  # x has 2, y['a'] has 3. Everything
+        group.rows({"a": torch.ones(2), "b": [1]})  # x['a'] has 2, x['b'] has 1
+        group.rows([1], [1, 2])  # px.replicate
         group.meshed([1])
         group.add.options(timeout=0)  # timeout=
         group.add.options(timeout="1")  # timeout=
@@ -162,8 +204,20 @@ REFUSED = {
         group.rank(-3)  # expected a rank from -2 to 1
         group.rank(True)  # expected a rank from -2 to 1
         group.rank("0")  # expected a rank from -2 to 1
-        group.profile(ranks=[9])
-        group.profile(calls=0)
+        group.profile(ranks=[9])  # expected some of [0, 1]
+        group.profile(calls=0)  # whole number from 1
+        group.profile(methods=["nothing"])  # no method 'nothing'
+        px.Mesh(dp=4).coordinates(4)  # rank 4 is not in Mesh(dp=4); expected 0 to 3
+        px.Mesh(dp=2, tp=2, pp=1).rank(dp=0)  # no coordinate for tp
+        px.Mesh(dp=2).dp_groups(("dp", "dp"))  # twice
+        px.Mesh(dp=2).ranks(dp=2)  # axes and sizes are {'dp': 2}
+        px.Mesh(dp=2).ranks(dp=-1)  # axes and sizes are {'dp': 2}
+        px.Mesh(dp=2).ranks(dp=0.5)  # axes and sizes are {'dp': 2}
+        px.Mesh(dp=2).ranks(typo=1)  # axes and sizes are {'dp': 2}
+        px.Mesh(dp=-1, tp=2).world_size  # resolve(world_size)
+        px.Mesh(dp=-1, tp=2).ranks()  # resolve(world_size)
+        px.Mesh(dp=-1, tp=2).dp_groups()  # resolve(world_size)
+        px.Mesh(dp=-1, tp=2).coordinates(0)  # resolve(world_size)
         future.result(timeout=-1)  # expected seconds, 0 or more
         future.result(timeout="1")  # expected seconds, 0 or more
         future.result(timeout=True)  # expected seconds, 0 or more

@@ -173,7 +173,7 @@ def test_groups_on_other_slots_of_a_pool_share_the_cores_unless_somebody_set_a_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "cpu_count", lambda: 9)
     with px.ResourcePool([4], use_gpu=False, backend="inline") as pool:
         with px.WorkerGroup(pool[0:1], Plain) as one, px.WorkerGroup(pool[1:4], Plain) as others:
             assert [*one.variable("OMP_NUM_THREADS"), *others.variable("OMP_NUM_THREADS")] == ["2"] * 4

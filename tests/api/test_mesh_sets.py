@@ -23,7 +23,7 @@ class Model(px.Worker):
         return [self.rank, *x]
 
     @px.register(px.Dispatch.mesh(leader_only=True))
-    def led(self, x: list[int] | None, scale: int = 1) -> tuple[Any, int]:
+    def led(self, x: Any, scale: int = 1) -> tuple[Any, int]:
         self.calls.append((x, scale))
         return x, scale
 
@@ -66,10 +66,12 @@ def test_a_rank_stands_for_its_dp_coordinate_or_its_stage(group: Any) -> None:
     assert group[0].silent() is None
 
 
-def test_rows_for_leaders_alone_go_to_the_leader_of_the_coordinate(group: Any) -> None:
-    group[7].led([1, 2], scale=3)
+def test_rows_for_leaders_alone_go_unchanged_to_the_leader_of_the_coordinate(group: Any) -> None:
+    batch = {"a": [1, 2, 3], "b": [1, 2]}  # of no one number of rows
 
-    assert group.taken()[2:4] == [[([1, 2], 3)], [(None, 3)]]
+    group[7].led(batch, scale=3)
+
+    assert group.taken()[2:4] == [[(batch, 3)], [(None, 3)]]
 
 
 def test_any_calls_one_dp_coordinate_whole(group: Any) -> None:

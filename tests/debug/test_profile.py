@@ -152,8 +152,6 @@ def test_roles_are_profiled_by_their_names_into_files_of_their_own_in_one_folder
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"ranks": [4]}, px.DispatchError, r"expected some of \[0, 1, 2, 3\]"),
-        ({"calls": 0}, px.DispatchError, "whole number from 1"),
         ({"methods": ["nothing"]}, px.DispatchError, "no method 'nothing'"),
         ({"tool": "nsys"}, px.DeclarationError, r"runtime_env=px.debug.nsight_environment\(\)"),
         ({"activities": ["cuda"]}, px.DeclarationError, "has no cuda"),

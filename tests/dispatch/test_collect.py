@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.declare.dispatch_modes import COLLECTS, Dispatch, Execute, collecting, custom_mode
-from phalanx.declare.register import register
-from phalanx.errors import DeclarationError
+from phalanx.declare.dispatch_modes import Dispatch, collecting
 from tests.dispatch.support import FakeTarget, meshed, run, spec_of
 
 FOUR = FakeTarget(4)
@@ -23,6 +21,7 @@ def collected(mode: Any, collect: Any) -> Any:
     [
         ("DP_COMPUTE", Dispatch.ALL_TO_ALL),
         ("DP_COMPUTE_PROTO", Dispatch.ROWS),
+        ("DP_COMPUTE_PROTO_WITH_FUNC", Dispatch.ROWS),
         ("DP_COMPUTE_METRIC", collecting(Dispatch.ROWS, "list")),
         ("MEGATRON_COMPUTE_PROTO", Dispatch.mesh()),
         ("MEGATRON_PP_AS_DP_PROTO", Dispatch.mesh(pp_as_dp=True)),
@@ -62,22 +61,3 @@ def test_padding_is_undone_however_outputs_are_collected(collect: Any, value: An
     spec = spec_of(collecting(Dispatch.ROWS, collect), pad_to_multiple=4)
 
     assert run(spec, FakeTarget(2), [0, 1, 2, 3, 4]) == value
-
-
-@pytest.mark.parametrize(
-    ("given", "collects", "words"),
-    [
-        (
-            {"dispatch_mode": custom_mode(print, len, "PAIRED")},
-            ["list"],
-            "PAIRED, which has a collect function",
-        ),
-        ({"dispatch_mode": Dispatch.RANK_ZERO}, ["join", "list", len], "only rank 0 runs the method"),
-        ({"execute_mode": Execute.RANK_ZERO}, ["join", "list", len], "only rank 0 runs the method"),
-        ({"dispatch_mode": Dispatch.DIRECT_ROLLOUT_METHOD}, COLLECTS, "DIRECT_ROLLOUT_METHOD"),
-    ],
-)
-def test_what_cannot_be_collected_otherwise_is_refused(given: Any, collects: Any, words: str) -> None:
-    for collect in collects:
-        with pytest.raises(DeclarationError, match=words):
-            register(**given, collect=collect)

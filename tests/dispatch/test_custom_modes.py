@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from phalanx.collect.join import gather
-from phalanx.declare.dispatch_modes import Execute, as_mode, custom_mode, register_dispatch_mode
+from phalanx.declare.dispatch_modes import Execute, as_mode, custom_mode
 from phalanx.dispatch.modes import plan
-from phalanx.errors import DeclarationError, DispatchError
+from phalanx.errors import DispatchError
 from tests.dispatch.support import FakeTarget, by_rank, outputs_of, spec_of
 
 FOUR = FakeTarget(4)
@@ -76,8 +76,3 @@ def test_a_slice_is_shown_as_a_group_of_its_size_and_rank_zero_gets_the_first_el
     call = plan(spec_of(TWO_TO_ALL, execute=Execute.RANK_ZERO), FOUR, ([1, 2],), {"y": [5, 6]})
     assert by_rank(call) == [(0, (1,), {"y": 5})]
     assert call.gather.collect == "first"
-
-
-def test_functions_of_a_mode_must_be_callable() -> None:
-    with pytest.raises(DeclarationError, match="collect_fn=None"):
-        register_dispatch_mode("NEVER", print, None)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from phalanx.declare.dispatch_modes import Dispatch
-from phalanx.dispatch.modes import plan, plan_one
+from phalanx.dispatch.modes import plan
 from phalanx.dispatch.shardable import replicate
 from phalanx.errors import DispatchError
 from phalanx.topology.mesh import Mesh
@@ -30,14 +30,6 @@ def test_only_leaders_get_the_piece_and_all_get_replicated_values() -> None:
     ]
     assert all(kwargs["scale"] == 2 and kwargs["table"] == [1] for _, _, kwargs in by_rank(call))
     assert [rank for rank, _, kwargs in by_rank(call) if kwargs["mask"] is not None] == leaders
-
-
-def test_one_leader_gets_the_arguments_unchanged_whatever_their_rows() -> None:
-    batch = {"a": [1, 2, 3], "b": [1, 2]}
-    call = plan_one(
-        spec_of(Dispatch.mesh("actor", leader_only=True)), meshed(dp=2, tp=2), (batch, 3), {}, (0, 1)
-    )
-    assert by_rank(call) == [(0, (batch, 3), {}), (1, (None, 3), {})]
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,6 @@ from tests.dispatch.support import Batch, FakeTarget, by_rank, run, same, spec_o
 FOUR = FakeTarget(4)
 
 
-def update(batch: Any, scale: float = 1.0) -> Any: ...
-
-
 def test_a_list_mode_deals_an_element_of_each_list_to_each_rank_and_sends_replicated_values_whole() -> None:
     call = plan(
         spec_of(Dispatch.DP_COMPUTE),
@@ -33,16 +30,14 @@ def test_a_list_mode_deals_an_element_of_each_list_to_each_rank_and_sends_replic
     assert by_rank(call) == [(rank, (rank + 1, [5, 6]), {"y": "abcd"[rank]}) for rank in range(4)]
 
 
-def test_a_list_mode_names_what_cannot_be_dealt_and_a_list_may_be_changed_after_planning() -> None:
-    with pytest.raises(DispatchError, match=r"update\(\).*'batch' is an? .*world_size = 4"):
-        plan(spec_of(Dispatch.ALL_TO_ALL, update), FOUR, (torch.zeros(4),), {})
+def test_a_list_may_be_changed_after_planning() -> None:
     given = [1, 2, 3, 4]
     call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, (given,), {})
     given[0] = 99
     assert next(call.arguments()) == ((1,), {})
 
 
-@pytest.mark.parametrize("name", sorted(set(Dispatch.names()) - {"DIRECT_ROLLOUT_METHOD"}))
+@pytest.mark.parametrize("name", sorted(Dispatch.names()))
 def test_rank_zero_execution_passes_arguments_as_they_are(name: str) -> None:
     call = plan(spec_of(Dispatch[name], execute=Execute.RANK_ZERO), FOUR, (1,), {"y": 2})
     assert [(rank, args, kwargs) for rank, args, kwargs in by_rank(call)] == [(0, (1,), {"y": 2})]
@@ -66,14 +61,6 @@ def test_planning_changes_no_argument(options: dict[str, Any]) -> None:
     before = copy.deepcopy(batch)
     plan(spec_of(Dispatch.DP_COMPUTE_PROTO, **options), FOUR, (batch,), {})
     assert same(batch, before)
-
-
-def test_differing_row_counts_name_each_argument_and_its_count() -> None:
-    batch = {"ids": torch.zeros(4), "mask": np.zeros(5)}
-    with pytest.raises(DispatchError) as raised:
-        plan(spec_of(Dispatch.DP_COMPUTE_PROTO, update), FOUR, (batch,), {"scale": [1, 2, 3]})
-    for part in ("batch['ids'] has 4", "batch['mask'] has 5", "scale has 3", "px.replicate"):
-        assert part in str(raised.value)
 
 
 def test_replicated_leaves_of_split_structures_go_whole_to_ranks_and_are_listed_to_be_stored_once() -> None:
@@ -103,30 +90,10 @@ def masked(x: Any, mask: Any) -> Any: ...
 MASKED = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask="mask")
 
 
-@pytest.mark.parametrize(
-    ("spec", "args", "options", "words"),
-    [
-        (
-            spec_of(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC),
-            (torch.zeros(4),),
-            {},
-            r"first positional argument is a Tensor .*; expected a function",
-        ),
-        *((spec_of(Dispatch.ONE_TO_ALL), (), {"ranks": r}, "group of 4") for r in ([], [4], [-1, 0])),
-        *(
-            (
-                spec_of(Dispatch.DIRECT_ROLLOUT_METHOD, execute=execute),
-                (),
-                {},
-                "cannot be called through the group",
-            )
-            for execute in Execute
-        ),
-    ],
-)
-def test_a_call_that_cannot_be_planned_is_refused(spec: Any, args: Any, options: Any, words: str) -> None:
-    with pytest.raises(DispatchError, match=words):
-        plan(spec, FOUR, args, {}, **options)
+@pytest.mark.parametrize("ranks", [[], [4], [-1, 0]])
+def test_ranks_that_the_group_lacks_are_refused(ranks: list[int]) -> None:
+    with pytest.raises(DispatchError, match="group of 4"):
+        plan(spec_of(Dispatch.ONE_TO_ALL), FOUR, (), {}, ranks=ranks)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
-from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +14,9 @@ import torch
 from tensordict import TensorDict
 
 from phalanx.collect.join import join_rows
-from phalanx.dispatch.shardable import register_row_type
 from phalanx.dispatch.split import count_rows, even_sizes, pad_rows, piece_bounds, split_rows
 from phalanx.errors import DispatchError
 from tests.dispatch.support import FakeFuture, same
-
-Pair = namedtuple("Pair", "left right")
 
 
 @dataclass(frozen=True)
@@ -45,13 +41,6 @@ def test_a_subclass_has_the_rows_of_its_base_and_a_tensordict_without_batch_none
     assert count_rows(torch.zeros(3).as_subclass(Special)) == 3
     assert count_rows(torch.nn.Parameter(torch.zeros(4))) == 4
     assert count_rows(TensorDict({"x": torch.arange(3)}, batch_size=[])) is None
-
-
-@pytest.mark.parametrize(("cls", "functions"), [("Pair", {}), (Pair, {"count": None}), (Pair, {"take": 3})])
-def test_a_wrong_registration_is_refused(cls: Any, functions: dict[str, Any]) -> None:
-    given = {"count": len, "slice": lambda t, a, b: t, "concat": lambda ts: ts[0], **functions}
-    with pytest.raises(DispatchError, match="register_row_type"):
-        register_row_type(cls, **given)
 
 
 def test_counts_of_leaves_with_equal_paths_must_agree() -> None:

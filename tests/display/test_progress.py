@@ -8,9 +8,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 from rich.console import Console
 
 import phalanx as px
@@ -68,18 +66,6 @@ def test_the_stream_of_a_call_knows_how_many_ranks_it_waits_for(screen: io.Strin
 
     assert "workers.number_of" in screen.getvalue()
     assert "3/3" in screen.getvalue()
-
-
-def test_in_a_notebook_one_line_is_written_anew() -> None:
-    code = "import phalanx as px\nfor n in px.debug.progress('abc', description='letters'): pass"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    NotebookClient(notebook, timeout=60).execute()
-
-    (output,) = notebook.cells[0].outputs
-    assert output.output_type == "display_data"
-    for kind in ("text/plain", "text/html"):
-        assert "letters" in output.data[kind]
-        assert "3/3" in output.data[kind]
 
 
 IMPORTING = """

@@ -131,7 +131,7 @@ def test_places_that_do_not_tile_the_group_are_an_error_that_names_the_ranks() -
     with (
         px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
         px.WorkerGroup(pool, Confused) as confused,
-        pytest.raises(px.PhalanxError, match="ranks 2, 3 all report dp=2"),
+        pytest.raises(px.PhalanxError, match="ranks 2 and 3 both report dp=2"),
     ):
         confused.rows(torch.arange(4))
 

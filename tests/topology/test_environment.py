@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.errors import DeclarationError, PlacementError
+from phalanx.errors import PlacementError
 from phalanx.topology.accelerators import accelerator
 from phalanx.topology.environment import rank_environment
 
@@ -58,32 +58,10 @@ def test_every_alias_of_a_mask_is_set_to_the_same_and_a_group_without_devices_ke
     assert env_of(group_env={"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-@pytest.mark.parametrize(
-    ("given", "threads"),
-    [
-        ({"cpus_of_node": 9, "slots_on_node": 2}, "4"),
-        ({"cpus_of_node": 2, "slots_on_node": 8}, "1"),
-        ({"cpus_of_node": 16, "threads": "1"}, "1"),
-        ({"cpus_of_node": 16, "threads": "1", "group_env": {"OMP_NUM_THREADS": "3"}}, "3"),
-    ],
-    ids=str,
-)
-def test_threads_are_the_groups_else_the_processes_else_a_share_of_the_nodes_cores(given, threads: str):
-    assert env_of(**given)["OMP_NUM_THREADS"] == threads
+def test_a_rank_has_at_least_one_thread():
+    assert env_of(cpus_of_node=2, slots_on_node=8)["OMP_NUM_THREADS"] == "1"
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "words"),
-    [
-        ({"group_env": {"DEBUG": 1}}, DeclarationError, "write DEBUG='1'"),
-        ({"visible": "all"}, DeclarationError, "expected 'own'"),
-        (
-            {"accelerator": GPU, "own_ids": ["9"], "node_ids": ["4"], "visible": "node"},
-            PlacementError,
-            r"devices \['9'\] of a rank are not among its node's \['4'\]",
-        ),
-    ],
-)
-def test_a_wrong_setting_or_device_is_refused(given, error: type[Exception], words: str):
-    with pytest.raises(error, match=words):
-        env_of(**given)
+def test_a_device_that_its_node_lacks_is_refused():
+    with pytest.raises(PlacementError, match=r"devices \['9'\] of a rank are not among its node's \['4'\]"):
+        env_of(accelerator=GPU, own_ids=["9"], node_ids=["4"], visible="node")

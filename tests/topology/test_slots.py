@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.topology.slots import Slot, SlotFacts, SlotView, checked_shape, order_ranks, slots_of
+from phalanx.topology.slots import Slot, SlotFacts, SlotView, order_ranks, slots_of
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
@@ -31,24 +31,6 @@ def test_parts_have_these_sizes_a_negative_index_counts_from_the_end_and_views_p
     assert pickle.loads(pickle.dumps(view[1:5])) == view[1:5]
     assert view.local_ranks is view.local_ranks, "worked out once"
     assert view.local_world_sizes is view.local_world_sizes
-
-
-@pytest.mark.parametrize(
-    ("do", "given", "words"),
-    [
-        *(
-            (checked_shape, shape, "expected a list of positive whole numbers")
-            for shape in ([], 4, "4", None, [0], [2.0], [True], True, {"a": 1})
-        ),
-        (pool(4, 2).split, 4, r"world size 6; give one of \[1, 2, 3, 6\]"),
-        *((pool(4, 2).split, sizes, "6") for sizes in ([2, 2], [], [0, 6], [6.0], "33", 0, True)),
-        *((pool(4, 2).__getitem__, key, r"pool\[") for key in (6, -7, "a", 1.0, True, None)),
-        (pool(4)[0:3].__add__, pool(4)[2:4], "slot 2 of block 0 of pool 'p' is in the view twice"),
-    ],
-)
-def test_what_makes_no_pool_or_view_is_refused_with_advice(do, given, words: str):
-    with pytest.raises(DeclarationError, match=words):
-        do(given)
 
 
 @given(shapes, st.data())

@@ -130,22 +130,6 @@ def test_the_page_is_whole_whatever_users_name_things(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("run.pftrace", r"run\.pftrace: .* expected \.json \(for Perfetto\)"),
-        ("run.txt", r"run\.txt: .* expected \.json \(for Perfetto\), \.jsonl or \.html"),
-        ("/proc/x.json", "/proc/x.json: .* expected a path in a folder"),
-        ("/dev/null/runs/x.json", "/dev/null/runs/x.json: .* expected a path in a folder"),
-    ],
-)
-def test_a_trace_that_could_not_be_written_is_refused_before_anything_is_recorded(
-    name: str, says: str
-) -> None:
-    with pytest.raises(px.DeclarationError, match=says):
-        px.trace(name).start()
-
-
-@pytest.mark.parametrize(
     ("name", "text", "says"),
     [
         ("a.json", "{", "no JSON"),

@@ -100,13 +100,11 @@ def _arguments(mode: Mode) -> str:
     if mode.kind == "custom":
         return f"as {getattr(mode.dispatch_fn, '__name__', repr(mode.dispatch_fn))} makes them"
     over = None if mode.mesh is None else "dp and pp" if mode.pp_as_dp else "dp"
-    function = "a function to all, " if mode.function_first else ""
     return {
         "same": "the same to all",
         "lists": f"lists, one element per {over}" if over else "lists of world_size, one element each",
-        "rows": f"{function}rows, split over {over or 'the ranks'}",
+        "rows": f"rows, split over {over or 'the ranks'}",
         "rank zero": "as they are",
-        "direct": "not callable through a group",
     }[mode.kind]
 
 
@@ -115,7 +113,7 @@ def _result(mode: Mode) -> str:
     collect = mode.collect
     if callable(collect):
         return f"as {getattr(collect, '__name__', repr(collect))} makes it"
-    if mode.kind in ("rank zero", "direct"):
+    if mode.kind == "rank zero":
         return "the value" if collect == "first" else "-"
     by = "rank" if mode.mesh is None else "dp"
     texts = {

@@ -18,7 +18,7 @@ from phalanx.errors import DeclarationError
 #: brought to the caller), or what a function of (group, outputs) makes of them.
 Collect: TypeAlias = Literal["join", "list", "first", "none"] | Callable[..., Any]
 COLLECTS = ("join", "list", "first", "none")
-Kind: TypeAlias = Literal["same", "lists", "rows", "rank zero", "custom", "direct"]
+Kind: TypeAlias = Literal["same", "lists", "rows", "rank zero", "custom"]
 
 
 #: For type checkers, how outputs are collected: a list, a value of the method's own type, or that of a single rank.
@@ -38,7 +38,7 @@ class DispatchMode(Generic[K]):
     Attributes:
         kind: "same": the same to every rank; "lists": each argument is a list with an element per rank; "rows": rows
             are split over the ranks; "rank zero": the arguments as they are, to rank 0; "custom": by a function of the
-            user; "direct": not callable through a group.
+            user.
         collect: how outputs become the value of a call.
         name: the name in ``px.Dispatch`` by which the mode was requested.
         mesh: name of the mesh over whose dp coordinates, in place of the ranks, lists and rows are split. Ranks along
@@ -47,7 +47,6 @@ class DispatchMode(Generic[K]):
         balance: key (or function of the call's arguments) whose value per row is evened out over dp.
         group_size: number of consecutive rows that stay together.
         leader_only: only the first rank of each dp coordinate gets the piece, and its peers get ``None``.
-        function_first: the first argument is a function, which all ranks get.
         dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` of a custom mode. It returns, for every
             argument, a list with an element per rank. ``collect`` is then a function of (group, outputs by rank).
     """
@@ -60,7 +59,6 @@ class DispatchMode(Generic[K]):
     balance: str | Callable[..., Any] | None = None
     group_size: int = 1
     leader_only: bool = False
-    function_first: bool = False
     dispatch_fn: Callable[..., Any] | None = None
 
     def __repr__(self) -> str:
@@ -113,9 +111,10 @@ class Dispatch(metaclass=_DispatchNames):
     """How arguments reach ranks and results return.
 
     Five modes: ``ONE_TO_ALL``, ``ALL_TO_ALL``, ``ROWS``, ``mesh(...)`` and ``RANK_ZERO``. The others are verl's names,
-    and equal to them: ``DP_COMPUTE`` is ``ALL_TO_ALL``; ``DP_COMPUTE_PROTO`` is ``ROWS``, and ``DP_COMPUTE_METRIC`` is
-    ``ROWS`` with ``collect="list"``; ``MEGATRON_COMPUTE_PROTO`` is ``mesh()`` and ``MEGATRON_PP_AS_DP_PROTO`` is
-    ``mesh(pp_as_dp=True)``. New names are added by :func:`phalanx.data.register_dispatch_mode`.
+    and equal to them: ``DP_COMPUTE`` is ``ALL_TO_ALL``; ``DP_COMPUTE_PROTO`` and ``DP_COMPUTE_PROTO_WITH_FUNC`` are
+    ``ROWS``, and ``DP_COMPUTE_METRIC`` is ``ROWS`` with ``collect="list"``; ``MEGATRON_COMPUTE_PROTO`` is ``mesh()``
+    and ``MEGATRON_PP_AS_DP_PROTO`` is ``mesh(pp_as_dp=True)``. New names are added by
+    :func:`phalanx.data.register_dispatch_mode`.
     """
 
     ONE_TO_ALL: DispatchMode[Listed] = DispatchMode("same", "list", "ONE_TO_ALL")
@@ -126,7 +125,7 @@ class Dispatch(metaclass=_DispatchNames):
     DP_COMPUTE_PROTO: DispatchMode[Whole] = DispatchMode("rows", "join", "DP_COMPUTE_PROTO")
     DP_COMPUTE_METRIC: DispatchMode[Listed] = DispatchMode("rows", "list", "DP_COMPUTE_METRIC")
     DP_COMPUTE_PROTO_WITH_FUNC: DispatchMode[Whole] = DispatchMode(
-        "rows", "join", "DP_COMPUTE_PROTO_WITH_FUNC", function_first=True
+        "rows", "join", "DP_COMPUTE_PROTO_WITH_FUNC"
     )
     MEGATRON_COMPUTE: DispatchMode[Listed] = DispatchMode("lists", "list", "MEGATRON_COMPUTE", "default")
     MEGATRON_COMPUTE_PROTO: DispatchMode[Whole] = DispatchMode(
@@ -138,7 +137,6 @@ class Dispatch(metaclass=_DispatchNames):
     MEGATRON_PP_AS_DP_PROTO: DispatchMode[Whole] = DispatchMode(
         "rows", "join", "MEGATRON_PP_AS_DP_PROTO", "default", pp_as_dp=True
     )
-    DIRECT_ROLLOUT_METHOD: DispatchMode[Any] = DispatchMode("direct", "none", "DIRECT_ROLLOUT_METHOD")
 
     @staticmethod
     def mesh(
@@ -253,10 +251,6 @@ def collecting(mode: Mode, collect: Collect, *, one_rank: bool = False) -> Mode:
         raise DeclarationError(
             f"px.register: collect={_named(collect)} beside the custom mode {mode.name}, which has a collect function "
             f"of its own ({_named(mode.collect)}); give one of the two"
-        )
-    if mode.kind == "direct":
-        raise DeclarationError(
-            f"px.register: collect={_named(collect)} with {mode!r}, which no call through a group gives anything"
         )
     if (one_rank or mode.kind == "rank zero") and collect not in ("first", "none"):
         raise DeclarationError(

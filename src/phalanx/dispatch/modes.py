@@ -238,16 +238,7 @@ def _plan_rank_zero(call: CallInput) -> CallPlan:
     if call.mode.kind == "custom":
         args, kwargs = next(_plan_custom(call).arguments())
         call = replace(call, args=args, kwargs=kwargs)
-    elif call.mode.kind == "direct":
-        return _refuse_direct(call)
     return replace(call, ranks=call.ranks[:1]).planned(_same, (0,), collect="first")
-
-
-def _refuse_direct(call: CallInput) -> CallPlan:
-    raise DispatchError(
-        f"{call.where}: the method cannot be called through the group; it serves rollout clients that "
-        "talk to a rank directly. Declare it with another mode, such as Dispatch.ONE_TO_ALL, to call it here"
-    )
 
 
 def _plan_lists(call: CallInput) -> CallPlan:
@@ -312,11 +303,6 @@ def _described(value: Any) -> str:
 def _plan_rows(call: CallInput) -> CallPlan:
     """Rows split over the recipients. If only futures have rows, these are split where they arrive."""
     mode, pad, mask = call.mode, call.spec.pad_to_multiple, call.spec.pad_mask
-    if mode.function_first and not (call.args and callable(call.args[0])):
-        raise DispatchError(
-            f"{call.where}: the first positional argument is {_described(call.args[0]) if call.args else 'missing'}; "
-            "expected a function, which goes to all ranks"
-        )
     recipients, parts = _recipients(call), _Parts.of(call)
     if parts.futures and (mode.balance or mode.group_size > 1 or mask or (pad and parts.rows is None)):
         call = call.settled()  # the rows are counted here; padding could not be undone without their number
@@ -337,7 +323,7 @@ def _plan_rows(call: CallInput) -> CallPlan:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Arguments of a call taken apart into leaves, except for a function that all ranks get.
+    """Arguments of a call taken apart into leaves.
 
     ``rows`` are here; ``expected`` is their number or, if there are none, that of a future which knows it.
     """
@@ -350,8 +336,7 @@ class _Parts:
 
     @classmethod
     def of(cls, call: CallInput) -> _Parts:
-        whole = 0 if call.mode.function_first else None
-        leaves = {a.key: _flattened(call, a) for a in call.arguments() if a.key != whole}
+        leaves = {a.key: _flattened(call, a) for a in call.arguments()}
         every = [leaf for found, _ in leaves.values() for leaf in found]
         refuse_unclear_rows(every, call.where)
         shared = {
@@ -368,7 +353,7 @@ class _Parts:
 
     def given(self, argument: Argument, recipients: Recipients, cut: Cut) -> Same | Each:
         """Return the pieces of an argument for the ranks."""
-        leaves, build = self.leaves.get(argument.key, ((), next))
+        leaves, build = self.leaves[argument.key]
         if not any(_differs(leaf) for leaf in leaves):
             return _same(argument)
         return recipients.deal(split_leaves(leaves, build, cut, self.expected))
@@ -475,5 +460,4 @@ _PLANNERS: dict[Kind, Callable[[CallInput], CallPlan]] = {
     "rows": _plan_rows,
     "rank zero": _plan_rank_zero,
     "custom": _plan_custom,
-    "direct": _refuse_direct,
 }

@@ -1,6 +1,6 @@
 """Progress for people: a bar around any iterable, and a line about the reason of a wait.
 
-Nothing is shown outside a terminal or a notebook, or with ``PHALANX_PROGRESS=0``.
+Nothing is shown outside a terminal, or with ``PHALANX_PROGRESS=0``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import os
 import random
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from phalanx.config import settings
 
 if TYPE_CHECKING:
     from rich.console import Console  # only where something is shown
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 T = TypeVar("T")
 _FRAME = re.compile(r'File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)')
@@ -33,7 +32,7 @@ _NOTABLE_SKEW_S = 0.1
 def progress(
     iterable: Iterable[T], *, total: int | None = None, description: str | None = None
 ) -> Iterator[T]:
-    """Return the items of an iterable, with a bar on stderr or in the notebook that counts them.
+    """Return the items of an iterable, with a bar on stderr that counts them.
 
         for rank, output in px.debug.progress(group.generate.submit(prompts).stream()):
             ...
@@ -57,11 +56,12 @@ def progress(
 
 
 def terminal() -> Console | None:
-    """Return the console for progress; None outside a terminal and a notebook."""
+    """Return the console for progress; None outside a terminal."""
     if not settings().progress:
         return None
     console = rich_console()(stderr=True)
-    return console if console.is_terminal or console.is_jupyter else None
+    # With FORCE_COLOR a notebook counts as a terminal to rich, which can draw there only with ipywidgets.
+    return console if console.is_terminal and not console.is_jupyter else None
 
 
 def rich_console() -> type[Console]:
@@ -73,7 +73,7 @@ def rich_console() -> type[Console]:
     return Console
 
 
-def bar(console: Console, transient: bool) -> Any:
+def bar(console: Console, transient: bool) -> Progress:
     """Return a progress display with bars that count; field ``now`` of a task is the text behind its count."""
     # Only where something is shown.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -82,43 +82,7 @@ def bar(console: Console, transient: bool) -> Any:
     counts = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     columns = (TextColumn("{task.description}", markup=False), *counts, now)
     # Output into a file would be redirected to the terminal while a bar is there.
-    shown = Progress(*columns, console=console, transient=transient, redirect_stdout=sys.stdout.isatty())
-    return NotebookBar(shown, transient) if console.is_jupyter else shown
-
-
-class NotebookBar:
-    """rich's ``Progress`` as an output of a notebook, shown anew at each change.
-
-    rich itself needs ipywidgets there, which are missing in many notebooks.
-    """
-
-    def __init__(self, shown: Progress, transient: bool) -> None:
-        self._shown, self._transient = shown, transient
-        self._handle: Any = None
-        self._next = 0.0  # time of the next drawing, which takes milliseconds
-
-    def __enter__(self) -> NotebookBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._handle is not None:
-            last = {"text/plain": ""} if self._transient else self._shown
-            self._handle.update(last, raw=self._transient)
-
-    def add_task(self, description: str, **fields: Any) -> TaskID:
-        """Begin the bar."""
-        from IPython.display import display  # in a notebook it is there  # pyright: ignore[reportMissingImports]
-
-        task = self._shown.add_task(description, **fields)
-        self._handle = display(self._shown, display_id=True)
-        return task
-
-    def update(self, task: TaskID, **changed: Any) -> None:
-        """Change the bar; show it, ten times a second at most."""
-        self._shown.update(task, **changed)
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + 0.1
-            self._handle.update(self._shown)
+    return Progress(*columns, console=console, transient=transient, redirect_stdout=sys.stdout.isatty())
 
 
 def place(stack: str) -> str:

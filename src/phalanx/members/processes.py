@@ -123,7 +123,7 @@ def open_for_calls(core: Group) -> None:
 
 @contextlib.contextmanager
 def _progress(call: Call) -> Generator[None]:
-    """Show the progress of a start in a terminal or notebook, if it takes more than a few seconds."""
+    """Show the progress of a start in a terminal, if it takes more than a few seconds."""
     console = None if call.core.backend.immediate else terminal()
     if console is None:
         yield

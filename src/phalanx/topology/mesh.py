@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 from phalanx.errors import DeclarationError, DispatchError
 
@@ -17,10 +17,8 @@ PP_AS_DP: tuple[str, ...] = ("dp", "pp")
 """The dp axes of the ``MEGATRON_PP_AS_DP`` modes: piece ``dp * pp_size + pp`` goes to (dp, pp)."""
 
 _REST = -1
-_SHOWN = 8
 
 Coordinates = tuple[int, ...]
-V = TypeVar("V")
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -58,7 +56,7 @@ class Mesh:
         the largest coordinate plus 1. The axes' order is that of rank 0.
 
         Raises:
-            DeclarationError: the coordinates do not tile the group exactly once; names the ranks in conflict.
+            DeclarationError: the coordinates do not tile the group exactly once; names the first conflict.
         """
         names = _agreed_names(reported)
         table = tuple(tuple(_coordinate(r, n, at[n]) for n in names) for r, at in enumerate(reported))
@@ -294,9 +292,9 @@ def _agreed_names(reported: Sequence[Mapping[str, int]]) -> tuple[str, ...]:
     names = tuple(reported[0])
     for name in names:
         _axis_size(name, 1)
-    by_names = _ranks_by(names if set(at) == set(names) else tuple(at) for at in reported)
-    if len(by_names) > 1:
-        _refuse([f"{_ranks(ranks)} report axes ({', '.join(found)})" for found, ranks in by_names.items()])
+    for rank, at in enumerate(reported):
+        if set(at) != set(names):
+            raise _no_mesh(f"rank 0 reports the axes {list(names)}, rank {rank} {list(at)}")
     return names
 
 
@@ -307,62 +305,33 @@ def _agreed_sizes(
         raise DeclarationError(
             f"sizes of {len(sizes)} ranks for coordinates of {world_size}; give both for each rank"
         )
-    conflicts: list[str] = []
-    for name in names:
-        by_size = _ranks_by(held.get(name) for held in sizes)
-        if len(by_size) > 1:
-            conflicts += [f"{_ranks(r)} hold {name} to have size {size}" for size, r in by_size.items()]
-    if conflicts:
-        _refuse(conflicts)
+    for rank, held in enumerate(sizes):
+        for name in names:
+            if held.get(name) != sizes[0].get(name):
+                raise _no_mesh(
+                    f"the sizes of {name} differ: {sizes[0].get(name)} on rank 0, {held.get(name)} on rank {rank}"
+                )
     return {name: _axis_size(name, sizes[0].get(name)) for name in names}
 
 
 def _check_tiling(axes: Mapping[str, int], table: Sequence[Coordinates]) -> None:
     """Check that every coordinate of ``axes`` belongs to exactly one rank of ``table``."""
-    holders = _ranks_by(table)
-    conflicts = [f"{_ranks(r)} all report {_named(axes, at)}" for at, r in holders.items() if len(r) > 1]
-    inside = [all(c < size for c, size in zip(at, axes.values(), strict=True)) for at in table]
-    conflicts += [
-        f"rank {rank} reports {_named(axes, table[rank])}, outside sizes ({_call(axes)})"
-        for rank, fits in enumerate(inside)
-        if not fits
-    ]
-    too_long = [name for name, size in axes.items() if size > len(table)]
-    if too_long:  # not searched for empty places: a wrong coordinate could make billions of them
-        conflicts += [_too_long(axes, table, name) for name in too_long]
-    else:
-        nobody = (at for at in _row_major(axes.values()) if at not in holders)
-        conflicts += [f"no rank reports {_named(axes, at)}" for at in itertools.islice(nobody, _SHOWN + 1)]
-    if conflicts:
-        _refuse(
-            conflicts, f" over axes ({_call(axes)}), {math.prod(axes.values())} places for {len(table)} ranks"
-        )
+    holders: dict[Coordinates, int] = {}
+    for rank, at in enumerate(table):
+        if any(c >= size for c, size in zip(at, axes.values(), strict=True)):
+            raise _no_mesh(f"rank {rank} reports {_named(axes, at)}, outside the sizes ({_call(axes)})")
+        if holders.setdefault(at, rank) != rank:
+            raise _no_mesh(f"ranks {holders[at]} and {rank} both report {_named(axes, at)}")
+    places = math.prod(axes.values())
+    if places != len(table):
+        raise _no_mesh(f"axes of the sizes ({_call(axes)}) have {places} places for {len(table)} ranks")
 
 
-def _too_long(axes: Mapping[str, int], table: Sequence[Coordinates], name: str) -> str:
-    column = [at[list(axes).index(name)] for at in table]
-    return (
-        f"{name} would have {axes[name]} coordinates, which {len(table)} ranks cannot fill (the largest is "
-        f"{name}={max(column)}, reported by rank {column.index(max(column))})"
+def _no_mesh(conflict: str) -> DeclarationError:
+    return DeclarationError(
+        f"the coordinates that the ranks report do not make a mesh: {conflict}. Each rank must report the same axes, "
+        "and each place must be held by exactly one rank: report them from the same parallel state on every rank"
     )
-
-
-def _refuse(conflicts: Sequence[str], over: str = "") -> NoReturn:
-    more = ["..."] if len(conflicts) > _SHOWN else []
-    raise DeclarationError(
-        f"the coordinates that the ranks report do not make a mesh{over}: "
-        + "; ".join([*conflicts[:_SHOWN], *more])
-        + ". Each rank must report the same axes, and each place must be held by exactly one rank: report "
-        "them from the same parallel state on every rank"
-    )
-
-
-def _ranks_by(values: Iterable[V]) -> dict[V, list[int]]:
-    """Return the ranks that report each value."""
-    ranks: dict[V, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    return ranks
 
 
 def _row_major(shape: Iterable[int]) -> Iterable[Coordinates]:
@@ -375,10 +344,3 @@ def _call(values: Mapping[str, Any]) -> str:
 
 def _named(axes: Mapping[str, int], at: Coordinates) -> str:
     return _call(dict(zip(axes, at, strict=True)))
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    more = ", ..." if len(ranks) > _SHOWN else ""
-    return f"ranks {', '.join(map(str, ranks[:_SHOWN]))}{more}"

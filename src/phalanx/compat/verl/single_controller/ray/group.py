@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from phalanx.compat.verl.single_controller.ray.native import Call, StartedRanks, TrackedCalls
 
 _OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict", "_calls", "_started", "_made")
-"""Attributes of a group that are not serialized."""
+"""Attributes that no other group of the same workers gets."""
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -157,47 +157,20 @@ class RayWorkerGroup(WorkerGroup):
             **kwargs,
         )
 
-    def _role_group(self) -> RayWorkerGroup:
-        group = self.from_detached(
-            name_prefix=self.name_prefix,
-            worker_names=self._worker_names,
-            worker_handles=self._workers,
-            ray_cls_with_init=self.ray_cls_with_init,
-            profile_steps=self.profile_steps,
-            worker_nsight_options=self.worker_nsight_options,
-            device_name=self.device_name,
-            use_gpu=self.use_gpu,
-        )
-        group._master_addr, group._master_port = self._master_addr, self._master_port
-        group._calls, group._started = self._calls, self._started
-        return group
-
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
         """Return the roles of a colocated group by name, each as a group of its own."""
         if self.fused_worker_used or getattr(self._user_class, "is_fused_worker", False):
             return self.spawn_fused(prefix_set)
-        groups: dict[str, RayWorkerGroup] = {}
-        for role, methods in self._of_roles(prefix_set, "role_methods"):
-            group = groups[role] = self._role_group()
-            group._role = role
-            for name, alias in methods.items():
-                setattr(group, name, getattr(group, alias))
-        return groups
+        roles = self._known_roles(prefix_set, "role_methods")
+        return {role: self._role_group(_role=role) for role in roles}
 
     def spawn_fused(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
         """Return the roles of a fused group by name, each as a group of its own."""
-        groups: dict[str, RayWorkerGroup] = {}
-        for role, cls in self._of_roles(prefix_set, "raw_cls_dict"):
-            group = groups[role] = self._role_group()
-            group.fused_worker_used = True
-            group.sub_cls_name = role
-            for name in self.method_names:  # the fused class's own methods are not the role's
-                group.__dict__.pop(name, None)
-            group.method_names = group._bind_worker_method(cls, func_generator)
-        return groups
+        roles = self._known_roles(prefix_set, "raw_cls_dict")
+        return {role: self._role_group(sub_cls_name=role, fused_worker_used=True) for role in roles}
 
-    def _of_roles(self, roles: Iterable[str], table: str) -> list[tuple[str, Any]]:
-        """Return the entries of a class's table for some roles. Raises CheckFailed for an unknown role."""
+    def _known_roles(self, roles: Iterable[str], table: str) -> list[str]:
+        """Check the names of roles against a table of the class. Raises CheckFailed for an unknown role."""
         known: dict[str, Any] = getattr(self._user_class, table, {})
         chosen = list(roles)
         for role in chosen:
@@ -205,7 +178,13 @@ class RayWorkerGroup(WorkerGroup):
                 raise CheckFailed(
                     f"{self._user_class.__name__} has no role {role!r}; its roles: {sorted(known)}"
                 )
-        return [(role, known[role]) for role in chosen]
+        return chosen
+
+    def _role_group(self, **role: Any) -> RayWorkerGroup:
+        """Return the group of a role: the same workers, with the role's methods and meshes."""
+        group = _rebuild(type(self), {**self._state(), **role, "_dispatch_info": {}, "_collect_info": {}}, [])
+        group._calls, group._started = self._calls, self._started
+        return group
 
     def fuse(self, prefix_set: Iterable[str]) -> None:
         """Make the roles attributes of this group: ``group.actor.update(...)``."""
@@ -363,16 +342,19 @@ class RayWorkerGroup(WorkerGroup):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     def __reduce__(self) -> Any:
-        state = {
+        return _rebuild, (type(self), self._state(), list(self.wg_dict or ()))
+
+    def _state(self) -> dict[str, Any]:
+        """Return the attributes that another group of the same workers has too."""
+        return {
             key: value
             for key, value in self.__dict__.items()
             if key not in _OF_THIS_PROCESS and not isinstance(value, WorkerGroup | GroupMethod)
         }
-        return _rebuild, (type(self), state, list(self.wg_dict or ()))
 
 
 def _rebuild(cls: type[Any], state: dict[str, Any], roles: list[str]) -> Any:
-    """Return a group of another process, which calls the same workers and does not own them."""
+    """Return a group that calls the same workers as that of ``state``, and does not own them."""
     group = cls.__new__(cls)
     group.__dict__.update(
         state,
