@@ -17,7 +17,7 @@ from tests.channels.test_channel import all_are_accounted_for
 
 STEPS = 45
 PEERS = 3
-OTHERS = ["cancel", "requeue", "drop", "kill", "serve", "end", "accept", "leave", "move", *["advance"] * 2]
+OTHERS = ["cancel", "requeue", "drop", "kill", "end", "accept", "leave", "move", *["advance"] * 2]
 
 
 class Schedule:
@@ -171,10 +171,7 @@ class Schedule:
     def _do_advance(self) -> None:
         trained = self._random.choice([None, None, None, 0])
         version = self.staleness.version + self._random.choice([1, 1, 1, 2])
-        self.staleness.advance(version, trained, self._random.random() < 0.7)
-
-    def _do_serve(self) -> None:
-        self.staleness.serve(self.staleness.version)
+        self.staleness.advance(version, trained)
 
     def _do_end(self) -> None:
         if self.staleness._leases:
@@ -182,7 +179,7 @@ class Schedule:
 
     def _do_accept(self) -> None:
         if self.staleness._leases:
-            self.staleness.accept(self._random.choice([*self.staleness._leases]), [self.staleness.serving])
+            self.staleness.accept(self._random.choice([*self.staleness._leases]), [self.staleness.version])
 
     def _do_leave(self) -> None:
         if self._random.random() < 0.2:

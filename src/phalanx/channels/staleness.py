@@ -24,7 +24,7 @@ class RowLease:
 
     Attributes:
         rows: number of rows.
-        version: version that new rows were generated with when the lease began.
+        version: version in training when the lease began, which new rows were generated with.
     """
 
     def __init__(self, staleness: StalenessManager, lease: RequestId, rows: int, version: int) -> None:
@@ -204,11 +204,6 @@ class StalenessManager(HubObject):
         return self.stats.version
 
     @property
-    def serving(self) -> int:
-        """Version that new rows are generated with."""
-        return self.stats.serving
-
-    @property
     def stats(self) -> StalenessStats:
         """Counts of submitted, ready, trained, dropped and running rows, drop reasons, and lags."""
         return self._request("stats")
@@ -251,27 +246,18 @@ class StalenessManager(HubObject):
 
         return PendingRequest(self, timeout, finish, "lease", count)
 
-    def advance(self, version: int, *, trained: int | None = None, serving: bool = True) -> None:
-        """Set the version in training.
+    def advance(self, version: int, *, trained: int | None = None) -> None:
+        """Set the version in training. New rows are generated with this version from now on.
 
         Args:
             version: higher than the version before.
             trained: rows that were trained on since the last call; None: ``rows_per_version`` for each version.
-            serving: new rows are generated with this version from now on; otherwise :meth:`serve` reports it.
 
         Raises:
             ValueError: if the version does not increase, or fewer rows are ready than were trained on.
         """
         rows = None if trained is None else whole_number(trained, "advance(trained")
-        self._request("advance", whole_number(version, "advance(version"), rows, serving)
-
-    def serve(self, version: int) -> None:
-        """Set the version that new rows are generated with.
-
-        Raises:
-            ValueError: if it is not between the version served before and the version in training.
-        """
-        self._request("serve", whole_number(version, "serve(version"))
+        self._request("advance", whole_number(version, "advance(version"), rows)
 
     def close(self, reason: str = "it was closed") -> None:
         """Reject new leases, also of callers that wait. Running leases continue. Idempotent.
@@ -296,8 +282,7 @@ class StalenessManager(HubObject):
             ("trained", rows.trained, lags),
             ("dropped", rows.dropped, dropped),
         )
-        versions = f"version {stats.version} in training, {stats.serving} served"
-        title = f"staleness: {versions}, at most {self._max_lag} behind"
+        title = f"staleness: version {stats.version} in training, at most {self._max_lag} behind"
         return Table(title, ("rows", "count", "more"), table)
 
     def _closed(self, reason: str) -> PhalanxError:

@@ -60,8 +60,6 @@ class StalenessStats:
 
     version: int
     """Version in training."""
-    serving: int
-    """Version that new rows are generated with."""
     rows: RowCounts
     waiting: int
     """Producers that wait for a lease."""
@@ -132,9 +130,6 @@ class StalenessState:
     _leases: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
     """Running rows of each lease."""
     _requests: dict[RequestId, LeaseRequest] = field(default_factory=dict[RequestId, LeaseRequest])
-
-    def __post_init__(self) -> None:
-        self.serving = self.version
 
     # Leases
 
@@ -238,7 +233,7 @@ class StalenessState:
 
     # Versions
 
-    def advance(self, version: int, trained: int | None = None, serving: bool = True) -> None:
+    def advance(self, version: int, trained: int | None = None) -> None:
         """Set the version in training. Accepted rows that became too old are dropped.
 
         Raises:
@@ -255,7 +250,6 @@ class StalenessState:
             raise ValueError(f"advance(trained={rows}): expected at most the {ready} rows that are ready")
         self._train(rows, version - 1)
         self.version = version
-        self.serving = version if serving else self.serving
         self.restored = False
         self._drop_stale()
         self.evict()
@@ -265,17 +259,6 @@ class StalenessState:
         """Note that a sync sends a version, so that rows of it may come before its end is known here."""
         self.coming = max(self.coming, version)
 
-    def serve(self, version: int) -> None:
-        """Set the version that new rows are generated with.
-
-        Raises:
-            ValueError: if it is not between the version served before and the version in training.
-        """
-        if not self.serving <= version <= self.version:
-            raise ValueError(f"serve({version}): expected a version from {self.serving} to {self.version}")
-        self.serving = version
-        self._start()
-
     # Reports
 
     def stats(self) -> StalenessStats:
@@ -283,7 +266,7 @@ class StalenessState:
         ready, trained, dropped = len(self._ready), self.lags.total(), self.dropped.total()
         rows = RowCounts(self._submitted, ready, trained, dropped, self._count_running())
         waiting, reasons, lags = len(self._requests), dict(self.dropped), dict(self.lags)
-        return StalenessStats(self.version, self.serving, rows, waiting, reasons, lags, self.restored)
+        return StalenessStats(self.version, rows, waiting, reasons, lags, self.restored)
 
     def state(self) -> dict[str, Any]:
         """Return the state to save, with the ready rows that are in no channel."""
@@ -294,7 +277,7 @@ class StalenessState:
     def restore(self, state: dict[str, Any], rows: Iterable[Row]) -> None:
         """Continue from ``state`` with rows of items. Other rows count as dropped."""
         stats: StalenessStats = state["stats"]
-        self.version, self.serving = stats.version, stats.serving
+        self.version = stats.version
         self.dropped, self.lags = Counter(stats.dropped), Counter(stats.lags)
         self._submitted, self.restored = stats.rows.submitted, True
         versions = [saved.version for saved in state["outside"] for _ in range(saved.start, saved.stop)]
@@ -317,16 +300,14 @@ class StalenessState:
             del self._requests[request]
             self._leases[request] = rows
             self._submitted += rows
-            done(("leased", self.serving))
+            done(("leased", self.version))
 
     def _delay(self, rows: int) -> str:
         """Return the reason why a lease has to wait, "" if it does not."""
-        if self.serving < self.oldest:
-            return f"engines still generate with version {self.serving} while {self.version} is in training"
         ready, running = len(self._ready), self._count_running()
         if ready + running < self.rows_per_version:
             return ""
-        ahead = min(self.depth, self.serving + self.max_lag - self.version)
+        ahead = min(self.depth, self.max_lag)
         if ready + running + rows <= (ahead + 1) * self.rows_per_version:
             return ""
         return (
