@@ -17,7 +17,7 @@ from tests.channels.test_channel import all_are_accounted_for
 
 STEPS = 45
 PEERS = 3
-OTHERS = ["cancel", "requeue", "drop", "kill", "serve", "end", "accept", "leave", "move", *["advance"] * 2]
+OTHERS = ["cancel", "requeue", "drop", "kill", "end", "accept", "leave", "move", *["advance"] * 2]
 
 
 class Schedule:
@@ -37,6 +37,7 @@ class Schedule:
         self._order: dict[str, list[int]] = {}
         self._origin: dict[int, tuple[str, int]] = {}
         self._waiting: list[tuple[Any, tuple[str, int]]] = []
+        self._served: dict[tuple[str, int], int] = {}
         self._number = 0
         self.told_lost = 0
 
@@ -95,9 +96,9 @@ class Schedule:
         if self.staleness._leases:
             lease = self._random.choice([*self.staleness._leases])
             running = self.staleness._leases[lease]
-            rows = self._random.randint(1, max(1, min(running.rows, 4)))
-            if rows <= running.rows:
-                oldest = min(running.version, self.staleness.version)
+            rows = self._random.randint(1, max(1, min(running, 4)))
+            if rows <= running:
+                oldest = self._served[lease]
                 versions = tuple(
                     self._random.randint(max(0, oldest - 1), self.staleness.version) for _ in range(rows)
                 )
@@ -128,7 +129,12 @@ class Schedule:
         most = (self.staleness.max_lag + 1) * self.staleness.rows_per_version
         rows = self._random.randint(1, min(most, 4))
         request = self._request(self._peer("p"), self.staleness)
-        self.staleness.lease(request, lambda answer: None, rows)
+
+        def done(answer: tuple[Any, ...]) -> None:
+            if answer[0] == "leased":
+                self._served[request] = answer[1]
+
+        self.staleness.lease(request, done, rows)
 
     def _lease(self) -> Any:
         return self._random.choice([*self.channel.leases, ("nobody", 0)])
@@ -165,10 +171,7 @@ class Schedule:
     def _do_advance(self) -> None:
         trained = self._random.choice([None, None, None, 0])
         version = self.staleness.version + self._random.choice([1, 1, 1, 2])
-        self.staleness.advance(version, trained, self._random.random() < 0.7)
-
-    def _do_serve(self) -> None:
-        self.staleness.serve(self.staleness.version)
+        self.staleness.advance(version, trained)
 
     def _do_end(self) -> None:
         if self.staleness._leases:
@@ -176,7 +179,7 @@ class Schedule:
 
     def _do_accept(self) -> None:
         if self.staleness._leases:
-            self.staleness.accept(self._random.choice([*self.staleness._leases]), [self.staleness.serving])
+            self.staleness.accept(self._random.choice([*self.staleness._leases]), [self.staleness.version])
 
     def _do_leave(self) -> None:
         if self._random.random() < 0.2:

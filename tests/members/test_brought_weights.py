@@ -205,4 +205,4 @@ def test_rows_are_not_counted_as_trained_for_it(here: px.ResourcePool) -> None:
         px.replace_ranks(engines, [1], state="none")
 
         assert staleness.stats.rows.trained == 0
-        assert staleness.serving == engines.version()[0]
+        assert staleness.version == engines.version()[0]

@@ -1,4 +1,4 @@
-"""Syncs of weights that tell a staleness which version is in training, and which one rows are generated with."""
+"""Syncs of weights that tell a staleness which version is in training."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def generate(staleness: px.StalenessManager, channel: px.Channel, rows: int, tim
     return lease.version
 
 
-def test_each_sync_puts_its_version_into_training_and_service(groups: Groups) -> None:
+def test_each_sync_puts_its_version_into_training_and_new_rows_are_of_it(groups: Groups) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
     with (
         px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync,
         px.Channel() as channel,
     ):
         for number in (1, 2, 3):
-            assert sync().number == staleness.version == staleness.serving == number
+            assert sync().number == staleness.version == number
             assert generate(staleness, channel, 4) == number
             with channel.take_rows(4) as batch:
                 batch.value()
@@ -73,7 +73,7 @@ def test_numbers_go_on_from_a_loaded_staleness(groups: Groups) -> None:
     px.channels.restore(px.channels.snapshot([], px.StalenessManager(1, 4, version=7)), [], staleness)
     with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:
         assert sync().number == 8
-    assert staleness.serving == 8
+    assert staleness.version == 8
 
 
 @pytest.mark.slow_on_cluster
@@ -86,12 +86,12 @@ def test_a_sync_that_fails_leaves_the_staleness_alone_unless_only_a_warning_was_
         sync()
         with pytest.raises(px.weights.WeightsError):
             sync(step=5)
-        assert (staleness.version, staleness.serving) == (1, 1)
+        assert staleness.version == 1
         groups.actor.train()
-        assert sync(step=1).number == staleness.serving == 2
+        assert sync(step=1).number == staleness.version == 2
         with pytest.raises(RuntimeWarning, match="changed nothing"):
             sync(expect_change=True)
-        assert (staleness.version, staleness.serving) == (3, 3)
+        assert staleness.version == 3
 
 
 def test_rows_of_a_version_that_a_sync_sends_may_come_before_its_end_is_known() -> None:

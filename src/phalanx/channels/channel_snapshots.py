@@ -15,7 +15,6 @@ from phalanx.channels.hub_client import HubObject
 from phalanx.channels.live_channels import live_channels
 from phalanx.channels.payloads import pack, to_bytes
 from phalanx.channels.staleness import StalenessManager
-from phalanx.display.byte_format import size
 from phalanx.errors import ChannelError, DeclarationError
 from phalanx.wire.codec import decode
 
@@ -90,19 +89,6 @@ def restore(data: bytes, channels: Sequence[Channel], staleness: StalenessManage
         raise DeclarationError(
             f"px.channels.restore: {error}; restore before anything else happens"
         ) from None
-
-
-def describe(data: bytes) -> dict[str, str]:
-    """Return a text for each channel of a snapshot, and for the staleness."""
-    saved: ChannelSnapshot = pickle.loads(data)
-    texts = {
-        f"channels/{name}": f"{len(items)} items, {size(sum(item.nbytes for item in items))}"
-        for name, items in ((name, _items(state)) for name, state in saved.channels.items())
-    }
-    if saved.staleness is not None:
-        stats = saved.staleness["stats"]
-        texts["staleness"] = f"version {stats.version} in training, {stats.rows.ready} rows ready"
-    return texts
 
 
 def check_owned(channels: Sequence[Channel], staleness: StalenessManager | None) -> list[HubObject]:

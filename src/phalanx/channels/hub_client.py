@@ -144,9 +144,6 @@ class HubClient:
             return
         if isinstance(result, Exception):
             future.set_exception(result)
-        elif result[0] == "leased":
-            watching = self._futures[ticket] = Future()  # of the next answer
-            future.set_result((*result, watching))
         else:
             future.set_result(result)
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from phalanx.calls.timeouts import checked
@@ -21,7 +17,6 @@ from phalanx.session.session import session
 from phalanx.wire.value import Reduced, Value, as_integer
 
 _LEAST = 0, 1, 0, float("-inf")
-_log = logging.getLogger("phalanx")
 
 
 class RowLease:
@@ -29,13 +24,20 @@ class RowLease:
 
     Attributes:
         rows: number of rows.
-        version: version that new rows were generated with when the lease began.
-        overdue: True if the rows became too old while they were generated. The producer should stop.
+        version: version in training when the lease began, which new rows were generated with.
     """
 
     def __init__(self, staleness: StalenessManager, lease: RequestId, rows: int, version: int) -> None:
         self._staleness, self._id, self.rows, self.version = staleness, lease, rows, version
-        self.overdue = False
+
+    @property
+    def overdue(self) -> bool:
+        """True once rows of this version are too old: the producer should stop. Each reading asks the owner's hub.
+
+        Raises:
+            PhalanxError: if the owner of the manager died.
+        """
+        return self._staleness.version - self._staleness._max_lag > self.version
 
     def accept(self, rows: int, versions: int | Sequence[int]) -> tuple[int, ...]:
         """Accept rows for training, without a channel. A lease can be accepted in parts.
@@ -110,18 +112,6 @@ class RowLease:
     def end(self, reason: str = "not accepted") -> None:
         """Drop all running rows. Idempotent."""
         self._staleness._send("end", self._id, str(reason))
-
-    def _notify(self, on_overdue: Callable[[], object] | None, watching: Future[Any]) -> None:
-        if watching.exception() is None and watching.result()[0] == "overdue":
-            self.overdue = True
-            if on_overdue is not None:  # a callback may call hubs, whose answers arrive on this thread
-                threading.Thread(target=self._call_back, args=(on_overdue,), daemon=True).start()
-
-    def _call_back(self, on_overdue: Callable[[], object]) -> None:
-        try:
-            on_overdue()
-        except Exception:
-            _log.warning("on_overdue of a lease on %d rows failed", self.rows, exc_info=True)
 
     def __enter__(self) -> RowLease:
         return self
@@ -214,49 +204,35 @@ class StalenessManager(HubObject):
         return self.stats.version
 
     @property
-    def serving(self) -> int:
-        """Version that new rows are generated with."""
-        return self.stats.serving
-
-    @property
     def stats(self) -> StalenessStats:
         """Counts of submitted, ready, trained, dropped and running rows, drop reasons, and lags."""
         return self._request("stats")
 
-    def lease(
-        self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
-    ) -> RowLease:
+    def lease(self, rows: int, timeout: float | None = None) -> RowLease:
         """Wait until ``rows`` rows may be generated, and count them as running.
 
         Args:
             rows: number of rows.
             timeout: maximum wait in seconds; None waits without a bound.
-            on_overdue: called on a separate thread when the rows become too old while they run, to abort them.
 
         Raises:
             StalenessTimeout: if training was too far behind during that time. The message names the reason.
             PhalanxError: if the manager was closed, or its owner died.
             ValueError: if the last of ``rows`` rows would always be too old.
         """
-        return self._begin(rows, timeout, on_overdue).result()
+        return self._begin(rows, timeout).result()
 
-    async def lease_async(
-        self, rows: int, timeout: float | None = None, *, on_overdue: Callable[[], object] | None = None
-    ) -> RowLease:
+    async def lease_async(self, rows: int, timeout: float | None = None) -> RowLease:
         """Lease rows in an event loop, as :meth:`lease` does."""
-        return await self._begin(rows, timeout, on_overdue).result_async()
+        return await self._begin(rows, timeout).result_async()
 
-    def _begin(
-        self, rows: int, timeout: float | None, on_overdue: Callable[[], object] | None
-    ) -> PendingRequest[RowLease]:
+    def _begin(self, rows: int, timeout: float | None) -> PendingRequest[RowLease]:
         count, timeout = whole_number(rows, "lease(rows"), checked(timeout, "StalenessManager.lease")
 
         def finish(request: RequestId, answer: tuple[Any, ...]) -> RowLease:
             match answer:
-                case ("leased", version, watching):
-                    lease = RowLease(self, request, count, version)
-                    watching.add_done_callback(partial(lease._notify, on_overdue))
-                    return lease
+                case ("leased", version):
+                    return RowLease(self, request, count, version)
                 case ("hopeless", _):
                     reason = (
                         "training is too far behind for these rows, and on the inline backend no other thread can "
@@ -270,27 +246,18 @@ class StalenessManager(HubObject):
 
         return PendingRequest(self, timeout, finish, "lease", count)
 
-    def advance(self, version: int, *, trained: int | None = None, serving: bool = True) -> None:
-        """Set the version in training.
+    def advance(self, version: int, *, trained: int | None = None) -> None:
+        """Set the version in training. New rows are generated with this version from now on.
 
         Args:
             version: higher than the version before.
             trained: rows that were trained on since the last call; None: ``rows_per_version`` for each version.
-            serving: new rows are generated with this version from now on; otherwise :meth:`serve` reports it.
 
         Raises:
             ValueError: if the version does not increase, or fewer rows are ready than were trained on.
         """
         rows = None if trained is None else whole_number(trained, "advance(trained")
-        self._request("advance", whole_number(version, "advance(version"), rows, serving)
-
-    def serve(self, version: int) -> None:
-        """Set the version that new rows are generated with.
-
-        Raises:
-            ValueError: if it is not between the version served before and the version in training.
-        """
-        self._request("serve", whole_number(version, "serve(version"))
+        self._request("advance", whole_number(version, "advance(version"), rows)
 
     def close(self, reason: str = "it was closed") -> None:
         """Reject new leases, also of callers that wait. Running leases continue. Idempotent.
@@ -315,8 +282,7 @@ class StalenessManager(HubObject):
             ("trained", rows.trained, lags),
             ("dropped", rows.dropped, dropped),
         )
-        versions = f"version {stats.version} in training, {stats.serving} served"
-        title = f"staleness: {versions}, at most {self._max_lag} behind"
+        title = f"staleness: version {stats.version} in training, at most {self._max_lag} behind"
         return Table(title, ("rows", "count", "more"), table)
 
     def _closed(self, reason: str) -> PhalanxError:

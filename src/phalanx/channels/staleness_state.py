@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 Done = Callable[[Any], None]
 RequestId = tuple[str, int]
@@ -60,8 +60,6 @@ class StalenessStats:
 
     version: int
     """Version in training."""
-    serving: int
-    """Version that new rows are generated with."""
     rows: RowCounts
     waiting: int
     """Producers that wait for a lease."""
@@ -73,16 +71,11 @@ class StalenessStats:
     """True if the state was restored and no version has been in training since."""
 
 
-@dataclass(slots=True)
-class LeasedRows:
-    """Rows of a lease, or of a request for one. ``version`` is the version that was served when the lease began.
-
-    ``done`` is answered again when the rows become too old, and when the lease ends.
-    """
+class LeaseRequest(NamedTuple):
+    """A request for a lease that waits."""
 
     rows: int
     done: Done
-    version: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -134,18 +127,16 @@ class StalenessState:
     _ready: dict[Row, tuple[int, int]] = field(default_factory=dict[Row, tuple[int, int]])
     """Accepted rows with their places in the order of training: (0, n) for rows that were taken, else (1, n)."""
     _places: Iterator[int] = field(default_factory=count)
-    _leases: dict[RequestId, LeasedRows] = field(default_factory=dict[RequestId, LeasedRows])
-    _requests: dict[RequestId, LeasedRows] = field(default_factory=dict[RequestId, LeasedRows])
-
-    def __post_init__(self) -> None:
-        self.serving = self.version
+    _leases: dict[RequestId, int] = field(default_factory=dict[RequestId, int])
+    """Running rows of each lease."""
+    _requests: dict[RequestId, LeaseRequest] = field(default_factory=dict[RequestId, LeaseRequest])
 
     # Leases
 
     def lease(self, request: RequestId, done: Done, rows: int) -> None:
         """Lease rows as soon as training has caught up, under the name ``request``.
 
-        Answers: ("leased", version), then ("overdue",) when the rows become too old, and ("over",) at the end.
+        Answers: ("leased", version), or ("behind", reason) and ("gone", reason).
 
         Raises:
             ValueError: if the last of the rows would always be too old.
@@ -159,14 +150,14 @@ class StalenessState:
         if self.closed is not None:
             done(("gone", self.closed))
         else:
-            self._requests[request] = LeasedRows(rows, done)
+            self._requests[request] = LeaseRequest(rows, done)
             self._start()
 
     def cancel(self, request: RequestId) -> None:
         """Answer a request that still waits with ("behind", reason)."""
         if request in self._requests:
-            rows = self._requests.pop(request)
-            rows.done(("behind", self._delay(rows.rows) or "requests that came before it wait"))
+            rows, done = self._requests.pop(request)
+            done(("behind", self._delay(rows) or "requests that came before it wait"))
             self._start()
 
     def withdraw(self, request: RequestId) -> None:
@@ -198,7 +189,7 @@ class StalenessState:
     def end(self, lease: RequestId, reason: str) -> None:
         """Drop the running rows of a lease, and forget the lease."""
         if lease in self._leases:
-            self._drop(self._forget(lease).rows, reason)
+            self._drop(self._leases.pop(lease), reason)
 
     def peer_died(self, peer: str, why: str) -> None:
         """End the leases and requests of a dead process."""
@@ -213,8 +204,8 @@ class StalenessState:
         """Reject new leases. Running leases continue."""
         self.closed = self.closed or reason
         requests, self._requests = self._requests, {}
-        for rows in requests.values():
-            rows.done(("gone", reason))
+        for request in requests.values():
+            request.done(("gone", reason))
 
     # Rows in channels
 
@@ -242,7 +233,7 @@ class StalenessState:
 
     # Versions
 
-    def advance(self, version: int, trained: int | None = None, serving: bool = True) -> None:
+    def advance(self, version: int, trained: int | None = None) -> None:
         """Set the version in training. Accepted rows that became too old are dropped.
 
         Raises:
@@ -259,29 +250,14 @@ class StalenessState:
             raise ValueError(f"advance(trained={rows}): expected at most the {ready} rows that are ready")
         self._train(rows, version - 1)
         self.version = version
-        self.serving = version if serving else self.serving
         self.restored = False
         self._drop_stale()
         self.evict()
-        for lease in self._leases.values():
-            if lease.version < self.oldest:
-                lease.done(("overdue",))
         self._start()
 
     def expect(self, version: int) -> None:
         """Note that a sync sends a version, so that rows of it may come before its end is known here."""
         self.coming = max(self.coming, version)
-
-    def serve(self, version: int) -> None:
-        """Set the version that new rows are generated with.
-
-        Raises:
-            ValueError: if it is not between the version served before and the version in training.
-        """
-        if not self.serving <= version <= self.version:
-            raise ValueError(f"serve({version}): expected a version from {self.serving} to {self.version}")
-        self.serving = version
-        self._start()
 
     # Reports
 
@@ -290,7 +266,7 @@ class StalenessState:
         ready, trained, dropped = len(self._ready), self.lags.total(), self.dropped.total()
         rows = RowCounts(self._submitted, ready, trained, dropped, self._count_running())
         waiting, reasons, lags = len(self._requests), dict(self.dropped), dict(self.lags)
-        return StalenessStats(self.version, self.serving, rows, waiting, reasons, lags, self.restored)
+        return StalenessStats(self.version, rows, waiting, reasons, lags, self.restored)
 
     def state(self) -> dict[str, Any]:
         """Return the state to save, with the ready rows that are in no channel."""
@@ -301,7 +277,7 @@ class StalenessState:
     def restore(self, state: dict[str, Any], rows: Iterable[Row]) -> None:
         """Continue from ``state`` with rows of items. Other rows count as dropped."""
         stats: StalenessStats = state["stats"]
-        self.version, self.serving = stats.version, stats.serving
+        self.version = stats.version
         self.dropped, self.lags = Counter(stats.dropped), Counter(stats.lags)
         self._submitted, self.restored = stats.rows.submitted, True
         versions = [saved.version for saved in state["outside"] for _ in range(saved.start, saved.stop)]
@@ -318,22 +294,20 @@ class StalenessState:
     def _start(self) -> None:
         """Answer the waiting lease requests that need not wait, in order of arrival."""
         while self._requests:
-            request, rows = next(iter(self._requests.items()))
-            if self._delay(rows.rows):
+            request, (rows, done) = next(iter(self._requests.items()))
+            if self._delay(rows):
                 return
-            self._leases[request] = self._requests.pop(request)
-            self._submitted += rows.rows
-            rows.version = self.serving
-            rows.done(("leased", self.serving))
+            del self._requests[request]
+            self._leases[request] = rows
+            self._submitted += rows
+            done(("leased", self.version))
 
     def _delay(self, rows: int) -> str:
         """Return the reason why a lease has to wait, "" if it does not."""
-        if self.serving < self.oldest:
-            return f"engines still generate with version {self.serving} while {self.version} is in training"
         ready, running = len(self._ready), self._count_running()
         if ready + running < self.rows_per_version:
             return ""
-        ahead = min(self.depth, self.serving + self.max_lag - self.version)
+        ahead = min(self.depth, self.max_lag)
         if ready + running + rows <= (ahead + 1) * self.rows_per_version:
             return ""
         return (
@@ -400,21 +374,16 @@ class StalenessState:
                 f"a row of version {max(versions)} was accepted while version {self.version} is in training; call "
                 "advance(version) before rows of that version are generated"
             )
-        running = self._leases[lease].rows
+        running = self._leases[lease]
         if not 0 <= rows <= running:
             raise ValueError(f"{rows} rows of a lease: expected at most the {running} rows that run")
-        self._leases[lease].rows -= rows
+        self._leases[lease] -= rows
         if rows == running:
-            self._forget(lease)
+            del self._leases[lease]
         return True
 
-    def _forget(self, lease: RequestId) -> LeasedRows:
-        leased = self._leases.pop(lease)
-        leased.done(("over",))
-        return leased
-
     def _count_running(self) -> int:
-        return self._putting + sum(lease.rows for lease in self._leases.values())
+        return self._putting + sum(self._leases.values())
 
     def _drop(self, rows: int, reason: str) -> None:
         """Count dropped rows, whose quota is free for others."""

@@ -17,7 +17,7 @@ import cloudpickle
 import torch
 
 from phalanx.channels.channel import Channel
-from phalanx.channels.channel_snapshots import check_owned, describe, restore, snapshot
+from phalanx.channels.channel_snapshots import check_owned, restore, snapshot
 from phalanx.channels.staleness import StalenessManager
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.save_load import (
@@ -297,16 +297,6 @@ class _DriverPart:
         versions = {name: _newest(core.had_weights, core.published_weights) for name, core in cores.items()}
         content = tuple(channel.name for channel in self.channels), has_staleness, flow, versions
         writer.write(_CHANNELS, pickle.dumps(content, 5))
-        for name, text in (describe(flow) if flow else {}).items():
-            writer.parts[name] = {"kind": "staleness" if name == "staleness" else "channel", "text": text}
-        own = [
-            f"{name}.{key[1]} {number}"
-            for name, core in cores.items()
-            for key, number in sorted(core.published_weights.items())
-            if number > core.had_weights.get(key, 0)  # published by the group itself
-        ]
-        if own:
-            writer.parts["weights"] = {"kind": "weights", "text": f"versions: {', '.join(own)}"}
 
     def load(self, step: Step) -> Callable[[], None]:
         """Read the content, check that it fits, and return a function that restores it. Versions never go back.

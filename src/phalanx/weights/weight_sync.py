@@ -288,22 +288,17 @@ class WeightSync:
             had = target.core.had_weights
             had[target.key] = max(number, had.get(target.key, 0))
             target.core.note_weights(*target.key, f"whole({number})")
-        if staleness is not None:
-            staleness.serve(number)
         if not future.is_resync:  # which tells nothing about the trainer
             self._warn_if_unchanged(outcome, expect_change=future.expect_change)
 
     def _advance(self, staleness: StalenessManager, version: WeightsVersion, *, is_resync: bool) -> None:
-        """Tell the staleness manager that a version was sent, from which the trainer continues.
-
-        New rows are of that version once the targets have it.
-        """
+        """Tell the staleness manager that the targets have a version, from which the trainer continues."""
         stats = staleness.stats
         # The first version after a resume only restores weights: nothing was trained for it in this process.
         is_same = is_resync if version.step is None else version.step == self._trained_step
         trained = 0 if is_same or stats.restored else min(staleness.rows_per_version, stats.rows.ready)
         self._trained_step = version.step
-        staleness.advance(version.number, trained=trained, serving=False)
+        staleness.advance(version.number, trained=trained)
 
     def _warn_if_unchanged(self, version: WeightsVersion, *, expect_change: bool) -> None:
         """Warn at the second sync in a row that changed nothing or, with ``expect_change``, at the first."""
