@@ -16,12 +16,11 @@ import pytest
 import phalanx as px
 from phalanx.backends.backend_types import Endpoint, FetchFailed, Lost
 from phalanx.backends.inline import InlineRank
-from phalanx.calls.listeners import everywhere
+from phalanx.calls.call_state import CallInfo, CallListener, listening
 from phalanx.testing.scripted import Event, ScriptedBackend, scripted
 from phalanx.wire import unpack
 from phalanx.wire.failure import capture
 from phalanx.wire.memory import HUGE_FROM
-from tests.calls.test_listeners import Ends
 
 LATE, DEAD, FAULT = object(), object(), object()
 EVENTS: dict[int, Event] = {id(LATE): "hang", id(DEAD): "die", id(FAULT): "raise"}
@@ -33,6 +32,23 @@ class Worker(px.Worker):
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+
+class Ends(CallListener):
+    """Notes the numbers of the calls that somebody waits for, and of those that end."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked_for: list[int] = []
+        self.over: list[int] = []
+        self._error = error
+
+    def asked(self, call: CallInfo) -> None:
+        self.asked_for.append(call.number)
+
+    def ended(self, call: CallInfo, error: BaseException | None) -> None:
+        self.over.append(call.number)
+        if self._error is not None:
+            raise self._error
 
 
 class Ranks:
@@ -336,15 +352,38 @@ def test_a_group_that_broke_under_a_stream_keeps_no_frames_of_whoever_streamed(r
     ids=["result", "stream", "failure"],
 )
 def test_a_listener_hears_once_that_a_call_has_ended(
-    ranks: Ranks, outcomes: list[Any], ask: Callable[[Any], object]
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], ask: Callable[[Any], object]
 ) -> None:
     started = ranks.submit(1, [2])
     assert started.result() is started.result()  # a value stays
-    everywhere.add(heard := Ends())
+    monkeypatch.setattr(listening, "current", heard := Ends())
     future = ranks.submit(*outcomes)
 
     ask(future)
     ask(future)
-    everywhere.remove(heard)
 
-    assert heard.count == 1
+    assert heard.over == [future.call.number]
+
+
+def test_the_listener_that_was_there_when_a_call_was_planned_hears_of_it(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.submit(0, 0).result()  # starts the group
+    monkeypatch.setattr(listening, "current", early := Ends())
+    futures = [ranks.submit(1, 2), ranks.submit(3, 4)]
+    monkeypatch.setattr(listening, "current", late := Ends())
+
+    px.gather(*futures)
+
+    assert early.asked_for == early.over == [future.call.number for future in futures]
+    assert late.asked_for == late.over == []
+
+
+def test_a_call_ends_where_its_listener_cannot_note_the_end(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks.submit(0, 0).result()  # starts the group
+    monkeypatch.setattr(listening, "current", Ends(RuntimeError("out of ink")))
+
+    assert ranks.submit(1, 2).result() == [1, 2]
+    assert "the trace lacks the end of answer of group" in caplog.text

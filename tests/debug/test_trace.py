@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import phalanx as px
-from phalanx.calls.listeners import everywhere
+from phalanx.calls.call_state import SILENT, listening
 from phalanx.tracing.events import Part, Trace, TracedCall
 from phalanx.tracing.files import load
 from phalanx.tracing.spans import process
@@ -172,7 +172,7 @@ def test_a_trace_is_begun_and_ended_once_in_the_middle_of_a_run(group: Any) -> N
     group.add(3)
 
     assert len(trace.events.calls) == 1
-    assert (everywhere.heard.planned, process.sink) == ((), None)
+    assert (listening.current, process.sink) == (SILENT, None)
     assert all(group.run(lambda worker: process.sink is not None)) is False
 
 

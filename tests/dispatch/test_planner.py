@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from phalanx.declare.dispatch_modes import Dispatch, Execute
-from phalanx.dispatch.modes import plan, plan_execute_all, plan_execute_rank_zero
+from phalanx.dispatch.modes import dealt_or_same, plan
 from phalanx.dispatch.plan import Same
 from phalanx.dispatch.shardable import replicate
 from phalanx.errors import DispatchError
@@ -102,8 +103,8 @@ def test_ranks_that_the_group_lacks_are_refused(ranks: list[int]) -> None:
 def test_execute_all_sends_all_ranks_the_same_unless_all_arguments_are_lists_of_world_size(
     kwargs: dict[str, Any],
 ) -> None:
-    call = plan_execute_all(spec_of(Dispatch.ONE_TO_ALL), FOUR, (), kwargs)
-    assert by_rank(call) == [(rank, (), kwargs) for rank in range(4)]
+    assert dealt_or_same(4, list(kwargs.values())) is Dispatch.ONE_TO_ALL
+    assert dealt_or_same(4, [[1, 2, 3, 4], ["a", "b", "c", "d"]]) is Dispatch.ALL_TO_ALL
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_the_mask_marks_real_rows_and_one_rank_called_by_itself_gets_none_and_re
     assert [mask.tolist() for mask in masks] == [[True, True, True, False], [True, True]]
     assert masks[0].dtype == torch.bool
 
-    call = plan_execute_rank_zero(MASKED, FOUR, (replicate([1]),), {}, ranks=(2,))
+    call = plan(replace(MASKED, mode=Dispatch.RANK_ZERO), FOUR, (replicate([1]),), {}, ranks=(2,))
     assert by_rank(call) == [(2, ([1],), {"mask": None})]
     with pytest.raises(DispatchError, match="'mask' was given"):
         plan(MASKED, FOUR, (torch.zeros(4),), {"mask": None})

@@ -19,7 +19,7 @@ KNOWN = {
     "group.preemption_notices._looks": "a turn of the background thread, without fields of its own",
     "calls.health_check._monitor": "a turn of the monitor thread, without fields of its own",
     "calls.counts.process": "counters, which every call increments",
-    "calls.listeners.everywhere": "read by every call",
+    "calls.call_state.listening": "read by every call",
     "pools.slot_reservation.books": "a lock",
 }
 

@@ -11,7 +11,7 @@ from phalanx.calls.in_flight import least_busy, loads
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.arguments import Materialize
 from phalanx.dispatch.modes import plan, plan_one, rank_sets
-from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
+from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.group.group import Group
 from phalanx.members.meshes import mesh_of
@@ -150,32 +150,10 @@ class Selection:
         Raises:
             DispatchError: the arguments do not fit the method or its mode.
         """
-        self._check_there(spec.name)
+        self._check_there("run" if spec.name == RUN else spec.name)
         if self.which != "all":
             return self._plan_one(spec, args, kwargs)
         return plan(spec, self, args, kwargs, ranks=self.part, materialize=materialize, handle=handle)
-
-    def plan_execute(
-        self,
-        planner: Callable[..., CallPlan],
-        spec: MethodSpec,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> CallPlan:
-        """The plan of ``execute_*``, whatever the mode of the method is."""
-        self._check_there(spec.name)
-        return planner(spec, self, args, kwargs, ranks=self.part)
-
-    def plan_run(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> CallPlan:
-        """The plan of ``group.run``: the function and its arguments to every rank, as they are."""
-        self._check_there("run")
-        if self.which != "all":
-            return self._plan_one(MethodSpec(RUN), (function, *args), kwargs)
-        same = {name: Same(value) for name, value in kwargs.items()}
-        given = tuple(map(Same, (function, *args)))
-        return CallPlan(self.ranks, given, same, GatherPlan("list", range(len(self.ranks))))
 
     def _check_there(self, method: str) -> None:
         """Check that the group still has these ranks.

@@ -10,18 +10,15 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 from phalanx.api.methods import BoundMethod, StreamingMethod
 from phalanx.api.selection import Selection, Which
 from phalanx.calls.future import CallFuture
-from phalanx.calls.send import planning_began, send
 from phalanx.debug.profile import Profile, start_profile
-from phalanx.declare.dispatch_modes import Execute
+from phalanx.declare.dispatch_modes import Dispatch, Execute
 from phalanx.declare.result_types import Returns, Yields
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.modes import plan_execute_all, plan_execute_rank_zero
-from phalanx.dispatch.plan import CallPlan
+from phalanx.dispatch.modes import dealt_or_same
 from phalanx.errors import DeclarationError, DispatchError, GroupBroken
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.group.roster import Roster, publish
-from phalanx.members.recovery import ensure_ready
 from phalanx.session.session import session
 from phalanx.topology.mesh import Mesh
 from phalanx.wire.messages import RUN
@@ -178,11 +175,9 @@ class GroupView:
         Returns:
             The outputs by rank; of ``group[i].run(...)`` the single output.
         """
-        began = self._begin()
         if not callable(function):
             raise DispatchError(f"{self.name}.run({function!r}): expected a function that takes the worker")
-        plan = self._selection.plan_run(function, args, kwargs)
-        return self._send(plan, MethodSpec(RUN), began).result()
+        return self._bind(MethodSpec(RUN))(function, *args, **kwargs)
 
     def profile(
         self,
@@ -239,9 +234,10 @@ class GroupView:
 
     def execute_all_async(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
         """As :meth:`execute_all_sync`, but returns at once with the future."""
-        began = self._begin()
-        spec = self._selection.spec_of(method)
-        return self._send(self._selection.plan_execute(plan_execute_all, spec, args, kwargs), spec, began)
+        everyone = replace(self._selection, which="all")
+        mode = dealt_or_same(len(self), [*args, *kwargs.values()])
+        spec = replace(everyone.spec_of(method), mode=mode, execute=Execute.ALL, pad_mask=None)
+        return BoundMethod(everyone, spec, self).submit(*args, **kwargs)
 
     def execute_all(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
         """The same as :meth:`execute_all_async`."""
@@ -253,24 +249,13 @@ class GroupView:
 
     def execute_rank_zero_async(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
         """As :meth:`execute_rank_zero_sync`, but returns at once with the future."""
-        began = self._begin()
-        spec = replace(self._selection.spec_of(method), execute=Execute.RANK_ZERO)
-        return self._send(
-            self._selection.plan_execute(plan_execute_rank_zero, spec, args, kwargs), spec, began
-        )
+        everyone = replace(self._selection, which="all")
+        spec = replace(everyone.spec_of(method), mode=Dispatch.RANK_ZERO)
+        return BoundMethod(everyone, spec, self).submit(*args, **kwargs)
 
     def execute_rank_zero(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
         """The same as :meth:`execute_rank_zero_async`."""
         return self.execute_rank_zero_async(method, *args, **kwargs)
-
-    def _send(self, plan: CallPlan, spec: MethodSpec, began: int) -> CallFuture[Any]:
-        chosen = self._selection.which == "any"
-        return CallFuture(send(self.core, plan, spec, self.role, collector=self, chosen=chosen, began=began))
-
-    def _begin(self) -> int:
-        """Have the group ready for a call. Return when planning of it began."""
-        ensure_ready(self.core)
-        return planning_began()
 
     def __repr__(self) -> str:
         part = self._selection.part

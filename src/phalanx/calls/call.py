@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from phalanx.backends.backend_types import FetchFailed, NotReady
 from phalanx.calls.call_outcome import CallOutcome, decide
-from phalanx.calls.call_state import PendingStream, Results, WaitOver, raisable, seconds_until
+from phalanx.calls.call_state import CallInfo, PendingStream, WaitOver, raisable, seconds_until
 from phalanx.calls.counts import process
 from phalanx.calls.diagnosis import (
     CANCELLED_WITHIN_S,
@@ -18,87 +19,24 @@ from phalanx.calls.diagnosis import (
     outcome_of_failure,
     outcome_when_late,
 )
-from phalanx.calls.listeners import Listeners
-from phalanx.calls.timeouts import bounded
 from phalanx.collect.join import gather, trimmed
-from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.display.metric_buffer import meters
 from phalanx.errors import CallCancelled, CallTimeout, DeclarationError, PhalanxError, StaleEpoch
-from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.group.roster import note_change
 from phalanx.wire.codec import decoding
 from phalanx.wire.messages import full_name
-from phalanx.wire.unpack import Meter
 from phalanx.wire.value import Value
 
 T = TypeVar("T")
+_log = logging.getLogger("phalanx")
 _REFUSED = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
 
 
-class Call:
-    """A call from its plan to its end: its ranks, epoch, deadline and pending results.
+class Call(CallInfo):
+    """A call from its plan to its end: it waits, streams, cancels and ends."""
 
-    Made before anything is sent; ``arrivals`` is set after sending. ``number`` is its place among the calls of this
-    process on the group, in traces and in debug mode. ``limit`` is its deadline in seconds, from ``started``, on the
-    backend's clock. A custom collect function gets ``collector`` as the group. ``verify`` checks the outputs before
-    they are joined (debug mode). ``acts`` is False if the caller handles the end itself (a start, a call of the
-    library): the group is then neither broken nor closed by it, and no rank is stopped.
-
-    Once it is ``over``, ``value`` is the joined result, or ``error`` is set. While a thread cancels it, ``cancelling``
-    is an event that is set when it is known how that went.
-    """
-
-    arrivals: Results
-
-    def __init__(
-        self,
-        core: Group,
-        epoch: Epoch,
-        plan: CallPlan,
-        role: str,
-        method: str,
-        number: int,
-        listeners: Listeners,
-        *,
-        acts: bool = True,
-        is_init: bool = False,
-        limit: float | None = None,
-        stall_after: float | None = None,
-        collector: Target | None = None,
-        began: int = 0,
-    ) -> None:
-        self.core = core
-        self.epoch = epoch
-        self.plan = plan
-        self.role = role
-        self.method = method
-        self.number = number
-        self.acts = acts
-        #: Counter of the bytes that arrive; None if the call is not a user's.
-        self.meter: Meter | None = core.counts.arrived if acts else None
-        #: True if its outputs are decoded without a copy: rows are copied when they are joined.
-        self.copies = plan.gather.collect == "join"
-        self.is_init = is_init
-        self.verify: Callable[[Call, Sequence[Any]], None] | None = None
-        self.listeners = listeners
-        self.heard = listeners.heard
-        self.collector = collector
-        self.began = began
-        self.started = core.backend.now()
-        self.limit = limit = None if limit is None else bounded(limit)
-        self.deadline = None if limit is None else self.started + limit
-        self.stall_after = stall_after = None if stall_after is None else bounded(stall_after)
-        self.stall_at = None if stall_after is None else self.started + stall_after
-        self.trace = ""
-        self.told = False
-        self.was_sent = False
-        self.over = False
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.cancelling: threading.Event | None = None
-        self._lock = threading.Lock()  # of how it ends
-        self._waiting = threading.Lock()  # held by the thread that fetches the value
+    core: Group
 
     @property
     def group(self) -> str:
@@ -115,15 +53,7 @@ class Call:
         """True if it was cancelled."""
         return isinstance(self.error, CallCancelled)
 
-    # Its listeners and counts
-
-    def tell(self, hooks: Sequence[Callable[..., None]], *what: Value) -> None:
-        """Notify the listeners of a step; a listener that raises is removed, and the call continues."""
-        for hook in hooks:
-            try:
-                hook(self, *what)
-            except Exception as error:
-                self.listeners.drop(hook, error)
+    # Its listener and counts
 
     def note_sent(self, nbytes: int) -> None:
         """Note that all messages of the call were sent, of ``nbytes`` in all."""
@@ -132,10 +62,10 @@ class Call:
             for counts in (self.core.counts, process):
                 counts.calls += 1
                 counts.sent_bytes += nbytes
-        self.tell(self.heard.sent, nbytes)
+        self.listener.sent(self, nbytes)
 
     def tell_end(self, error: BaseException | None) -> None:
-        """Tell its listeners, once, that it is over."""
+        """Tell its listener, once, that it is over."""
         if self.told:
             return
         self.told = True
@@ -149,8 +79,12 @@ class Call:
         if self.acts and meters.on and not core.backend.immediate:
             seconds = core.backend.now() - self.started
             meters.ended(core.name, full_name(self.role, self.method), seconds, error is not None)
-        if self.heard.ended:
-            self.tell(self.heard.ended, error)
+        try:
+            self.listener.ended(self, error)
+        except Exception as failure:  # the end of a call matters more than its trace
+            _log.warning(
+                "the trace lacks the end of %s of group %r", self.method, self.group, exc_info=failure
+            )
 
     # Its outputs
 
@@ -181,7 +115,7 @@ class Call:
         try:
             if self.over:
                 return
-            self.tell(self.heard.asked)
+            self.listener.asked(self)
             try:
                 self.check()
                 value = self.attempt(self._joined, limit)
@@ -247,14 +181,14 @@ class Call:
             for output in outputs:
                 if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
                     met.add(len(output))
-        self.tell(self.heard.arrived, None)
+        self.listener.arrived(self, None)
         if self.verify is not None:
             self.verify(self, outputs)
         try:
             value = gather(self.plan.gather, outputs, self.collector)
         except (StopIteration, StopAsyncIteration) as error:  # it would end a loop of the caller
             raise RuntimeError(f"the collect function of {self.method} raised {error!r}") from error
-        self.tell(self.heard.joined)
+        self.listener.joined(self)
         return value
 
     def conclude_with(self, outputs: Sequence[Any]) -> None:
@@ -273,7 +207,7 @@ class Call:
         limit = self.until(timeout)
         pending = list(range(len(self.plan.ranks)))
         failure: BaseException | None = None
-        self.tell(self.heard.asked)
+        self.listener.asked(self)
         try:
             self.check()
             while pending:
@@ -297,7 +231,7 @@ class Call:
         if trim is not None and done[0] in take:
             output = trimmed(output, *trim[take.index(done[0])])
         rank = self.plan.ranks[done[0]]
-        self.tell(self.heard.arrived, rank)
+        self.listener.arrived(self, rank)
         return rank, output
 
     def answers(self, timeout: float | None) -> dict[int, Any]:

@@ -1,4 +1,6 @@
-"""The pending results of a call: outputs and items of its ranks, how each rank ended, and the errors of the call."""
+"""The state of a call, the listener of its steps, and its pending results: outputs and items of its ranks, and how
+each rank ended.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import copy
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -20,8 +22,111 @@ from phalanx.backends.backend_types import (
     Ref,
     Ticket,
 )
+from phalanx.calls.timeouts import bounded
+from phalanx.dispatch.plan import CallPlan, Target
+from phalanx.group.epoch import Epoch
 from phalanx.wire.failure import RankFailure
+from phalanx.wire.messages import Message
+from phalanx.wire.unpack import Meter
 from phalanx.wire.value import Value
+
+
+class CallListener:
+    """Base of a listener, such as a trace. Each step is told on the thread that takes it, and should be quick."""
+
+    def planned(self, call: CallInfo) -> None:
+        """Its plan is made; nothing is encoded yet."""
+
+    def passed(self, call: CallInfo, source: CallInfo) -> None:
+        """The result of another call is among its arguments."""
+
+    def stored(self, call: CallInfo, nbytes: int) -> None:
+        """A value of ``nbytes`` was stored for the call."""
+
+    def composed(self, call: CallInfo, message: Message) -> None:
+        """The message of the next rank is made."""
+
+    def posted(self, call: CallInfo) -> None:
+        """The message of a rank was handed over."""
+
+    def sent(self, call: CallInfo, nbytes: int) -> None:
+        """All messages of the call were sent, of ``nbytes`` in all."""
+
+    def asked(self, call: CallInfo) -> None:
+        """Somebody waits for its end."""
+
+    def arrived(self, call: CallInfo, rank: int | None) -> None:
+        """The output of a rank is here; None: of all."""
+
+    def joined(self, call: CallInfo) -> None:
+        """Its value is made from the outputs."""
+
+    def ended(self, call: CallInfo, error: BaseException | None) -> None:
+        """The end of the call is known: it succeeded (None), or raised ``error``. Called once."""
+
+
+SILENT = CallListener()
+
+
+class Listening:
+    """Who hears of the calls of all groups of this process that are planned from now on: the trace that is on."""
+
+    current = SILENT
+
+
+listening = Listening()
+
+
+@dataclass(eq=False)
+class CallInfo:
+    """A call, as its listener and its diagnosis know it: its ranks, epoch, deadline and pending results.
+
+    Made before anything is sent; ``arrivals`` is set after sending. ``number`` is its place among the calls of this
+    process on the group, in traces and in debug mode. ``acts`` is False if the caller handles the end itself (a start,
+    a call of the library): the group is then neither broken nor closed by it, and no rank is stopped. ``limit`` is its
+    deadline in seconds, from ``started``, on the backend's clock. A custom collect function gets ``collector`` as the
+    group. ``began`` is when its caller began to plan it, in nanoseconds since 1970 (0: not noted). ``trace`` may be set
+    at ``planned``, and goes out with the messages. ``verify`` checks the outputs before they are joined (debug mode).
+
+    Once it is ``over``, ``value`` is the joined result, or ``error`` is set; a call that could not be sent ends too.
+    While a thread cancels it, ``cancelling`` is an event that is set when it is known how that went.
+    """
+
+    core: Any  # the Group, whose module imports this module
+    epoch: Epoch
+    plan: CallPlan
+    role: str
+    method: str
+    number: int
+    listener: CallListener = SILENT
+    acts: bool = True
+    is_init: bool = False
+    limit: float | None = None
+    stall_after: float | None = None
+    collector: Target | None = None
+    began: int = 0
+    arrivals: Results = field(init=False)
+    trace: str = ""
+    verify: Callable[[Any, Sequence[Any]], None] | None = None
+    told: bool = False
+    was_sent: bool = False
+    over: bool = False
+    value: Any = None
+    error: BaseException | None = None
+    cancelling: threading.Event | None = None
+
+    def __post_init__(self) -> None:
+        self.started: float = self.core.backend.now()
+        self.limit = None if self.limit is None else bounded(self.limit)
+        self.deadline = None if self.limit is None else self.started + self.limit
+        self.stall_after = None if self.stall_after is None else bounded(self.stall_after)
+        self.stall_at = None if self.stall_after is None else self.started + self.stall_after
+        #: Counter of the bytes that arrive; None if the call is not a user's.
+        self.meter: Meter | None = self.core.counts.arrived if self.acts else None
+        #: True if its outputs are decoded without a copy: rows are copied when they are joined.
+        self.copies = self.plan.gather.collect == "join"
+        self._lock = threading.Lock()  # of how it ends
+        self._waiting = threading.Lock()  # held by the thread that fetches the value
 
 
 def seconds_until(limit: float | None, backend: Backend) -> float | None:

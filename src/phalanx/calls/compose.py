@@ -33,7 +33,7 @@ def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
         counts.stored_bytes += nbytes
     core.room.took(nbytes)
     if call is not None:
-        call.tell(call.heard.stored, nbytes)
+        call.listener.stored(call, nbytes)
     return ref
 
 
@@ -81,9 +81,9 @@ class Arguments:
         return Stored(self._add(store(self._core, encode(value, readonly=readonly), self._call)))
 
     def _passes(self, future: CallFuture[Any]) -> None:
-        """Tell listeners that the result of another call is among the arguments."""
+        """Tell the listener that the result of another call is among the arguments."""
         if self._call is not None:
-            self._call.tell(self._call.heard.passed, future.call)
+            self._call.listener.passed(self._call, future.call)
 
     def _stored(self, stored: StoredValue[Any]) -> Stored:
         if stored.backend != self._backend.name:

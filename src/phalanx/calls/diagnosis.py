@@ -13,8 +13,7 @@ from typing import Any
 
 from phalanx.backends.backend_types import Backend, Endpoint, Lost, ProcessStatus
 from phalanx.calls.call_outcome import CallObservation, CallOutcome, decide
-from phalanx.calls.call_state import PendingStream, seconds_until
-from phalanx.calls.listeners import CallInfo
+from phalanx.calls.call_state import CallInfo, PendingStream, seconds_until
 from phalanx.collect.failures import looks_like_victim, tells_of_a_peer
 from phalanx.errors import CallTimeout, FailureKind, GroupClosed, RankReport, RankState
 from phalanx.group.roster import note_change

@@ -264,7 +264,7 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
     if refs is None:
         return False
     for call in calls:
-        call.tell(call.heard.asked)
+        call.listener.asked(call)
     first = calls[0]
     backend, limit = first.core.backend, first.until(timeout)
     try:

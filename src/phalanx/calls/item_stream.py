@@ -305,10 +305,10 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         return found
 
     def _tell_asked(self) -> None:
-        """Tell the listeners of the call, once, that a thread waits for an item."""
+        """Tell the listener of the call, once, that a thread waits for an item."""
         if not self._was_asked:
             self._was_asked = True
-            self.call.tell(self.call.heard.asked)
+            self.call.listener.asked(self.call)
 
     @property
     def _is_current(self) -> bool:
@@ -332,8 +332,8 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             return _NOTHING
         position, value = found
         rank = call.plan.ranks[position]
-        if type(value) is StreamEnd and call.heard.arrived:
-            call.tell(call.heard.arrived, rank)
+        if type(value) is StreamEnd:
+            call.listener.arrived(call, rank)
         try:
             return self._item(rank, value)
         except RowFault as fault:

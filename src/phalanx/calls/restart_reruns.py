@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from phalanx.calls.listeners import CallInfo
+from phalanx.calls.call_state import CallInfo
 from phalanx.errors import StaleEpoch
 from phalanx.wire.messages import OUTPUT, Message
 

@@ -9,7 +9,6 @@ from typing import Any
 from phalanx.backends.backend_types import NotReady
 from phalanx.calls.call import Call
 from phalanx.calls.compose import messages
-from phalanx.calls.listeners import Listeners
 from phalanx.calls.send import send, submit
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same
@@ -75,7 +74,7 @@ def submit_unchecked(
     limit: float | None = None,
 ) -> Call:
     """Submit the messages of a call that has no effect on the state of its group; return it without waiting."""
-    call = Call(group, epoch, plan, role, method, number, Listeners(), acts=False, limit=limit)
+    call = Call(group, epoch, plan, role, method, number, acts=False, limit=limit)
     call.arrivals, _ = submit(group, epoch, plan.ranks, composed)
     call.was_sent = True
     return call

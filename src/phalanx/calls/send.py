@@ -16,11 +16,10 @@ from typing import Any, cast
 from phalanx.backends.backend_types import FetchFailed, RankOutcome, RankStream, Ticket
 from phalanx.calls import health_check
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import PendingStream, Results, Streaming
+from phalanx.calls.call_state import SILENT, PendingStream, Results, Streaming, listening
 from phalanx.calls.compose import messages
 from phalanx.calls.divergence_check import Executed, check_order, check_replicated
 from phalanx.calls.in_flight import add_chosen
-from phalanx.calls.listeners import everywhere
 from phalanx.collect.message import rank_list
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
@@ -84,14 +83,14 @@ def send(
         stall_report_after=stall_report_after,
         began=began,
     )
-    call.tell(call.heard.planned)
+    call.listener.planned(call)
     sent_plan = plan
     if core.debug:
         call.verify = None if streaming else partial(_verify, spec)
         sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
     header = _header(core, call, spec, DESCRIBED if describe else OUTPUT)
     composed: Iterable[Message] = messages(core, sent_plan, header, call)
-    if call.heard.composed or call.heard.posted:
+    if call.listener is not SILENT:
         composed = _told(call, composed)
     if spec.rerun_on_restart:
         composed = _noted(call, composed)
@@ -104,8 +103,8 @@ def send(
 
 
 def planning_began() -> int:
-    """Return the time at which planning of a call begins, in ns since 1970; 0 if no listener needs it."""
-    return time.time_ns() if everywhere.heard.planned else 0
+    """Return the time at which planning of a call begins, in ns since 1970; 0 if no trace is on."""
+    return time.time_ns() if listening.current is not SILENT else 0
 
 
 def new_call(
@@ -132,7 +131,7 @@ def new_call(
         role,
         method,
         core.new_number(),
-        everywhere,
+        listening.current,
         limit=limit,
         stall_after=stall,
         collector=collector,
@@ -179,7 +178,7 @@ def _submit(
 ) -> None:
     ranks = call.plan.ranks
     parts: list[Ticket | RankStream] = []
-    if core.is_view and streaming is None and len(ranks) == 1:
+    if len(ranks) == 1 and streaming is None and core.is_view:
         composed = list(composed)
     try:
         with core.send_lock:  # calls reach all ranks in one order, whichever threads make them
@@ -237,9 +236,9 @@ def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall
 
 def _told(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
     for message in composed:
-        call.tell(call.heard.composed, message)
+        call.listener.composed(call, message)
         yield message
-        call.tell(call.heard.posted)
+        call.listener.posted(call)
 
 
 def _noted(call: Call, composed: Iterable[Message]) -> Iterator[Message]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from phalanx.calls.listeners import CallInfo, CallListener, everywhere
+from phalanx.calls.call_state import SILENT, CallInfo, CallListener, listening
 from phalanx.config import settings
 from phalanx.errors import DeclarationError
 from phalanx.group.group import Group
@@ -336,7 +336,7 @@ class _Traces:
             if self.tracer is None:
                 self.tracer = CallTracer()
                 process.sink = self.tracer.spans
-                everywhere.add(self.tracer)
+                listening.current = self.tracer
             self._count += 1
             return self.tracer
 
@@ -345,7 +345,7 @@ class _Traces:
         with self.lock:
             self._count -= 1
             if self._count == 0 and self.tracer is not None:
-                everywhere.remove(self.tracer)
+                listening.current = SILENT
                 process.sink = None
                 self.tracer.end()
                 self.tracer = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phalanx.declare.dispatch_modes import Dispatch, Execute, Kind
+from phalanx.declare.dispatch_modes import Dispatch, Execute, Kind, Mode
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.arguments import Argument, CallInput, Materialize, check_signature
 from phalanx.dispatch.plan import CallPlan, Each, Same, Target
@@ -86,37 +86,14 @@ def plan_one(
     return call.planned(given if spec.mode.leader_only else _same, recipients.take, collect="first")
 
 
-def plan_execute_all(
-    spec: MethodSpec,
-    target: Target,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    ranks: Sequence[int] | None = None,
-) -> CallPlan:
-    """Plan ``execute_all*("name", ...)``, which ignores the method's mode.
+def dealt_or_same(count: int, values: Sequence[Any]) -> Mode:
+    """Return the mode of ``execute_all*("name", ...)``, whatever the method's mode is.
 
-    Arguments are dealt out, an element to each rank, if every argument is a list of world_size elements; otherwise, and
+    Arguments are dealt out, an element to each rank, if all of them are lists of ``count`` elements; otherwise, and
     without arguments, all ranks get the same.
     """
-    world = target.world_size if ranks is None else len(ranks)
-    values = [*args, *kwargs.values()]
-    deal = bool(values) and all(isinstance(value, list) and len(value) == world for value in values)
-    mode = Dispatch.ALL_TO_ALL if deal else Dispatch.ONE_TO_ALL
-    plain = replace(spec, mode=mode, execute=Execute.ALL, pad_mask=None)
-    return plan(plain, target, args, kwargs, ranks=ranks)
-
-
-def plan_execute_rank_zero(
-    spec: MethodSpec,
-    target: Target,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    ranks: Sequence[int] | None = None,
-) -> CallPlan:
-    """Plan ``execute_rank_zero*("name", ...)``: the first rank, arguments as they are, its value."""
-    return plan(replace(spec, mode=Dispatch.RANK_ZERO), target, args, kwargs, ranks=ranks)
+    deal = bool(values) and all(isinstance(value, list) and len(value) == count for value in values)
+    return Dispatch.ALL_TO_ALL if deal else Dispatch.ONE_TO_ALL
 
 
 def rank_sets(spec: MethodSpec, target: Target) -> Sequence[tuple[int, ...]]:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from phalanx.backends.backend_types import Endpoint, NotReady, Ticket
 from phalanx.calls import health_check
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import Results, raisable
+from phalanx.calls.call_state import Results, listening, raisable
 from phalanx.calls.in_flight import is_busy
-from phalanx.calls.listeners import everywhere
 from phalanx.calls.run_on import gather_before_end, run_on, submit_unchecked
 from phalanx.dispatch.plan import CallPlan, GatherPlan
 from phalanx.display.progress import bar, place, terminal, waiting_nodes
@@ -70,12 +69,12 @@ def constructors(core: Group, ranks: range | None = None) -> Generator[Call]:
         "",
         "__init__",
         SETUP_CALL,
-        everywhere,
+        listening.current,
         acts=False,
         is_init=True,
         limit=core.options.start_timeout,
     )
-    call.tell(call.heard.planned)
+    call.listener.planned(call)
     try:
         yield call
     except BaseException as error:
@@ -90,8 +89,8 @@ def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket]) -> None:
     call.epoch = epoch
     call.arrivals = Results(call.core.backend, tickets)
     for _ in tickets:
-        call.tell(call.heard.composed, Message(""))
-        call.tell(call.heard.posted)
+        call.listener.composed(call, Message(""))
+        call.listener.posted(call)
     call.note_sent(0)
 
 

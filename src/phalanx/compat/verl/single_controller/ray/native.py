@@ -114,9 +114,9 @@ class TrackedCalls:
         epoch = core.check()
         plan = CallPlan(range(ranks), (), {}, GatherPlan("list", range(ranks)))
         call = new_call(core, epoch, plan, "", method, began=began)
-        call.tell(call.heard.planned)
+        call.listener.planned(call)
         if stored:
-            call.tell(call.heard.stored, stored)
+            call.listener.stored(call, stored)
         return call
 
     def sent(self, call: Call, refs: Sequence[Any]) -> None:
