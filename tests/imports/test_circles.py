@@ -14,7 +14,7 @@ from tests.imports.source import LOADERS, MODULES, SOURCE, called, hidden_import
 # Modules that import by names which they compute: names given to the first two (`lazy("torch")`), modules of the
 # users, or those of verl's name.
 COMPUTING = (
-    "phalanx.lazy_names",
+    "phalanx.api.lazy_names",
     "phalanx.wire.lazy",
     "phalanx.compat.verl.redirect",
     "phalanx.engines.vllm.vllm_imports",

@@ -27,7 +27,7 @@ CHECKPOINTS_ON_RANKS = ("model_folder", "planners", "rank_checkpoint", "step_fil
 # Rows from low to high: a module imports from its own row and the rows above it. The longest prefix decides the row
 # of a module. Packages that share a row are separated as their state is merged.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("phalanx.errors", "phalanx.lazy_names"),
+    ("phalanx.errors", "phalanx.api.lazy_names"),
     ("phalanx.config",),
     ("phalanx.topology",),
     ("phalanx.wire",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.lazy_names import lazy_names
+from phalanx.api.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from phalanx.channels.batch import Batch as Batch
