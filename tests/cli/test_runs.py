@@ -77,7 +77,6 @@ def test_a_step_that_is_being_written_is_no_whole_one(path: Path) -> None:
         ended = runner.invoke(app, ["runs", str(path)])
 
     assert [cells[1] for cells in rows(ended.stdout)] == ["whole", "whole", "half-written"]
-    assert "held by pid" in ended.stdout
 
 
 def test_nothing_saved_is_said(tmp_path: Path) -> None:

@@ -40,8 +40,6 @@ _FACTS = ("serial", "at", "seconds", "parts")
 
 LOCK = ".lock"
 CLAIM = "claim.txt"
-_WAIT_S, _PAUSE_S = 0.1, 0.05
-"""Seconds to wait for a locked file: a process that looks for the holder has the lock for a moment."""
 
 _locks: dict[str, PathLock] = {}
 _guard = threading.Lock()
@@ -450,46 +448,21 @@ def _locked_file(storage: Storage, claim: bytes) -> int:
     path = f"{storage.root}/{LOCK}"
     with storage_errors(path, "locked"):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    until = time.monotonic() + _WAIT_S
-    while (other := _lock(file, fcntl.LOCK_EX)) is not None:
-        if time.monotonic() > until:
-            os.close(file)
-            raise CheckpointLocked(
-                f"{storage.root} is held by {other}: one driver saves to a path at a time; end that driver, or choose "
-                "another path",
-                holder=other,
-            )
-        time.sleep(_PAUSE_S)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        other = _holder(os.pread(file, 1 << 10, 0))
+        os.close(file)
+        raise CheckpointLocked(
+            f"{storage.root} is held by {other}: one driver saves to a path at a time; end that driver, or choose "
+            "another path",
+            holder=other,
+        ) from None
+    except OSError:
+        pass  # a file system without locks promises less
     os.ftruncate(file, 0)
     os.pwrite(file, claim, 0)
     return file
-
-
-def holder_of(storage: Storage) -> str | None:
-    """Return the process that may write to a path, as text; None if there is none."""
-    if not storage.is_local:
-        claim = storage.read(CLAIM)
-        return None if claim is None else f"claimed by {_holder(claim)}"
-    try:
-        file = os.open(f"{storage.root}/{LOCK}", os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        other = _lock(file, fcntl.LOCK_SH)
-        return None if other is None else f"held by {other}"
-    finally:
-        os.close(file)
-
-
-def _lock(file: int, kind: int) -> str | None:
-    """Lock an open file. Return the holder if another process has locked it."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _holder(os.pread(file, 1 << 10, 0))
-    except OSError:
-        pass  # a file system without locks promises less
-    return None
 
 
 def _holder(claim: bytes) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from phalanx.checkpoint.steps import MANIFEST, Step, holder_of, listed
+from phalanx.checkpoint.steps import MANIFEST, Step, listed
 from phalanx.checkpoint.storage import Storage
 from phalanx.cli.common import AsJson, duration, show, titled_table
 from phalanx.display.byte_format import size
@@ -26,7 +26,7 @@ Check = Annotated[bool, typer.Option("--check", help="Compare every file with it
 
 
 def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None:
-    """Saved steps of a run: sizes, ages, contents, which are complete, and who writes there.
+    """Saved steps of a run: sizes, ages, contents, and which are complete.
 
     Without --check, a file counts as whole if it is there and as long as it was.
 
@@ -44,9 +44,7 @@ def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None
         raise CheckpointError(
             f"nothing was saved at {storage.root}; give the path of a px.checkpoint.CheckpointManager or of px.save"
         )
-    holder = holder_of(storage)
-    data = {"path": storage.root, "holder": holder, "steps": steps}
-    show(as_json, data, render(storage.root, steps, holder))
+    show(as_json, {"path": storage.root, "steps": steps}, render(storage.root, steps))
     if any(step["state"] == "damaged" for step in steps):
         raise typer.Exit(_DAMAGED)
 
@@ -80,7 +78,7 @@ def described(steps: Iterable[Step], check: bool) -> Iterator[dict[str, Any]]:
         }
 
 
-def render(root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> RenderableType:
+def render(root: str, steps: Sequence[dict[str, Any]]) -> RenderableType:
     """Return the steps as a table, the last commit last, and below it the contents of each step."""
     cells = [
         {
@@ -93,7 +91,7 @@ def render(root: str, steps: Sequence[dict[str, Any]], holder: str | None) -> Re
         for step in steps
     ]
     notes = [f"step {step['step']}, {line}" for step in steps for line in _contents(step)]
-    return titled_table(Text(root, "bold"), cells, *notes, *([holder] if holder else []))
+    return titled_table(Text(root, "bold"), cells, *notes)
 
 
 def _contents(step: dict[str, Any]) -> Iterator[str]:
