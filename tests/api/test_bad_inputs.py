@@ -99,11 +99,6 @@ REFUSED = {
         px.Mesh.from_coordinates([{"dp": 0}, {"dp": 1, "tp": 0}])  # rank 0 reports the axes ['dp'], rank 1 ['dp', 'tp']
         px.Mesh.from_coordinates([{"dp": 0}, {"dp": 1}, {"dp": 1}])  # ranks 1 and 2 both report dp=1
         px.Mesh.from_coordinates([{"dp": 0}, {"dp": 10**12}])  # 1000000000001 places for 2 ranks
-        px.Mesh.from_coordinates([{"dp": 0}], sizes=[{"dp": 0}])  # mesh axis dp=0
-        px.Mesh.from_coordinates([{"dp": 0}], sizes=[])  # sizes of 0 ranks for coordinates of 1
-        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 1}], sizes=[{"dp": 2}, {"dp": 4}])  # 2 on rank 0, 4 on rank 1
-        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 1}], sizes=[{"dp": 3}] * 2)  # (dp=3) have 3 places for 2 ranks
-        px.Mesh.from_coordinates([{"dp": 0}, {"dp": 3}], sizes=[{"dp": 2}] * 2)  # rank 1 reports dp=3, outside
         px.colocate({})
         px.colocate({"close": W})
         px.colocate({"a b": W})

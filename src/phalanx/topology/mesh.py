@@ -46,23 +46,19 @@ class Mesh:
         return cls(**axes)
 
     @classmethod
-    def from_coordinates(
-        cls, reported: Sequence[Mapping[str, int]], *, sizes: Sequence[Mapping[str, int]] | None = None
-    ) -> Mesh:
+    def from_coordinates(cls, reported: Sequence[Mapping[str, int]]) -> Mesh:
         """Return the mesh whose rank ``r`` has coordinates ``reported[r]``, in whatever order the ranks were laid out.
 
         This is how a torch DeviceMesh or Megatron's parallel state becomes a mesh: each rank reports its own
-        coordinates. ``sizes[r]``, if given, are the sizes of the axes as rank ``r`` reports them; otherwise a size is
-        the largest coordinate plus 1. The axes' order is that of rank 0.
+        coordinates. The size of an axis is its largest coordinate plus 1. The axes' order is that of rank 0.
 
         Raises:
             DeclarationError: the coordinates do not tile the group exactly once; names the first conflict.
         """
         names = _agreed_names(reported)
         table = tuple(tuple(_coordinate(r, n, at[n]) for n in names) for r, at in enumerate(reported))
-        extent = [max(column) + 1 for column in zip(*table, strict=True)]
-        largest = dict(zip(names, extent, strict=True))
-        axes = largest if sizes is None else _agreed_sizes(names, sizes, len(reported))
+        sizes = (max(column) + 1 for column in zip(*table, strict=True))
+        axes = dict(zip(names, sizes, strict=True))
         _check_tiling(axes, table)
         mesh = cls.__new__(cls)
         row_major = all(at == want for at, want in zip(table, _row_major(axes.values()), strict=True))
@@ -298,30 +294,13 @@ def _agreed_names(reported: Sequence[Mapping[str, int]]) -> tuple[str, ...]:
     return names
 
 
-def _agreed_sizes(
-    names: Sequence[str], sizes: Sequence[Mapping[str, int]], world_size: int
-) -> dict[str, int]:
-    if len(sizes) != world_size:
-        raise DeclarationError(
-            f"sizes of {len(sizes)} ranks for coordinates of {world_size}; give both for each rank"
-        )
-    for rank, held in enumerate(sizes):
-        for name in names:
-            if held.get(name) != sizes[0].get(name):
-                raise _no_mesh(
-                    f"the sizes of {name} differ: {sizes[0].get(name)} on rank 0, {held.get(name)} on rank {rank}"
-                )
-    return {name: _axis_size(name, sizes[0].get(name)) for name in names}
-
-
 def _check_tiling(axes: Mapping[str, int], table: Sequence[Coordinates]) -> None:
     """Check that every coordinate of ``axes`` belongs to exactly one rank of ``table``."""
     holders: dict[Coordinates, int] = {}
     for rank, at in enumerate(table):
-        if any(c >= size for c, size in zip(at, axes.values(), strict=True)):
-            raise _no_mesh(f"rank {rank} reports {_named(axes, at)}, outside the sizes ({_call(axes)})")
         if holders.setdefault(at, rank) != rank:
-            raise _no_mesh(f"ranks {holders[at]} and {rank} both report {_named(axes, at)}")
+            same = _call(dict(zip(axes, at, strict=True)))
+            raise _no_mesh(f"ranks {holders[at]} and {rank} both report {same}")
     places = math.prod(axes.values())
     if places != len(table):
         raise _no_mesh(f"axes of the sizes ({_call(axes)}) have {places} places for {len(table)} ranks")
@@ -340,7 +319,3 @@ def _row_major(shape: Iterable[int]) -> Iterable[Coordinates]:
 
 def _call(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
-
-
-def _named(axes: Mapping[str, int], at: Coordinates) -> str:
-    return _call(dict(zip(axes, at, strict=True)))
