@@ -1,7 +1,7 @@
 """The hub: all channels and staleness managers of a process, and the peers that use them.
 
 The hub serves other processes over ``multiprocessing.connection``. Each connection has a thread that executes requests
-and a thread that sends answers, so that nobody waits for a peer that does not read. A connection stands for the
+and a thread that sends answers, so that a peer that does not read delays no other. A connection stands for the
 process at its other end: the end of the connection is the death of that process. Nothing is unpickled before both
 sides have proved that they know the key of the hub.
 """
