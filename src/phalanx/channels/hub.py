@@ -1,9 +1,8 @@
 """The hub: all channels and staleness managers of a process, and the peers that use them.
 
-The hub serves other processes over ``multiprocessing.connection``. Each connection has a thread that executes requests
-and a thread that sends answers, so that a peer that does not read delays no other. A connection stands for the
-process at its other end: the end of the connection is the death of that process. Nothing is unpickled before both
-sides have proved that they know the key of the hub.
+The hub serves other processes over ``multiprocessing.connection``, with a thread for each connection. A connection
+stands for the process at its other end: the end of the connection is the death of that process. Nothing is unpickled
+before both sides have proved that they know the key of the hub.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import logging
 import os
 import pickle
 import secrets
+import select
 import socket
 import threading
 import time
@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from phalanx.channels.channel_state import By, ChannelState, Item
@@ -33,6 +32,7 @@ from phalanx.tracing.spans import process
 _CONNECTS_WITHIN_S = 10.0
 _AUTHENTICATES_WITHIN_S = 10.0
 _MOST_UNAUTHENTICATED = 64
+_SENT_DIRECTLY_BYTES = 64 << 10
 _SEND_BUFFER_BYTES = 1 << 20
 _MOST_UNSENT = 1024
 _MOST_NAME_BYTES = 4096
@@ -200,12 +200,16 @@ class HubAddress(NamedTuple):
 
 
 class HubConnection:
-    """A connection between a hub and a peer."""
+    """A connection. Unless ``may_wait``, sending never waits for the other end to read."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, may_wait: bool) -> None:
         _tune(sock)
+        self._may_wait = may_wait
         self._connection = Connection(sock.detach())
         self._lock = threading.Lock()
+        self._unsent: deque[bytes] = deque()
+        self._poll = select.poll()
+        self._poll.register(self._connection.fileno(), select.POLLOUT)
 
     def accept(self, key: bytes) -> str:
         """Authenticate the hub's end, and return the name of the peer. Nothing is unpickled before.
@@ -228,24 +232,46 @@ class HubConnection:
         self._connection.send_bytes(name.encode())
 
     def receive(self) -> Any:
-        """Return the next message.
+        """Return the next message. A peer that does not read its answers is not served further.
 
         Raises:
             OSError, EOFError: at the end of the connection.
         """
+        while len(self._unsent) > _MOST_UNSENT:
+            time.sleep(0.01)
         return pickle.loads(self._connection.recv_bytes())
 
     def send(self, message: Any) -> None:
         """Send a message, unless the connection has ended, which the receiving thread notices."""
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        with self._lock, contextlib.suppress(OSError):
-            self._connection.send_bytes(data)
+        with self._lock:
+            # A socket that is ready takes a small message without blocking.
+            is_small = len(data) <= _SENT_DIRECTLY_BYTES
+            if not self._unsent and (self._may_wait or (is_small and self._poll.poll(0))):
+                with contextlib.suppress(OSError):
+                    self._connection.send_bytes(data)
+            else:
+                self._unsent.append(data)
+                if len(self._unsent) == 1:
+                    threading.Thread(target=self._send_unsent, name="phalanx-hub", daemon=True).start()
 
     def close(self) -> None:
         """End the connection: its threads stop waiting. Its descriptors are freed with the last reference."""
         # the peer may have ended it
         with socket.socket(fileno=os.dup(self._connection.fileno())) as sock, contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
+
+    def _send_unsent(self) -> None:
+        while True:
+            try:
+                self._connection.send_bytes(self._unsent[0])
+            except OSError:
+                self._unsent.clear()
+                return
+            with self._lock:
+                self._unsent.popleft()
+                if not self._unsent:
+                    return
 
 
 def connect(address: HubAddress, name: str) -> HubConnection:
@@ -256,7 +282,7 @@ def connect(address: HubAddress, name: str) -> HubConnection:
     """
     sock = socket.create_connection((address.host, address.port), timeout=_CONNECTS_WITHIN_S)
     sock.settimeout(None)
-    connection = HubConnection(sock)
+    connection = HubConnection(sock, may_wait=True)
     try:
         connection.introduce(address.key, name)
     except (OSError, EOFError, AuthenticationError) as error:
@@ -299,24 +325,18 @@ class HubServer:
                 threading.Thread(target=self._serve, args=(sock,), name="phalanx-hub", daemon=True).start()
 
     def _serve(self, sock: socket.socket) -> None:
-        connection = HubConnection(sock)
+        connection = HubConnection(sock, may_wait=False)
         name = self._authenticate(connection)
         if name is not None:
-            answers: SimpleQueue[Any] = SimpleQueue()
-            sending = connection, answers
-            threading.Thread(target=_send_answers, args=sending, name="phalanx-hub", daemon=True).start()
-            self._hub.connect(name, lambda *answer: answers.put(answer))
+            self._hub.connect(name, lambda *message: connection.send(message))
             try:
                 while True:
-                    while answers.qsize() > _MOST_UNSENT:  # a peer that does not read is not served further
-                        time.sleep(0.01)
                     self._hub.execute(name, connection.receive())
             except (OSError, EOFError):
                 pass
             except Exception:
                 _log.warning("a message of %s is damaged; it is disconnected", name, exc_info=True)
             self._hub.peer_died(name, "its process ended")
-            answers.put(None)
         connection.close()
 
     def _authenticate(self, connection: HubConnection) -> str | None:
@@ -331,15 +351,6 @@ class HubServer:
         finally:
             deadline.cancel()
             self._unauthenticated.release()
-
-
-def _send_answers(connection: HubConnection, answers: SimpleQueue[Any]) -> None:
-    """Send the answers for a peer up to None. After an error the peer is disconnected: it would wait for ever."""
-    try:
-        while (answer := answers.get()) is not None:
-            connection.send(answer)
-    finally:
-        connection.close()
 
 
 def start_hub(host: str) -> HubAddress:
