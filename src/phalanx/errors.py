@@ -223,14 +223,12 @@ class PlacementError(PhalanxError):
 
 
 class InternalError(PhalanxError):
-    """A bug in phalanx. `.story` holds the events that led to it, oldest first."""
+    """A bug in phalanx."""
 
     _ADVICE = "This is a bug in phalanx: please report it with this text."
 
-    def __init__(self, message: str = "", *, story: tuple[str, ...] = ()) -> None:
-        lines = [message, *(f"  {event}" for event in story), self._ADVICE]
-        PhalanxError.__init__(self, "\n".join(line for line in lines if line))
-        self.story = story
+    def __init__(self, message: str = "") -> None:
+        PhalanxError.__init__(self, f"{message}\n{self._ADVICE}" if message else self._ADVICE)
 
 
 class GroupError(PhalanxError):

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 import phalanx as px
-from phalanx.group.lifecycle import TRANSITIONS, State, Transition
+from phalanx.group.lifecycle import State
 from phalanx.testing.scripted import random_script, scripted
+from tests.support.lifecycle_steps import noted_steps
 
 
 class Counter(px.Worker):
@@ -30,7 +31,7 @@ class Counter(px.Worker):
 
 
 def play(seed: int) -> Iterator[object]:
-    """One schedule; gives what each call ended in, and at the end the steps of the group's life."""
+    """One schedule; gives what each call ended in."""
     choice = random.Random(seed)
     policy = px.RestartPolicy(max_restarts=2, window_s=100.0) if seed % 3 == 0 else None
     with (
@@ -66,20 +67,13 @@ def play(seed: int) -> Iterator[object]:
         for future in waiting:
             yield future.exception()
         group.close()
-        yield group.core.lifecycle.story
-
-
-def allowed(step: Transition) -> bool:
-    if step.stale:
-        return step.before is step.after
-    return TRANSITIONS.get((step.before, step.event)) is step.after
 
 
 @pytest.mark.parametrize("block", range(10))
 def test_300_fault_schedules_end_in_results_or_errors_of_ours_and_keep_to_the_table(block: int) -> None:
-    schedules = [list(play(seed)) for seed in range(block * 30, block * 30 + 30)]
-    steps = [step for *_, story in schedules if isinstance(story, tuple) for step in story]
+    with noted_steps() as steps:
+        schedules = [list(play(seed)) for seed in range(block * 30, block * 30 + 30)]
 
     assert not [end for ends in schedules for end in ends if isinstance(end, px.errors.InternalError)]
-    assert all(allowed(step) for step in steps)
+    assert all(step.allowed for step in steps)
     assert {step.after for step in steps} >= {State.READY, State.BROKEN, State.RESTARTING, State.CLOSED}

@@ -9,17 +9,16 @@ from collections.abc import Generator, Iterator
 import pytest
 
 import phalanx as px
-from phalanx.group.lifecycle import Transition
 from phalanx.testing import faults
 from phalanx.testing.scripted import random_script, scripted
-from tests.group.test_fault_schedules import allowed
 from tests.members.ledger import Ledger
+from tests.support.lifecycle_steps import noted_steps
 
 RANKS = 4
 
 
 def play(seed: int) -> Iterator[object]:
-    """One schedule; gives the error that each try ended in, what steps gave beside what they should have, the story."""
+    """One schedule; gives the error that each try ended in, and what steps gave beside what they should have."""
     choice = random.Random(seed)
     with (
         scripted(random_script(seed, probability=0.03)) as transport,
@@ -47,7 +46,6 @@ def play(seed: int) -> Iterator[object]:
                 faults.kill(group, choice.randrange(RANKS))
             transport.clock.advance(choice.random() * 20)
         group.close()
-        yield group.core.lifecycle.story
 
 
 def mended(
@@ -77,21 +75,22 @@ def mended(
 def test_every_row_of_300_schedules_ends_in_a_right_error_or_a_healed_group(block: int) -> None:
     steps_after_a_step = 0
     for seed in range(block * 30, block * 30 + 30):
-        *ends, story = play(seed)
-        assert not [end for end in (*ends, story) if isinstance(end, px.errors.InternalError)], seed
+        with noted_steps() as steps:
+            ends = list(play(seed))
+        assert not [end for end in ends if isinstance(end, px.errors.InternalError)], seed
         for end in ends:
             if isinstance(end, tuple):
                 found, expected = end
                 assert found == expected, seed
                 steps_after_a_step += len(found[0]) > 1
-        assert not isinstance(story, tuple) or all(allowed(step) for step in story)
+        assert all(step.allowed for step in steps)
     assert steps_after_a_step > 30
 
 
 def play_by_itself(seed: int) -> Iterator[object]:
     """Play one schedule of a group that recovers automatically, ranks of which die at any time.
 
-    Yields errors, results of calls with the results that are allowed, the last epoch, and the story of the states.
+    Yields errors, results of calls with the results that are allowed, and the last epoch.
     """
     choice = random.Random(seed)
     with (
@@ -130,7 +129,6 @@ def play_by_itself(seed: int) -> Iterator[object]:
             transport.clock.advance(choice.random() * 20)
         yield group.epoch
         group.close()
-        yield group.core.lifecycle.story
 
 
 @pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 5))])
@@ -140,7 +138,7 @@ def test_schedules_of_a_group_that_recovers_automatically_end_right(block: int) 
         for end in play_by_itself(seed):
             assert not isinstance(end, px.errors.InternalError), seed
             recoveries += end if isinstance(end, int) else 0
-            if isinstance(end, tuple) and end and not isinstance(end[0], Transition):
+            if isinstance(end, tuple):
                 found, may_be = end
                 assert found in may_be, seed
     assert recoveries > 5

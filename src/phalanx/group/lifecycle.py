@@ -16,11 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
-from typing import NamedTuple
 
 from phalanx.errors import DispatchError, GroupBroken, GroupClosed, InternalError, PhalanxError, StaleEpoch
-
-_STORY_LENGTH = 50
 
 
 class State(Enum):
@@ -51,22 +48,6 @@ class Event(Enum):
     """The group is to be closed."""
     CLOSED = "closed"
     """Nothing of the group is left."""
-
-
-class Transition(NamedTuple):
-    """An event and its effect. `epoch` is the number in force afterwards; `stale` events had no effect."""
-
-    before: State
-    event: Event
-    after: State
-    epoch: int
-    stale: bool = False
-    cause: PhalanxError | None = None
-
-    def __str__(self) -> str:
-        ignored = ", ignored: of an older epoch" if self.stale else ""
-        what = self.event.value + (f" ({_first_line(self.cause)})" if self.cause is not None else "")
-        return f"{self.before.value} --{what}--> {self.after.value} (epoch {self.epoch}{ignored})"
 
 
 #: Each event with the states in which it may happen, and the state after it.
@@ -110,15 +91,13 @@ class Lifecycle:
         #: Number of the present roster: it grows by 1 with each restart, and each change of the members.
         self.epoch = epoch
         self.cause: PhalanxError | None = None
-        #: The last events and their effects, oldest first.
-        self.story: tuple[Transition, ...] = ()
         #: Further information for callers of a broken group, such as why it was not restarted.
         self.remark = ""
         #: Why it is closed and what to do, if it was not closed by a call of close().
         self.closed_because = ""
 
-    def handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> Transition:
-        """Handle an event, and return the transition. Events of an older epoch are recorded and have no effect.
+    def handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> None:
+        """Handle an event. Events of an older epoch have no effect.
 
         Args:
             event: what happened.
@@ -130,24 +109,18 @@ class Lifecycle:
         """
         about = self.epoch if epoch is None else epoch
         if about < self.epoch:
-            step = Transition(self.state, event, self.state, self.epoch, True, cause)
-        else:
-            after = TRANSITIONS.get((self.state, event))
-            if after is None or (about > self.epoch and event is not Event.FOLLOW):
-                raise InternalError(
-                    f"group {self._group!r}, {self.state.value} in epoch {self.epoch}, was told {event.value} of epoch "
-                    f"{about}, which cannot happen there; what happened before:",
-                    story=tuple(str(step) for step in self.story),
-                )
-            new = about + (event in (Event.RESTART, Event.MEMBERS))
-            step = Transition(self.state, event, after, new, cause=cause)
-            # Broken by a failed restart: keep that failure, not the earlier failure. Otherwise the first failure stays.
-            is_first = self.cause is None or self.state is State.RESTARTING
-            if after is State.READY or (event is Event.BREAK and after is State.BROKEN and is_first):
-                self.cause = None if after is State.READY else cause
-            self.state, self.epoch = after, new
-        self.story = (*self.story, step)[-_STORY_LENGTH:]
-        return step
+            return
+        after = TRANSITIONS.get((self.state, event))
+        if after is None or (about > self.epoch and event is not Event.FOLLOW):
+            raise InternalError(
+                f"group {self._group!r}, {self.state.value} in epoch {self.epoch}, was told {event.value} of epoch "
+                f"{about}, which cannot happen there."
+            )
+        # Broken by a failed restart: keep that failure, not the earlier failure. Otherwise the first failure stays.
+        is_first = self.cause is None or self.state is State.RESTARTING
+        if after is State.READY or (event is Event.BREAK and after is State.BROKEN and is_first):
+            self.cause = None if after is State.READY else cause
+        self.state, self.epoch = after, about + (event in (Event.RESTART, Event.MEMBERS))
 
     def check_callable(self) -> None:
         """Say whether a call may be made now.
