@@ -55,8 +55,8 @@ def test_rows_of_a_group_stay_together(group_lengths, parts, group_size, equal_c
 
 
 def test_small_partitions():
-    assert balanced_partition([8, 7, 6, 5, 4], 2) == [[0, 3, 4], [1, 2]]
-    assert balanced_partition([9, 5, 4, 3, 2, 1], 2, equal_counts=True) == [[0, 3, 5], [1, 2, 4]]
+    """Evened out where longest first is not; and with more parts than rows."""
+    assert sums([8, 7, 6, 5, 4], balanced_partition([8, 7, 6, 5, 4], 2)) in ([14, 16], [16, 14])
     assert balanced_partition([3, 9], 4) == [[0], [1], [], []]
 
 

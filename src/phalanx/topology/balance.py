@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from phalanx.errors import DispatchError
+
+# Differencing costs items x parts; above this product the greedy rule is as good (its error is at most the
+# shortest items) and much faster.
+_DIFFERENCING_LIMIT = 1 << 17
+
+Weight = tuple[float, int]
+"""Total length and number of rows; the count settles ties, so rows of length 0 are spread too."""
 
 
 def balanced_partition(
@@ -19,8 +26,8 @@ def balanced_partition(
     groups differ by at most 1. Rows ascend within a part, parts ascend by their first row, empty parts (fewer rows than
     parts) come last. The same input always returns the same partition.
 
-    The rule is longest first (R. L. Graham, 1969): each group goes to the part with the smallest sum so far. With
-    ``equal_counts`` every part gets one group before any part gets the next.
+    The better of largest differencing (N. Karmarkar, R. M. Karp, "The Differencing Method of Set
+    Partitioning", 1982, in its form for several parts) and longest-first greedy (R. L. Graham, 1969).
 
     Raises:
         DispatchError: ``parts`` or ``group_size`` is below 1, rows do not fill whole groups, or a length is
@@ -30,18 +37,96 @@ def balanced_partition(
     _check_counts(len(rows), parts, group_size)
     groups = [(math.fsum(rows[i : i + group_size]), i // group_size) for i in range(0, len(rows), group_size)]
     groups.sort(key=lambda item: (-item[0], item[1]))
-    found: list[list[int]] = [[] for _ in range(parts)]
-    # The count settles ties, so rows of length 0 are spread too.
-    totals = [(0.0, 0, part) for part in range(parts)]
-    step = parts if equal_counts else 1
-    for start in range(0, len(groups), step):
-        layer = groups[start : start + step]
-        lightest = [heapq.heappop(totals) for _ in layer]
-        for (length, group), (total, count, part) in zip(layer, lightest, strict=True):
-            found[part].append(group)
-            heapq.heappush(totals, (total + length, count + 1, part))
+    found = _even_counts(groups, parts) if equal_counts else _any_counts(groups, parts)
     members = sorted((sorted(part) for part in found), key=lambda part: part[0] if part else len(rows))
     return [[g * group_size + i for g in part for i in range(group_size)] for part in members]
+
+
+def _any_counts(groups: Sequence[tuple[float, int]], parts: int) -> list[list[int]]:
+    if len(groups) <= parts:
+        return [[g] for _, g in groups] + [[] for _ in range(parts - len(groups))]
+    greedy = _greedy(groups, parts)
+    if len(groups) * parts > _DIFFERENCING_LIMIT:
+        return greedy
+    differenced = _difference([[item] for item in groups], parts)
+    return min(differenced, greedy, key=lambda found: _largest(found, groups))
+
+
+def _even_counts(groups: Sequence[tuple[float, int]], parts: int) -> list[list[int]]:
+    """Deal layers of ``parts`` items of like length: each part gets an item of every layer."""
+    layers = [groups[i : i + parts] for i in range(0, len(groups), parts)]
+    return _difference(layers, parts) if layers else [[] for _ in range(parts)]
+
+
+def _greedy(groups: Sequence[tuple[float, int]], parts: int) -> list[list[int]]:
+    """Longest first, each to the part with the smallest sum so far."""
+    found: list[list[int]] = [[] for _ in range(parts)]
+    heap = [(0.0, 0, part) for part in range(parts)]
+    for length, group in groups:
+        total, count, part = heap[0]
+        found[part].append(group)
+        heapq.heapreplace(heap, (total + length, count + 1, part))
+    return found
+
+
+class _State:
+    """A partial partition: ``parts`` weights, heaviest first, each with a tree of the groups in it."""
+
+    __slots__ = ("bins", "order")
+
+    def __init__(self, bins: list[tuple[Weight, Any]], order: int) -> None:
+        self.bins = sorted(bins, key=lambda entry: entry[0], reverse=True)
+        self.order = order
+
+    def __lt__(self, other: _State) -> bool:
+        """Largest difference between heaviest and lightest first; earlier made first among equals."""
+        return (*self._spread(), -self.order) > (*other._spread(), -other.order)
+
+    def _spread(self) -> Weight:
+        (heavy, count), (light, least) = self.bins[0][0], self.bins[-1][0]
+        return heavy - light, count - least
+
+
+def _difference(layers: Sequence[Sequence[tuple[float, int]]], parts: int) -> list[list[int]]:
+    """Merge the two states of largest spread, heaviest part with lightest, until a single state is left."""
+    empty: list[tuple[Weight, Any]] = [((0.0, 0), None)]
+    heap = [
+        _State([((length, 1), group) for length, group in layer] + empty * (parts - len(layer)), order)
+        for order, layer in enumerate(layers)
+    ]
+    heapq.heapify(heap)
+    order = len(heap)
+    while len(heap) > 1:
+        a, b = heapq.heappop(heap), heapq.heappop(heap)
+        heapq.heappush(
+            heap, _State([_joined(x, y) for x, y in zip(a.bins, reversed(b.bins), strict=True)], order)
+        )
+        order += 1
+    return [list(_leaves(tree)) for _, tree in heap[0].bins]
+
+
+def _joined(a: tuple[Weight, Any], b: tuple[Weight, Any]) -> tuple[Weight, Any]:
+    """Trees instead of lists: a join costs the same however many groups are in it."""
+    (length, count), tree = a
+    (other_length, other_count), other = b
+    if tree is None or other is None:
+        return (length + other_length, count + other_count), other if tree is None else tree
+    return (length + other_length, count + other_count), (tree, other)
+
+
+def _leaves(tree: Any) -> Iterable[int]:
+    waiting = [] if tree is None else [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, tuple):
+            waiting += node
+        else:
+            yield node
+
+
+def _largest(found: Sequence[Sequence[int]], groups: Sequence[tuple[float, int]]) -> float:
+    length_of = {group: length for length, group in groups}
+    return max(math.fsum(length_of[group] for group in part) for part in found)
 
 
 def _checked_lengths(lengths: Any) -> list[float]:
