@@ -11,7 +11,6 @@ import pytest
 
 import phalanx as px
 from phalanx.engines import Completion, SamplingParams
-from phalanx.testing.clock import FakeClock
 from tests.engines.counting import CONTEXT, CountingEngine
 
 
@@ -254,29 +253,6 @@ def test_a_trace_has_what_each_engine_does_as_counters(pool: px.ResourcePool) ->
 
     assert sorted(found) == [f"engine of {group.name} rank {rank}" for rank in range(group.world_size)]
     assert sum(counter.values["tokens"][-1] for counter in found.values()) == 12
-
-
-def test_the_rate_of_tokens_is_that_of_the_time_at_work_and_drops_to_0_at_rest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, engine = FakeClock(100.0), CountingEngine()
-    engine.serve(engine.machine, clock=clock.now)
-    steps = iter([0.25, 0.25, 0.25, 0.25, 0.1, 0.1])
-    count = engine.machine.step
-    monkeypatch.setattr(engine.machine, "step", lambda: clock.advance(next(steps)) and count())
-    monkeypatch.setattr("phalanx.engines.engine._IDLE_REPORT_S", 0.05)
-
-    async def rates() -> list[float]:
-        found = list[float]()
-        for tokens in (4, 2):
-            await engine.generate([[20], [30]], SamplingParams(max_tokens=tokens))
-            await asyncio.sleep(0)
-            found.append((await engine.engine_statistics()).tokens_per_second)
-            clock.advance(5.0)  # a trainer has the answers
-        await asyncio.sleep(0.2)
-        return [*found, (await engine.engine_statistics()).tokens_per_second]
-
-    assert asyncio.run(rates()) == pytest.approx([8, 20, 0])
 
 
 def test_reports_of_an_engine_are_a_line_and_numbers() -> None:

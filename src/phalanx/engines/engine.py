@@ -8,6 +8,7 @@ import itertools
 import random
 import time
 import warnings
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -34,8 +35,8 @@ from phalanx.errors import DeclarationError, WeightsTorn
 from phalanx.tracing.spans import process
 
 TAGS: tuple[str, ...] = ("weights", "kv_cache")
+_RATE_S = 10.0
 _REPORT_S = 0.5
-_IDLE_REPORT_S = 10.0
 
 _BY_ENGINE = Dispatch.mesh("engine")
 _DEFAULT = SamplingParams()
@@ -44,6 +45,34 @@ Prompts: TypeAlias = "Sequence[Prompt]"
 Sampling: TypeAlias = "SamplingParams | Sequence[SamplingParams]"
 Prefixes: TypeAlias = "Sequence[Prefix] | None"
 Ids: TypeAlias = "Sequence[str] | None"
+
+
+class TokenRate:
+    """Tokens per second over the last ten seconds of work; ``clock`` returns seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._steps: deque[tuple[float, float, int]] = deque()  # time of its end, seconds, tokens
+        self._last = 0.0
+
+    def start(self) -> None:
+        """Begin to work; the time since the last step was idle."""
+        self._last = self._clock()
+
+    def add(self, tokens: int) -> None:
+        """Count the tokens of a step that ends now."""
+        now = self._clock()
+        self._steps.append((now, now - self._last, tokens))
+        self._last = now
+        while self._steps[0][0] < now - _RATE_S:
+            self._steps.popleft()
+
+    def per_second(self) -> float:
+        """Return the rate; 0 after ten seconds without a step."""
+        if not self._steps or self._steps[-1][0] < self._clock() - _RATE_S:
+            return 0.0
+        seconds = sum(step[1] for step in self._steps)
+        return sum(step[2] for step in self._steps) / seconds if seconds else 0.0
 
 
 class EngineLoop:
@@ -70,9 +99,9 @@ class EngineLoop:
         self._asleep = frozenset[str]()
         self._task: asyncio.Task[None] | None = None
         self._last_version = 0
+        self._rate = TokenRate(clock)
         self._requests = self._aborted = self._tokens = 0
-        self._tokens_per_second = 0.0
-        self._reported_at, self._reported_tokens = 0.0, 0
+        self._next_report = 0.0
         self._idle_report: asyncio.TimerHandle | None = None
 
     @property
@@ -157,7 +186,7 @@ class EngineLoop:
             requests=self._requests,
             aborted=self._aborted,
             tokens=self._tokens,
-            tokens_per_second=self._tokens_per_second,
+            tokens_per_second=self._rate.per_second(),
             cache_use=self._runner.cache_use(),
             version=self.version,
             paused=self._mode,
@@ -179,7 +208,7 @@ class EngineLoop:
 
     async def _run_steps(self) -> None:
         """Step while there is work. Between two steps the rank handles calls and syncs of weights."""
-        self._reported_at = self._clock()  # the time before was idle
+        self._rate.start()
         try:
             while self._has_step():
                 await self._step()
@@ -193,8 +222,8 @@ class EngineLoop:
             self._report()
             if self._idle_report is not None:
                 self._idle_report.cancel()
-            loop = asyncio.get_running_loop()  # once more, when the rate has dropped to 0
-            self._idle_report = loop.call_later(_IDLE_REPORT_S, self._report)
+            loop = asyncio.get_running_loop()  # once more when the rate has dropped to 0
+            self._idle_report = loop.call_later(_RATE_S + _REPORT_S, self._report)
 
     async def _step(self) -> None:
         torn = WeightsDeclared.of(self._context).torn.get(self._context.role)
@@ -211,8 +240,11 @@ class EngineLoop:
                 self._runner.add(started)
         stepped = self._runner.step()
         sampled = list(await stepped if isinstance(stepped, Awaitable) else stepped)
-        self._tokens += sum(one.token is not None for one in sampled)
-        if self._clock() >= self._reported_at + _REPORT_S:
+        count = sum(one.token is not None for one in sampled)
+        self._rate.add(count)
+        self._tokens += count
+        if self._clock() >= self._next_report:
+            self._next_report = self._clock() + _REPORT_S
             self._report()
         self._take(sampled, version)
 
@@ -282,10 +314,6 @@ class EngineLoop:
 
     def _report(self) -> None:
         """Report the statistics to `phalanx top`, traces and the cluster's metrics."""
-        now = self._clock()
-        if now > self._reported_at:
-            self._tokens_per_second = (self._tokens - self._reported_tokens) / (now - self._reported_at)
-        self._reported_at, self._reported_tokens = now, self._tokens
         context, statistics = self._context, self.statistics()
         rank = f"{context.group} rank {context.rank}"
         if context.tell is not None:

@@ -182,8 +182,7 @@ class EngineStatistics:
     Attributes:
         running, waiting: answers in work, and answers in the queue.
         requests: finished rows since the start. aborted: aborted rows among them.
-        tokens: tokens since the start.
-        tokens_per_second: rate in the last half second of work; 0 after ten idle seconds.
+        tokens: tokens since the start. tokens_per_second: rate over the last ten seconds of work.
         cache_use: used fraction of the memory for keys and values, 0 to 1.
         version: version of the weights. paused: pause mode, or None.
     """
