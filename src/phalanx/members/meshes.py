@@ -48,7 +48,8 @@ def _registered_mesh(core: Group, name: str) -> Mesh:
         known = sorted({*core.card.meshes, *registered})
         raise DispatchError(
             f"group {core.name!r} has no mesh {name!r} (it has: {', '.join(known) or 'none'}); pass "
-            "mesh=px.Mesh(dp=..., tp=...) to px.WorkerGroup, or call self.register_mesh(name, ...) in the worker"
+            "mesh=px.Mesh(dp=..., tp=...) to px.WorkerGroup, or call self.register_mesh(name, ...) in the worker "
+            "(a MegatronWorker: self.init_model_parallel(...))"
         )
     missing = [rank for rank, meshes in enumerate(places) if name not in meshes]
     if missing:

@@ -182,7 +182,8 @@ class RayWorkerGroup(WorkerGroup):
 
     def _role_group(self, **role: Any) -> RayWorkerGroup:
         """Return the group of a role: the same workers, with the role's methods and meshes."""
-        group = _rebuild(type(self), {**self._state(), **role, "_dispatch_info": {}, "_collect_info": {}}, [])
+        own = {"_dispatch_info": {}, "_collect_info": {}, "_is_init_with_detached_workers": True}
+        group = _rebuild(type(self), {**self._state(), **role, **own}, [])
         group._calls, group._started = self._calls, self._started
         return group
 
