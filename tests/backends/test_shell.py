@@ -1,13 +1,18 @@
-"""The actor around a runtime, without Ray: what it passes on to the user's object."""
+"""The actor around a runtime, without Ray: what it passes on to the user's object, and what Ray tells of its errors."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import phalanx
+from phalanx.backends.ray.ray_errors import remote_traceback
 from phalanx.backends.ray.worker_actor import AsyncWorkerActor, WorkerActor
+
+HOME = Path(phalanx.__file__).parent
 
 
 def shell(kind: Any, instances: dict[str, Any]) -> Any:
@@ -34,3 +39,21 @@ def test_a_function_that_is_sent_to_the_actor_sees_the_users_object_once_it_was_
 def test_what_neither_has_is_told_of_the_actor(instances: dict[str, Any], name: str) -> None:
     with pytest.raises(AttributeError, match=f"'WorkerActor' object has no attribute '{name}'"):
         getattr(shell(WorkerActor, instances), name)
+
+
+def test_a_remote_traceback_begins_with_the_users_code() -> None:
+    text = f"""\x1b[36mray::Model.work()\x1b[39m (pid=1, ip=192.0.2.2)
+             ^^^^^^^^^^
+  File "{HOME}/worker/direct_actor_calls.py", line 3, in run
+    result = method(*args)
+             ^^^^^^^^^^^^^
+  File "/home/me/train.py", line 13, in work
+    raise ValueError("bad")
+ValueError: bad"""
+
+    assert remote_traceback(text).splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "/home/me/train.py", line 13, in work',
+        '    raise ValueError("bad")',
+        "ValueError: bad",
+    ]

@@ -13,6 +13,7 @@ import signal
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray import exceptions as rayx
@@ -42,6 +43,8 @@ _SAYS_NOTHING = ("Worker unexpectedly exits", "Worker exits unexpectedly")
 _UNEXPECTED = "its process ended unexpectedly"
 _NO_EXIT = "SIGKILL or os._exit, which look the same from outside"
 _RAYLET_WITHIN_S = 0.5
+_PACKAGE = Path(__file__).parents[2]
+_HOST_CODE = tuple(f"{_PACKAGE / package}{os.sep}" for package in ("compat", "worker", "backends"))
 
 
 def _is_not_raised(record: logging.LogRecord) -> bool:
@@ -62,12 +65,29 @@ def outcome_of(error: BaseException) -> RankOutcome:
         if isinstance(cause, RankFailure):
             return RankOutcome(failure=cause)
         if isinstance(cause, BaseException):
-            report = replace(capture(cause).report, traceback=str(error))
+            report = replace(capture(cause).report, traceback=remote_traceback(str(error)))
             return RankOutcome(failure=RankFailure(report))
         return RankOutcome(failure=capture(error))
     if isinstance(error, rayx.RaySystemError) and isinstance(error.client_exc, Exception):
         return RankOutcome(failure=undecodable(error.client_exc))  # Ray's wrapper of errors of unpickling
     return RankOutcome(lost=lost_of(error))
+
+
+def remote_traceback(text: str) -> str:
+    """Return Ray's text of a remote traceback, from the first frame of user code on."""
+    lines: list[str] = []
+    ours = False
+    for line in text.strip().splitlines():
+        # Process and method, which the report has; then the remains of Ray's own frames.
+        if "ray::" in line:
+            lines.append("Traceback (most recent call last):")
+            ours = True
+            continue
+        if not line.startswith("    "):  # not the source of a frame
+            ours = line.startswith('  File "') and any(part in line for part in _HOST_CODE)
+        if not ours:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def lost_of(error: BaseException) -> Lost:
