@@ -140,8 +140,6 @@ class Group:
         #: Until when ranks on nodes that go are left there, and why.
         self.move_after = 0.0
         self.stays_because = ""
-        #: When the constructors of each rank began and ended at the last start, as Unix times.
-        self.constructed: Sequence[tuple[float, float]] = ()
         #: Fetch data gathered on the ranks, within a number of seconds; called before their processes end.
         self.before_end: list[Callable[[float], None]] = []
 
