@@ -13,7 +13,7 @@ from rich.console import Console
 
 import phalanx as px
 from phalanx.display import progress as module
-from phalanx.display.progress import place, start_skew
+from phalanx.display.progress import place
 
 
 @pytest.fixture
@@ -103,14 +103,6 @@ WAITING = """
 )
 def test_where_a_process_stands_is_said_in_a_few_words(stack: str, words: str) -> None:
     assert place(stack) == words
-
-
-def test_the_last_rank_to_begin_and_the_last_to_end_are_named() -> None:
-    assert start_skew([(10.0, 11.0), (10.5, 15.0), (12.0, 12.5)]) == (
-        "constructors: rank 2 began last, 2.0 s after the first; rank 1 ended last, 4.0 s after the first"
-    )
-    assert start_skew([(1.0, 2.0), (1.01, 2.05)]) == ""
-    assert start_skew([(1.0, 20.0)]) == ""
 
 
 def test_rich_is_imported_without_a_change_of_pythons_random_generator() -> None:

@@ -9,7 +9,6 @@ from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
 from phalanx.debug.trace import from_environment
 from phalanx.declare.bind import BoundClass, Colocation, WorkerClass, roles_of
-from phalanx.display.progress import start_skew
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
 from phalanx.group.epoch import GroupCard
@@ -247,8 +246,6 @@ class WorkerGroup(GroupView):
             notes.append(f"on the same slots, as processes of their own: {', '.join(others)}")
         if self.core.snapshot is not None:
             notes.append(str(self.core.snapshot))
-        if told := start_skew(self.core.constructed):
-            notes.append(told)
         return tuple(notes)
 
     def statistics(self) -> dict[str, int]:

@@ -77,7 +77,7 @@ class Listening:
 listening = Listening()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # its outputs can be large
 class CallInfo:
     """A call, as its listener and its diagnosis know it: its ranks, epoch, deadline and pending results.
 

@@ -10,8 +10,7 @@ import os
 import random
 import re
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from phalanx.config import settings
@@ -26,7 +25,6 @@ _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](?P<name>[^/\\.]+)")
 _LIBRARY = re.compile(
     r"[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|<frozen |[/\\]phalanx[/\\](?:worker|backends|wire)[/\\]"
 )
-_NOTABLE_SKEW_S = 0.1
 
 
 def progress(
@@ -101,40 +99,3 @@ def place(stack: str) -> str:
     for frame in (own or frames)[:1]:
         return f"{frame['function'].strip()} at {os.path.basename(frame['path'])}:{frame['line']}"
     return ""
-
-
-def start_skew(times: Sequence[tuple[float, float]]) -> str:
-    """Describe how far apart the constructors of a group began and ended; empty if that is little.
-
-    Between nodes it is as exact as their clocks.
-
-    Args:
-        times: beginning and end of each constructor, in seconds, by rank.
-    """
-    if len(times) < 2:
-        return ""
-    began, ended = [begin for begin, _ in times], [end for _, end in times]
-    later, longer = max(began) - min(began), max(ended) - min(ended)
-    if max(later, longer) < _NOTABLE_SKEW_S:
-        return ""
-    last, slowest = began.index(max(began)), ended.index(max(ended))
-    return (
-        f"constructors: rank {last} began last, {later:.1f} s after the first; "
-        f"rank {slowest} ended last, {longer:.1f} s after the first"
-    )
-
-
-def waiting_nodes(hosts: Sequence[str], waiting: Collection[int]) -> str:
-    """Describe how many nodes are ready, and the node with most waiting ranks; empty if there is a single node.
-
-    Args:
-        hosts: by rank.
-        waiting: the ranks that are not ready.
-    """
-    total = Counter(hosts)
-    left = Counter(hosts[rank] for rank in waiting)
-    if len(total) < 2 or not left:
-        return ""
-    host, missing = max(left.items(), key=lambda item: item[1])
-    there = f"{total[host] - missing} of {total[host]} on {host}"
-    return f"{len(total) - len(left)} of {len(total)} nodes ready; {there}"

@@ -135,14 +135,11 @@ class Group:
         self.snapshot_epoch = -1
         #: The known notices of draining nodes.
         self.notices = NoticeQueue(card.name)
-        #: When it was recovered by its policy, on the backend's clock, and how often because of a preemption.
+        #: When it was recovered by its policy, on the backend's clock.
         self.recoveries: list[float] = []
-        self.preemptions = 0
         #: Until when ranks on nodes that go are left there, and why.
         self.move_after = 0.0
         self.stays_because = ""
-        #: When the constructors of each rank began and ended at the last start, as Unix times.
-        self.constructed: Sequence[tuple[float, float]] = ()
         #: Fetch data gathered on the ranks, within a number of seconds; called before their processes end.
         self.before_end: list[Callable[[float], None]] = []
 

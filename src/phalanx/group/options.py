@@ -107,7 +107,6 @@ _EXPECTED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "'own' (each rank sees its own devices) or 'node' (each sees all of the group's devices on its node)",
     ),
     (("max_restarts", "max_failures"), _is_count, "a whole number, 0 or more"),
-    (("max_preemptions",), lambda value: value is None or _is_count(value), "a whole number, 0 or more"),
     (("window_s",), lambda value: _is_number(value) and value > 0, "seconds, more than 0"),
 )
 
@@ -154,10 +153,6 @@ class _Policy:
         """Return the times of recoveries, in seconds, that count at ``now``."""
         return [at for at in recoveries if now - at < self.window_s]
 
-    def allows_preemption(self, count: int) -> bool:
-        """Return whether another preemption may be recovered after ``count`` of them: always, without a limit."""
-        return True
-
 
 @dataclass(frozen=True)
 class RestartPolicy(_Policy):
@@ -189,9 +184,8 @@ class ReplacePolicy(_Policy):
     the snapshot.
 
     Args:
-        max_failures: within ``window_s`` seconds; after that the group stays broken.
-        max_preemptions: number of times that ranks may be lost because their node was drained
-            (``px.preemption_notices``), in all; None: no limit.
+        max_failures: within ``window_s`` seconds; after that the group stays broken. Losses that
+            ``px.preemption_notices`` announced do not count.
 
     Raises:
         DeclarationError: a number that makes no sense.
@@ -199,12 +193,7 @@ class ReplacePolicy(_Policy):
 
     max_failures: int = 2
     window_s: float = 600.0
-    max_preemptions: int | None = None
 
     def allows(self, failures: Sequence[float], now: float) -> bool:
         """Return whether ranks may be replaced once more at ``now``."""
         return len(self.recent(failures, now)) < self.max_failures
-
-    def allows_preemption(self, count: int) -> bool:
-        """Return whether ``max_preemptions`` is not reached after ``count`` of them."""
-        return self.max_preemptions is None or count < self.max_preemptions

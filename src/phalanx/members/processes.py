@@ -18,7 +18,7 @@ from phalanx.calls.call_state import Results, listening, raisable
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.run_on import gather_before_end, run_on, submit_unchecked
 from phalanx.dispatch.plan import CallPlan, GatherPlan
-from phalanx.display.progress import bar, place, terminal, waiting_nodes
+from phalanx.display.progress import bar, place, terminal
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
 from phalanx.group import preemption_notices
 from phalanx.group.epoch import Epoch
@@ -46,7 +46,7 @@ def start(core: Group) -> None:
         launched = launch(core, core.pool.first(core.world_size), call.epoch.number, trace=call.trace)
         core.extras |= launched.extras
         sent_to(call, core.enter(launched.endpoints), launched.tickets)
-        core.constructed = call.result(None)
+        call.result(None)
         make_again(core, call.trace)
     open_for_calls(core)
     if not core.backend.immediate:
@@ -152,19 +152,17 @@ def start_status(call: Call) -> tuple[int, str]:
     """Return the number of ranks that are constructed, and the activity of a rank that is not."""
     if not call.was_sent:
         return 0, "waiting for processes"
-    endpoints, results = call.epoch.endpoints, call.arrivals
+    results = call.arrivals
     try:
         waiting = results.pending()
         if not waiting:
             return len(results), ""
         rank = waiting[0]
-        sight = call.core.backend.sights([endpoints[rank]], stacks=True)[0]
+        sight = call.core.backend.sights([call.epoch.endpoints[rank]], stacks=True)[0]
     except Exception:  # of the backend, while the start fails: the start itself tells
         return 0, ""
     where = place(sight.stack) or sight.note
-    nodes = waiting_nodes([endpoint.facts.slot.host for endpoint in endpoints], waiting)
-    doing = f"rank {rank}: {where}" if where else f"waiting for rank {rank}"
-    return len(results) - len(waiting), f"{nodes}; {doing}" if nodes else doing
+    return len(results) - len(waiting), f"rank {rank}: {where}" if where else f"waiting for rank {rank}"
 
 
 def restart(core: Group, size: int | None = None) -> None:

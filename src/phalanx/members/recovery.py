@@ -58,12 +58,6 @@ def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
     """Recover a group. Return False if the policy does not allow that once more."""
     replaces = isinstance(policy, ReplacePolicy)
     if _was_preempted(core):
-        if not policy.allows_preemption(core.preemptions):
-            core.lifecycle.remark = (
-                f"{policy} does not allow another preemption: {core.preemptions} were mended."
-            )
-            return False
-        core.preemptions += 1
         why = "since its ranks lost their nodes as was announced"
     else:
         now = core.backend.now()
@@ -124,13 +118,8 @@ def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
     # The recovery of a broken group starts no ranks on such nodes.
     if not isinstance(policy, ReplacePolicy) or not ranks or core.lifecycle.state is not State.READY:
         return
-    if not policy.allows_preemption(core.preemptions):
-        why = f"{policy} allows no more preemptions"
-        _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), why)
-        return
     stays_because, again = _move(core, ranks)
     if not stays_because:
-        core.preemptions += 1
         _log.warning("group %r: ranks %s were moved off nodes that go", core.name, list(ranks))
     elif stays_because != core.stays_because:
         _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), stays_because)

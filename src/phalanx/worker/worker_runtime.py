@@ -215,12 +215,8 @@ class WorkerRuntime:
         folder = self._services.folder()
         return ProcessInfo(slot, os.getpid(), time.time(), port, log_paths, side, folder)
 
-    def setup(self, data: bytes, refs: Sequence[Any]) -> tuple[float, float]:
-        """Become a rank: set the environment, import the classes (which may import torch), create the objects.
-
-        Returns:
-            When the constructors began and ended, as Unix times.
-        """
+    def setup(self, data: bytes, refs: Sequence[Any]) -> None:
+        """Become a rank: set the environment, import the classes (which may import torch), create the objects."""
         (setup, body), call_id = RankConfig.unpack(data), self._services.call_id()
         self.epoch = setup.epoch
         self._set_context(setup)
@@ -245,12 +241,10 @@ class WorkerRuntime:
                     roles = decode(body) if body is not None else self._services.fetch([refs[-1]])[0]
                 if note is not None:
                     note.started(0)
-                began = time.time()
                 for role, (cls, args, kwargs) in roles.items():
                     self.instances[role] = make(cls, args, kwargs, replace(self.context, role=role))
                     self.context.roles[role] = self.instances[role]
                 self.context.shared[REJOINING] = False
-                return began, time.time()
         except self._passes:
             raise
         except BaseException as error:

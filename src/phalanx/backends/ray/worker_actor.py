@@ -130,8 +130,8 @@ class _Actor:
     def _px_report(self) -> ProcessInfo:
         return self._runtime.report()
 
-    def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
-        return self._runtime.setup(data, refs)
+    def _px_setup(self, data: bytes, refs: Sequence[Any] = ()) -> None:
+        self._runtime.setup(data, refs)
 
 
 class WorkerActor(_Actor):
