@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
-from weakref import ref
 
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import PendingStream
+from phalanx.group.epoch import Epoch
 from phalanx.group.group import Group
 from phalanx.session.session import session
 
+_MOST_CHOSEN = 256
 _LOOKS_AGAIN_S = 0.02
 
 
@@ -29,6 +29,13 @@ def calls_of(group: Group) -> list[Call]:
 def is_busy(group: Group) -> bool:
     """Return whether a call of this process is still at work."""
     return any(not call.all_ended() for call in calls_of(group))
+
+
+def add_chosen(group: Group, call: Call) -> None:
+    """Note a call whose rank was chosen for having the fewest."""
+    if len(group.chosen) >= _MOST_CHOSEN:
+        _chosen_of(group, None)
+    group.chosen[call.number] = (call.epoch, call.plan.ranks, call.arrivals)
 
 
 def streams_on(group: Group, ranks: Sequence[int]) -> list[PendingStream]:
@@ -52,7 +59,8 @@ def make_room(group: Group) -> None:
                 if call.arrivals.pending(patience):
                     patience, is_full = 0.0, True
                     continue
-            _forget(group, reference)
+            with contextlib.suppress(ValueError, IndexError):  # another thread was faster
+                group.recent.remove(reference)
         if not is_full:  # only streams are left
             return
 
@@ -80,21 +88,27 @@ def loads(group: Group) -> dict[int, int]:
 
 
 def _busy(group: Group) -> Counter[int]:
-    epoch, busy = group.epoch, Counter[int]()
+    epoch = group.epoch
+    chosen = _chosen_of(group, epoch)
+    busy = Counter(rank for ranks in chosen.values() for rank in ranks)
     for reference in list(group.recent):
         call: Call | None = reference()
-        if call is None or call.over:
+        if call is None or call.over or call.number in chosen or not epoch.takes(call.plan.ranks, call.epoch):
             continue
-        if not epoch.takes(call.plan.ranks, call.epoch):
-            group.chosen.discard(call)
-        elif call.all_ended():  # it needs no capacity, whether or not its value was read
-            _forget(group, reference)
-        else:
+        if not call.all_ended():
             busy.update(call.plan.ranks)
+        else:  # it needs no capacity, whether or not its value was read
+            with contextlib.suppress(ValueError):
+                group.recent.remove(reference)
     return busy
 
 
-def _forget(group: Group, reference: ref[Any]) -> None:
-    group.chosen.discard(reference())
-    with contextlib.suppress(ValueError, IndexError):  # another thread was faster
-        group.recent.remove(reference)
+def _chosen_of(group: Group, epoch: Epoch | None) -> dict[int, Sequence[int]]:
+    """The ranks of each chosen call that has not ended, by number; forgets the others."""
+    in_flight: dict[int, Sequence[int]] = {}
+    for number, (since, ranks, results) in dict(group.chosen).items():
+        if (epoch is None or epoch.takes(ranks, since)) and not results.all_ended():
+            in_flight[number] = ranks
+        else:
+            group.chosen.pop(number, None)
+    return in_flight

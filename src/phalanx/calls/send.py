@@ -19,6 +19,7 @@ from phalanx.calls.call import Call
 from phalanx.calls.call_state import SILENT, PendingStream, Results, Streaming, listening
 from phalanx.calls.compose import messages
 from phalanx.calls.divergence_check import Executed, check_order, check_replicated
+from phalanx.calls.in_flight import add_chosen
 from phalanx.collect.message import rank_list
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
@@ -96,7 +97,7 @@ def send(
     _submit(core, call, composed, header.returns, streaming)
     call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
     if chosen:
-        core.chosen.add(call)
+        add_chosen(core, call)
     core.recent.append(weakref.ref(call))
     return call
 

@@ -103,9 +103,8 @@ class Group:
         self.send_lock = threading.RLock()
         #: Weak references to the calls that were sent, the oldest first; appended by the sender.
         self.recent: deque[weakref.ref[Any]] = deque()
-        #: Those of them whose rank was chosen for having the fewest: they count until they end, even if their futures
-        #: are dropped.
-        self.chosen: set[Any] = set()
+        #: By number, the calls whose rank was chosen for having the fewest: (epoch, ranks, results).
+        self.chosen: dict[int, tuple[Epoch, Sequence[int], Any]] = {}
         self.max_in_flight = settings().max_in_flight
         self.reruns = RerunLog()
         self.counts = Counts(process)
