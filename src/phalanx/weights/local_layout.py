@@ -123,8 +123,9 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
     else:
         named = stated_tensors(model_of(declared), declared.boxes, "boxes=")
         tensors = {name: local_of(tensor).detach() for name, (tensor, _) in named.items()}
-        stated = {name: one for name, one in named.items() if one[1] and name in planned.held}
-        boxes = {name: boxes_of(name, *one)[1] for name, one in stated.items()}
+        # other boxes of the same size do not show in the local tensor
+        cut = {name: one for name, one in named.items() if one[1] or isinstance(one[0], DTensor)}
+        boxes = {name: boxes_of(name, *one)[1] for name, one in cut.items() if name in planned.held}
         moved = [name for name, own in boxes.items() if filled(own) != planned.held[name].boxes]
     added = sorted(tensors.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
     odd = added + odd_tensors(tensors, planned.tensors) + moved

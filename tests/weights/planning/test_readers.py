@@ -19,9 +19,18 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.errors import DeclarationError
+from phalanx.declare.weight_declarations import Published
+from phalanx.errors import DeclarationError, WeightsMismatch
 from phalanx.weights.boxes import volume
-from phalanx.weights.local_layout import LocalLayout, MegatronRank, ShardSpec, read_megatron, read_tensors
+from phalanx.weights.local_layout import (
+    LocalLayout,
+    MegatronRank,
+    ShardSpec,
+    current_tensors,
+    read_layout,
+    read_megatron,
+    read_tensors,
+)
 from phalanx.weights.manifest import HeldTensor
 from phalanx.weights.tensors import cut
 from tests.weights.weight_workers import Accepter, Publisher, arrived, linked
@@ -126,6 +135,20 @@ def test_a_strided_shard_is_several_boxes_unless_what_it_strides_over_makes_them
 
     assert [str(patch.box) for patch in held(reading, "w").boxes] == ["[0:2]", "[4:6]"]
     assert [str(patch.box) for patch in held(large, "w").boxes] == ["[0:38016, 0:8]"]
+
+
+def test_a_tensor_that_is_cut_along_other_dims_into_parts_of_the_same_size_needs_a_new_plan() -> None:
+    weights: dict[str, torch.Tensor] = {}
+    with as_rank(1, 4):
+        mesh = init_device_mesh("cpu", (2, 2))
+        weights["w"] = DTensor.from_local(golden(2, 2), mesh, [Shard(0), Shard(1)], run_check=False)
+        declared = Published(weights)
+        planned = read_layout(declared)
+        assert current_tensors(declared, planned).keys() == {"w"}
+
+        weights["w"] = DTensor.from_local(golden(2, 2), mesh, [Shard(1), Shard(0)], run_check=False)
+        with pytest.raises(WeightsMismatch, match="not what they were when this sync was planned: w"):
+            current_tensors(declared, planned)
 
 
 def test_a_rank_outside_of_the_mesh_holds_nothing() -> None:
