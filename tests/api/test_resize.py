@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ class Answerer(px.Worker):
 
     @px.register
     def who(self) -> tuple[int, int]:
+        assert os.environ["WORLD_SIZE"] == str(self.world_size)
         return self.rank, self.world_size
 
     @px.register

@@ -115,13 +115,16 @@ def _check_text(env: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def variables_set(changes: Mapping[str, str]) -> Generator[None]:
-    """Set environment variables of this process during a block, and restore the former values afterwards."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
+def variables_set(variables: dict[str, str]) -> Generator[None]:
+    """Set environment variables of this process during a block, and restore the former values afterwards.
+
+    ``variables`` then has the values that they had at the end of the block.
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        for name in changes:
-            os.environ.pop(name, None)
+        for name, value in variables.items():
+            variables[name] = os.environ.pop(name, value)
         os.environ.update({name: value for name, value in before.items() if value is not None})

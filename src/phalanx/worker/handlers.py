@@ -58,8 +58,7 @@ def follow(
     runtime.epoch = number
     for context in (runtime.context, *map(context_of, runtime.instances.values())):
         context.epoch, context.world_size, context.meshes = number, world_size, dict(meshes or {})
-    if not runtime.in_driver:
-        os.environ["WORLD_SIZE"] = str(world_size)
+    os.environ["WORLD_SIZE"] = str(world_size)
 
 
 def meet(runtime: WorkerRuntime) -> None:
