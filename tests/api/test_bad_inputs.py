@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.testing import faults
 
 
 class Worker(px.Worker):
@@ -46,12 +49,16 @@ REFUSED = {
         px.ResourcePool([2.0])  # list of positive whole numbers
         px.ResourcePool([True])  # list of positive whole numbers
         px.ResourcePool("4")  # list of positive whole numbers
-        px.ResourcePool(4)  # list of positive whole numbers
+        px.ResourcePool(4)  # list of positive whole numbers, one per block: [4]
         px.ResourcePool({"a": 1})  # list of positive whole numbers
-        px.ResourcePool([2], use_gpu="maybe")
-        px.ResourcePool([2], max_colocate_count=0)
+        px.ResourcePool([2], use_gpu="maybe")  # use_gpu='maybe'
+        px.ResourcePool([2], use_gpu=0)  # use_gpu=0
+        px.ResourcePool([2], max_colocate_count=0)  # max_colocate_count=0
         px.ResourcePool([2], accelerators_per_slot=0)
-        px.ResourcePool([2], backend="dask")
+        px.ResourcePool([2], accelerators_per_slot=1.5)  # accelerators_per_slot=1.5
+        px.ResourcePool([2], timeout=-1)  # timeout=-1
+        px.ResourcePool([2], timeout=float("nan"))  # timeout=nan
+        px.ResourcePool([2], backend="dask")  # 'dask'
         pool[9]  # expected -4 to 3
         pool[-5]  # expected -4 to 3
         pool["a"]  # pool['a']: expected a slot's number
@@ -102,20 +109,35 @@ REFUSED = {
         px.colocate({})
         px.colocate({"close": W})
         px.colocate({"a b": W})
+        px.colocate({"_x": W})
+        px.colocate([W])
         px.register(collect="sum")(lambda self: 1)
         px.register(px.Dispatch.RANK_ZERO, collect="list")  # only rank 0 runs the method
         px.register(px.Dispatch.RANK_ZERO, collect=len)  # only rank 0 runs the method
         px.register(execute_mode=px.Execute.RANK_ZERO, collect="join")  # only rank 0 runs the method
         px.register({"dispatch_fn": len, "collect_fn": len}, collect="list")  # CUSTOM, which has a collect function
-        px.register("ROWS")
+        px.register("ROWS")  # unknown dispatch mode 'ROWS'
         px.register(execute_mode="ALL")
         px.register(pad_to_multiple=0)
         px.register(pad_to_multiple=2)
         px.register(px.Dispatch.ROWS, pad_to_multiple=True)
         px.register(pad_mask="m")
         type("A", (px.Worker,), {"f": px.register(px.Dispatch.ROWS, pad_to_multiple=2, pad_mask="m")(lambda _, x: x)})
-        px.register(property(len))
-        px.register({"dispatch_fn": len})
+        px.register(property(len))  # len, which is a property: expected a plain method
+        px.register(staticmethod(len))  # len, which is a staticmethod
+        px.register()(classmethod(len))  # len, which is a classmethod
+        px.register(functools.cached_property(len))  # len, which is a cached_property
+        px.register(functools.lru_cache(len))  # len, which is a cache
+        px.register(px.Dispatch.ROWS)(functools.lru_cache(len))  # len, which is a cache
+        px.register(functools.partialmethod(len))  # len, which is a partialmethod
+        px.register()(contextlib.contextmanager(lambda: (yield)))  # <lambda>, which is a contextmanager
+        type("A", (px.Worker,), {"f": px.register(rerun_on_restart=True)(lambda _: (yield))})  # that returns
+        type("A", (px.Worker,), {"f": px.register(blocking=False)(lambda _: (yield))})  # group.f.submit(...)
+        type("A", (px.Worker,), {"f": px.register(lambda _, buffer: (yield buffer))})  # parameter 'buffer'
+        type("A", (px.Worker,), {"f": px.register(lambda _, by: (yield by))})  # (by=...) takes itself: rename
+        px.register({"dispatch_fn": len})  # collect_fn
+        px.register({"dispatch_fn": len, "collect_fn": 3})  # collect_fn
+        px.register({"x": 1})  # collect_fn
         px.Dispatch.mesh(group_size=0)
         px.Dispatch.mesh(group_size="2")
         px.Dispatch.mesh(None)
@@ -127,7 +149,13 @@ REFUSED = {
         group.profile(tool="perf")
         px.explain(3)
         px.explain(px.Mesh(dp=-1))
-        px.resize(group, 0)
+        px.RestartPolicy(max_restarts=-1)  # px.Restart
+        px.RestartPolicy(max_restarts=True)  # px.Restart
+        px.RestartPolicy(window_s=0.0)  # px.Restart
+        px.RestartPolicy(window_s="9")  # px.Restart
+        px.ReplacePolicy(max_failures=-1)  # px.Replace
+        px.ReplacePolicy(window_s=0)  # px.Replace
+        px.resize(group, 0)  # 1 or more
         px.resize(view, 2)
         px.resize(group, 1)
         px.replace_ranks(view)
@@ -137,17 +165,36 @@ REFUSED = {
         px.replace_ranks(group, "one")  # expected ranks from 0 to 1
         px.replace_ranks(group, [0.5])  # expected ranks from 0 to 1
         px.replace_ranks(group, 0, state="old")
-        px.snapshot(view)
-        px.snapshot(group, group)
+        px.snapshot(view)  # expected a px.WorkerGroup
+        px.snapshot(group, group)  # given twice
+        px.restore(view)  # expected a px.WorkerGroup
+        px.restore(group, group)  # given twice
         px.save(3, folder)
         px.save(group, folder, keep=0)
+        px.save(group, folder, keep="2")
+        px.save(group, folder, step=-1)
+        px.save(group, folder, step=1.0)
+        px.save(group, folder, step="1")
+        px.save(group, folder, step=True)
+        px.save(group, folder, format="hugging face", keep=2)  # leave it out
+        px.load(group, folder, format="hugging face", parts=["model"])  # leave them out
         px.checkpoint.CheckpointManager(folder, groups={"g": 3})
         px.WeightSync(3, group, "policy")
+        px.WeightSync(group, 3, "policy")  # the target is 3; give a group
+        px.WeightSync(group, [], "policy")  # at least one group
         px.WeightSync(group, closed, "policy", transport="rdma")
+        px.WeightSync(group, closed, "policy", verify="some")
+        px.WeightSync(group, closed, "policy", bucket_bytes=12)
         px.weights.publish(W(), "", torch.nn.Linear(1, 1))
+        px.weights.publish(W(), "policy", "model")
+        px.weights.publish(W(), "policy", {}, step=3)
         px.weights.accept(W(), "policy")
+        px.weights.accept(W(), "policy", {}, load=3)
+        px.weights.accept(W(), "policy", {}, load=print, share=True)
         px.weights.current_version("policy")
         S(max_tokens=0)
+        S(max_tokens=True)  # max_tokens=True
+        S(stop=[""])  # empty text
         S(temperature=-1)
         S(top_p=0)
         S(n=0)
@@ -159,7 +206,13 @@ REFUSED = {
         px.trace("run.txt")  # expected .json (for Perfetto), .jsonl or .html
         px.trace("/proc/x.json").start()  # expected a path in a folder
         px.trace("/dev/null/runs/x.json").start()  # expected a path in a folder
+        faults.schedule(0, ranks=1, calls=1, kinds=("killl",))  # 'kill'
+        faults.drop_node(type("Cluster", (), {"worker_nodes": ()}), group, 0)  # no worker node
         px.Channel(-1)
+        px.Channel(0)  # a whole number from 1
+        px.Channel(2.5)  # a whole number from 1
+        px.Channel("many")  # a whole number from 1
+        px.Channel(True)  # a whole number from 1
         px.Channel(by="rows")
         px.StalenessManager(-1, 4)
     """,
@@ -167,6 +220,8 @@ REFUSED = {
         px.data.register_row_type(3, count=len, slice=len, concat=len)  # register_row_type(3, ...): expected a class
         px.data.register_row_type(W, count=None, slice=len, concat=len)  # register_row_type(Worker, count=None)
         px.data.register_row_type(W, count=len, slice=len, concat=len, take=3)  # register_row_type(Worker, take=3)
+        faults.kill(group, -1)  # expected some of [0, 1]
+        faults.kill(group, 2)  # expected some of [0, 1]
         px.data.split_rows([1], 0)
         px.data.join_rows([])
         px.data.count_rows({"a": [1], "b": [1, 2]})
@@ -186,6 +241,7 @@ REFUSED = {
         group.add.options(timeout=True)  # timeout=
         group.add.options(timeout=float("nan"))  # timeout=
         group.add.stream(1, by="rows")
+        group.items.stream(1, by="columns")  # by='columns'): expected "items" or "rows"
         group.items.stream(2, buffer=0)  # whole number from 1
         group.items.stream(2, buffer=-1)  # whole number from 1
         group.items.stream(2, buffer=True)  # whole number from 1
@@ -220,6 +276,7 @@ REFUSED = {
         future.stream(timeout=-1)  # expected seconds, 0 or more
         px.gather(future, timeout="3")  # expected seconds, 0 or more
         px.gather(3)
+        px.WeightSync(group, closed, "policy", timeout=-1.0)  # expected seconds, 0 or more
     """,
     AttributeError: """
         px.Dispatch.NONE
@@ -254,6 +311,9 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     folder = str(tmp_path_factory.mktemp("bad") / "nothing-there")
     yield {
         "px": px,
+        "contextlib": contextlib,
+        "functools": functools,
+        "faults": faults,
         "torch": torch,
         "W": Worker,
         "pool": pool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,25 +21,15 @@ class Fake:
     def __init__(self) -> None:
         self.seen: list[tuple[str, float, dict[str, str]]] = []
 
-    def Counter(self, name: str, description: str, tag_keys: tuple[str, ...]) -> Any:
-        return Metric(self, name, tag_keys)
+    def Counter(self, name: str, description: str, *, tag_keys: tuple[str, ...], **_: Any) -> Any:
+        def note(value: float, tags: dict[str, str]) -> None:
+            assert set(tags) == set(tag_keys)
+            assert value > 0
+            self.seen.append((name, value, tags))
 
-    def Histogram(
-        self, name: str, description: str, boundaries: list[float], tag_keys: tuple[str, ...]
-    ) -> Any:
-        return Metric(self, name, tag_keys)
+        return SimpleNamespace(inc=note, observe=note)
 
-
-class Metric:
-    def __init__(self, fake: Fake, name: str, tag_keys: tuple[str, ...]) -> None:
-        self.fake, self.name, self.tag_keys = fake, name, tag_keys
-
-    def inc(self, value: float, tags: dict[str, str]) -> None:
-        assert set(tags) == set(self.tag_keys)
-        assert value > 0
-        self.fake.seen.append((self.name, value, tags))
-
-    observe = inc
+    Histogram = Counter
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -166,23 +165,17 @@ def test_a_restart_that_fails_leaves_the_group_broken_by_that_failure(
     group.close()
 
 
-@pytest.fixture
-def policed(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
-    policy = px.RestartPolicy(max_restarts=1, window_s=1000.0)
-    group = px.WorkerGroup(pool[3:4], Leaver, on_failure=policy)
-    yield group
-    group.close()
-
-
 @pytest.mark.soak_on_cluster
-def test_a_policy_restarts_at_the_next_call_as_often_as_it_allows(policed: px.WorkerGroup) -> None:
-    policed.load(3)
-    with pytest.raises(px.WorkerDiedError):
-        policed.leave_alone(0)
-    assert policed.what_is_loaded() == [3]
-    assert policed.epoch == 1
+def test_a_policy_restarts_at_the_next_call_as_often_as_it_allows(pool: px.ResourcePool) -> None:
+    policy = px.RestartPolicy(max_restarts=1, window_s=1000.0)
+    with px.WorkerGroup(pool[3:4], Leaver, on_failure=policy) as policed:
+        policed.load(3)
+        with pytest.raises(px.WorkerDiedError):
+            policed.leave_alone(0)
+        assert policed.what_is_loaded() == [3]
+        assert policed.epoch == 1
 
-    with pytest.raises(px.WorkerDiedError):
-        policed.leave_alone(0)
-    with pytest.raises(px.GroupBroken, match="does not allow another restart"):
-        policed.ping()
+        with pytest.raises(px.WorkerDiedError):
+            policed.leave_alone(0)
+        with pytest.raises(px.GroupBroken, match="does not allow another restart"):
+            policed.ping()

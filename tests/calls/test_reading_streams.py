@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-
-
-class Unreadable:
-    """Travels, but does not arrive."""
-
-    def __reduce__(self) -> Any:
-        return int, ("not a number",)
+from tests.conformance.groups import Unreadable
 
 
 class Source(px.Worker):

@@ -114,18 +114,6 @@ def test_a_worker_knows_its_rank_on_threads_of_its_constructor_and_a_cancelled_t
         assert group.state == "ready"
 
 
-class Unreadable:
-    """Travels, but does not arrive."""
-
-    def __reduce__(self) -> Any:
-        return int, ("not a number",)
-
-
-def test_a_stored_value_that_cannot_be_read_says_so(backend: str) -> None:
-    with pytest.raises(px.PhalanxError, match="not a number"):
-        px.put(Unreadable(), backend=backend).get()
-
-
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt, pytest.param(MemoryError, marks=pytest.mark.slow_on_cluster)]
 )

@@ -139,17 +139,6 @@ def test_it_can_be_raised_hashed_and_noted_like_any_other_and_notes_travel_with_
     assert pickle.loads(pickle.dumps(error)).__notes__ == ["mine"]
 
 
-def test_a_group_of_exceptions_splits_by_type() -> None:
-    error = failed_with(ExceptionGroup("several", [ValueError("a"), KeyError("b")]))
-    assert isinstance(error, ExceptionGroup)
-
-    matched, rest = error.split(ValueError)
-
-    assert matched is not None
-    assert rest is not None
-    assert [type(part) for part in (*matched.exceptions, *rest.exceptions)] == [ValueError, KeyError]
-
-
 @pytest.mark.parametrize(
     "exc",
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -98,44 +97,6 @@ def test_a_custom_mode_reads_the_same_in_another_process() -> None:
     assert repr(cloudpickle.loads(cloudpickle.dumps(mode))) == repr(mode)
 
 
-@pytest.mark.parametrize(
-    ("mode", "words"),
-    [
-        ("ONE_TO_NONE", "unknown dispatch mode 'ONE_TO_NONE'"),
-        ({"dispatch_fn": print}, "collect_fn"),
-        ({"dispatch_fn": print, "collect_fn": 3}, "collect_fn"),
-        ({"x": 1}, "collect_fn"),
-    ],
-)
-def test_an_unknown_mode_and_an_incomplete_pair_fail_where_they_are_given(mode: Any, words: str) -> None:
-    with pytest.raises(px.DeclarationError, match=words):
-        px.register(mode)
-
-
-@pytest.mark.parametrize(
-    ("options", "advice"), [({"rerun_on_restart": True}, "returns"), ({"blocking": False}, "submit")]
-)
-def test_a_generator_is_neither_replayed_nor_left_unwaited_for(options: Any, advice: str) -> None:
-    with pytest.raises(px.DeclarationError, match=f"is a generator, and registered with (.|\n)*{advice}"):
-
-        class Yields(px.Worker):
-            @px.register(**options)
-            def numbers(self) -> Iterator[int]:
-                yield 1
-
-
-def test_a_generator_has_no_parameter_of_a_name_that_stream_takes() -> None:
-    def of_buffer(self: object, buffer: int) -> Iterator[int]:
-        yield buffer
-
-    def of_by(self: object, by: int) -> Iterator[int]:
-        yield by
-
-    for name, method in {"buffer": of_buffer, "by": of_by}.items():
-        with pytest.raises(px.DeclarationError, match=f"parameter '{name}'(.|\n)*rename"):
-            type("Yields", (px.Worker,), {"numbers": px.register(method)})
-
-
 def test_a_ray_class_keeps_the_options_that_mean_something_here_and_one_that_has_others_says_why() -> None:
     class Accumulator: ...
 
@@ -146,12 +107,6 @@ def test_a_ray_class_keeps_the_options_that_mean_something_here_and_one_that_has
         px.BoundClass(ray.remote(max_restarts=3)(Accumulator))
 
 
-@pytest.mark.parametrize("roles", [{}, {"close": Base}, {"_x": Base}, {"a b": Base}, [Base]])
-def test_wrong_roles_are_refused(roles: object) -> None:
-    with pytest.raises(px.DeclarationError):
-        px.colocate(roles)  # type: ignore[arg-type]
-
-
 def test_registered_modes_become_names_of_dispatch() -> None:
     functions = (lambda group: ([], {}), lambda group, outputs: outputs)
     px.data.register_dispatch_mode("TO_NOBODY_TEST", *functions)
@@ -160,35 +115,10 @@ def test_registered_modes_become_names_of_dispatch() -> None:
         px.data.register_dispatch_mode("TO_NOBODY_TEST", *functions)
 
 
-def step(self: object) -> object:
-    """Stands for a method."""
-    return self
-
-
-def steps(self: object) -> Iterator[object]:
-    """Stands for a method that is a generator."""
-    yield self
-
-
-@pytest.mark.parametrize(
-    ("made", "kind"),
-    [
-        (staticmethod(step), "staticmethod"),
-        (classmethod(step), "classmethod"),
-        (property(step), "property"),
-        (functools.cached_property(step), "cached_property"),
-        (functools.lru_cache(step), "cache"),
-        (functools.partialmethod(step), "partialmethod"),
-        (contextlib.contextmanager(steps), "contextmanager"),
-    ],
-)
-def test_what_is_no_plain_method_is_named(made: Any, kind: str) -> None:
-    for register in (px.register, px.register(), px.register(px.Dispatch.ROWS)):
-        with pytest.raises(px.DeclarationError, match=f"steps?, which is a {kind}: expected a plain method"):
-            register(made)
-
-
 def test_a_function_under_a_decorator_of_ones_own_is_a_method() -> None:
+    def steps(self: object) -> Iterator[object]:
+        yield self
+
     @functools.wraps(steps)
     def listed(self: object) -> list[object]:
         return list(steps(self))

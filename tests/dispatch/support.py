@@ -87,7 +87,7 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, np.ndarray):
         return left.dtype == right.dtype and left.shape == right.shape and np.array_equal(left, right)
     if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
     if isinstance(left, tuple | list):
         return len(left) == len(right) and all(map(same, left, right))
     if hasattr(left, "batch_size"):

@@ -22,6 +22,8 @@ from phalanx.dispatch.shardable import register_row_type
 from phalanx.dispatch.split import count_rows, split_rows
 from tests.dispatch.support import Batch, FakeTarget, by_rank, meshed, run, same, spec_of
 
+Pair = collections.namedtuple("Pair", ["x", "y"])
+
 
 @tensorclass
 class Rollout:
@@ -58,6 +60,8 @@ MAKERS: dict[str, Callable[[int], Any]] = {
     "dict": lambda n: {"a": torch.arange(n), "b": {"c": np.arange(n)}, "nothing": None},
     "dataclass": lambda n: Batch(torch.arange(n), [str(i) for i in range(n)], {"w": np.ones(n)}),
     "tuple": lambda n: (torch.arange(n), list(range(n))),
+    "empty": lambda n: (),
+    "nested": lambda n: {"a": {}, "b": ((), {"d": [*range(n)]}), "pair": Pair(3, torch.ones(n))},
     "table": arrow_table,
     "record batch": lambda n: pa.RecordBatch.from_pylist(arrow_table(n).to_pylist(), arrow_table(n).schema),
     "records": lambda n: np.array([(i, i / 2) for i in range(n)], "i4,f8").view(np.recarray),
@@ -119,21 +123,3 @@ def test_ranks_without_rows_of_a_registered_type_get_a_piece_of_no_rows() -> Non
 
 def _lengths(value: Any) -> list[int]:
     return [(7 * row) % 11 for row in range(count_rows(value) or 0)]
-
-
-def test_nested_structures_of_every_kind_are_cut_and_joined() -> None:
-    Pair = collections.namedtuple("Pair", ["x", "y"])
-    value = {
-        "a": torch.arange(5),
-        "b": {},
-        "c": (torch.arange(5), {"d": [*range(5)]}),
-        "e": Pair(3, torch.ones(5)),
-    }
-
-    pieces = split_rows(value, 2)
-
-    assert [list(piece) for piece in pieces] == [["a", "b", "c", "e"]] * 2
-    assert (pieces[1]["b"], pieces[1]["c"][1]["d"]) == ({}, [3, 4])
-    assert isinstance(pieces[0]["e"], Pair)
-    assert join_rows(pieces)["c"][0].tolist() == [0, 1, 2, 3, 4]
-    assert split_rows((), 2) == [(), ()]

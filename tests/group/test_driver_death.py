@@ -12,14 +12,37 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
+import phalanx as px
+from tests.support import fault_workers
 from tests.support.fault_workers import is_there, within
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
-SCRIPT = Path(__file__).with_name("driver_script.py")
+
+
+def main(address: str, ending: str) -> None:
+    """A driver of its own process: prints what it started, then ends as told."""
+    cloudpickle.register_pickle_by_value(fault_workers)
+    px.init(backend="ray", address=address, log_to_driver=False)
+    with px.ResourcePool([2], use_gpu=False, name_prefix=f"driver-{os.getpid()}") as pool:
+        group = px.WorkerGroup(pool, fault_workers.Trouble)
+        children = [pid for pids in group.leave_children() for pid in pids]
+        kept = px.put(bytes(8 * 2**20))
+        ranks = group.pid()
+        call = group.nap.submit(60.0) if ending == "call" else None
+        print(json.dumps({"ranks": ranks, "children": children, "bytes": kept.nbytes}), flush=True)
+        if call is not None:
+            call.result()
+        if ending == "exception":
+            raise ValueError("the driver's own mistake")
+        if ending == "exit":
+            sys.exit(3)
+        if ending == "return":
+            return
 
 
 class Driver:
@@ -28,7 +51,8 @@ class Driver:
     def __init__(self, ending: str) -> None:
         address = ray.get_runtime_context().gcs_address
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), address, ending],
+            [sys.executable, "-m", __name__, address, ending],
+            cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -125,3 +149,7 @@ def test_two_runs_of_one_script_at_once_do_not_meet_and_one_may_be_killed(
     assert third.process.wait(15.0) == 0
     second.process.kill()
     assert within(5.0, lambda: not second.left())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -26,12 +26,6 @@ def test_two_groups_of_one_name_share_no_files_and_a_restarted_one_begins_new_on
 
     assert len({*files, after}) == 3
     assert (files[0].endswith("-0/rank-0"), after.endswith("-1/rank-0")) == (True, True)
-
-
-@pytest.mark.parametrize("backend", ["ray"], indirect=True)
-def test_on_ray_they_are_in_the_folder_of_the_sessions_logs(backend: str) -> None:
-    with px.ResourcePool([1], use_gpu=False) as pool:
-        files = px.WorkerGroup(pool, px.Worker, name="here").core.endpoints[0].facts.files
-
-    assert "/logs/phalanx/" in files
-    assert os.path.isdir(os.path.dirname(files))
+    if backend == "ray":  # in the folder of the session's logs
+        assert "/logs/phalanx/" in after
+        assert os.path.isdir(os.path.dirname(after))

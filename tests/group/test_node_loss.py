@@ -2,15 +2,80 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
-from tests.support.scripts import told_by
+import phalanx as px
+from phalanx.testing import faults
+from tests.support.own_cluster import several_nodes
+from tests.support.scripts import tell, told_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
+class Sleeper(px.Worker):
+    @px.register
+    def node(self) -> str:
+        return self._context.node_id
+
+    @px.register
+    def nap(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    @px.register(rerun_on_restart=True)
+    def load(self, step: int) -> None:
+        self.loaded = step
+
+    @px.register
+    def loaded_step(self) -> int:
+        return self.loaded
+
+
+def failed(call: Any) -> tuple[px.PhalanxError, float]:
+    began = time.monotonic()
+    try:
+        call()
+    except px.PhalanxError as error:
+        return error, time.monotonic() - began
+    raise AssertionError("it did not fail")
+
+
+def main() -> None:
+    """The driver, a process of its own."""
+    with several_nodes(3, resources={"seat": 2}) as cluster:
+        found: dict[str, Any] = {}
+        pool = px.ResourcePool([2, 2], use_gpu=False, timeout=60)
+        group = px.WorkerGroup(pool, Sleeper, resources={"seat": 1}, start_timeout=60)
+        group.load(7)
+        before = group.node()
+
+        call = group.nap.submit(120.0)
+        lost = faults.drop_node(cluster, group, 3)
+        error, found["took"] = failed(call.result)
+        found["lost"] = lost
+        found["kind"] = type(error).__name__
+        found["text"] = str(error)
+        found["causes"] = list(error.cause_ranks) if isinstance(error, px.CallError) else []
+        found["hint"] = error.causes[0].hint if isinstance(error, px.CallError) else None
+
+        group.restart()
+        after = group.node()
+        found["stayed"] = before[:2] == after[:2]
+        found["moved"] = lost not in after and len(set(after)) == 2
+        found["loaded"] = group.loaded_step()
+
+        faults.drop_node(cluster, group, 2)
+        failed(lambda: group.nap(60.0))
+        error, _ = failed(group.restart)
+        found["no_room"] = [type(error).__name__, str(error), group.state]
+        tell(found)
+        pool.close()
+
+
 def test_a_lost_node_is_one_error_and_a_restart_moves_the_lost_ranks_or_says_that_there_is_no_room() -> None:
-    (found,) = told_by("tests.group.node_loss_script", timeout=220)
+    (found,) = told_by(__name__, timeout=220)
 
     assert found["took"] < 20.0
     assert (found["kind"], found["causes"]) == ("WorkerDiedError", [2, 3])
@@ -21,3 +86,7 @@ def test_a_lost_node_is_one_error_and_a_restart_moves_the_lost_ranks_or_says_tha
     kind, text, state = found["no_room"]
     assert (kind, state) == ("PlacementError", "broken")
     assert "slots ever/now" in text
+
+
+if __name__ == "__main__":
+    main()

@@ -212,6 +212,8 @@ def test_ranks_are_replaced_without_a_state_and_a_snapshot_without_theirs_is_non
 
     with pytest.raises(px.checkpoint.CheckpointError, match="there is no snapshot"):
         px.restore(group)
+    with pytest.raises(px.checkpoint.CheckpointError):
+        px.snapshot(stateless)
     assert stateless.run(lambda worker: worker.rank) == [0, 1, 2]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 import phalanx as px
 from phalanx.testing import faults
-from tests.checkpoint.save_workers import Nothing, Trainer
+from tests.checkpoint.save_workers import Trainer
 
 SOAK_ON_RAY = True
 
@@ -126,17 +125,6 @@ def test_without_a_snapshot_it_is_refused_with_what_to_do(two: px.ResourcePool) 
 
     with pytest.raises(px.checkpoint.CheckpointError, match="restarted"):
         px.restore(group)
-
-
-@pytest.mark.parametrize("verb", [px.snapshot, px.restore])
-def test_what_is_no_group_or_has_no_state_is_refused(two: px.ResourcePool, verb: Any) -> None:
-    group = px.WorkerGroup(two, Nothing)
-    with pytest.raises(px.checkpoint.CheckpointError):
-        verb(group)
-    with pytest.raises(px.DeclarationError, match=r"expected a px\.WorkerGroup"):
-        verb(group[0])
-    with pytest.raises(px.DeclarationError, match="given twice"):
-        verb(group, group)
 
 
 class Waiter(px.Worker):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 import threading
 import time
@@ -131,26 +130,6 @@ def test_resources_beside_the_slot_are_reserved_and_given_back_or_no_node_has_th
         assert "greedy-extras" not in str(px.debug.status("ray"))
         with pytest.raises(px.PlacementError, match="unobtainium"):
             px.WorkerGroup(pool, Where, resources={"unobtainium": 1})
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"process_on_nodes": 4}, r"\[4\]"),
-        ({"process_on_nodes": []}, "blocks"),
-        ({"process_on_nodes": [2, 0]}, "0"),
-        ({"process_on_nodes": [1], "use_gpu": "yes"}, "use_gpu='yes'"),
-        ({"process_on_nodes": [1], "use_gpu": 0}, "use_gpu=0"),
-        ({"process_on_nodes": [1], "max_colocate_count": 0}, "max_colocate_count=0"),
-        ({"process_on_nodes": [1], "accelerators_per_slot": 1.5}, "accelerators_per_slot=1.5"),
-        ({"process_on_nodes": [1], "timeout": -1}, "timeout=-1"),
-        ({"process_on_nodes": [1], "timeout": math.nan}, "timeout=nan"),
-        ({"process_on_nodes": [1], "backend": "slurm"}, "slurm"),
-    ],
-)
-def test_wrong_options_say_what_was_expected(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(px.DeclarationError, match=named):
-        px.ResourcePool(**{"backend": "inline", **options})
 
 
 def test_a_release_that_failed_is_tried_again_by_another_close(monkeypatch: pytest.MonkeyPatch) -> None:

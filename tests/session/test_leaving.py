@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import os
 import subprocess
 import sys
+import threading
+import time
 import uuid
 from pathlib import Path
 
 import pytest
+import ray
 
+import phalanx as px
 from tests.support.fault_workers import within
 
-SCRIPT = Path(__file__).with_name("leaving_script.py")
 MARK = "PHALANX_TEST_LEAVING"
+
+
+class Adder(px.Worker):
+    @px.register
+    def add(self, x: int) -> int:
+        print("adds", x, flush=True)
+        return x + self.rank
+
+    @px.register
+    def wait(self) -> None:
+        threading.Event().wait()
+
+
+def play(start: str) -> object:
+    """Leave a cluster with groups open; ``start`` is "px" or "ray", whose ``init`` is called."""
+    if start == "ray":
+        ray.init(address="local", num_cpus=4, include_dashboard=False)
+    else:
+        px.init(num_cpus=4)
+    group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False, backend="ray"), Adder)
+    assert group.add(1) == [1, 2]
+    waiting = group.wait.submit()  # never ends, and a thread waits for it
+    threading.Thread(target=waiting.exception, daemon=True).start()
+    ray.shutdown()
+    time.sleep(3)  # what runs in the background has looked several times by then
+    assert not ray.is_initialized()
+    try:
+        group.add(1)
+    except px.GroupClosed as error:
+        print("closed:", str(error).partition("\n")[0], flush=True)
+    assert not ray.is_initialized()
+    return group, waiting
 
 
 def left_behind(mark: str) -> list[str]:
@@ -34,7 +70,8 @@ def left_behind(mark: str) -> list[str]:
 def test_a_driver_leaves_its_cluster_with_groups_open_and_goes_on_with_others(start: str) -> None:
     mark = uuid.uuid4().hex
     with subprocess.Popen(
-        [sys.executable, str(SCRIPT), start],
+        [sys.executable, "-m", __name__, start],
+        cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -48,3 +85,9 @@ def test_a_driver_leaves_its_cluster_with_groups_open_and_goes_on_with_others(st
     assert (code, len(closed)) == (0, 2), "".join(lines)
     assert all("Connect again with px.init() or ray.init()" in line for line in closed)
     assert within(5.0, lambda: not left_behind(mark))
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(150, exit=True)
+    kept = [play(*sys.argv[1:]) for _ in range(2)]  # the groups of before are there when others are made
+    print("the end", flush=True)

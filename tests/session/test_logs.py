@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import phalanx as px
+from phalanx.backends.backend_types import Endpoint
 from phalanx.config import settings, shown_ranks
+from phalanx.display.log_merging import Merged
+from phalanx.session.output import Display
+from tests.support.fault_workers import within
 
 
 class Talker(px.Worker):
@@ -133,3 +139,32 @@ def test_ranks_to_show_are_given_in_several_ways(monkeypatch: pytest.MonkeyPatch
 def test_what_names_no_ranks_is_refused(given: Any) -> None:
     with pytest.raises(px.DeclarationError, match="show_ranks"):
         shown_ranks(given)
+
+
+TRANSPORT: Any = SimpleNamespace(immediate=False, dead_of=lambda endpoints: [])
+
+
+class Handle:
+    """Of a process."""
+
+
+def rank(files: str) -> Endpoint:
+    slot: Any = None
+    facts: Any = SimpleNamespace(files=files, log=None, slot=SimpleNamespace(host="here"))
+    return Endpoint(slot, Handle(), facts)
+
+
+def kept() -> int:
+    return sum(isinstance(one, Merged) for one in gc.get_objects())
+
+
+def test_of_a_group_that_has_ended_nothing_is_kept_while_others_are_shown() -> None:
+    before, first, second = kept(), rank("first"), rank("second")
+    display = Display()
+    for name, one in (("a", first), ("b", second)):
+        display.begin(TRANSPORT, [one], name, "merged")
+
+    display.finish([first])
+
+    assert within(30.0, lambda: kept() - before == 1)  # once a look that is under way is over
+    display.finish()

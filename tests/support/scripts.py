@@ -18,8 +18,8 @@ def tell(found: object) -> None:
     print(_BEGIN + json.dumps(found), flush=True)
 
 
-def told_by(module: str, *words: str, timeout: float, times: int = 1) -> list[Any]:
-    """Run a script, and give what it told so many times, in order."""
+def told_by(module: str, *words: str, timeout: float) -> list[Any]:
+    """Run a script, and give the one thing that it told."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
@@ -32,5 +32,5 @@ def told_by(module: str, *words: str, timeout: float, times: int = 1) -> list[An
         check=False,
     )
     told = [line.removeprefix(_BEGIN) for line in done.stdout.splitlines() if line.startswith(_BEGIN)]
-    assert len(told) == times, done.stderr[-4000:]
+    assert len(told) == 1, done.stderr[-4000:]
     return [json.loads(line) for line in told]

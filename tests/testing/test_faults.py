@@ -1,4 +1,4 @@
-"""Fault injection for users, on the inline backend."""
+"""Fault injection for users, on the inline backend, and ranks whose ends of calls are written in a script."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import phalanx as px
 from phalanx.testing import faults
 from phalanx.testing.clock import FakeClock
+from phalanx.testing.scripted import scripted
 
 
 class Adder(px.Worker):
@@ -70,17 +72,6 @@ def test_a_killed_rank_is_dead_and_the_group_can_be_restarted(group: px.WorkerGr
     assert group.add(0) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("rank", [-1, 3])
-def test_a_rank_that_is_not_there_cannot_be_killed(group: px.WorkerGroup, rank: int) -> None:
-    with pytest.raises(px.DispatchError, match=r"expected some of \[0, 1, 2\]"):
-        faults.kill(group, rank)
-
-
-def test_a_schedule_of_unknown_kinds_is_refused() -> None:
-    with pytest.raises(px.DeclarationError, match=r"expected some of .*'kill'"):
-        faults.schedule(0, ranks=1, calls=1, kinds=("killl",))  # type: ignore[arg-type]
-
-
 @given(st.integers(), st.integers(1, 64), st.integers(1, 100), st.integers(0, 20))
 def test_a_schedule_depends_on_its_seed_alone_and_stays_in_its_bounds(
     seed: int, ranks: int, calls: int, count: int
@@ -100,14 +91,6 @@ def test_taken_ports_cannot_be_bound_until_they_are_given_back() -> None:
         one.bind(("0.0.0.0", ports[0]))
 
 
-def test_dropping_a_node_needs_a_rank_on_a_node_of_that_cluster(group: px.WorkerGroup) -> None:
-    class Cluster:
-        worker_nodes: tuple[object, ...] = ()
-
-    with pytest.raises(px.DeclarationError, match="no worker node"):
-        faults.drop_node(Cluster(), group, 0)
-
-
 def test_a_fake_clock_moves_only_when_told() -> None:
     clock = FakeClock(5.0)
 
@@ -115,3 +98,32 @@ def test_a_fake_clock_moves_only_when_told() -> None:
     assert clock.advance_to(6.0) == 7.0
     with pytest.raises(ValueError, match="does not go back"):
         clock.advance(-1.0)
+
+
+class Doubler(px.Worker):
+    @px.register(px.Dispatch.ROWS)
+    def double(self, rows: torch.Tensor) -> torch.Tensor:
+        return 2 * rows
+
+
+@pytest.mark.parametrize("event", ["fine", "raise"])
+def test_a_future_of_rows_ends_as_a_call_does(event: str) -> None:
+    def script(what: str, number: int) -> str:
+        return event if what == "call" else "fine"
+
+    with scripted(script), px.ResourcePool([2], use_gpu=False, backend="inline") as pool:  # pyright: ignore[reportArgumentType]
+        future = px.WorkerGroup(pool, Doubler).double.submit(torch.arange(4.0))
+        if event == "fine":
+            assert future.result().tolist() == [0.0, 2.0, 4.0, 6.0]
+        else:
+            with pytest.raises(px.RemoteCallError, match="by script"):
+                future.result()
+
+
+def test_results_that_are_read_are_forgotten() -> None:
+    with scripted(lambda what, number: "fine") as backend, px.ResourcePool([1], backend="inline") as pool:
+        group = px.WorkerGroup(pool, Doubler)
+        for _ in range(20):
+            group.double(torch.ones(1))
+
+        assert len(backend._results) < 20

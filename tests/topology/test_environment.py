@@ -1,4 +1,4 @@
-"""The variables of a rank: what torch reads, device masks, threads and precedence."""
+"""The accelerator table, and the variables of a rank: what torch reads, device masks, threads and precedence."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.errors import PlacementError
-from phalanx.topology.accelerators import accelerator
+from phalanx.errors import DeclarationError, PlacementError
+from phalanx.topology.accelerators import accelerator, in_use, resource_names
 from phalanx.topology.environment import rank_environment
 
 GPU = accelerator("GPU")
@@ -65,3 +65,31 @@ def test_a_rank_has_at_least_one_thread():
 def test_a_device_that_its_node_lacks_is_refused():
     with pytest.raises(PlacementError, match=r"devices \['9'\] of a rank are not among its node's \['4'\]"):
         env_of(accelerator=GPU, own_ids=["9"], node_ids=["4"], visible="node")
+
+
+@pytest.mark.parametrize(
+    ("name", "torch_device", "backend"),
+    [("GPU", "cuda", "nccl"), ("rocm", "cuda", "nccl"), ("NPU", "npu", "hccl"), ("TPU", "xla", "xla")],
+)
+def test_an_accelerator_is_found_by_name_or_resource(name, torch_device, backend):
+    found = accelerator(name)
+
+    assert (found.torch_device, found.backend) == (torch_device, backend)
+
+
+def test_resources_are_named_once_and_to_whoever_asks_for_an_unknown_one():
+    assert resource_names() == ("GPU", "NPU", "TPU", "HPU", "neuron_cores")
+    with pytest.raises(DeclarationError, match="neuron_cores"):
+        accelerator("FPGA")
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({}, "cuda"),
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "0"}, "rocm"),
+        ({"ROCR_VISIBLE_DEVICES": "0"}, "rocm"),
+    ],
+)
+def test_the_vendor_behind_gpu_is_told_by_its_variables(env, name):
+    assert in_use("GPU", env).name == name

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
+import select
+import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +18,49 @@ import pytest
 import phalanx as px
 
 pytestmark = pytest.mark.slow
+AT_A_TIME, KEPT, EVERY_S = 40, 4000, 0.05
+
+
+def listening_ports() -> set[int]:
+    """Ports in state LISTEN (0A) of every process of this machine."""
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
+
+
+def take(port: int) -> socket.socket | None:
+    taken = socket.socket()
+    try:
+        taken.bind(("", port))
+        taken.listen()
+    except OSError:
+        taken.close()
+        return None
+    return taken
+
+
+def eat_ports() -> None:
+    """Take ports until the input ends: any that the kernel gives, and the neighbours of those that others listen on."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limit = 2 * KEPT if hard == resource.RLIM_INFINITY else min(hard, 2 * KEPT)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    held: deque[socket.socket] = deque()
+    own: set[int] = set()
+    eaten = 0
+    print("eating", flush=True)
+    while not select.select([sys.stdin], [], [], EVERY_S)[0]:
+        others = listening_ports() - own
+        near = [port + 1 for port in sorted(others) if 1024 < port < 65535]
+        for port in [0] * AT_A_TIME + near:
+            taken = take(port)
+            if taken is not None:
+                eaten += 1
+                held.append(taken)
+                own.add(taken.getsockname()[1])
+        while len(held) > min(KEPT, limit - 100):
+            given_back = held.popleft()
+            own.discard(given_back.getsockname()[1])
+            given_back.close()
+    print(eaten, flush=True)
 
 
 class Member(px.Worker):
@@ -42,10 +89,8 @@ class Seer(px.Worker):
 
 @pytest.fixture
 def port_eater() -> Iterator[subprocess.Popen[str]]:
-    script = Path(__file__).with_name("port_eater.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    command, root = [sys.executable, "-m", __name__], Path(__file__).parents[2]
+    process = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == "eating\n"
@@ -89,3 +134,7 @@ def test_a_rank_sees_its_own_device_only_or_on_request_all_of_its_group_on_the_n
         (shown,) = {tuple(devices.split(",")) for devices, _, _ in views}
         assert [shown[index] for _, index, _ in views] == own
         assert sorted(shown) == sorted(own)
+
+
+if __name__ == "__main__":
+    eat_ports()

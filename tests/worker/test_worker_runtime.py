@@ -1,4 +1,4 @@
-"""Calls on the runtime of a rank, and the event loop of its ``async`` methods."""
+"""Calls and streams on the runtime of a rank, and the event loop of its ``async`` methods."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 import threading
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import BackendRef, library_call
 from phalanx.worker import handlers
 from phalanx.worker.call_values import encoded
+from phalanx.worker.handlers import arm_profile, end_profile
+from phalanx.worker.profiling import ProfileOrder
 from phalanx.worker.worker_runtime import Loop, WorkerRuntime
 from tests.worker.runtimes import empty_runtime, message, runtime_of
 
@@ -27,6 +30,19 @@ class Worker(px.Worker):
 
     def give_up(self) -> None:
         raise GeneratorExit("gave up")
+
+    over = False
+
+    def numbers(self) -> Iterator[int]:
+        yield from (1, 2, 3)
+        self.over = True
+
+    async def numbers_async(self) -> AsyncIterator[int]:
+        for number in self.numbers():
+            yield number
+
+    def one(self) -> int:
+        return 1
 
 
 @pytest.fixture
@@ -117,3 +133,26 @@ def test_a_reference_within_an_output_is_left_for_the_backend_to_pickle() -> Non
     made = encoded({"rows": torch.ones(3), "refs": [ref]})
     assert list(made.tokens) == [ref]
     assert decode(made)["refs"] == [ref]
+
+
+@pytest.mark.parametrize("method", ["numbers", "numbers_async"])
+def test_a_call_of_which_nothing_is_kept_runs_to_its_end(runtime: WorkerRuntime, method: str) -> None:
+    assert runtime.run(message(method, keep=False)) is None
+    assert runtime.instances[""].over
+
+
+def test_what_does_not_yield_has_no_items(runtime: WorkerRuntime) -> None:
+    with pytest.raises(RankFailure, match=r"it returned a int: call it without \.stream\(\)"):
+        next(runtime.stream(message("one")))
+
+
+def test_a_profile_lasts_until_the_last_item(runtime: WorkerRuntime) -> None:
+    arm_profile(runtime, "one", ProfileOrder(2))
+    items = runtime.stream(message("numbers"))
+    next(items)
+    assert runtime.run(message("one")) == 1  # in the middle of the other call
+
+    list(items)
+    report = end_profile(runtime, "one")
+    assert report.calls == ["numbers", "one"]
+    assert report.trace is not None
