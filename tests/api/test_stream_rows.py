@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 
 import phalanx as px
@@ -13,12 +14,16 @@ import phalanx as px
 class Rows(px.Worker):
     @px.register(px.Dispatch.ROWS)
     def backwards(self, rows: list[int]) -> Iterator[tuple[int, int]]:
-        for index in reversed(range(len(rows))):
+        for index in numpy.arange(len(rows))[::-1]:
             yield index, 10 * rows[index]
 
     @px.register(px.Dispatch.ROWS, pad_to_multiple=2)
     def padded(self, rows: list[int]) -> Iterator[tuple[int, int]]:
         yield from enumerate(rows)
+
+    @px.register(px.Dispatch.ROWS, pad_to_multiple=2, pad_mask="mask")
+    def real(self, rows: list[int], mask: Any = None) -> Iterator[tuple[int, int]]:
+        yield from ((index, rows[index]) for index in range(len(rows)) if mask[index])
 
     @px.register(px.Dispatch.mesh(balance=lambda rows: rows))
     def balanced(self, rows: list[int]) -> Iterator[tuple[int, int]]:
@@ -31,11 +36,10 @@ class Rows(px.Worker):
 
     @px.register(px.Dispatch.ROWS)
     def some(self, rows: list[int]) -> Iterator[tuple[int, int]]:
-        if self.rank == 0:
-            yield from enumerate(rows)
+        yield 1, rows[1]
 
     @px.register(px.Dispatch.ROWS)
-    def values(self, rows: list[int]) -> Iterator[int]:
+    def values(self, rows: list[Any]) -> Iterator[Any]:
         yield from rows
 
     @px.register(px.Dispatch.ROWS)
@@ -68,6 +72,7 @@ def test_every_row_comes_once_under_its_index_in_the_call(group: Any, count: int
 
     assert sorted(group.backwards.stream(rows, by="rows")) == [(row, 10 * row) for row in rows]
     assert sorted(group.padded.stream(rows, by="rows")) == list(enumerate(rows))
+    assert sorted(group.real.stream(rows, by="rows")) == list(enumerate(rows))
     assert sorted(group.balanced.stream(long, by="rows")) == list(enumerate(long))
 
 
@@ -78,12 +83,21 @@ def test_outputs_come_without_the_rows_that_were_added(group: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "fault"),
-    [("twice", "row 0 of its piece twice"), ("some", "without 1 of the 1 rows"), ("values", "yield")],
+    ("method", "row", "fault"),
+    [
+        ("twice", 1, "row 0 of its piece twice: yield every row once"),
+        ("some", 1, r"it ended without 2 of the 3 rows of its piece \(0, 2\)"),
+        ("values", (-1, "x"), "row -1 of a piece of 3 rows: count from 0"),
+        ("values", (3, "x"), "row 3 of a piece of 3 rows: count from 0"),
+        *(
+            ("values", row, r"yield \(index of the row in its piece, result\)")
+            for row in ("text", (1, 2, 3), (True, "x"), (1.0, "x"), None, [0, "x"])
+        ),
+    ],
 )
-def test_every_row_has_to_come_once(group: Any, method: str, fault: str) -> None:
+def test_every_row_has_to_come_once(group: Any, method: str, row: Any, fault: str) -> None:
     with pytest.raises(px.RemoteCallError, match=fault) as raised:
-        list(getattr(group, method).stream([1, 2, 3, 4], by="rows"))
+        list(getattr(group, method).stream([row] * 12, by="rows"))
 
     assert isinstance(raised.value, ValueError)
     assert group.ping() == [0, 1, 2, 3]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ import torch
 
 import phalanx as px
 from phalanx.checkpoint.save_future import SaveFuture
+from phalanx.testing import faults
 
 SOAK_ON_RAY = True
 WITHIN = 30.0
@@ -34,10 +33,9 @@ class Model(px.Worker):
         self.weight, self.seen = state["weight"], state["seen"]
 
     @px.register
-    def add(self, amount: float) -> list[float]:
+    def add(self, amount: float) -> None:
         self.weight = self.weight + amount
         self.seen += 1
-        return [*self.weight.tolist(), self.seen]
 
     @px.register
     def look(self) -> list[float]:
@@ -47,10 +45,6 @@ class Model(px.Worker):
     def generate(self, staleness: px.StalenessManager, channel: px.Channel, rows: int) -> int:
         with staleness.lease(rows, WITHIN) as lease:
             return lease.put(channel, {"x": torch.full((rows, 1), float(self.seen))}, lease.version)
-
-    @px.register
-    def die(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -249,8 +243,7 @@ def test_a_rank_that_dies_leaves_the_step_before_whole(
     with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
         group.add(1.0)
         run.save(1)
-        with pytest.raises(px.WorkerDiedError):
-            group[1].die()
+        faults.kill(group, 1)
         with pytest.raises(px.PhalanxError):
             run.save(2)
         group.restart()

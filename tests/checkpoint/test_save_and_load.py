@@ -6,7 +6,7 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,41 +157,31 @@ def test_submitted_it_has_the_state_of_its_moment_and_another_waits_for_it(
     assert all(same(one, other) for one, other in zip(group.values(), then, strict=True))
 
 
-def test_roles_of_a_colocated_group_are_saved_by_name(two: px.ResourcePool, tmp_path: Path) -> None:
-    cls = px.colocate({"actor": Trainer.bind(rng=False), "notes": Bag, "reference": Nothing})
+def test_roles_of_a_colocated_group_are_saved_by_name_and_loaded_together_or_one_by_one(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
+    cls = px.colocate({"actor": Trainer.bind(rng=False), "notes": Bag.bind(x=1), "reference": Nothing})
     group = px.WorkerGroup(two, cls)
+    run = {"a": group.actor, "b": group.notes}
     group.actor.step()
-    group.notes.put([{"x": 1}, {"x": 1}])
     then = group.actor.values()
-
-    saved = px.save(group, tmp_path)
-    group.actor.step()
-    group.notes.put([{}, {}])
-    px.load(group, tmp_path)
-
+    saved = px.save(group, tmp_path / "saved")
+    with px.checkpoint.CheckpointManager(tmp_path / "run", run) as manager:
+        manager.save(1)
     assert sorted(path.name for path in Path(saved.folder).iterdir() if path.is_dir()) == ["actor", "notes"]
-    assert group.notes.get() == [{"x": 1}, {"x": 1}]
-    assert all(same(one, other) for one, other in zip(group.actor.values(), then, strict=True))
 
+    def found_after(load: Callable[[], Any]) -> tuple[Any, Any]:
+        group.actor.step()
+        group.notes.put([{}, {}])
+        load()
+        return list(map(same, group.actor.values(), then)), group.notes.get()
 
-@pytest.mark.parametrize("run", [False, True])
-def test_roles_of_a_group_are_loaded_one_by_one(two: px.ResourcePool, tmp_path: Path, run: bool) -> None:
-    group = px.WorkerGroup(two, px.colocate({"one": Bag.bind(x=1), "two": Bag.bind(x=2)}))
-    if run:
-        with px.checkpoint.CheckpointManager(tmp_path, {"a": group.one, "b": group.two}) as manager:
-            manager.save(1)
-    else:
-        px.save(group, tmp_path)
-    for role in (group.one, group.two):
-        role.put([{}, {}])
-
-    px.load(group.two, tmp_path, name="b" if run else None)
-    assert (group.one.get(), group.two.get()) == ([{}, {}], [{"x": 2}, {"x": 2}])
-
-    if run:
-        with px.checkpoint.CheckpointManager(tmp_path, {"a": group.one, "b": group.two}) as manager:
-            manager.resume()
-        assert (group.one.get(), group.two.get()) == ([{"x": 1}, {"x": 1}], [{"x": 2}, {"x": 2}])
+    both, notes = ([True, True], [{"x": 1}] * 2), ([False, False], [{"x": 1}] * 2)
+    assert found_after(lambda: px.load(group, tmp_path / "saved")) == both
+    assert found_after(lambda: px.load(group.notes, tmp_path / "saved")) == notes
+    assert found_after(lambda: px.load(group.notes, tmp_path / "run", name="b")) == notes
+    with px.checkpoint.CheckpointManager(tmp_path / "run", run) as manager:
+        assert found_after(manager.resume) == both
 
 
 def test_a_worker_or_a_part_without_a_state_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:

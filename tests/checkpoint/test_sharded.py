@@ -24,11 +24,11 @@ from tests.weights.test_layouts import (
     SHAPES,
     Learner,
     Pretrainer,
+    Sharded,
     Tiny,
-    fully_sharded,
     of_transformer_engine,
     plus,
-    tensor_parallel,
+    whole,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -58,20 +58,15 @@ def everything(named: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[
     """Parameters and their state, as whole tensors."""
     found: dict[str, torch.Tensor] = {}
     for name, parameter in named.items():
-        leaves = {"": parameter.detach(), **optimizer.state[parameter]}
+        leaves = {"": parameter, **optimizer.state[parameter]}
         for leaf, one in leaves.items():
-            found[f"{name}/{leaf}"] = one.full_tensor() if hasattr(one, "full_tensor") else one.clone()
+            found[f"{name}/{leaf}"] = whole(one)
     return found
 
 
-class Sharded(DeviceMeshWorker):
-    """A small model sharded over all ranks, by FSDP2 or tensor parallelism."""
-
-    def __init__(self, layout: str, fill: float = 0.0) -> None:
-        super().__init__()
-        shard = {"fsdp": fully_sharded, "tp": tensor_parallel}[layout]
-        self.model = shard(Tiny(), self.init_mesh(dp=-1))
-        plus(self.model, fill)
+class Saved(Sharded):
+    def __init__(self, layout: str, amount: float = 0.0) -> None:
+        super().__init__(layout, amount)
         self.optimizer = adam(self.model.parameters())
         px.register_state(self, model=self.model, optimizer=self.optimizer, rng=False)
 
@@ -97,14 +92,14 @@ def test_model_and_moments_are_loaded_into_another_layout(
 ) -> None:
     with (
         px.ResourcePool([source[1]], use_gpu=False) as pool,
-        px.WorkerGroup(pool, Sharded.bind(source[0])) as group,
+        px.WorkerGroup(pool, Saved.bind(source[0])) as group,
     ):
         group.step()
         px.save.submit(group, tmp_path).result(60)
 
     with (
         px.ResourcePool([target[1]], use_gpu=False) as pool,
-        px.WorkerGroup(pool, Sharded.bind(target[0], fill=-5.0)) as group,
+        px.WorkerGroup(pool, Saved.bind(target[0], -5.0)) as group,
     ):
         px.load(group, tmp_path)
         found = group.everything()

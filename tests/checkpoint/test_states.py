@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.checkpoint import rank_checkpoint
 from phalanx.checkpoint.save_load import GroupLoad
 from phalanx.checkpoint.steps import listed
 from phalanx.checkpoint.storage import Storage
@@ -179,13 +180,12 @@ def test_objects_in_dicts_and_lists_of_a_state_are_loaded_in_place(
         more = {"a": random.Random(1), "both": (random.Random(2), [random.Random(3), 4]), "kind": Random}
         return {"part": {"more": more, "numbers": [5, 6]}}
 
-    def draw(worker: Registering) -> list[float]:
-        more = worker.parts["part"]["more"]
-        return [one.random() for one in (more["a"], more["both"][0], more["both"][1][0])]
-
     def keep(worker: Registering) -> None:
         more = worker.parts["part"]["more"]
         worker.kept = [more["a"], more["both"][0], more["both"][1][0]]
+
+    def draw(worker: Registering) -> list[float]:
+        return [one.random() for one in worker.kept]
 
     group = px.WorkerGroup(pool[0:1], Registering.bind(parts))
     group.run(keep)
@@ -193,7 +193,7 @@ def test_objects_in_dicts_and_lists_of_a_state_are_loaded_in_place(
     drawn = group.run(draw)
     px.load(group, tmp_path)
 
-    assert group.run(lambda worker: [one.random() for one in worker.kept]) == drawn
+    assert group.run(draw) == drawn
     (part,) = group.run(lambda worker: worker.parts["part"])
     assert (part["numbers"], part["more"]["both"][1][1], part["more"]["kind"]) == ([5, 6], 4, Random)
 
@@ -220,54 +220,45 @@ def test_what_was_empty_when_it_was_saved_is_empty_again_and_of_what_is_gone_no_
     assert [one["state"] for one in group.get()] == [{}, {}]
 
 
-def test_parts_of_one_group_are_parts_of_one_run(pool: px.ResourcePool, tmp_path: Path) -> None:
+def test_parts_of_one_group_are_parts_of_one_run_which_goes_on_once_its_save_has_ended(
+    pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, write_items = threading.Event(), rank_checkpoint.write_items
+
+    def held_up(*args: Any) -> Any:
+        assert may_write.wait(WITHIN)
+        return write_items(*args)
+
     group = px.WorkerGroup(pool, Bag)
     group.put([{"rank": rank} for rank in range(4)])
     with px.checkpoint.CheckpointManager(str(tmp_path), {"first": group[0:2], "rest": group[2:4]}) as run:
-        done: list[int] = []
-        saver = threading.Thread(
-            target=lambda: done.extend((run.save(1).number, run.save.submit(2).result(WITHIN).number)),
-            daemon=True,  # it once waited for itself
-        )
-        saver.start()
-        saver.join(WITHIN)
-        assert done == [1, 2]
+        assert run.save(1).number == 1  # and does not wait for itself
+        monkeypatch.setattr(rank_checkpoint, "write_items", held_up)
+        run.save.submit(2)
         group.put([{"rank": None}] * 4)
+        threading.Timer(0.3, may_write.set).start()
 
         assert run.resume() == 2
 
     assert [one["rank"] for one in group.get()] == [0, 1, 2, 3]
 
 
-class Sampling(px.Worker):
-    """Has a model that all ranks share, and a place in its own data."""
-
-    def __init__(self, weight: float) -> None:
-        self.model = {"w": torch.full((2,), weight)}
-        self.data = {"position": 100 * self.rank}
-        px.register_state(self, model=self.model, data=self.data, rng=False)
-
-    @px.register
-    def look(self) -> tuple[float, int]:
-        return self.model["w"][0].item(), self.data["position"]
-
-
 def test_a_run_goes_on_with_another_number_of_ranks_by_its_parts(
     pool: px.ResourcePool, tmp_path: Path
 ) -> None:
-    with px.checkpoint.CheckpointManager(
-        str(tmp_path), {"sampling": px.WorkerGroup(pool, Sampling.bind(3.0))}
-    ) as run:
+    four, two = px.WorkerGroup(pool, Bag), px.WorkerGroup(pool[0:2], Bag)
+    for group, weight in ((four, 3.0), (two, 0.0)):
+        group.put([{"model": weight, "data": {"position": 100 * rank}} for rank in group.ranks])
+    with px.checkpoint.CheckpointManager(str(tmp_path), {"sampling": four}) as run:
         run.save(1)
-    two = px.WorkerGroup(pool[0:2], Sampling.bind(0.0))
     with px.checkpoint.CheckpointManager(str(tmp_path), {"sampling": two}) as run:
         with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"data\.position; .*parts=\['model'\]"):
             run.resume()
-        assert two.look() == [(0.0, 0), (0.0, 100)]
+        assert [one["model"] for one in two.get()] == [0.0, 0.0]
 
         assert run.resume(parts={"sampling": ["model"]}) == 1
 
-    assert two.look() == [(3.0, 0), (3.0, 100)]
+    assert two.get() == [{"model": 3.0}] * 2
 
 
 @pytest.mark.parametrize("parts", [{"other": ["model"]}, {"rows": "model"}])
@@ -311,15 +302,6 @@ def test_the_only_group_needs_no_name_and_has_none_without_a_run(
     px.save(group, tmp_path / "saved")
     with pytest.raises(px.checkpoint.CheckpointMismatch, match="leave out name='actor'"):
         px.load(group, tmp_path / "saved", name="actor")
-
-
-def test_a_model_alone_has_neither_parts_nor_steps_to_keep(pool: px.ResourcePool, tmp_path: Path) -> None:
-    group = px.WorkerGroup(pool, Rows)
-
-    with pytest.raises(px.DeclarationError, match=r"keep=2.*leave it out"):
-        px.save(group, tmp_path / "model", format="hugging face", keep=2)
-    with pytest.raises(px.DeclarationError, match=r"parts=\['model'\].*leave them out"):
-        px.load(group, tmp_path / "model", format="hugging face", parts=["model"])
 
 
 @pytest.mark.parametrize(
@@ -372,3 +354,85 @@ def test_a_generator_that_was_not_saved_keeps_its_state(
     px.load(group, tmp_path)
 
     assert generator.initial_seed() == 4
+
+
+class Apart(px.Worker):
+    """Only rank 0 makes steps, so that the optimizer of the other has no state."""
+
+    def __init__(self, width: int = 4) -> None:
+        torch.manual_seed(0)
+        self.width = width
+        self.model = torch.nn.Linear(width, 1)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        px.register_state(self, model=self.model, optimizer=self.optimizer)
+
+    @px.register(px.Dispatch.RANK_ZERO)
+    def step(self) -> None:
+        self.model(torch.ones(2, self.width)).sum().backward()
+        self.optimizer.step()
+
+    @px.register
+    def held(self) -> tuple[list[float], int]:
+        return self.model.weight.flatten().tolist(), len(self.optimizer.state_dict()["state"].get(0, {}))
+
+
+@pytest.mark.parametrize(
+    ("width", "parts", "why"),
+    [
+        (4, None, "others had made no step; step on all ranks"),
+        (5, ["model"], r"model.weight has shape \[1, 4\] where it was saved, and \[1, 5\] here"),
+    ],
+    ids=["an optimizer that only some ranks stepped", "a model of another shape"],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+    pool: px.ResourcePool, tmp_path: Path, width: int, parts: list[str] | None, why: str
+) -> None:
+    group, other = px.WorkerGroup(pool[0:2], Apart), px.WorkerGroup(pool[0:2], Apart.bind(width=width))
+    group.step()
+    px.save(group, tmp_path)
+    other.step()
+    before = other.held()
+
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match=why):
+        px.load(other, tmp_path, parts=parts)
+
+    assert other.held() == before
+
+
+class Uneven(px.Worker):
+    """Rank 0 has all rows of a matrix and the other rank none, as under FSDP; a second tensor has no elements."""
+
+    def __init__(self, fill: float = 1.0) -> None:
+        share = (2, 0)[self.rank] if self.world_size > 1 else 2
+        self.rows = torch.nn.Parameter(torch.full((share, 3), fill))
+        self.empty = torch.nn.Parameter(torch.zeros(0, 3))
+        self.optimizer = torch.optim.Adam([self.rows, self.empty], lr=0.1)
+        boxes = {
+            "rows": px.weights.ShardSpec((2, 3), (((0, 0), (2, 3)),) if share else ()),
+            "empty": px.weights.ShardSpec((0, 3), ()),
+        }
+        model = {"rows": self.rows, "empty": self.empty}
+        px.register_state(self, model=model, optimizer=self.optimizer, boxes=boxes, rng=False)
+
+    @px.register
+    def step(self) -> None:
+        for parameter in (self.rows, self.empty):
+            parameter.grad = torch.ones_like(parameter)
+        self.optimizer.step()
+
+    @px.register
+    def held(self) -> list[torch.Tensor]:
+        return [self.rows.detach(), self.optimizer.state[self.rows]["exp_avg"]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_without_a_box_are_saved_and_loaded(pool: px.ResourcePool, tmp_path: Path, ranks: int) -> None:
+    group = px.WorkerGroup(pool[0:2], Uneven)
+    group.step()
+    px.save(group, tmp_path)
+    wanted = group.held()[0]
+
+    fresh = px.WorkerGroup(pool[0:ranks], Uneven.bind(fill=0.0))
+    px.load(fresh, tmp_path)
+
+    assert all(torch.equal(*pair) for pair in zip(fresh.held()[0], wanted, strict=True))

@@ -8,9 +8,9 @@ from typing import Any
 import ray
 import torch
 from ray._private.internal_api import node_stats
-from ray.cluster_utils import Cluster
 
 import phalanx as px
+from tests.support.own_cluster import several_nodes
 from tests.support.scripts import tell
 
 STORE = 160 * 2**20
@@ -23,17 +23,19 @@ def full(version: int) -> torch.Tensor:
 
 
 class Side(px.Worker):
-    """Has a part of one matrix, and one bias whole."""
+    """Has a part of one matrix, cut along ``dim``, and one bias whole."""
 
-    def part(self, dim: int) -> None:
-        whole = full(0)
-        self.dim, mine = dim, whole.chunk(self.world_size, dim)
-        sizes = tuple(mine[self.rank].shape)
-        offsets = tuple(
-            sum(one.shape[axis] for one in mine[: self.rank]) if axis == dim else 0 for axis in (0, 1)
-        )
+    dim = 0
+
+    def __init__(self) -> None:
+        part = self.part_of(0)
+        sizes = tuple(part.shape)
+        offsets = tuple(self.rank * size if axis == self.dim else 0 for axis, size in enumerate(sizes))
         self.tensors = {"weight": torch.zeros(sizes), "bias": torch.zeros(7)}
         self.boxes = {"weight": px.weights.ShardSpec((ROWS, COLUMNS), ((offsets, sizes),))}
+
+    def part_of(self, version: int) -> torch.Tensor:
+        return full(version).chunk(self.world_size, self.dim)[self.rank]
 
     @px.register(needs_weights=False)
     def node(self) -> str:
@@ -42,24 +44,26 @@ class Side(px.Worker):
 
 class Source(Side):
     def __init__(self) -> None:
-        self.part(0)
+        super().__init__()
         self.publish_weights("policy", self.tensors, boxes=self.boxes)
 
     @px.register
     def become(self, version: int) -> None:
-        self.tensors["weight"].copy_(full(version).chunk(self.world_size, self.dim)[self.rank])
+        self.tensors["weight"].copy_(self.part_of(version))
         self.tensors["bias"].fill_(version)
 
 
 class Target(Side):
+    dim = 1
+
     def __init__(self) -> None:
-        self.part(1)
+        super().__init__()
         self.accept_weights("policy", self.tensors, boxes=self.boxes)
 
     @px.register
     def has(self, version: int) -> bool:
-        wanted = full(version).chunk(self.world_size, self.dim)[self.rank]
-        return torch.equal(self.tensors["weight"], wanted) and bool((self.tensors["bias"] == version).all())
+        bias = self.tensors["bias"]
+        return torch.equal(self.tensors["weight"], self.part_of(version)) and bool((bias == version).all())
 
 
 def used() -> int:
@@ -106,18 +110,12 @@ def seen(source: Any, target: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
-    for _ in range(2):
-        cluster.add_node(num_cpus=GPUS, num_gpus=GPUS, object_store_memory=STORE)
-    cluster.wait_for_nodes()
-    px.init(backend="ray", address=cluster.address, log_to_driver=False)
     with (
+        several_nodes(2, store=STORE, num_cpus=GPUS, num_gpus=GPUS),
         px.ResourcePool([2, 2], use_gpu=True, max_colocate_count=1) as ours,
         px.ResourcePool([1, 1], use_gpu=True, max_colocate_count=1) as theirs,
     ):
         tell(seen(px.WorkerGroup(ours, Source), px.WorkerGroup(theirs, Target)))
-    ray.shutdown()
-    cluster.shutdown()
 
 
 if __name__ == "__main__":

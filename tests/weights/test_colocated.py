@@ -140,25 +140,16 @@ def test_shared_weights_are_the_sources_storage_also_after_a_restart_and_nothing
         assert where(group.actor) == where(group.rollout)
 
 
-class FormerSharer(Sharer):
-    """Knows whether the storage that its weights had before exists."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        array = np.zeros((10, 6), np.float32)
-        self.former = weakref.ref(array)
-        self.model.get_parameter("0.weight").data = torch.from_numpy(array)
-
-    @px.register
-    def has_former(self) -> bool:
-        return self.former() is not None
-
-
 def test_shared_weights_free_the_storage_from_before() -> None:
-    with groups(px.colocate({"actor": Actor, "rollout": FormerSharer})) as (group,):
-        sync = px.WeightSync(group.actor, group.rollout, NAME)
-        sync()
-        assert group.rollout.has_former() == [False]
+    def move(worker: Any) -> None:
+        array = np.zeros((10, 6), np.float32)
+        worker.former = weakref.ref(array)
+        worker.model.get_parameter("0.weight").data = torch.from_numpy(array)
+
+    with groups(px.colocate({"actor": Actor, "rollout": Sharer})) as (group,):
+        group.rollout.run(move)
+        px.WeightSync(group.actor, group.rollout, NAME)()
+        assert group.rollout.run(lambda worker: worker.former() is None) == [True]
 
 
 def test_the_error_of_a_target_is_not_replaced_by_those_of_its_source_that_is_then_closed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -45,21 +46,15 @@ class Generator(px.Worker):
 
 
 @pytest.fixture
-def trainer(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
-    with px.WorkerGroup(pool[0:2], Trainer) as made:
-        yield made
+def groups(pool: px.ResourcePool) -> Iterator[tuple[px.WorkerGroup, px.WorkerGroup]]:
+    with px.WorkerGroup(pool[0:2], Trainer) as trainer, px.WorkerGroup(pool[2:4], Generator) as generator:
+        yield trainer, generator
 
 
 @pytest.fixture
-def generator(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
-    with px.WorkerGroup(pool[2:4], Generator) as made:
-        yield made
-
-
-@pytest.fixture
-def sync(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> Iterator[px.WeightSync]:
+def sync(groups: Any) -> Iterator[px.WeightSync]:
     # Roles of one process copy from storage to storage; what is between processes is tried there too.
-    with px.WeightSync(trainer, generator, "policy", delta=True, bucket_bytes=1 << 16, verify="full") as made:
+    with px.WeightSync(*groups, "policy", delta=True, bucket_bytes=1 << 16, verify="full") as made:
         yield made
 
 
@@ -73,29 +68,30 @@ def same(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> bool:
 
 @pytest.mark.slow_on_cluster
 def test_what_changed_arrives_bit_for_bit_and_explain_says_what_that_costs(
-    backend: str, trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
+    backend: str, groups: Any, sync: px.WeightSync
 ) -> None:
+    trainer, _ = groups
     said = "the sources keep one more copy of what they send" in " ".join(str(sync.explain()).split())
     assert said == (backend == "ray")
     for seed, share in enumerate((0.0, 0.01, 0.5, 1.0)):
         trainer.change(share, seed)
         sync()
-        assert same(trainer, generator)
+        assert same(*groups)
     trainer.change(0.1, 5)
     first = sync.submit()  # which the next one does not wait for
     trainer.change(0.1, 6)
     second = sync.submit()
     assert (first.result().number, second.result().number) == (5, 6)
-    assert same(trainer, generator)
+    assert same(*groups)
 
 
 def test_a_hundredth_of_changes_is_a_thirtieth_of_the_bytes(
-    backend: str, trainer: px.WorkerGroup, sync: px.WeightSync
+    backend: str, groups: Any, sync: px.WeightSync
 ) -> None:
     if backend == "inline":
         pytest.skip("ranks of one process copy: nothing is on the way")
     everything = sync().wire_bytes
-    trainer.change(0.01, 1)
+    groups[0].change(0.01, 1)
     changed = sync()
 
     assert changed.wire_bytes <= 0.035 * everything
@@ -104,17 +100,18 @@ def test_a_hundredth_of_changes_is_a_thirtieth_of_the_bytes(
 
 @pytest.mark.slow_on_cluster
 def test_a_target_that_restarted_or_got_a_version_of_another_sync_gets_everything(
-    trainer: px.WorkerGroup, generator: px.WorkerGroup, sync: px.WeightSync
+    groups: Any, sync: px.WeightSync
 ) -> None:
+    trainer, generator = groups
     everything = sync().wire_bytes
     trainer.change(0.3, 1)
     with px.WeightSync(trainer, generator, "policy") as other:
         other()
     trainer.change(0.3, 2)
     sync()
-    assert same(trainer, generator)
+    assert same(*groups)
 
     generator.restart()
     trainer.change(0.01, 3)
     assert sync().wire_bytes == everything
-    assert same(trainer, generator)
+    assert same(*groups)

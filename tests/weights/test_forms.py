@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import phalanx as px
+from phalanx.weights.digests import Verify
+from tests.weights.planning.layouts import Shape, Side, golden, sides
 from tests.weights.weight_workers import (
     NAME,
     Accepter,
@@ -306,18 +310,33 @@ def test_buffers_that_are_saved_travel_and_others_do_not() -> None:
     assert torch.equal(model.scratch, ramp(3, start=4))
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda worker: px.weights.publish(worker, "", {}),
-        lambda worker: px.weights.publish(worker, NAME, "model"),
-        lambda worker: px.weights.publish(worker, NAME, {}, step=3),  # type: ignore[arg-type]
-        lambda worker: px.weights.accept(worker, NAME),
-        lambda worker: px.weights.accept(worker, NAME, {}, load=3),  # type: ignore[arg-type]
-        lambda worker: px.weights.accept(worker, NAME, {}, load=print, share=True),
-        lambda worker: px.weights.current_version("nothing"),
-    ],
-)
-def test_what_cannot_be_published_or_accepted_is_refused_where_it_is_said(call: Any) -> None:
-    with groups(Actor) as (group,), pytest.raises(px.RemoteCallError, match="DeclarationError"):
-        group.run(call)
+@st.composite
+def syncs(draw: st.DrawFn) -> tuple[list[Shape], Side, Side]:
+    shapes = draw(st.lists(st.lists(st.integers(1, 9), max_size=3).map(tuple), min_size=1, max_size=3))
+    return (
+        shapes,
+        draw(sides(shapes, [torch.float32])),
+        draw(sides(shapes, [torch.float32, torch.bfloat16])),
+    )
+
+
+@given(syncs(), st.sampled_from(["sampled", "full"]))
+@settings(max_examples=25)
+def test_every_target_rank_gets_its_part_of_every_tensor_bit_for_bit(
+    case: tuple[list[Shape], Side, Side], verify: Verify
+) -> None:
+    shapes, source, target = case
+    full = golden(shapes)
+    blank: dict[str, Any] = {name: torch.full_like(one, -1) for name, one in full.items()}
+    publishing = Publisher.bind(
+        lambda rank: source.tensors(full, rank), boxes=lambda rank: source.boxes(full, rank)
+    )
+    accepting = Accepter.bind(
+        lambda rank: target.tensors(blank, rank), boxes=lambda rank: target.boxes(full, rank)
+    )
+    with groups(publishing, accepting, sizes=(source.ranks, target.ranks)) as (one, other):
+        version = px.WeightSync(one, other, NAME, verify=verify, bucket_bytes=4096)()
+
+        wanted = [target.tensors(full, rank) for rank in range(target.ranks)]
+        assert all(same(arrived(other, rank), tensors) for rank, tensors in enumerate(wanted))
+        assert version.nbytes == sum(one.nbytes for rank in wanted for one in rank.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -55,124 +54,79 @@ def fully_sharded(model: Tiny, mesh: Any) -> Tiny:
     return fully_shard(model, mesh=mesh)
 
 
-class Meshes(DeviceMeshWorker):
-    """Has meshes of its first ranks; ``made`` has each model by name, on the ranks that have it."""
+def whole(tensor: Any) -> torch.Tensor:
+    return tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach().clone()
 
-    def __init__(self) -> None:
+
+class Sharded(DeviceMeshWorker):
+    """The model in a layout over all ranks, with ``amount`` added to its values."""
+
+    def __init__(self, layout: str, amount: float = 0.0) -> None:
         super().__init__()
-        self.init_mesh(dp=-1)
-        self.made: dict[str, torch.nn.Module] = {}
-        for name, sizes, make in self.layouts():
-            mesh = self.mesh_of(sizes)
-            if self.rank < torch.Size(sizes).numel():
-                self.made[name] = make(Tiny(), mesh)
-
-    def layouts(self) -> list[tuple[str, tuple[int, ...], Callable[[Tiny, Any], Tiny]]]:
-        raise NotImplementedError
-
-    def mesh_of(self, sizes: tuple[int, ...]) -> Any:
-        from torch.distributed.device_mesh import DeviceMesh
-
-        ranks = torch.arange(torch.Size(sizes).numel()).view(sizes)
-        return DeviceMesh(self.device.type, ranks, mesh_dim_names=("replicas", "shards")[-len(sizes) :])
-
-
-class Trainer(Meshes):
-    def __init__(self) -> None:
-        super().__init__()
-        for name, model in self.made.items():
-            self.publish_weights(name, model)
-
-    def layouts(self) -> list[Any]:
-        alone = [(f"fsdp{ranks}", (ranks,), fully_sharded) for ranks in (1, 2, 4)]
-        return [*alone, ("hybrid", (2, 2), fully_sharded), ("fsdp over tp", (2, 2), self.both)]
+        mesh = (
+            self.init_mesh(shards=-1) if layout in ("fsdp", "tp") else self.init_mesh(replicas=2, shards=-1)
+        )
+        make = {"tp": tensor_parallel, "fsdp over tp": self.both}.get(layout, fully_sharded)
+        self.model = make(Tiny(), mesh)
+        plus(self.model, amount)
 
     @staticmethod
     def both(model: Tiny, mesh: Any) -> Tiny:
         return fully_sharded(tensor_parallel(model, mesh["shards"]), mesh["replicas"])
 
-    @px.register
-    def train(self, name: str, amount: float) -> None:
-        if name in self.made:
-            plus(self.made[name], amount)
 
-
-class Engine(Meshes):
-    def __init__(self) -> None:
-        super().__init__()
-        for name, model in self.made.items():
-            plus(model, -1e6)
-            self.accept_weights(name, model)
-
-    def layouts(self) -> list[Any]:
-        alone = [(f"tp{ranks}", (ranks,), tensor_parallel) for ranks in (1, 2, 4)]
-        return [*alone, ("fsdp4", (4,), fully_sharded)]
+class Trainer(Sharded):
+    def __init__(self, layout: str) -> None:
+        super().__init__(layout)
+        self.publish_weights("model", self.model)
 
     @px.register
-    def differs(self, name: str, amount: float) -> list[str]:
-        """Names of tensors that are not the golden ones, cut by torch as this layout cuts them."""
-        from torch.distributed.tensor import DTensor, distribute_tensor
+    def train(self) -> None:
+        plus(self.model, 1.0)
 
+
+class Engine(Sharded):
+    def __init__(self, layout: str) -> None:
+        super().__init__(layout, -1e6)
+        self.accept_weights("model", self.model)
+
+    @px.register
+    def differs(self, amount: float) -> list[str]:
+        """Names of tensors that are not the golden ones with ``amount`` added to them."""
         golden = Tiny()
         plus(golden, amount)
-        wanted: dict[str, Any] = dict(golden.named_parameters())
-        odd: list[str] = []
-        for key, one in self.made[name].named_parameters():
-            value = wanted[key].detach().to(one.dtype)
-            mine: torch.Tensor = one.detach()
-            if isinstance(mine, DTensor):
-                value = distribute_tensor(value, mine.device_mesh, mine.placements, src_data_rank=None)
-                value, mine = value.to_local(), mine.to_local()
-            if not torch.equal(value, mine):
-                odd.append(key)
-        return odd
-
-
-@pytest.fixture(scope="module")
-def groups(ray_cluster: None) -> Iterator[tuple[px.WorkerGroup, px.WorkerGroup]]:
-    with (
-        px.ResourcePool([4], use_gpu=False) as ours,
-        px.ResourcePool([4], use_gpu=False) as theirs,
-        px.WorkerGroup(ours, Trainer) as trainer,
-        px.WorkerGroup(theirs, Engine) as engine,
-    ):
-        yield trainer, engine
-
-
-def synced(groups: Any, source: str, sources: int, target: str, targets: int, amount: float) -> list[str]:
-    """What is wrong on the targets after a sync of weights that were trained by ``amount``."""
-    trainer, engine = groups
-    trainer.train(source, amount)
-    with px.WeightSync(
-        trainer[:sources], engine[:targets], target, source_name=source, verify="full"
-    ) as sync:
-        sync()
-        total = TRAINED[source] = TRAINED.get(source, 0.0) + amount
-        wrong = [key for odd in engine[:targets].differs(target, total) for key in odd]
-        trainer.train(source, amount)
-        sync()
-        total = TRAINED[source] = total + amount
-        return wrong + [key for odd in engine[:targets].differs(target, total) for key in odd]
-
-
-TRAINED: dict[str, float] = {}
+        wanted = dict(golden.named_parameters())
+        return [
+            name for name, one in self.model.named_parameters() if not torch.equal(whole(one), wanted[name])
+        ]
 
 
 @pytest.mark.parametrize(
-    ("sources", "targets"),
-    [(1, 4), (4, 1), (2, 4), (4, 2)]
-    + [pytest.param(*sizes, marks=pytest.mark.soak) for sizes in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 4)]],
+    ("source", "sources", "target", "targets"),
+    [
+        *(("fsdp", one, "tp", other) for one, other in [(1, 4), (4, 1), (2, 4), (4, 2)]),
+        ("hybrid", 4, "tp", 2),
+        ("fsdp over tp", 4, "fsdp", 4),
+        *(
+            pytest.param("fsdp", one, "tp", other, marks=pytest.mark.soak)
+            for one, other in [(1, 1), (1, 2), (2, 1), (2, 2), (4, 4)]
+        ),
+    ],
 )
-def test_fsdp2_arrives_in_tensor_parallel_layers(groups: Any, sources: int, targets: int) -> None:
-    assert synced(groups, f"fsdp{sources}", sources, f"tp{targets}", targets, 1.0) == []
-
-
-def test_hybrid_shards_arrive_in_tensor_parallel_layers(groups: Any) -> None:
-    assert synced(groups, "hybrid", 4, "tp2", 2, 2.0) == []
-
-
-def test_shards_over_tensor_parallel_layers_arrive_in_other_shards(groups: Any) -> None:
-    assert synced(groups, "fsdp over tp", 4, "fsdp4", 4, 3.0) == []
+def test_weights_arrive_in_another_layout(
+    ray_cluster: None, source: str, sources: int, target: str, targets: int
+) -> None:
+    with (
+        px.ResourcePool([sources], use_gpu=False) as ours,
+        px.ResourcePool([targets], use_gpu=False) as theirs,
+        px.WorkerGroup(ours, Trainer.bind(source)) as trainer,
+        px.WorkerGroup(theirs, Engine.bind(target)) as engine,
+        px.WeightSync(trainer, engine, "model", verify="full") as sync,
+    ):
+        for amount in (1.0, 2.0):
+            trainer.train()
+            sync()
+            assert engine.differs(amount) == [[]] * targets
 
 
 LAYERS, MEGATRON = 4, {"hidden_size": 16, "num_attention_heads": 4, "num_query_groups": 2}
@@ -274,13 +228,9 @@ class Learner(DeviceMeshWorker):
         fully_shard(self.model, mesh=mesh)
         self.accept_weights("policy", self.model)
 
-    @px.register(px.Dispatch.RANK_ZERO)
-    def names(self) -> list[str]:
-        return [name for name, _ in self.model.named_parameters()]
-
     @px.register
     def full(self) -> dict[str, torch.Tensor]:
-        return {name: one.full_tensor().detach() for name, one in self.model.named_parameters()}
+        return {name: whole(one) for name, one in self.model.named_parameters()}
 
 
 def of_transformer_engine(key: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 
 import pytest
@@ -75,16 +74,28 @@ def test_holes_and_overlaps_of_the_parts_of_the_source_are_found(
     assert re.search(words, " ".join(row))
 
 
-def test_boxes_with_other_dimensions_than_the_global_tensor_are_refused() -> None:
-    row = px.weights.ShardSpec((4, 2), (((0,), (4,)),))
-    publishing = Publisher.bind(lambda _: {"w": torch.ones(4)}, boxes=lambda _: {"w": row})
-    accepting = Accepter.bind(lambda _: {"w": torch.zeros(4, 2)})
-    with (
-        linked(publishing, accepting, sizes=(1, 1)) as (_, _, sync),
-        pytest.raises(
-            px.errors.DeclarationError, match=r"w: the stated boxes .* global tensor of shape \[4, 2\]"
+@pytest.mark.parametrize(
+    ("model", "boxes", "why"),
+    [
+        ([1], {}, r"an nn\.Module or a mapping"),
+        ({"w": [1.0]}, {}, "are no tensors"),
+        ({"w": torch.zeros(1, dtype=torch.complex128)}, {}, "w has type complex128"),
+        ({"w": torch.zeros(3)}, {"v": px.weights.ShardSpec((3,), ())}, "names tensors that do not exist: v"),
+        (
+            {"w": torch.zeros(3, 2)},
+            {"w": px.weights.ShardSpec((8, 2), (((0, 0), (2, 2)),))},
+            "w: the stated boxes",
         ),
-    ):
+        (
+            {"w": torch.ones(4)},
+            {"w": px.weights.ShardSpec((4, 2), (((0,), (4,)),))},
+            r"w: the stated boxes .* global tensor of shape \[4, 2\]",
+        ),
+    ],
+)
+def test_what_cannot_be_published_is_refused_by_name(model: object, boxes: object, why: str) -> None:
+    publishing = Publisher.bind(lambda _: model, boxes=lambda _: boxes)
+    with pytest.raises(px.DeclarationError, match=why), linked(publishing, Rollout) as (_, _, sync):
         sync()
 
 
@@ -110,20 +121,6 @@ def test_names_that_nobody_publishes_or_accepts_are_told_with_those_that_there_a
 
         assert f"it has: ['{NAME}']" in str(raised.value)
         assert source.name in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "options", [{"verify": "some"}, {"transport": "pigeon"}, {"bucket_bytes": 12}, {"timeout": -1.0}]
-)
-def test_options_and_groups_that_are_none_are_refused_at_once(options: dict[str, object]) -> None:
-    with groups(Actor, Rollout) as (source, target):
-        make = functools.partial(px.WeightSync, source, target, NAME)
-        with pytest.raises(px.PhalanxError, match=next(iter(options))):
-            make(**options)  # type: ignore[arg-type]
-        with pytest.raises(px.DeclarationError, match="the target is 3; give a group"):
-            px.WeightSync(source, 3, NAME)  # type: ignore[arg-type]
-        with pytest.raises(px.DeclarationError, match="at least one group"):
-            px.WeightSync(source, [], NAME)
 
 
 def test_a_closed_group_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,33 +15,22 @@ from tests.weights.weight_workers import NAME, Actor, Rollout
 SOAK_ON_RAY = True
 
 
-class Groups:
-    def __init__(self, pool: px.ResourcePool) -> None:
-        self.actor = px.WorkerGroup(pool[0:1], Actor, name="actor")
-        self.rollout = px.WorkerGroup(pool[1:2], Rollout, name="rollout")
-
-    def close(self) -> None:
-        self.actor.close()
-        self.rollout.close()
-
-
 @pytest.fixture
-def groups(pool: px.ResourcePool) -> Iterator[Groups]:
-    made = Groups(pool)
-    yield made
-    made.close()
+def groups(pool: px.ResourcePool) -> Iterator[tuple[px.WorkerGroup, px.WorkerGroup]]:
+    with px.WorkerGroup(pool[0:1], Actor) as actor, px.WorkerGroup(pool[1:2], Rollout) as rollout:
+        yield actor, rollout
 
 
-def generate(staleness: px.StalenessManager, channel: px.Channel, rows: int, timeout: float = 0) -> int:
-    with staleness.lease(rows, timeout) as lease:
+def generate(staleness: px.StalenessManager, channel: px.Channel, rows: int) -> int:
+    with staleness.lease(rows, 0) as lease:
         lease.put(channel, torch.zeros(rows, 1), lease.version)
     return lease.version
 
 
-def test_each_sync_puts_its_version_into_training_and_new_rows_are_of_it(groups: Groups) -> None:
+def test_each_sync_puts_its_version_into_training_and_new_rows_are_of_it(groups: Any) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
     with (
-        px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync,
+        px.WeightSync(*groups, NAME, staleness=staleness) as sync,
         px.Channel() as channel,
     ):
         for number in (1, 2, 3):
@@ -48,30 +38,30 @@ def test_each_sync_puts_its_version_into_training_and_new_rows_are_of_it(groups:
             assert generate(staleness, channel, 4) == number
             with channel.take_rows(4) as batch:
                 batch.value()
-            groups.actor.train()
+            groups[0].train()
         sync()
     assert (staleness.stats.lags, staleness.stats.rows.dropped) == ({0: 12}, 0)
 
 
-def test_the_same_step_sent_again_counts_no_rows_as_trained_on(groups: Groups) -> None:
+def test_the_same_step_sent_again_counts_no_rows_as_trained_on(groups: Any) -> None:
     staleness = px.StalenessManager(max_lag=1, rows_per_version=4)
     with (
-        px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync,
+        px.WeightSync(*groups, NAME, staleness=staleness) as sync,
         px.Channel() as channel,
     ):
         sync()
         generate(staleness, channel, 4)
         sync()
         assert (staleness.stats.rows.trained, staleness.stats.rows.ready) == (0, 4)
-        groups.actor.train()
+        groups[0].train()
         sync()
         assert staleness.stats.lags == {1: 4}
 
 
-def test_numbers_go_on_from_a_loaded_staleness(groups: Groups) -> None:
+def test_numbers_go_on_from_a_loaded_staleness(groups: Any) -> None:
     staleness = px.StalenessManager(1, 4)
     px.channels.restore(px.channels.snapshot([], px.StalenessManager(1, 4, version=7)), [], staleness)
-    with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:
+    with px.WeightSync(*groups, NAME, staleness=staleness) as sync:
         assert sync().number == 8
     assert staleness.version == 8
 
@@ -79,15 +69,15 @@ def test_numbers_go_on_from_a_loaded_staleness(groups: Groups) -> None:
 @pytest.mark.slow_on_cluster
 @pytest.mark.filterwarnings("error")
 def test_a_sync_that_fails_leaves_the_staleness_alone_unless_only_a_warning_was_its_error(
-    groups: Groups,
+    groups: Any,
 ) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
-    with px.WeightSync(groups.actor, groups.rollout, NAME, staleness=staleness) as sync:
+    with px.WeightSync(*groups, NAME, staleness=staleness) as sync:
         sync()
         with pytest.raises(px.weights.WeightsError):
             sync(step=5)
         assert staleness.version == 1
-        groups.actor.train()
+        groups[0].train()
         assert sync(step=1).number == staleness.version == 2
         with pytest.raises(RuntimeWarning, match="changed nothing"):
             sync(expect_change=True)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import phalanx as px
+from phalanx.declare.weight_declarations import Accepted, WeightsDeclared
+from phalanx.weights.versions import WeightRegistry
 from phalanx.weights.weight_ends import WeightSource
 from tests.weights.weight_workers import (
     NAME,
@@ -98,6 +100,8 @@ def test_torn_weights_stop_registered_methods_that_need_some_until_a_sync_succee
                 call()
         assert target.run(lambda worker: worker.refuses) == [True]
         assert target.run(lambda _: px.weights.current_version(NAME)) == [None]
+        with pytest.raises(px.RemoteCallError, match=r"DeclarationError: .* has weights \['policy'\]"):
+            target.run(lambda _: px.weights.current_version("nothing"))
         target.refuse(False)
         version = sync()
         assert (version.number, version.changed) == (3, 4)  # since the last whole version
@@ -129,6 +133,26 @@ def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
         assert target.critic.judge() == [7]
         with pytest.raises(px.weights.WeightsTorn, match="role 'rollout'"):
             target.rollout.generate()
+        with pytest.raises(px.DeclarationError, match=r"role 'critic' .* none \(role 'rollout' has them\)"):
+            px.WeightSync(source, target.critic, NAME)()
+
+
+def test_a_role_with_two_names_is_usable_when_both_are_and_versions_never_go_back() -> None:
+    one, other = ("actor", NAME), ("actor", "other")
+    noted = WeightRegistry(WeightsDeclared({}, {one: Accepted({})}), {one: 5}, {})
+    noted.begin(other, 1)
+    noted.finish(other, 1)
+    assert "actor" in noted.unusable
+
+    with pytest.raises(px.weights.WeightsError, match="never decrease"):
+        noted.begin(one, 3)
+    noted.begin(one, 6)
+    noted.finish(one, 6)
+    assert noted.unusable == {}
+    noted.publish(one, "to one group", 7, None, None)
+    noted.publish(one, "to another", 7, None, None)
+    with pytest.raises(px.weights.WeightsError, match="version 7 was published already"):
+        noted.publish(one, "to one group", 7, None, None)
 
 
 def test_a_restarted_group_is_refused_until_it_is_synced_if_it_had_a_version() -> None:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -21,11 +20,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.declare.weight_declarations import Published
 from phalanx.errors import DeclarationError, WeightsMismatch
-from phalanx.weights.boxes import volume
+from phalanx.weights.boxes import local_boxes, volume
 from phalanx.weights.local_layout import (
     LocalLayout,
     MegatronRank,
-    ShardSpec,
     current_tensors,
     read_layout,
     read_megatron,
@@ -134,7 +132,11 @@ def test_a_strided_shard_is_several_boxes_unless_what_it_strides_over_makes_them
         large = read_tensors({"w": tensor})  # without listing its rows
 
     assert [str(patch.box) for patch in held(reading, "w").boxes] == ["[0:2]", "[4:6]"]
+    assert holds_its_boxes(reading, "w", full)
     assert [str(patch.box) for patch in held(large, "w").boxes] == ["[0:38016, 0:8]"]
+    adjacent, apart = [range(2), range(2, 5)], [range(2), range(4, 5)]
+    boxes = [(str(patch.box), patch.at) for patch in local_boxes([adjacent, apart])]
+    assert boxes == [("[0:5, 0:2]", (0, 0)), ("[0:5, 4:5]", (0, 2))]
 
 
 def test_a_tensor_that_is_cut_along_other_dims_into_parts_of_the_same_size_needs_a_new_plan() -> None:
@@ -178,21 +180,6 @@ def test_placements_that_cannot_be_read_are_refused_by_name(
 
         with pytest.raises(DeclarationError, match=why):
             read_tensors({"w": tensor})
-
-
-@pytest.mark.parametrize(
-    ("model", "boxes", "why"),
-    [
-        ([1], {}, r"an nn\.Module or a mapping"),
-        ({"w": [1.0]}, {}, "are no tensors"),
-        ({"w": torch.zeros(1, dtype=torch.complex128)}, {}, "w has type complex128"),
-        ({"w": torch.zeros(3)}, {"v": ShardSpec((3,), ())}, "names tensors that do not exist: v"),
-        ({"w": torch.zeros(3, 2)}, {"w": ShardSpec((8, 2), (((0, 0), (2, 2)),))}, "w: the stated boxes"),
-    ],
-)
-def test_what_cannot_be_read_is_refused_by_name(model: Any, boxes: dict[str, ShardSpec], why: str) -> None:
-    with pytest.raises(DeclarationError, match=why):
-        read_tensors(model, boxes)
 
 
 def tagged(tensor: torch.Tensor, dim: int | None = None, stride: int = 1) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -59,20 +58,14 @@ def version_of(tensors: Tensors) -> Outgoing:
     return Outgoing(lambda slot: read_slot(tensors, slot), lambda _: b"note", lambda: None)
 
 
-def synced(
-    ends: list[list[Endpoint]], tensors: Sequence[Tensors], side: str, version: int
-) -> list[tuple[Callable[[int], None], int]]:
-    """The work of each rank of a side, for a thread each."""
-
-    def work(rank: int) -> None:
-        for end in ends[rank]:
-            end.packing.begin(version - 1 or None, version)
-            if side == "source":
-                end.send(version_of(tensors[rank]), Deadline(30))
-            else:
-                end.receive(lambda slot: write_slot(tensors[rank], slot), Deadline(30))
-
-    return [(work, rank) for rank in range(len(ends))]
+def transfer(ends: list[Endpoint], tensors: Tensors, side: str, version: int) -> None:
+    """What one rank does in a sync."""
+    for end in ends:
+        end.packing.begin(version - 1 or None, version)
+        if side == "source":
+            end.send(version_of(tensors), Deadline(30))
+        else:
+            end.receive(lambda slot: write_slot(tensors, slot), Deadline(30))
 
 
 @pytest.mark.parametrize("transport", PLACES)
@@ -103,8 +96,9 @@ def test_every_target_rank_has_its_part_of_every_version(
         for version in (1, 2):
             full = {name: one + version for name, one in full.items()}
             sent = [source.tensors(full, rank) for rank in range(source.ranks)]
-            work = [*synced(senders, sent, "source", version), *synced(receivers, arrived, "target", version)]
-            for future in [threads.submit(function, rank) for function, rank in work]:
+            work = [(*rank, "source", version) for rank in zip(senders, sent, strict=True)]
+            work += [(*rank, "target", version) for rank in zip(receivers, arrived, strict=True)]
+            for future in [threads.submit(transfer, *rank) for rank in work]:
                 future.result(60)
             assert all(same(one, target.tensors(full, rank)) for rank, one in enumerate(arrived))
     for end in itertools.chain(*senders, *receivers):
