@@ -69,7 +69,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip slow tests once the time is over that a run of CI has for them."""
     after = os.environ.get("PHALANX_SKIP_SLOW_AFTER")
-    if after is not None and time.time() > float(after) and item.get_closest_marker("slow") is not None:
+    is_slow = any(item.get_closest_marker(mark) is not None for mark in ("slow", "verl", "vllm"))
+    if after is not None and time.time() > float(after) and is_slow:
         pytest.skip(f"no time left in this run of CI for {item.nodeid}")
 
 

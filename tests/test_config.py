@@ -11,6 +11,8 @@ from phalanx.config import overlays_verl, own_variables, settings, shown_ranks
 def test_a_deadline_of_the_environment_is_that_of_groups_without_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("PHALANX_CALL_TIMEOUT", raising=False)
+    assert settings().call_timeout is None  # unless somebody asks for one
     monkeypatch.setenv("PHALANX_CALL_TIMEOUT", "7.5")
 
     with px.ResourcePool([1], backend="inline") as pool:
@@ -20,21 +22,20 @@ def test_a_deadline_of_the_environment_is_that_of_groups_without_their_own(
     assert (own.core.card.call_timeout, without.core.card.call_timeout) == (3.0, 7.5)
 
 
-def test_there_is_no_deadline_unless_somebody_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PHALANX_CALL_TIMEOUT", raising=False)
+def test_the_backend_is_ray_unless_somebody_asks_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PHALANX_BACKEND", raising=False)
 
-    assert settings().call_timeout is None
+    assert settings().backend == "ray"
 
 
-@pytest.mark.parametrize(("given", "asked"), [("1", True), ("0", False), ("", False), (None, False)])
+@pytest.mark.parametrize(("given", "asked"), [("1", True), ("0", False), ("", False)])
 def test_verl_is_overlaid_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, asked: bool
+    monkeypatch: pytest.MonkeyPatch, given: str, asked: bool
 ) -> None:
-    monkeypatch.delenv("PHALANX_VERL", raising=False)
-    if given is not None:
-        monkeypatch.setenv("PHALANX_VERL", given)
-
+    monkeypatch.setenv("PHALANX_VERL", given)
     assert overlays_verl() is asked
+    monkeypatch.delenv("PHALANX_VERL")
+    assert overlays_verl() is False
 
 
 def test_settings_are_handed_on_without_the_marks_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ import phalanx as px
 SLOW_ON_RAY = True
 
 
-class Role(px.Worker):
+class Source(px.Worker):
+    """Gives one row by rank, in every way that a call can return; one group for all that is tried here."""
+
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def extend(self, batch: Any) -> Any:
         return batch | {"twice": batch["ids"] * 2}
@@ -40,65 +42,6 @@ class Role(px.Worker):
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def only_settings(self, batch: Any) -> Any:
         return {"temp": batch["temp"]}
-
-
-@pytest.fixture(scope="module")
-def role(source: px.WorkerGroup) -> px.WorkerGroup:
-    return source
-
-
-def batch_of(rows: int) -> dict[str, Any]:
-    return {"ids": torch.arange(rows), "temp": 0.7, "stop": None, "meta": {"name": "a", "nan": float("nan")}}
-
-
-@pytest.mark.parametrize("rows", [0, 3, 4, 6])
-def test_a_batch_that_passed_through_a_role_is_the_batch_for_the_next(
-    role: px.WorkerGroup, rows: int
-) -> None:
-    seen = role.shown(batch_of(rows))
-    future = role.extend.submit(batch_of(rows))
-    assert role.shown(future) == role.shown(future.result()) == seen
-    assert repr(future.result()) == repr(batch_of(rows) | {"twice": torch.arange(rows) * 2})
-
-
-@pytest.mark.parametrize("rows", [4, 6])
-def test_what_the_ranks_do_not_agree_on_is_refused_by_value_and_by_future(
-    role: px.WorkerGroup, rows: int
-) -> None:
-    future = role.rank_in.submit(batch_of(rows))
-    assert future.result()["mine"] == px.data.PerShard([0, 1, 2, 3])
-    with pytest.raises(px.DispatchError, match=r"\['mine'\]"):
-        role.shown(future.result())
-    with pytest.raises(px.PhalanxError, match=r"\['mine'\]"):
-        role.shown(future)
-
-
-def test_one_rank_alone_gives_its_value_to_the_next_role(role: px.WorkerGroup) -> None:
-    future = role[2:3].rank_in.submit(batch_of(2))
-    assert future.result()["mine"] == 2
-    assert role.shown(future) == role.shown(future.result())
-
-
-@pytest.mark.parametrize("ranks", [slice(0, 1), slice(0, 4)])
-def test_tables_of_unknown_rows_are_refused_by_value_and_by_future(
-    role: px.WorkerGroup, ranks: slice
-) -> None:
-    future = role[ranks].tables.submit(batch_of(4))
-    with pytest.raises(px.DispatchError, match=r"\['table'\]"):
-        role.shown(future.result())
-    with pytest.raises(px.PhalanxError, match=r"\['table'\]"):
-        role.shown(future)
-
-
-def test_settings_alone_go_to_every_rank_by_value_and_by_future(role: px.WorkerGroup) -> None:
-    settings = role.only_settings.submit(batch_of(5))
-    ids = torch.arange(2)
-    for given in (settings, settings.result()):
-        assert role.shown({"ids": ids, "settings": given}) == ["{'settings': {'temp': 0.7}}"] * 2
-
-
-class Source(Role):
-    """Gives one row by rank, in every way that a call can return; one group for all that is tried here."""
 
     @px.register
     def listed(self) -> Any:
@@ -159,6 +102,56 @@ def source(pool: px.ResourcePool) -> px.WorkerGroup:
 @pytest.fixture(scope="module")
 def sink(pool: px.ResourcePool) -> px.WorkerGroup:
     return px.WorkerGroup(pool[0:3], Sink)
+
+
+def batch_of(rows: int) -> dict[str, Any]:
+    return {"ids": torch.arange(rows), "temp": 0.7, "stop": None, "meta": {"name": "a", "nan": float("nan")}}
+
+
+@pytest.mark.parametrize("rows", [0, 3, 4, 6])
+def test_a_batch_that_passed_through_a_role_is_the_batch_for_the_next(
+    source: px.WorkerGroup, rows: int
+) -> None:
+    seen = source.shown(batch_of(rows))
+    future = source.extend.submit(batch_of(rows))
+    assert source.shown(future) == source.shown(future.result()) == seen
+    assert repr(future.result()) == repr(batch_of(rows) | {"twice": torch.arange(rows) * 2})
+
+
+@pytest.mark.parametrize("rows", [4, 6])
+def test_what_the_ranks_do_not_agree_on_is_refused_by_value_and_by_future(
+    source: px.WorkerGroup, rows: int
+) -> None:
+    future = source.rank_in.submit(batch_of(rows))
+    assert future.result()["mine"] == px.data.PerShard([0, 1, 2, 3])
+    with pytest.raises(px.DispatchError, match=r"\['mine'\]"):
+        source.shown(future.result())
+    with pytest.raises(px.PhalanxError, match=r"\['mine'\]"):
+        source.shown(future)
+
+
+def test_one_rank_alone_gives_its_value_to_the_next_role(source: px.WorkerGroup) -> None:
+    future = source[2:3].rank_in.submit(batch_of(2))
+    assert future.result()["mine"] == 2
+    assert source.shown(future) == source.shown(future.result())
+
+
+@pytest.mark.parametrize("ranks", [slice(0, 1), slice(0, 4)])
+def test_tables_of_unknown_rows_are_refused_by_value_and_by_future(
+    source: px.WorkerGroup, ranks: slice
+) -> None:
+    future = source[ranks].tables.submit(batch_of(4))
+    with pytest.raises(px.DispatchError, match=r"\['table'\]"):
+        source.shown(future.result())
+    with pytest.raises(px.PhalanxError, match=r"\['table'\]"):
+        source.shown(future)
+
+
+def test_settings_alone_go_to_every_rank_by_value_and_by_future(source: px.WorkerGroup) -> None:
+    settings = source.only_settings.submit(batch_of(5))
+    ids = torch.arange(2)
+    for given in (settings, settings.result()):
+        assert source.shown({"ids": ids, "settings": given}) == ["{'settings': {'temp': 0.7}}"] * 2
 
 
 def calls_of(source: px.WorkerGroup) -> dict[str, px.CallFuture[Any]]:

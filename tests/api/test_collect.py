@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -48,10 +47,8 @@ class Model(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def group(pool: px.ResourcePool) -> Iterator[Any]:
-    made = px.WorkerGroup(pool, Model)
-    yield made
-    made.close()
+def group(pool: px.ResourcePool) -> Any:
+    return px.WorkerGroup(pool, Model)
 
 
 def test_the_first_output_is_of_the_first_piece_and_a_function_gets_the_group_and_all(group: Any) -> None:

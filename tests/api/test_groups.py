@@ -71,7 +71,7 @@ class Critic:
 
 class Plain(px.Worker):
     def __init__(self) -> None:
-        self.waiting = asyncio.Event() if sys.version_info >= (3, 10) else None
+        self.waiting = asyncio.Event()
 
     @px.register
     def variable(self, name: str) -> str | None:
@@ -97,13 +97,11 @@ class Plain(px.Worker):
 
     @px.register
     async def wait_for_release(self) -> str:
-        assert self.waiting is not None
         await self.waiting.wait()
         return "released"
 
     @px.register
     async def release(self) -> None:
-        assert self.waiting is not None
         self.waiting.set()
 
     @px.register
@@ -123,7 +121,9 @@ def colocated(ray_cluster: None) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def plain(backend: str) -> Iterator[Any]:
     with px.ResourcePool([3], use_gpu=False) as pool:
-        yield px.WorkerGroup(pool, Plain, env={"OF_THE_GROUP": "yes", "OMP_NUM_THREADS": "3"}, name="plain")
+        env = {"OF_THE_GROUP": "yes", "OMP_NUM_THREADS": "3"}
+        never = {"start_timeout": float("inf"), "call_timeout": float("inf")}
+        yield px.WorkerGroup(pool, Plain, env=env, name="plain", **never)
 
 
 def test_roles_share_a_process_see_each_other_and_are_called_as_groups_of_their_own(colocated: Any) -> None:
@@ -153,10 +153,9 @@ def test_a_second_process_group_forms_after_the_first_was_destroyed(colocated: A
 
 
 @pytest.fixture(scope="module")
-def neighbour(colocated: Any) -> Iterator[Any]:
+def neighbour(colocated: Any) -> Any:
     """Another group on the same slots."""
-    with px.WorkerGroup(colocated.pool, Actor, name="neighbour") as made:
-        yield made
+    return px.WorkerGroup(colocated.pool, Actor, name="neighbour")
 
 
 def test_two_groups_on_the_same_slots_have_two_worlds_and_explain_says_so(
@@ -326,6 +325,15 @@ def test_bound_methods_look_like_the_methods_and_the_groups_environment_reaches_
     ):
         _ = plain.same.remote
     assert not hasattr(plain.same, "other")
+
+
+@pytest.mark.parametrize("seconds", [None, float("inf"), 1e300])
+def test_a_call_and_its_future_take_no_bound(plain: Any, seconds: float | None) -> None:
+    future = plain.variable.options(timeout=seconds, stall_report_after=seconds).submit("RANK")
+
+    assert future.result(timeout=seconds) == ["0", "1", "2"]
+    assert px.gather(plain.variable.submit("RANK"), timeout=seconds) == [["0", "1", "2"]]
+    assert dict(plain.variable.submit("RANK").stream(timeout=seconds)) == {0: "0", 1: "1", 2: "2"}
 
 
 def test_counts_of_a_cluster_that_is_there_already_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

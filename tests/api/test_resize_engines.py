@@ -46,9 +46,9 @@ def eight(backend: str) -> Iterator[px.ResourcePool]:
         yield pool
 
 
-def engines(pool: px.ResourcePool, kind: type[Engine] = Engine) -> px.WorkerGroup:
+def engines(pool: px.ResourcePool) -> px.WorkerGroup:
     """As many as the pool has room for."""
-    return px.WorkerGroup(pool, kind, mesh=px.Mesh(dp=-1, tp=TP))
+    return px.WorkerGroup(pool, Engine, mesh=px.Mesh(dp=-1, tp=TP))
 
 
 def test_engines_come_and_go_whole_and_ranks_that_stay_keep_number_and_process(
@@ -135,11 +135,6 @@ def test_engines_of_a_mesh_that_the_ranks_registered(eight: px.ResourcePool) -> 
     assert group.answers([1, 2, 3]) == [(0, 1), (1, 2), (2, 3)]
 
 
-class Stages(Engine):
-    def __init__(self) -> None:
-        """Any mesh will do."""
-
-
 def test_what_cannot_be_resized_is_refused_with_advice(eight: px.ResourcePool) -> None:
     group = engines(eight)
     with pytest.raises(px.PlacementError, match=r"5 engines of 2 ranks take 10; pool\.grow\(2\)"):
@@ -148,7 +143,7 @@ def test_what_cannot_be_resized_is_refused_with_advice(eight: px.ResourcePool) -
         px.resize(group, 0)
     group.close()
     for mesh in (px.Mesh(tp=TP, dp=-1), px.Mesh(pp=8)):
-        odd = px.WorkerGroup(eight, Stages, mesh=mesh)
+        odd = px.WorkerGroup(eight, Engine, mesh=mesh)
         with pytest.raises(px.DeclarationError, match=r"dp, as the slowest"):
             px.resize(odd, 2)
         odd.close()

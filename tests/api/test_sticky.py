@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,9 +21,8 @@ class Server(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
-    with px.WorkerGroup(pool[0:3], Server, name="servers") as made:
-        yield made
+def group(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool[0:3], Server, name="servers")
 
 
 def test_a_key_stays_with_its_rank_and_keys_are_spread(group: px.WorkerGroup) -> None:

@@ -71,10 +71,8 @@ class Source(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def shared(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
-    made = px.WorkerGroup(pool[0:2], Source)
-    yield made
-    made.close()
+def shared(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool[0:2], Source)
 
 
 @pytest.fixture

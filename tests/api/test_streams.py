@@ -91,17 +91,13 @@ class Source(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def group(pool: px.ResourcePool) -> Iterator[Any]:
-    made = px.WorkerGroup(pool[0:2], Source)
-    yield made
-    made.close()
+def group(pool: px.ResourcePool) -> Any:
+    return px.WorkerGroup(pool[0:2], Source)
 
 
 @pytest.fixture(scope="module")
-def squares(pool: px.ResourcePool) -> Iterator[Any]:
-    made = px.WorkerGroup(pool, Source, mesh=px.Mesh(dp=2, tp=2))
-    yield made
-    made.close()
+def squares(pool: px.ResourcePool) -> Any:
+    return px.WorkerGroup(pool, Source, mesh=px.Mesh(dp=2, tp=2))
 
 
 @pytest.mark.parametrize("method", ["count", "count_async"])

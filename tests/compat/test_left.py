@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import subprocess
-import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from phalanx.compat.verl.single_controller.ray import RayResourcePool, RayWorkerGroup
 from phalanx.compat.verl.single_controller.ray.base import merge_resource_pool, split_resource_pool
 from phalanx.errors import GroupClosed, PlacementError
+from tests.examples.test_examples import run
 
 SCRIPT = """
 import ray
@@ -83,17 +82,10 @@ def test_the_slots_of_a_cluster_that_was_left_are_gone_and_a_pool_travels_withou
 
 
 @pytest.mark.slow
-def test_a_driver_leaves_its_cluster_and_makes_other_groups() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        timeout=170,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
-    )
+def test_a_driver_leaves_its_cluster_and_makes_other_groups(tmp_path: Path) -> None:
+    (tmp_path / "driver.py").write_text(SCRIPT)
 
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.split("\n")[-5:-1] == [
+    assert run(tmp_path / "driver.py", backend="ray", folder=tmp_path).splitlines()[-4:] == [
         "watched: False",
         "GroupClosed",
         "PlacementError",

@@ -89,17 +89,14 @@ class EngineConformance:
 
     @pytest.fixture(scope="class")
     def reference(self, model: Any) -> Reference:
-        """The same model, here."""
         return Reference(model)
 
     @pytest.fixture(scope="class")
     def source(self, model: Any, source_pool: px.ResourcePool) -> Any:
-        """A group that publishes it."""
         return px.WorkerGroup(source_pool, Source.bind(copy.deepcopy(model)), name="source")
 
     @pytest.fixture(scope="class")
     def sync(self, source: Any, rollout: Any) -> Iterator[px.WeightSync]:
-        """From the source to the engine."""
         made = px.WeightSync(source, rollout, "policy")
         yield made
         made.close()
@@ -107,7 +104,6 @@ class EngineConformance:
     def test_greedy_tokens_and_their_log_probabilities_are_those_of_the_model(
         self, rollout: Any, reference: Reference
     ) -> None:
-        """In order, whichever rank made them."""
         made = rollout.generate(reference.prompts, SamplingParams(max_tokens=LENGTH, temperature=0))
 
         self.check_greedy(made, reference)
@@ -134,7 +130,6 @@ class EngineConformance:
     def test_tokens_are_those_of_the_new_weights_after_each_sync(
         self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync
     ) -> None:
-        """Three times; and every token says which weights drew it."""
         for seed in range(3):
             (state,) = source.change(seed)
             reference.model.load_state_dict(state)
@@ -147,7 +142,6 @@ class EngineConformance:
     def test_a_sync_in_the_middle_of_an_answer_tells_the_tokens_before_and_after_it(
         self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync
     ) -> None:
-        """The answer goes on, with the new weights."""
         prompt = reference.prompts[0]
         length = min(rollout.capabilities().context - len(prompt), 64)
         for seed in range(77, 97):  # until the sync comes before the engine is at the end of the answer
@@ -177,7 +171,6 @@ class EngineConformance:
     def test_a_prompt_that_is_too_long_is_an_error_of_its_row(
         self, rollout: Any, reference: Reference
     ) -> None:
-        """The others have their answers."""
         context = rollout.capabilities().context
         long, short = rollout.generate(
             [[2] * (context + 1), reference.prompts[0]], SamplingParams(max_tokens=2)
@@ -202,7 +195,6 @@ class EngineConformance:
         assert {row: len(one.tokens) for row, one in rows.items()} == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
 
     def test_a_stop_token_ends_an_answer_and_is_its_last(self, rollout: Any, reference: Reference) -> None:
-        """As a token, and as several in a row."""
         prompt = reference.prompts[0]
         (whole,) = rollout.generate([prompt], SamplingParams(max_tokens=LENGTH, temperature=0))
         pair = whole.tokens[2:4]
@@ -213,7 +205,6 @@ class EngineConformance:
         assert (made.tokens, made.finish_reason) == (whole.tokens[: first + 1], "stop")
 
     def test_several_answers_to_a_prompt_come_as_one_row(self, rollout: Any, reference: Reference) -> None:
-        """And differ."""
         made = rollout.generate(reference.prompts[:2], SamplingParams(max_tokens=LENGTH, n=3))
 
         assert [len(one.all) for one in made] == [3, 3]
@@ -222,7 +213,6 @@ class EngineConformance:
     def test_no_log_probabilities_where_none_are_asked_for_and_no_answers_without_prompts(
         self, rollout: Any, reference: Reference
     ) -> None:
-        """And neither is an error."""
         (made,) = rollout.generate(reference.prompts[:1], SamplingParams(max_tokens=2, log_probs=None))
 
         assert len(made.tokens) == 2
@@ -232,7 +222,6 @@ class EngineConformance:
     def test_a_seed_gives_a_row_the_same_tokens_whatever_else_is_in_the_batch(
         self, rollout: Any, reference: Reference
     ) -> None:
-        """Alone, in a batch, and in the middle of an answer."""
         if not rollout.capabilities().seeds:
             pytest.skip("this engine has no seeds of rows")
         sampling = SamplingParams(max_tokens=LENGTH, seed=5).each(len(reference.prompts))
@@ -246,7 +235,6 @@ class EngineConformance:
         assert [one.tokens for one in alone] == [one.tokens for one in made]
 
     def test_an_aborted_answer_is_gone_on_with(self, rollout: Any, reference: Reference) -> None:
-        """With the tokens that it would have had."""
         prompt = reference.prompts[1]
         sampling = SamplingParams(max_tokens=LENGTH, temperature=0)
         (whole,) = rollout.generate([prompt], sampling)
@@ -267,7 +255,6 @@ class EngineConformance:
     def test_a_pause_that_aborts_gives_answers_back_as_they_are(
         self, rollout: Any, reference: Reference
     ) -> None:
-        """And after it the engine goes on."""
         with rollout.any.generate_tokens.stream(
             reference.prompts[:1], SamplingParams(max_tokens=40), buffer=1
         ) as items:
@@ -282,7 +269,6 @@ class EngineConformance:
     def test_a_pause_that_waits_lets_answers_come_to_their_end(
         self, rollout: Any, reference: Reference
     ) -> None:
-        """And begins no others."""
         with rollout.any.generate_tokens.stream(
             reference.prompts[:1], SamplingParams(max_tokens=LENGTH)
         ) as items:
@@ -296,7 +282,6 @@ class EngineConformance:
     def test_log_probabilities_of_prompts_are_those_of_the_model(
         self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync
     ) -> None:
-        """All tokens but the first."""
         (state,) = source.change(9)
         reference.model.load_state_dict(state)
         sync()
@@ -317,7 +302,6 @@ class EngineConformance:
         assert len(rollout.generate(reference.prompts[:1], SamplingParams(max_tokens=3))[0].tokens) == 3
 
     def test_statistics_count_what_was_made(self, rollout: Any, reference: Reference) -> None:
-        """Rows and tokens, over all ranks."""
         before = rollout.engine_statistics()
         rollout.generate(reference.prompts, SamplingParams(max_tokens=4))
         after = rollout.engine_statistics()

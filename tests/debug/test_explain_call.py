@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -60,9 +59,8 @@ class Placed(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def group(pool: px.ResourcePool) -> Iterator[Any]:
-    with px.WorkerGroup(pool, Explained, mesh=px.Mesh(pp=2, dp=2), name="explained") as made:
-        yield made
+def group(pool: px.ResourcePool) -> Any:
+    return px.WorkerGroup(pool, Explained, mesh=px.Mesh(pp=2, dp=2), name="explained")
 
 
 def test_peers_of_a_mesh_get_the_same_rows_and_the_last_stage_returns(group: Any) -> None:

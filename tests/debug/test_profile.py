@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,8 @@ class Profiled(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def group(pool: px.ResourcePool) -> Iterator[Any]:
-    with px.WorkerGroup(pool, Profiled, name="profiled") as made:
-        yield made
+def group(pool: px.ResourcePool) -> Any:
+    return px.WorkerGroup(pool, Profiled, name="profiled")
 
 
 def inline(cls: Any = Profiled, **options: Any) -> Any:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -65,10 +64,8 @@ class Broken(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def group(pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
-    made = px.WorkerGroup(pool[0:2], Traced, name="traced")
-    yield made
-    made.close()
+def group(pool: px.ResourcePool) -> px.WorkerGroup:
+    return px.WorkerGroup(pool[0:2], Traced, name="traced")
 
 
 def calls_of(trace: Trace, method: str) -> list[TracedCall]:

@@ -8,16 +8,7 @@ import pytest
 import torch
 
 import phalanx as px
-
-
-class Source(px.Worker):
-    def __init__(self) -> None:
-        self.model = torch.nn.Linear(4, 3)
-        self.publish_weights("policy", self.model)
-
-    @px.register
-    def had(self) -> dict[str, Any]:
-        return {name: one.detach().clone() for name, one in self.model.named_parameters()}
+from tests.conformance.engines import Source
 
 
 class Pair(px.Worker):
@@ -27,10 +18,7 @@ class Pair(px.Worker):
         self.got: dict[str, Any] = {}
         self.memory: dict[str, torch.Tensor] = {}
         self.wrong = wrong
-        like = {
-            name: torch.empty_like(one, device="meta")
-            for name, one in torch.nn.Linear(4, 3).named_parameters()
-        }
+        like = dict(torch.nn.Linear(4, 3, device="meta").named_parameters())
         first = self.rank == 0
         self.accept_weights(
             "policy", like if first else {}, load=self.load, memory=self.make if first else None
@@ -58,10 +46,11 @@ def pool() -> Any:
 
 
 def test_one_rank_of_an_engine_takes_the_weights_into_memory_of_its_own(pool: px.ResourcePool) -> None:
-    source, target = px.WorkerGroup(pool[0:1], Source), px.WorkerGroup(pool, Pair)
+    source = px.WorkerGroup(pool[0:1], Source.bind(torch.nn.Linear(4, 3)))
+    target = px.WorkerGroup(pool, Pair)
+    (sent,) = source.change(0)
     px.WeightSync(source, target, "policy")()
 
-    (sent,) = source.had()
     first, second = target.had()
     assert second == {}
     assert all(torch.equal(first[name], sent[name]) for name in sent)

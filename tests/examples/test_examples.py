@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from phalanx.checkpoint.steps import read_step
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = sorted((ROOT / "examples" / "tutorial").glob("*.py"))
@@ -67,3 +70,30 @@ def test_grpo_learns_to_copy_on_two_ranks_and_saves_curve_and_report(tmp_path: P
     assert all(
         name in report for name in ("mean reward of each step", "policy.actor.update", "rollout.generate")
     )
+
+
+def rewards_of(path: Path) -> list[float]:
+    """Of all steps, as the last one of a run has them."""
+    _, values, _ = pickle.loads(read_step(str(path)).read("driver/state.pickle"))
+    return pickle.loads(values["rewards"])
+
+
+def train(folder: Path, steps: int, path: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run the example in one process, which saves every second step and the last one."""
+    options = {"--ranks": "1", "--device": "cpu", "--steps": str(steps), "--save": path, "--save-every": "2"}
+    words = [word for option in options.items() for word in option]
+    return start(GRPO, *words, *more, backend="inline", folder=folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_with_too_few_steps_fails_and_goes_on_as_if_it_had_not_been_ended(tmp_path: Path) -> None:
+    ended = train(tmp_path, 3, "ended")
+    train(tmp_path, 5, "whole")
+    train(tmp_path, 5, "ended", "--resume")
+
+    assert 0.0 <= final_reward(ended.stdout) < 0.3  # right by chance
+    assert "stayed below 0.9" in ended.stderr
+    assert ended.returncode == 1
+    assert len(rewards_of(tmp_path / "whole")) == 5
+    assert rewards_of(tmp_path / "ended") == rewards_of(tmp_path / "whole")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,10 +11,10 @@ import pyarrow.parquet
 import pytest
 
 import phalanx as px
+from tests.examples.loading import FOLDER
+from tests.examples.test_examples import run
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "image_embeddings.py"
-
+SCRIPT = FOLDER / "image_embeddings.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -24,18 +22,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 def test_it_writes_embeddings_that_a_worker_group_gives_too_and_that_find_the_same_photograph(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, str(SCRIPT), "--num-cpus", "2", "--per-class", "6", "--out", "here"]
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    few = ("--num-cpus", "2", "--per-class", "6", "--out", "here")
+    printed = run(SCRIPT, *few, backend="ray", folder=tmp_path)
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "a small one with random weights is used" in done.stdout
+    assert "a small one with random weights is used" in printed
     table = pyarrow.parquet.read_table(tmp_path / "here" / "embeddings")
     assert (sorted(table.column_names), table.num_rows) == (["class", "embedding", "path"], 48)
-    difference = re.search(r"largest difference (\S+)", done.stdout)
+    difference = re.search(r"largest difference (\S+)", printed)
     assert difference is not None
     assert float(difference[1]) <= 1e-5
-    found = re.search(r"of (\d+) neighbours (\d+) are of their query's class", done.stdout)
+    found = re.search(r"of (\d+) neighbours (\d+) are of their query's class", printed)
     assert found is not None
     assert int(found[2]) / int(found[1]) > 0.4  # by chance 5 / 47
     assert (tmp_path / "here" / "neighbours.png").read_bytes().startswith(b"\x89PNG")

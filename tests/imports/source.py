@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 SOURCE = Path(__file__).parents[2] / "src"
 LOADERS = frozenset(
@@ -22,15 +22,10 @@ def module_name(path: Path) -> str:
 MODULES: Mapping[str, Path] = {module_name(path): path for path in sorted((SOURCE / "phalanx").rglob("*.py"))}
 
 
-class Import(NamedTuple):
-    """One name that is imported: absolute, with the line; for ``from a import b`` that is ``a.b``."""
-
-    name: str
-    line: int
-
-
-def imports(source: str, module: str, *, is_package: bool = False, loaded: bool = False) -> Iterator[Import]:
+def imports(source: str, module: str, *, is_package: bool = False, loaded: bool = False) -> Iterator[str]:
     """All that ``source`` imports, at any depth and also through ``import_module("...")`` and ``lazy("...")``.
+
+    Names are absolute; ``from a import b`` imports ``a.b``.
 
     ``loaded=True`` keeps to what importing the module loads: not what is inside functions (loaded when they
     are called), nor what stands under ``if TYPE_CHECKING:`` (loaded never).
@@ -38,21 +33,21 @@ def imports(source: str, module: str, *, is_package: bool = False, loaded: bool 
     package = module if is_package else module.rpartition(".")[0]
     for node in _nodes(ast.parse(source), loaded):
         if isinstance(node, ast.Import):
-            yield from (Import(alias.name, node.lineno) for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parts = package.split(".")
             base = parts[: len(parts) - node.level + 1] if node.level else []
             origin = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (Import(f"{origin}.{alias.name}", node.lineno) for alias in node.names)
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call) and called(node) in (LOADERS - {"lazy"} if loaded else LOADERS):
-            yield from (Import(text, node.lineno) for text in _texts(node.args))
+            yield from _texts(node.args)
 
 
 def imports_of(module: str, *, loaded: bool = False) -> set[str]:
     """Absolute names of all that a module of ours imports; ``loaded`` as for :func:`imports`."""
     path = MODULES[module]
     is_package = path.name == "__init__.py"
-    return {one.name for one in imports(path.read_text(), module, is_package=is_package, loaded=loaded)}
+    return set(imports(path.read_text(), module, is_package=is_package, loaded=loaded))
 
 
 def hidden_imports(source: str) -> Iterator[tuple[int, int]]:

@@ -138,6 +138,15 @@ def test_nothing_names_the_drop_in(module: str) -> None:
     assert not [node.lineno for node in constants if "phalanx.compat" in str(node.value)]
 
 
+def test_only_one_module_of_the_drop_in_imports_the_drivers_side() -> None:
+    of_drop_in = [module for module in MODULES if row(module) == "phalanx.compat"]
+    side = tuple(_DRIVER - {"phalanx.api"})
+
+    knowing = [module for module in of_drop_in if any(name.startswith(side) for name in imports_of(module))]
+
+    assert knowing == ["phalanx.compat.verl.single_controller.ray.native"]
+
+
 def test_every_module_is_in_a_row_of_the_table() -> None:
     assert [name for name in MODULES if row(name) == "phalanx"] == ["phalanx"]
 
@@ -145,7 +154,7 @@ def test_every_module_is_in_a_row_of_the_table() -> None:
 def test_imports_for_type_checkers_and_in_functions_are_not_loaded_with_the_module() -> None:
     source = "if TYPE_CHECKING:\n    import torch\nelse:\n    import numpy\ndef f():\n    import ray"
 
-    assert [one.name for one in imports(source, "phalanx.errors", loaded=True)] == ["numpy"]
+    assert list(imports(source, "phalanx.errors", loaded=True)) == ["numpy"]
 
 
 @pytest.mark.parametrize(

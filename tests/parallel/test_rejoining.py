@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,13 @@ def _join() -> None:
 
 
 def _sharded(model: torch.nn.Module) -> Any:
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     return model
 
 
-def _made() -> tuple[Any, torch.optim.Optimizer]:
+def _made(build: Callable[[], torch.nn.Module]) -> tuple[Any, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = _sharded(Net())
+    model = _sharded(build())
     return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
@@ -67,23 +67,32 @@ def _local(model: Any) -> dict[str, int]:
     return {name: one.to_local().data_ptr() for name, one in model.named_parameters()}
 
 
-def test_a_model_that_is_wrapped_again_goes_on_with_the_same_numbers_and_the_same_memory(world: None) -> None:
-    expected = _steps(*_made(), range(6))
-    model, optimizer = _made()
-    losses = _steps(model, optimizer, range(3))
-    model(torch.ones(4, 8)).sum().backward()  # a step that failed half-way
-
+def _goes_on(
+    build: Callable[[], torch.nn.Module], fail: Callable[[Any], object], join: Callable[[], None]
+) -> tuple[Any, Any]:
+    """Six steps, with a failure and another process group after three, are those without; the old and new model."""
+    expected = _steps(*_made(build), range(6))
+    model, optimizer = _made(build)
+    losses = _steps(model.eval(), optimizer, range(3))
+    fail(model)
     dist.destroy_process_group()
-    _join()
+    join()
     with torch.device("meta"):
-        made = Net()
-        made.tied.weight = made.first.weight
-    made = _sharded(made)
-    keep_tensors(made, model, optimizer)
+        again = build()
+    again = _sharded(again)
+    keep_tensors(again, model, optimizer)
 
-    assert _local(made) == _local(model)
-    assert losses + _steps(made, optimizer, range(3, 6)) == expected
-    assert optimizer.param_groups[0]["params"] == list(made.parameters())
+    assert list(_local(again)) == list(_local(model))  # tied ones are one
+    assert not again.training
+    assert losses + _steps(again, optimizer, range(3, 6)) == expected
+    assert optimizer.param_groups[0]["params"] == list(again.parameters())
+    return model, again
+
+
+def test_a_model_that_is_wrapped_again_goes_on_with_the_same_numbers_and_the_same_memory(world: None) -> None:
+    model, again = _goes_on(Net, lambda model: model(torch.ones(4, 8)).sum().backward(), _join)  # half a step
+
+    assert _local(again) == _local(model)
 
 
 def _cut_off(model: Any) -> None:
@@ -99,33 +108,14 @@ def _cut_off(model: Any) -> None:
 
 
 def _uneven_rank(rank: int, folder: str) -> None:
-    """Six steps of a model of 5 rows on 2 ranks, with the process group anew after three; the same without."""
+    """A model of 5 rows on 2 ranks."""
+    stores = (dist.FileStore(f"{folder}/{name}", 2) for name in ("first", "second"))
 
-    def join(name: str) -> None:
-        store = dist.FileStore(f"{folder}/{name}", 2)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    def join() -> None:
+        dist.init_process_group("gloo", store=next(stores), rank=rank, world_size=2)
 
-    def sharded(model: torch.nn.Module) -> Any:
-        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        return model
-
-    def made() -> tuple[Any, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        model = sharded(torch.nn.Linear(8, 5))
-        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
-
-    join("first")
-    expected = _steps(*made(), range(6))
-    model, optimizer = made()
-    losses = _steps(model, optimizer, range(3))
-    _cut_off(model)
-    dist.destroy_process_group()
-    join("second")
-    with torch.device("meta"):
-        again = torch.nn.Linear(8, 5)
-    again = sharded(again)
-    keep_tensors(again, model, optimizer)
-    assert losses + _steps(again, optimizer, range(3, 6)) == expected
+    join()
+    _goes_on(lambda: torch.nn.Linear(8, 5), _cut_off, join)
     dist.destroy_process_group()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -15,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.environment import ROOT, PeerUnavailable, verl_python
+from bench.environment import PeerUnavailable, verl_python
 from bench.trainers import programs
 from bench.trainers.models import small_models
 from bench.trainers.programs import Program
 from bench.trainers.running import VERL, Ended, Running, start, variables
+from tests.compat.overlay.stand_in import make_entry_point
 
 HERE = Path(__file__).parent
 PATIENCE = 420.0
@@ -37,13 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.verl)
     # First what matters most: a run of CI that has no time left skips the rest.
     items.sort(key=lambda item: item.path != HERE / "test_trainers.py")
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip once the time is over that a run of CI has for what is slow."""
-    after = os.environ.get("PHALANX_SKIP_SLOW_AFTER")
-    if after is not None and time.time() > float(after):
-        pytest.skip(f"no time left in this run of CI for {item.nodeid}")
 
 
 @pytest.fixture(scope="session")
@@ -64,14 +57,7 @@ def data(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that has of an installed Phalanx what verl looks for: its entry points."""
-    folder = tmp_path_factory.mktemp("installed")
-    info = folder / "phalanx-0.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: phalanx\nVersion: 0.0\n")
-    declared = re.search(r'"verl.plugins"\]\n(\w+) = "([\w.]+)"', (ROOT / "pyproject.toml").read_text())
-    assert declared is not None
-    (info / "entry_points.txt").write_text("[verl.plugins]\n{} = {}\n".format(*declared.groups()))
-    return folder
+    return make_entry_point(tmp_path_factory.mktemp("installed"))
 
 
 @dataclass

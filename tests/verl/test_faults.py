@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from bench.trainers.faults import FAULTS, Told, inflict
 from bench.trainers.running import PHALANX
 
@@ -22,10 +24,11 @@ def told(name: str, python: Path, data: Path, tmp_path: Path, deadline: float = 
     return found
 
 
-def test_a_killed_rank_ends_the_trainer_with_its_name_and_signal(
-    python: Path, data: Path, tmp_path: Path
+@pytest.mark.parametrize("fault", ["killed", "main_ppo_killed"])
+def test_a_killed_rank_ends_the_trainer_also_if_that_is_an_actor_with_its_name_and_signal(
+    python: Path, data: Path, tmp_path: Path, fault: str
 ) -> None:
-    found = told("killed", python, data, tmp_path)
+    found = told(fault, python, data, tmp_path)
 
     assert found.code == 1
     assert "WorkerDiedError" in found.text
@@ -66,13 +69,3 @@ def test_an_interrupt_ends_the_trainer_and_all_its_processes(
 
     assert found.code != 0
     assert "KeyboardInterrupt" in found.text
-
-
-def test_a_killed_rank_ends_a_trainer_that_is_an_actor_with_the_same_error(
-    python: Path, data: Path, tmp_path: Path
-) -> None:
-    found = told("main_ppo_killed", python, data, tmp_path)
-
-    assert found.code == 1
-    assert "WorkerDiedError" in found.text
-    assert re.search(rf"rank [01] \(host .*, pid {found.harmed}, GPU [01]\) died: SIGKILL", found.text)

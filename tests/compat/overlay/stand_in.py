@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+ROOT = Path(__file__).parents[3]
 HOOKS = """
 import importlib, logging, os
 from .protocol import DataProto
@@ -66,9 +68,11 @@ def make_verl(folder: Path, version: str = "0.9.1", without: str = "") -> Path:
 
 
 def make_entry_point(folder: Path) -> Path:
-    """Make what tells verl of the plugin if Phalanx is installed."""
-    metadata = folder / "phalanx_hook-0.1.0.dist-info"
+    """Make what tells verl of the plugin if Phalanx is installed: the entry point that pyproject.toml declares."""
+    declared = re.search(r'"verl.plugins"\]\n(\w+) = "([\w.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert declared is not None
+    metadata = folder / "phalanx-0.0.dist-info"
     metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: phalanx-hook\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text("[verl.plugins]\nphalanx = phalanx.compat.verl_plugin\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: phalanx\nVersion: 0.0\n")
+    (metadata / "entry_points.txt").write_text(f"[verl.plugins]\n{declared[1]} = {declared[2]}\n")
     return folder

@@ -6,7 +6,6 @@ import errno
 import os
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.vllm)
             item.add_marker(pytest.mark.timeout(300))
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip once the time is over that a run of CI has for what is slow."""
-    after = os.environ.get("PHALANX_SKIP_SLOW_AFTER")
-    if after is not None and time.time() > float(after):
-        pytest.skip(f"no time left in this run of CI for {item.nodeid}")
 
 
 @pytest.fixture(scope="session")

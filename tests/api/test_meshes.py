@@ -1,8 +1,9 @@
-"""Mesh dispatch as a group of 8 sees it: tp 2 x pp 2 x dp 2."""
+"""Calls in mesh modes, to a group and to part of it: all ranks of a dp coordinate, or none."""
 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,22 +14,38 @@ import torch
 import phalanx as px
 from phalanx.calls import compose as sender
 
+SOAK_ON_RAY = True
 MESH = px.Mesh(pp=2, dp=2, tp=2)  # rank = pp * 4 + dp * 2 + tp, Megatron's own order
 COLLECTED = [4, 6]  # pp 1, tp 0 of dp 0 and of dp 1
 LARGE = 100_000  # numbers; far above what travels inside the message
 
 
-class Recorder(px.Worker):
-    """Notes what it got; registers a mesh of its own making under the name "rollout"."""
-
+class Model(px.Worker):
     def __init__(self) -> None:
-        super().__init__()
+        self.calls: list[Any] = []
         self.register_mesh("rollout", {"dp": self.rank % 4, "tp": self.rank // 4})
-        self.seen: Any = None
+
+    @px.register(px.Dispatch.mesh())
+    def update(self, x: list[int]) -> list[int]:
+        self.calls.append(x)
+        return [self.rank, *x]
+
+    @px.register(px.Dispatch.mesh(leader_only=True))
+    def led(self, x: Any, scale: int = 1) -> tuple[Any, int]:
+        self.calls.append((x, scale))
+        return x, scale
+
+    @px.register(px.Dispatch.mesh(pp_as_dp=True))
+    def staged(self, x: list[int]) -> list[int]:
+        return [self.rank, *x]
+
+    @px.register(px.Dispatch.mesh(), collect="none")
+    def silent(self) -> Any:
+        return threading.Lock()
 
     @px.register(px.Dispatch.mesh())
     def rows(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen = hashlib.sha256(x.numpy().tobytes()).hexdigest()
+        self.calls.append(hashlib.sha256(x.numpy().tobytes()).hexdigest())
         return x * 2
 
     @px.register(px.Dispatch.MEGATRON_COMPUTE)
@@ -39,31 +56,33 @@ class Recorder(px.Worker):
     def each_stage(self, x: Any) -> tuple[int, Any]:
         return self.rank, x
 
-    @px.register(px.Dispatch.mesh(leader_only=True))
-    def led(self, x: torch.Tensor) -> list[int]:
-        self.seen = None if x is None else x.tolist()
-        return [self.rank]
-
     @px.register(px.Dispatch.mesh("rollout"))
     def rollout(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([x, torch.full_like(x, self.rank)], dim=1)
 
     @px.register(px.Dispatch.mesh(balance="lengths"))
     def balanced(self, ids: torch.Tensor, lengths: torch.Tensor) -> dict[str, Any]:
-        self.seen = float(lengths.sum())
+        self.calls.append(float(lengths.sum()))
         return {"ids": ids, "rank": torch.full_like(ids, self.rank)}
 
     @px.register(px.Dispatch.mesh(balance="lengths", group_size=4))
     def balanced_by_prompt(self, ids: torch.Tensor, lengths: torch.Tensor) -> dict[str, Any]:
-        self.seen = ids.tolist()
         return {"ids": ids, "rank": torch.full_like(ids, self.rank)}
+
+    @px.register
+    def taken(self) -> list[Any]:
+        taken, self.calls = self.calls, []
+        return taken
+
+    @px.register
+    def my_rank(self) -> int:
+        return self.rank
 
 
 class Confused(px.Worker):
     """Ranks 2 and 3 hold the same place."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.register_mesh("default", {"dp": min(self.rank, 2)})
 
     @px.register(px.Dispatch.mesh())
@@ -72,20 +91,77 @@ class Confused(px.Worker):
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[px.WorkerGroup]:
-    with (
-        px.ResourcePool([8], use_gpu=False, backend="inline") as pool,
-        px.WorkerGroup(pool, Recorder, mesh=MESH) as made,
+def made(backend: str) -> Iterator[Any]:
+    """Ranks 0 to 7 as pp, dp, tp = 2 each: dp 0 is ranks 0, 1, 4, 5, and its collector rank 4."""
+    with px.ResourcePool([8], use_gpu=False) as pool:
+        yield px.WorkerGroup(pool, Model, mesh=MESH)
+
+
+@pytest.fixture
+def group(made: Any) -> Any:
+    made.taken()
+    return made
+
+
+def test_a_rank_stands_for_its_dp_coordinate_or_its_stage(group: Any) -> None:
+    assert group[5].update([7]) == [4, 7]
+    assert group.taken() == [[[7]], [[7]], [], [], [[7]], [[7]], [], []]
+    assert group[5].staged([7]) == [4, 7]
+    assert group[2].staged([7]) == [2, 7]
+    assert group[0].silent() is None
+
+
+def test_rows_for_leaders_alone_go_unchanged_to_the_leader_of_the_coordinate(group: Any) -> None:
+    batch = {"a": [1, 2, 3], "b": [1, 2]}  # of no one number of rows
+
+    group[7].led(batch, scale=3)
+
+    assert group.taken()[2:4] == [[(batch, 3)], [(None, 3)]]
+
+
+def test_any_calls_one_dp_coordinate_whole(group: Any) -> None:
+    assert group.any.update([7]) in ([4, 7], [6, 7])
+    assert [len(calls) for calls in group.taken()] in ([1, 1, 0, 0] * 2, [0, 0, 1, 1] * 2)
+    assert group[0:6].any.update([7]) == [4, 7]
+    with pytest.raises(px.DispatchError, match="hold no dp coordinate whole"):
+        group[0:3].any.update([7])
+
+
+def test_part_of_a_coordinate_is_refused_with_advice(group: Any) -> None:
+    with pytest.raises(px.DispatchError, match=r"ranks \[0, 1, 4, 5\] are one dp coordinate.*group\[5\]"):
+        group.rank(5).update([7])
+    with pytest.raises(
+        px.DispatchError, match=r"ranks \[0, 1\] of the dp coordinate.*group\[i\] or group.any"
     ):
-        yield made
+        group[0:2].update([7])
+
+    assert group.taken() == [[]] * 8
 
 
-def seen(group: px.WorkerGroup) -> list[Any]:
-    return group.run(lambda worker: worker.seen)
+def test_other_modes_reach_one_process(group: Any) -> None:
+    assert group.rank(5).my_rank() == group[5].my_rank() == 5
+    assert group.rank(-1).run(lambda worker: worker.rank) == 7
+
+
+def test_a_slice_of_complete_coordinates_splits_rows_over_them(backend: str) -> None:
+    with px.ResourcePool([6], use_gpu=False) as pool:
+        group = px.WorkerGroup(pool, Model, mesh=px.Mesh(dp=3, tp=2))
+
+        assert group[2:6].update([7, 8]) == [2, 7, 4, 8]
+        assert group.taken() == [[], [], [[7]], [[7]], [[8]], [[8]]]
+        assert group[4:6].led([1, 2]) == ([1, 2], 1)
+        assert group.taken()[4:] == [[([1, 2], 1)], [(None, 1)]]
+        alone = px.WorkerGroup(pool[0:2], Model, mesh=px.Mesh(dp=2))
+        assert alone.rank(1).update([7]) == [1, 7]  # without peers, a process is its coordinate
+
+
+def seen(group: Any) -> list[Any]:
+    """What each rank noted of its one call."""
+    return [noted for (noted,) in group.taken()]
 
 
 def test_one_result_per_dp_coordinate_comes_from_tp_0_of_the_last_stage_in_dp_order(
-    group: px.WorkerGroup,
+    group: Any,
 ) -> None:
     assert group.each(["a", "b"]) == [(4, "a"), (6, "b")]
     assert group.each_stage(["a", "b", "c", "d"]) == [(0, "a"), (4, "b"), (2, "c"), (6, "d")]
@@ -95,7 +171,7 @@ def test_one_result_per_dp_coordinate_comes_from_tp_0_of_the_last_stage_in_dp_or
 
 @pytest.mark.parametrize("numbers", [6, LARGE], ids=["small", "large"])
 def test_a_piece_is_encoded_and_stored_once_for_all_of_its_peers_and_rows_come_back_in_order(
-    group: px.WorkerGroup, numbers: int, monkeypatch: pytest.MonkeyPatch
+    group: Any, numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, encoded, stored = torch.arange(numbers), list[Any](), list[Any]()
     encode, put = sender.encode, group.core.backend.put
@@ -111,16 +187,16 @@ def test_a_piece_is_encoded_and_stored_once_for_all_of_its_peers_and_rows_come_b
 
 
 def test_every_rank_is_called_with_fewer_rows_than_coordinates_and_only_leaders_get_their_pieces(
-    group: px.WorkerGroup,
+    group: Any,
 ) -> None:
-    group.run(lambda worker: setattr(worker, "seen", None))
     group.rows(torch.arange(1))
-    assert None not in seen(group)
+    assert len(seen(group)) == 8
     group.led(torch.arange(4))
-    assert seen(group) == [[0, 1], None, [2, 3], None, None, None, None, None]
+    pieces = [None if piece is None else piece.tolist() for piece, _ in seen(group)]
+    assert pieces == [[0, 1], None, [2, 3], None, None, None, None, None]
 
 
-def test_a_mesh_that_the_workers_registered_has_its_own_dp_coordinates(group: px.WorkerGroup) -> None:
+def test_a_mesh_that_the_workers_registered_has_its_own_dp_coordinates(group: Any) -> None:
     assert group.rollout(torch.arange(4)).tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
     assert (group.mesh("default"), group.mesh("rollout").shape) == (MESH, (4, 2))
     with pytest.raises(px.DispatchError, match=r"no mesh 'critic' \(it has: default, rollout\)"):
@@ -141,7 +217,7 @@ def lognormal(rows: int) -> torch.Tensor:
 
 
 def test_balanced_rows_come_back_in_their_order_from_ranks_with_lengths_even_to_2_percent(
-    group: px.WorkerGroup,
+    group: Any,
 ) -> None:
     lengths = lognormal(1000)
     result = group.balanced(torch.arange(1000), lengths)
@@ -150,7 +226,7 @@ def test_balanced_rows_come_back_in_their_order_from_ranks_with_lengths_even_to_
     assert set(result["rank"].tolist()) == set(COLLECTED)
 
 
-def test_rows_that_belong_together_stay_together_when_balanced(group: px.WorkerGroup) -> None:
+def test_rows_that_belong_together_stay_together_when_balanced(group: Any) -> None:
     result = group.balanced_by_prompt(torch.arange(1000), lognormal(1000))
     by_prompt = result["rank"].reshape(250, 4)
     assert torch.equal(by_prompt, by_prompt[:, :1].expand(250, 4))
