@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
+import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import yaml
 
 import phalanx as px
 from phalanx.dispatch import shardable
 from tests.docs.pages import DOCS, ROOT, Block, backend_of, blocks, name_of, pages, same_output
+from tests.examples.test_examples import run as run_script
 
 OUTPUT = "Output"
 
@@ -101,24 +102,17 @@ def test_the_code_of_a_page_runs_on_ray(
     run(page)
 
 
-def test_the_page_about_verl_runs_in_a_process_of_its_own(tmp_path: Path, address: str) -> None:
+def test_the_page_about_verl_runs_in_a_process_of_its_own(
+    tmp_path: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It replaces what ``import verl`` gives, for good."""
     code = [block.text for block in blocks(DOCS / "migrating-from-verl.md") if block.language == "python"]
     script = tmp_path / "page.py"
     script.write_text("\n".join(code))
-    environment = {**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
-
-    ended = subprocess.run(
-        [sys.executable, str(script)],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
 
     assert code
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run_script(script, backend="ray", folder=tmp_path)
 
 
 def test_every_block_of_code_has_a_language_and_no_python_hides_behind_another() -> None:
@@ -127,6 +121,17 @@ def test_every_block_of_code_has_a_language_and_no_python_hides_behind_another()
 
     assert not [block.where for block in every if block.language not in known]
     assert not [block.where for block in written_in("text", "console") if "import phalanx" in block.text]
+
+
+def test_the_tests_that_the_page_about_reliability_names_exist() -> None:
+    tests = {path.as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    page = (DOCS / "reliability.md").read_text(encoding="utf-8")
+    file, missing = "", list[str]()
+    for named, function in re.findall(r"`(…|[\w/…]+\.py)(?:::(test_\w+))?`", page):
+        file = file if named == "…" else f"/{named.removeprefix('…/')}"
+        if not any(path.endswith(file) and f"def {function}" in text for path, text in tests.items()):
+            missing.append(f"{file}::{function}")
+    assert missing == []
 
 
 def test_what_the_pages_are_compared_with_may_leave_out_parts() -> None:
