@@ -1,13 +1,15 @@
 """Groups on Ray, as ``verl.single_controller.ray`` has them."""
 
-from phalanx.compat.verl.single_controller.ray.base import (
-    RayClassWithInitArgs,
-    RayResourcePool,
-    RayWorkerGroup,
-    ResourcePoolManager,
-    SubRayResourcePool,
+from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs
+from phalanx.compat.verl.single_controller.ray.colocated import (
     create_colocated_worker_cls,
     create_colocated_worker_cls_fused,
+)
+from phalanx.compat.verl.single_controller.ray.group import RayWorkerGroup
+from phalanx.compat.verl.single_controller.ray.pools import (
+    RayResourcePool,
+    ResourcePoolManager,
+    SubRayResourcePool,
 )
 
 __all__ = [
