@@ -17,15 +17,17 @@ _STORE = 80 * 2**20
 
 
 @contextlib.contextmanager
-def several_nodes(count: int, *, settings: dict[str, Any] | None = None, **each: Any) -> Generator[Cluster]:
+def several_nodes(
+    count: int, *, store: int = _STORE, settings: dict[str, Any] | None = None, **each: Any
+) -> Generator[Cluster]:
     """So many nodes of a kind beside a head on which nothing runs; ``px`` is connected to them.
 
     ``settings`` are Ray's own, for the whole cluster.
     """
-    head = {"num_cpus": 0, "object_store_memory": _STORE, "_system_config": settings}
+    head = {"num_cpus": 0, "object_store_memory": store, "_system_config": settings}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(count):
-        cluster.add_node(**{"num_cpus": 2, "object_store_memory": _STORE, **each})
+        cluster.add_node(**{"num_cpus": 2, "object_store_memory": store, **each})
     cluster.wait_for_nodes()
     px.init(backend="ray", address=cluster.address, log_to_driver=False)
     try:
