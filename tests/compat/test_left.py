@@ -12,7 +12,7 @@ import pytest
 from phalanx.compat.verl.single_controller.ray import RayResourcePool, RayWorkerGroup
 from phalanx.compat.verl.single_controller.ray.base import merge_resource_pool, split_resource_pool
 from phalanx.errors import GroupClosed, PlacementError
-from tests.examples.test_examples import run
+from tests.support.scripts import run
 
 SCRIPT = """
 import ray

@@ -17,7 +17,7 @@ import yaml
 import phalanx as px
 from phalanx.dispatch import shardable
 from tests.docs.pages import DOCS, ROOT, Block, backend_of, blocks, name_of, pages, same_output
-from tests.examples.test_examples import run as run_script
+from tests.support.scripts import run as run_script
 
 OUTPUT = "Output"
 

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from phalanx.checkpoint.steps import read_step
+from tests.support.scripts import run, start
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = sorted((ROOT / "examples" / "tutorial").glob("*.py"))
 GRPO = ROOT / "examples" / "grpo.py"
-
-
-def start(script: Path, *arguments: str, backend: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end, with ``folder`` as the current one."""
-    environment = {**os.environ, "PHALANX_BACKEND": backend, "RAY_AUTH_MODE": "disabled"}
-    command = [sys.executable, str(script), *arguments]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-
-
-def run(script: Path, *arguments: str, backend: str, folder: Path) -> str:
-    """What the script printed; fails with all that it said if it did not end well."""
-    ended = start(script, *arguments, backend=backend, folder=folder)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
 
 
 def final_reward(output: str) -> float:

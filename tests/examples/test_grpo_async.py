@@ -15,7 +15,8 @@ import torch
 import phalanx as px
 from phalanx.engines import Completion
 from tests.examples.loading import FOLDER, loaded
-from tests.examples.test_examples import final_reward, run
+from tests.examples.test_examples import final_reward
+from tests.support.scripts import run
 
 SCRIPT = FOLDER / "grpo_async.py"
 

@@ -12,7 +12,7 @@ import pytest
 
 import phalanx as px
 from tests.examples.loading import FOLDER
-from tests.examples.test_examples import run
+from tests.support.scripts import run
 
 SCRIPT = FOLDER / "image_embeddings.py"
 

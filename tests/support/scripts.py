@@ -1,4 +1,4 @@
-"""Scripts that tests run in a process of its own, with a cluster that nobody else has; and what they tell."""
+"""Scripts that tests run, each in a process of its own; and what those with a cluster of their own tell."""
 
 from __future__ import annotations
 
@@ -34,3 +34,17 @@ def told_by(module: str, *words: str, timeout: float) -> list[Any]:
     told = [line.removeprefix(_BEGIN) for line in done.stdout.splitlines() if line.startswith(_BEGIN)]
     assert len(told) == 1, done.stderr[-4000:]
     return [json.loads(line) for line in told]
+
+
+def start(script: Path, *arguments: str, backend: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end, with ``folder`` as the current one."""
+    environment = {**os.environ, "PHALANX_BACKEND": backend, "RAY_AUTH_MODE": "disabled"}
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def run(script: Path, *arguments: str, backend: str, folder: Path) -> str:
+    """What the script printed; fails with all that it said if it did not end well."""
+    ended = start(script, *arguments, backend=backend, folder=folder)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
