@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -154,14 +154,18 @@ class FSDPTrainer(DeviceMeshWorker):
     @register(Dispatch.ONE_TO_ALL)
     def shards(self) -> dict[str, torch.Tensor]:
         """Return this rank's shards of the parameters, on the CPU."""
-        return {name: local_of(tensor.detach()).cpu() for name, tensor in self.model.named_parameters()}
+        return {name: local_of(tensor.detach()).cpu() for name, tensor in self._sharded_parameters()}
 
     @register(Dispatch.ONE_TO_ALL)
     def weights(self) -> dict[str, torch.Tensor] | None:
         """Return all parameters on rank 0, on the CPU; None on the other ranks. A collective."""
-        full = ((name, tensor.full_tensor()) for name, tensor in self.model.named_parameters())
+        full = ((name, tensor.full_tensor()) for name, tensor in self._sharded_parameters())
         weights = {name: tensor.detach().cpu() for name, tensor in full if self.rank == 0}
         return weights if self.rank == 0 else None
+
+    def _sharded_parameters(self) -> Iterator[tuple[str, Any]]:
+        self.model.reshard()  # after a forward pass alone, the last parameters are still whole
+        return self.model.named_parameters()
 
 
 def _sharded(model: Any, mesh: DeviceMesh) -> Any:
