@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import phalanx as px
 from phalanx.backends.ray import cluster, private
@@ -88,6 +89,20 @@ def test_the_backend_given_to_init_is_that_of_all_that_is_made_until_a_shutdown(
     monkeypatch.setattr(session_module, "settings", lambda: SimpleNamespace(backend="of the environment"))
     with pytest.raises(px.DeclarationError, match="of the environment"):
         px.ResourcePool([1])
+
+
+def test_the_gpus_of_this_machine_count_inline_unless_a_number_is_given(
+    untouched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for cores in (None, 4):
+        px.init(backend="inline", num_cpus=cores)
+        px.ResourcePool([1], use_gpu=True)
+        px.shutdown()
+    px.init(backend="inline", num_gpus=0)
+    with pytest.raises(px.PlacementError, match="no node has accelerators"):
+        px.ResourcePool([1], use_gpu=True)
 
 
 def test_a_shutdown_leaves_a_cluster_that_the_program_started_later(

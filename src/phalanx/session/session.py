@@ -117,7 +117,7 @@ class Session:
             from phalanx.backends.inline import InlineBackend  # not needed beside Ray
 
             if "inline" not in self._backends:
-                self._backends["inline"] = InlineBackend(self._inline_resources or _own_accelerators())
+                self._backends["inline"] = InlineBackend(_own_accelerators() | self._inline_resources)
             return self._backends["inline"]
 
     @contextlib.contextmanager
