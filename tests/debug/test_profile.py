@@ -75,7 +75,7 @@ def test_one_trace_of_one_rank_with_so_many_calls_by_name_also_of_those_submitte
 
 
 def test_only_the_named_methods_are_profiled_by_one_at_a_time_with_its_options(group: Any) -> None:
-    profile = group.profile(calls=2, methods=["add", Profiled.fail])
+    profile = group.profile(calls=2, methods=["add", Profiled.fail], activities=["cpu"])
     with pytest.raises(px.DeclarationError, match="under way in this process already"):
         group.profile(ranks=[0])
     for _ in range(2):
