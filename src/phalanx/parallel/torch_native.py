@@ -164,7 +164,7 @@ class FSDPTrainer(DeviceMeshWorker):
         return weights if self.rank == 0 else None
 
     def _sharded_parameters(self) -> Iterator[tuple[str, Any]]:
-        self.model.reshard()  # after a forward pass alone, the last parameters are still whole
+        self.model.state_dict()  # FSDP reshards its parameters then: a forward pass alone leaves some gathered
         return self.model.named_parameters()
 
 
