@@ -7,7 +7,18 @@ from collections.abc import Iterator
 
 from tests.imports.source import MODULES
 
-DRIVER = ("session", "pools", "group", "calls", "members", "api")
+DRIVER = (
+    "session",
+    "pools",
+    "group",
+    "calls",
+    "members",
+    "weights",
+    "channels",
+    "checkpoint",
+    "api",
+    "debug",
+)
 #: Expressions that make objects which may change, and calls among them whose results do not.
 CHANGING = ast.Call | ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp
 CONSTANTS = ("TypeVar", "Struct", "compile", "frozenset", "getLogger")
@@ -21,6 +32,22 @@ KNOWN = {
     "calls.counts.process": "counters, which every call increments",
     "calls.call_state.listening": "read by every call",
     "pools.slot_reservation.books": "a lock",
+    "weights.process_group._environment_lock": "a lock",
+    "weights.transports._offers": "tensors for a target rank in the same process",
+    "channels.hub_client.hubs": "the hubs that this process uses, also where it is a rank without a session",
+    "channels.hub_client.stored_items": "large items, kept until their hub reclaims them",
+    "channels.hub_client._users": "threads that use channels, one of which may end an inline wait",
+    "channels.hub_client._serial": "numbers",
+    "channels.hub_client._keys": "numbers",
+    "channels.payloads._numbers": "numbers",
+    "channels.live_channels.live_channels": "open channels, also those of a rank",
+    "channels.batch._endings": "batches that are acknowledged when a call ends",
+    "checkpoint.steps._locks": "paths that this process holds, for all its managers",
+    "checkpoint.steps._guard": "a lock",
+    "checkpoint.save_future._open": "saves in the background, which the end of the program waits for",
+    "checkpoint.save_load.save": "a function with a method, ``px.save.submit``, without fields",
+    "debug.trace._traces": "the trace that is on",
+    "debug.trace._saver": "a turn of the background thread, without fields of its own",
 }
 
 
