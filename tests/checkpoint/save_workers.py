@@ -39,7 +39,9 @@ class Trainer(px.Worker):
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
-        px.register_state(self, model=self.model, optimizer=self.optimizer, rng=rng)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        px.register_state(self, **parts, rng=rng)
 
     @px.register
     def step(self) -> float:
@@ -47,6 +49,7 @@ class Trainer(px.Worker):
         loss = self.model(torch.randn(4, 6)).square().mean()
         loss.backward()
         self.optimizer.step()
+        self.scheduler.step()
         return loss.item()
 
     @px.register

@@ -237,7 +237,7 @@ def test_a_plain_process_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tmp_path: Path) -> None:
-    group = px.WorkerGroup(two, Rows)
+    group, other = px.WorkerGroup(two, Rows), px.WorkerGroup(two, Rows.bind(fill=-1.0))
     px.save(group, tmp_path, step=1)
     saved = px.save(group, tmp_path, step=2)
     file = Path(saved.folder) / "worker" / "__1_0.distcp"
@@ -246,8 +246,9 @@ def test_a_damaged_file_is_named_and_another_step_loads(two: px.ResourcePool, tm
     file.write_bytes(data)
 
     with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"__1_0\.distcp"):
-        px.load(group, tmp_path)
+        px.load(other, tmp_path)
 
+    assert all(torch.equal(part, torch.full((4, 3), -1.0)) for part in other.get())
     assert px.load(group, tmp_path, step=1).step == 1
 
 

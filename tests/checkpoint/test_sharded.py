@@ -82,9 +82,17 @@ class Saved(Sharded):
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (("fsdp", 2), ("tp", 2)),
-        pytest.param(("fsdp", 4), ("fsdp", 2), marks=pytest.mark.soak),
-        pytest.param(("tp", 2), ("tp", 4), marks=pytest.mark.soak),
+        (("fsdp over tp", 4), ("tp", 2)),
+        *(
+            pytest.param(source, target, marks=pytest.mark.soak)
+            for source, target in [
+                (("fsdp over tp", 4), ("fsdp", 2)),
+                (("fsdp", 2), ("tp", 2)),
+                (("fsdp", 4), ("fsdp", 2)),
+                (("fsdp", 4), ("plain", 2)),
+                (("tp", 2), ("tp", 4)),
+            ]
+        ),
     ],
 )
 def test_model_and_moments_are_loaded_into_another_layout(

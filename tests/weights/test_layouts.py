@@ -63,11 +63,10 @@ class Sharded(DeviceMeshWorker):
 
     def __init__(self, layout: str, amount: float = 0.0) -> None:
         super().__init__()
-        mesh = (
-            self.init_mesh(shards=-1) if layout in ("fsdp", "tp") else self.init_mesh(replicas=2, shards=-1)
-        )
-        make = {"tp": tensor_parallel, "fsdp over tp": self.both}.get(layout, fully_sharded)
-        self.model = make(Tiny(), mesh)
+        flat = layout in ("fsdp", "tp", "plain")
+        mesh = self.init_mesh(shards=-1) if flat else self.init_mesh(replicas=2, shards=-1)
+        shard = {"tp": tensor_parallel, "fsdp over tp": self.both}.get(layout, fully_sharded)
+        self.model = Tiny() if layout == "plain" else shard(Tiny(), mesh)
         plus(self.model, amount)
 
     @staticmethod
