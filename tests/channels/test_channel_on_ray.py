@@ -327,7 +327,7 @@ def test_the_death_of_the_hub_is_an_error_of_every_waiting_caller_and_frees_larg
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", range(100))
 def test_processes_that_are_killed_at_any_moment_lose_nothing_uncounted(
     pool: px.ResourcePool, seed: int
 ) -> None:
