@@ -177,6 +177,7 @@ class Reference(px.Worker):
     def __init__(self, settings: Settings) -> None:
         self.digits = settings.digits
         self.model = copy.deepcopy(self.roles["actor"].model).requires_grad_(False)
+        px.register_state(self, rng=False)  # nothing of it changes
 
     @px.register(px.Dispatch.ROWS, to_device=True)
     @torch.no_grad()

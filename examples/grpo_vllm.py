@@ -147,6 +147,7 @@ class Reference(px.Worker):
     def __init__(self, settings: Settings) -> None:
         self.digits = settings.digits
         self.model = untrained(settings).to(self.device).requires_grad_(False)
+        px.register_state(self, rng=False)  # nothing of it changes
 
     @px.register(px.Dispatch.ROWS, to_device=True)
     @torch.no_grad()

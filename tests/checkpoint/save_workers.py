@@ -102,6 +102,13 @@ class Nothing(px.Worker):
     """Has no state."""
 
 
+class Unchanged(px.Worker):
+    """Declares that it has no state."""
+
+    def __init__(self) -> None:
+        px.register_state(self, rng=False)
+
+
 class Rows(px.Worker):
     """Has its rows of a matrix, and says which they are."""
 

@@ -16,7 +16,7 @@ import torch
 
 import phalanx as px
 from phalanx.checkpoint.steps import listed
-from tests.checkpoint.save_workers import Bag, Drawer, Nothing, Rows, Trainer
+from tests.checkpoint.save_workers import Bag, Drawer, Nothing, Rows, Trainer, Unchanged
 
 SOAK_ON_RAY = True
 
@@ -157,6 +157,7 @@ def test_submitted_it_has_the_state_of_its_moment_and_another_waits_for_it(
     assert all(same(one, other) for one, other in zip(group.values(), then, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:no state is kept of reference")
 def test_roles_of_a_colocated_group_are_saved_by_name_and_loaded_together_or_one_by_one(
     two: px.ResourcePool, tmp_path: Path
 ) -> None:
@@ -182,6 +183,15 @@ def test_roles_of_a_colocated_group_are_saved_by_name_and_loaded_together_or_one
     assert found_after(lambda: px.load(group.notes, tmp_path / "run", name="b")) == notes
     with px.checkpoint.CheckpointManager(tmp_path / "run", run) as manager:
         assert found_after(manager.resume) == both
+
+
+def test_roles_without_a_state_are_warned_of_unless_they_say_so(tmp_path: Path) -> None:
+    cls = px.colocate({"actor": Trainer, "critic": Nothing, "reference": Unchanged})
+    with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
+        group = px.WorkerGroup(pool, cls)
+        with pytest.warns(UserWarning, match="no state is kept of critic: a role that changes calls"):
+            px.save(group, tmp_path)
+        px.load(group, tmp_path)
 
 
 def test_a_worker_or_a_part_without_a_state_is_refused(two: px.ResourcePool, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import phalanx as px
-from phalanx.parallel.module_rejoining import keep_tensors, replace_groups
+from phalanx.parallel.module_rejoining import declare_instead, keep_tensors, replace_groups
 
 
 class Net(torch.nn.Module):
@@ -134,3 +134,35 @@ def test_groups_that_modules_keep_are_exchanged_and_a_model_of_another_kind_is_r
     assert model[0].tp_group is new
     with pytest.raises(px.DeclarationError, match=r"keep_tensors: 1\.weight, first\.weight"):
         keep_tensors(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 2, bias=False)), Net())
+
+
+class Declared(px.Worker):
+    """A model that is declared in all ways, and another made in its place."""
+
+    def __init__(self, fill: float) -> None:
+        self.model = torch.nn.Linear(1, 1, bias=False)
+        self.counts = {"steps": 0}
+        px.register_state(self, model=self.model, counts=self.counts)
+        self.publish_weights("out", self.model)
+        self.accept_weights("in", self.model)
+        made = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(made.weight, fill)
+        declare_instead(self, self.model, made)
+        self.model = made
+
+    @px.register(px.Dispatch.ONE_TO_ALL, needs_weights=False)
+    def step(self) -> tuple[float, int]:
+        self.counts["steps"] += 1
+        return self.model.weight.item(), self.counts["steps"]
+
+
+def test_all_that_was_declared_of_a_model_is_of_the_one_in_its_place(tmp_path: Path) -> None:
+    with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
+        source, target = (px.WorkerGroup(pool[at : at + 1], Declared.bind(at + 1.0)) for at in (0, 1))
+        target.step()
+        px.save(target, tmp_path)
+        px.WeightSync(source, target, "in", source_name="out")()
+        assert target.step() == [(1.0, 2)]
+        px.load(target, tmp_path)
+
+        assert target.step() == [(2.0, 2)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,12 @@ class OneProcess:
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+
+def tiny_gpt2() -> torch.nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=16, n_embd=32, n_layer=2, n_head=2))
 
 
 def batch(rows: int, seed: int) -> torch.Tensor:
@@ -161,6 +168,31 @@ def test_fsdp_steps_equal_one_process(begun: px.WorkerGroup, rows: int) -> None:
     close(losses, expected)
     begun.logits(batches[0])  # after it, FSDP leaves parameters gathered
     close(begun.weights()[0], reference.weights())
+
+
+def test_a_pass_that_raised_leaves_weights_that_can_be_saved(tmp_path: Path) -> None:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool, FSDPTrainer.bind(tiny_llama)) as group,
+    ):
+        weights = group.weights()[0]
+        with pytest.raises(IndexError):
+            group.train_step(torch.full((2, 4), VOCABULARY))
+        px.save(group, tmp_path)
+        group.train_step(batch(2, seed=1))
+        px.load(group, tmp_path)
+
+        close(group.weights()[0], weights)
+
+
+def test_models_whose_layers_have_another_name_are_sharded() -> None:
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool, FSDPTrainer.bind(tiny_gpt2)) as group,
+    ):
+        first, *_, last = (group.train_step(batch(2, seed=1))["loss"] for _ in range(4))
+
+        assert last < first
 
 
 def test_each_rank_holds_its_own_part_and_rows_without_a_next_token_are_refused(

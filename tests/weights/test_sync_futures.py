@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar
 
 import pytest
 import torch
 
 import phalanx as px
-from tests.weights.weight_workers import NAME, Actor, same
+from phalanx.testing import faults
+from tests.weights.weight_workers import NAME, Actor, Rollout, linked, same
 
 SLOW_ON_RAY = True
 
@@ -128,3 +130,30 @@ def test_a_wait_that_is_over_leaves_the_sync_under_way_and_one_that_is_cancelled
     both[1].fail(False)
     sync()
     assert same(both[1].values()[0], both[0].values()[0])
+
+
+class Restarted(Rollout):
+    """Does during its construction what a test wants."""
+
+    meanwhile: ClassVar[list[Callable[[], object]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        for act in self.meanwhile:
+            act()
+
+
+def test_a_future_of_a_target_that_another_thread_restarts_raises_an_error_of_its_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors: list[BaseException | None] = []
+    with linked(Actor, Restarted) as (_, target, sync):
+        sync()
+        faults.kill(target, 0)
+        future = sync.submit()
+        monkeypatch.setattr(Restarted, "meanwhile", [lambda: errors.append(future.exception())])
+        target.restart()
+
+    (error,) = errors
+    assert isinstance(error, px.PhalanxError)
+    assert error.lost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,6 +167,30 @@ def test_a_restarted_group_is_refused_until_it_is_synced_if_it_had_a_version() -
         assert target.version_at_any_time() == [None]
         with pytest.raises(px.weights.WeightsTorn, match="restarted since it had version 1"):
             target.version()
+        sync()
+        assert target.version() == [2]
+
+
+class Student(Rollout):
+    """Trains what it once accepted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        px.register_state(self, model=self.model)
+
+
+def test_a_model_that_is_loaded_after_a_restart_needs_no_sync(tmp_path: Path) -> None:
+    with linked(Actor, Student) as (_, target, sync):
+        sync()
+        px.save(target, tmp_path)
+        target.restart()
+        px.load(target, tmp_path, parts=["rng"])
+        with pytest.raises(px.weights.WeightsTorn, match="the constructor's again"):
+            target.version()
+        px.load(target, tmp_path)
+
+        assert target.version() == [None]
+        assert statuses(target) == ["none"]
         sync()
         assert target.version() == [2]
 

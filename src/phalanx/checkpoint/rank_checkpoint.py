@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -187,15 +188,25 @@ def plan_load(
         if role not in runtime.instances:
             raise CheckpointMismatch(f"{source.where} is of a role {role!r}, which this group does not have")
         state = states_of(runtime.context, runtime.instances, runtime.device, role)[role]
-        reads.append(_planned(state, role, source, index, report))
+        declared = declared_states(runtime.context).get(role)
+        loaded = partial(runtime.weights.loaded, role, None if declared is None else declared.model)
+        reads.append(_planned(state, role, source, index, report, loaded))
     RankCheckpoint.of(runtime).remember(load, reads)
     return report
 
 
 def _planned(
-    state: RankState, role: str, stored: StoredState, index: int, report: LoadReport
+    state: RankState,
+    role: str,
+    stored: StoredState,
+    index: int,
+    report: LoadReport,
+    loaded: Callable[[], None],
 ) -> Callable[[], int]:
-    """Return a function that reads the state of a role and returns the bytes of its tensors. Add to the report."""
+    """Return a function that reads the state of a role and returns the bytes of its tensors. Add to the report.
+
+    ``loaded`` is called once the model was read.
+    """
     if stored.read is read_boxes and _has_model(state.leaves()):
         stored = stored.as_part("model")
     folder, parts, keys = stored.where, stored.parts, stored.keys_for(index)
@@ -219,6 +230,8 @@ def _planned(
                 ) from error
         values = planner.values
         state.apply({leaf: values[name] for leaf, name in keys.items() if name in values})
+        if any(stored.leaves[keys[leaf]].part == "model" for leaf in targets):
+            loaded()
         return nbytes
 
     files = {stored.metadata.storage_data[item.storage_index].relative_path for item in plan.items}

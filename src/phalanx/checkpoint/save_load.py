@@ -95,9 +95,9 @@ class _Save:
         """Save the state of a group's workers as a step of ``path``: complete, or not at all.
 
         The state is declared by ``px.register_state``; by default it is the worker's ``state_dict()``. Each role of a
-        colocated group is saved by its name. Sharded tensors (DTensor, Megatron's, declared boxes) are written once,
-        each box by a rank that holds it. Other values are written once if they are equal on all ranks, and by rank
-        if they differ.
+        colocated group is saved by its name; one without a state is left out, with a warning. Sharded tensors
+        (DTensor, Megatron's, declared boxes) are written once, each box by a rank that holds it. Other values are
+        written once if they are equal on all ranks, and by rank if they differ.
 
         Args:
             group: a group, a role of it such as ``group.actor``, or some of its ranks.

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
+from phalanx.declare.context import context_of
+from phalanx.declare.state_declarations import declared_states
+from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.errors import DeclarationError
 from phalanx.weights.local_layout import local_of
 
@@ -50,6 +54,18 @@ def keep_tensors(
     if optimizer is not None:
         news = _parameters(made)
         _replace_parameters(optimizer, {id(old): news[name] for name, old in olds.items()})
+
+
+def declare_instead(worker: object, kept: torch.nn.Module, made: torch.nn.Module) -> None:
+    """Declare the model ``made`` in place of ``kept`` in all that a worker declared: its state, and its weights.
+
+    For ``rejoin()``, after :func:`keep_tensors`. A mapping or function given to ``publish_weights`` stays as it is.
+    """
+    context = context_of(worker)
+    weights = WeightsDeclared.of(context)
+    declarations = [declared_states(context), weights.published, weights.accepted]
+    for declared in cast("list[dict[Any, Any]]", declarations):
+        declared.update({key: replace(one, model=made) for key, one in declared.items() if one.model is kept})
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -15,7 +15,7 @@ from phalanx.declare.register import register
 from phalanx.declare.state_declarations import register_state
 from phalanx.declare.worker import Worker
 from phalanx.parallel.mlp import LlamaMLP
-from phalanx.parallel.module_rejoining import keep_tensors
+from phalanx.parallel.module_rejoining import declare_instead, keep_tensors
 from phalanx.parallel.world import join_world
 from phalanx.topology.mesh import Mesh
 from phalanx.weights.local_layout import local_of
@@ -102,8 +102,8 @@ class FSDPTrainer(DeviceMeshWorker):
         with torch.device("meta"):
             made = self._make_model()
         keep_tensors(_sharded(made, mesh), self.model, self.optimizer)
+        declare_instead(self, self.model, made)
         self.model = made
-        register_state(self, model=self.model, optimizer=self.optimizer)
 
     @register(Dispatch.mesh())
     def logits(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -171,7 +171,8 @@ class FSDPTrainer(DeviceMeshWorker):
 def _sharded(model: Any, mesh: DeviceMesh) -> Any:
     from torch.distributed.fsdp import fully_shard
 
-    for layer in model.get_decoder().layers:
+    decoder = model.get_decoder()
+    for layer in getattr(decoder, "layers", None) or getattr(decoder, "h", ()):  # "h" in GPT-2 and its like
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model

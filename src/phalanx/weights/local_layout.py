@@ -148,11 +148,12 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
         DeclarationError: if ``model`` is neither a module nor a mapping of names to tensors.
     """
     if isinstance(model, torch.nn.Module):
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()  # a forward pass without gradients leaves the gathered parameters in place
+        is_gathered = any(isinstance(module, FSDPModule) for module in model.modules())
+        kept = set[str]()
+        if is_gathered or any(True for _ in model.buffers()):
+            # FSDP2 reshards here, wherever a pass ended; the parameters are read afterwards
+            kept = set(model.state_dict(keep_vars=True))
         tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
-        kept = set(model.state_dict(keep_vars=True)) if any(True for _ in model.buffers()) else set[str]()
         buffers = model.named_buffers(remove_duplicate=False)
         tensors.update(one for one in buffers if one[0].replace(_WRAPPED, "") in kept)
         return tensors

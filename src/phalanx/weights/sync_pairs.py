@@ -69,14 +69,17 @@ class SyncSide:
         """Run a library function on the living ranks among ``ranks``, without waiting and without errors."""
         if self.core.closed:
             return
+        epoch = self.core.epoch  # other threads may give the group new ranks
+        living = self.living(ranks, epoch)
         with contextlib.suppress(PhalanxError):
-            living = self.living(ranks)
-            run_on(self.core, function, *args, ranks=living, title="px.WeightSync", checked=False)
+            run_on(
+                self.core, function, *args, ranks=living, title="px.WeightSync", checked=False, epoch=epoch
+            )
 
-    def living(self, ranks: Sequence[int]) -> list[int]:
-        """Return the ranks whose processes have not died."""
-        dead = set(self.core.epoch.dead(self.core.backend))
-        return [rank for rank in ranks if rank not in dead]
+    def living(self, ranks: Sequence[int], epoch: Epoch) -> list[int]:
+        """Return the ranks that have processes in an epoch which have not died."""
+        dead = set(epoch.dead(self.core.backend))
+        return [rank for rank in ranks if rank < len(epoch.endpoints) and rank not in dead]
 
 
 def side_of(ranks: Ranks, side: Side, name: str) -> SyncSide:

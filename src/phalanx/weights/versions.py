@@ -66,7 +66,8 @@ class Weights:
 
     Attributes:
         status: "none" (from the constructor), "whole" (complete, of version ``number``) or "torn" (partly updated).
-        number: the version; of torn weights the version that was being written.
+        number: the version; of torn weights the version that was being written, and of weights that ``px.load`` has
+            replaced the last version before.
         had: the last complete version, also of earlier processes of the rank; None before the first.
     """
 
@@ -189,6 +190,13 @@ class WeightRegistry:
         """Note that the sync to a version failed on another rank: the role has no version, though it arrived here."""
         if self.weights(key) == Weights("whole", number, number) and key in self._arrivals:
             self._put(key, self._arrivals.pop(key)[1])
+
+    def loaded(self, role: str, model: Any) -> None:
+        """Note that a saved step was loaded into a model, whose weights are neither the constructor's nor torn now."""
+        for key, accepted in self.declared.accepted.items():
+            before = self.weights(key)
+            if key[0] == role and accepted.model is model and before.refusal() is not None:
+                self._put(key, Weights(number=before.had))
 
     def arrived_over(self, key: Key, connection: str) -> int | None:
         """Return the version that arrived over a connection and is complete; None if there is none."""

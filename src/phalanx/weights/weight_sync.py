@@ -545,11 +545,14 @@ def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int
         WeightsError: if a living rank did not respond.
     """
     side = side_of(group, "target", name)
-    ranks = side.living(side.ranks)
+    epoch = side.core.epoch
+    ranks = side.living(side.ranks, epoch)
     if not ranks:
         return {}
     title = f"px.weights.status({side.title!r}, {name!r})"
-    call = run_on(side.core, weight_handlers.state, side.key, ranks=ranks, title=title, checked=False)
+    call = run_on(
+        side.core, weight_handlers.state, side.key, ranks=ranks, title=title, checked=False, epoch=epoch
+    )
     answers = call.answers(timeout)
     for rank, answer in answers.items():
         if isinstance(answer, DeclarationError):

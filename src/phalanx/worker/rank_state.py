@@ -6,6 +6,7 @@ Saves and snapshots share this module. It knows nothing of files.
 from __future__ import annotations
 
 import random
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -190,7 +191,7 @@ def has_state(worker: Any, declared: StateOf | None) -> bool:
 def states_of(
     context: WorkerContext, workers: Mapping[str, Any], device: Any, role: str = ""
 ) -> dict[str, RankState]:
-    """Return the state of ``role``, or of each role with a state.
+    """Return the state of ``role``, or of each role with a state. Warn of roles without one.
 
     Raises:
         CheckpointError: if there is none.
@@ -198,6 +199,13 @@ def states_of(
     declared = declared_states(context)
     names = [role] if role in workers else []
     names = names or [name for name, worker in workers.items() if has_state(worker, declared.get(name))]
+    if names and not role and len(names) < len(workers):
+        left = ", ".join(name for name in workers if name not in names)
+        warnings.warn(
+            f"no state is kept of {left}: a role that changes calls px.register_state in its constructor, and one that "
+            "does not change px.register_state(self, rng=False)",
+            stacklevel=2,
+        )
     return {name: RankState(workers[name], declared.get(name), device) for name in names or list(workers)[:1]}
 
 
