@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copyreg
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,6 @@ import phalanx as px
 from phalanx.api import view as travel
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
-from phalanx.backends.inline import InlineRank
 from phalanx.group import roster
 from phalanx.session.session import session
 
@@ -56,27 +54,6 @@ class Together(px.Worker):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
-
-
-_ranks: dict[int, InlineRank] = {}
-
-
-def _reduce(rank: InlineRank) -> Any:
-    _ranks[id(rank)] = rank
-    return rank_of, (id(rank),)
-
-
-def rank_of(key: int) -> InlineRank:
-    return _ranks[key]
-
-
-@pytest.fixture(autouse=True)
-def handles_travel() -> Iterator[None]:
-    """Handles of this backend pickle by reference, as those of Ray do."""
-    copyreg.pickle(InlineRank, _reduce)
-    yield
-    copyreg.dispatch_table.pop(InlineRank)
-    _ranks.clear()
 
 
 @pytest.fixture
@@ -153,7 +130,7 @@ def test_a_process_left_in_peace_if_it_came_after_the_last_of_its_rank_that_did_
     group: px.WorkerGroup,
 ) -> None:
     member, endpoint = group.core.endpoints[:2]
-    now = roster.Roster(5, [member], {1: 3})
+    now = replace(roster.Roster.of(group.core), members=(member,), in_peace_since={1: 3})
 
     left = [now.left_in_peace(1, replace(endpoint, since=since)) for since in (2, 3, 4)]
 

@@ -79,7 +79,7 @@ class Group:
         self.name = card.name
         self.backend = backend
         self.owner = owner
-        #: Id of the run whose process owns it; "" of a detached group that was attached.
+        #: Id of the run whose process owns it.
         self.run = session.run_id if owner else ""
 
         # Made of. Set by the process that owns it.
@@ -152,10 +152,8 @@ class Group:
         self.weights: dict[str, str] = {}
 
         # Views of it in other processes.
-        #: Where they find the newest roster; "" where the group never travelled, or is detached.
+        #: Where they find the newest roster; "" where the group never travelled, and is not detached.
         self.roster_key = ""
-        #: The record of a detached group as it was last published, or read by ``px.attach``.
-        self.detached_record: bytes | None = None
         #: Of such a view: whether the ranks may be others than it knows.
         self.is_doubtful = False
         #: By rank, an epoch: processes that came with it or later, and ended, had finished their calls.
