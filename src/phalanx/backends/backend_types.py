@@ -240,6 +240,10 @@ class Backend(Protocol):
     name: str
     #: True if a submitted call has ended when ``submit`` returns.
     immediate: bool
+    #: Id of this driver on the cluster.
+    job: str = ""
+    #: The types of its references that users may hold.
+    ref_types: tuple[type, ...]
 
     def connected(self) -> bool:
         """Return whether this process is still connected to the backend's cluster. Takes under 1 us.
@@ -388,10 +392,6 @@ class Backend(Protocol):
         """Return a reference to a value that another process stored, for ``fetch`` or a message. Does not wait."""
         ...
 
-    def ref_types(self) -> tuple[type, ...]:
-        """Return the types of this backend's references that users may hold."""
-        ...
-
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         """Return all values, in order.
 
@@ -430,10 +430,6 @@ class Backend(Protocol):
         """Send a signal to the ranks' processes, for fault injection."""
 
     # The cluster: this process in it, values that processes publish, and nodes that will be lost
-
-    def job(self) -> str:
-        """Return the id of this driver on the cluster."""
-        return ""
 
     def publish(self, key: str, value: bytes | None) -> None:
         """Publish a small value under a key for other processes of the cluster; None removes it."""

@@ -193,6 +193,7 @@ class InlineBackend(Backend):
 
     name = "inline"
     immediate = True
+    ref_types = (InlineRef,)
 
     def __init__(self, resources: Mapping[str, float] | None = None) -> None:
         self._total = dict(resources or {})
@@ -315,9 +316,6 @@ class InlineBackend(Backend):
 
     def put(self, value: Value) -> Ref:
         return InlineRef(value)
-
-    def ref_types(self) -> tuple[type, ...]:
-        return (InlineRef,)
 
     def address_of(self, ref: Ref) -> Any:
         return ref

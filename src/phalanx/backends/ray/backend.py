@@ -28,7 +28,7 @@ from phalanx.backends.backend_types import (
 )
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
-from phalanx.backends.ray.cluster import Connection, address, job_id
+from phalanx.backends.ray.cluster import Connection, address
 from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, NodeAgents, agent_on, content_of
 from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.ray_errors import (
@@ -164,10 +164,12 @@ class RayBackend:
 
     name = "ray"
     immediate = False
+    ref_types = (ray.ObjectRef,)
 
     def __init__(self) -> None:
         self._agents = NodeAgents()
-        self._node = private.runtime_context().get_node_id()
+        context = private.runtime_context()
+        self._node, self.job = context.get_node_id(), context.get_job_id()
         log_once()
         self._connection = Connection()
         self._exporter: metrics.Exporter | None = None
@@ -189,16 +191,13 @@ class RayBackend:
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
     stream = staticmethod(stream)
     call_id = staticmethod(private.call_id)
+    put = staticmethod(private.put)
     address_of = staticmethod(private.address_of)
-    job = staticmethod(job_id)
     now = staticmethod(time.monotonic)
 
     def probe(self, slots: Sequence[Any], reservations: Any, bundle: Any) -> list[tuple[str, ...]]:
         self._connection.check()  # the task would start a cluster
         return placement.probe(slots, reservations, bundle)
-
-    def put(self, value: Value) -> Ref:
-        return private.put(value)
 
     def release(self, keys: Sequence[str]) -> None:
         if self.connected():
@@ -265,9 +264,6 @@ class RayBackend:
     def at(self, address: Any) -> Ref:
         self._connection.check()
         return private.reference_to(address)
-
-    def ref_types(self) -> tuple[type, ...]:
-        return (ray.ObjectRef,)
 
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         self._connection.check()
