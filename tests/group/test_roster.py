@@ -126,16 +126,14 @@ def test_of_a_replaced_rank_a_call_is_stale_and_of_one_that_left_it_is_made_agai
     assert view.answers(list(range(8))) == [10 * x for x in range(8)]
 
 
-def test_a_process_left_in_peace_if_it_came_after_the_last_of_its_rank_that_did_not(
+def test_a_process_left_gracefully_if_it_was_a_rank_after_the_last_that_did_not(
     group: px.WorkerGroup,
 ) -> None:
     member, endpoint = group.core.endpoints[:2]
-    now = replace(roster.Roster.of(group.core), members=(member,), in_peace_since={1: 3})
+    now = replace(roster.Roster.of(group.core), members=(member,), graceful_since=3)
 
-    left = [now.left_in_peace(1, replace(endpoint, since=since)) for since in (2, 3, 4)]
-
-    assert left == [False, True, True]
-    assert not now.left_in_peace(0, member), "a member has not left"
+    assert [now.left_gracefully(endpoint, number) for number in (2, 3, 4)] == [False, True, True]
+    assert not now.left_gracefully(member, 4), "a member has not left"
 
 
 def test_of_ranks_that_a_restart_ended_calls_are_stale_and_the_roster_is_taken_back_with_the_group(

@@ -103,8 +103,7 @@ class Endpoint:
 
     Rosters have it: another protocol (``group/roster.py``) goes with any other field.
 
-    ``retired`` is True if the process left its group and all its calls have ended. ``since`` is the epoch in which it
-    joined its group; -1: none.
+    ``retired`` is True if the process left its group and all its calls have ended.
     """
 
     slot: Slot
@@ -112,7 +111,6 @@ class Endpoint:
     facts: ProcessInfo
     name: str | None = None
     retired: bool = False
-    since: int = -1
 
 
 class Ticket(NamedTuple):

@@ -40,8 +40,8 @@ class Roster:
         run: id of the run whose process owns the group.
         key: under which it is published; "": it is not.
         number: of the epoch.
-        in_peace_since: by rank, the epoch since which all processes of the rank that ended have finished their calls
-            first; a missing rank never lost a process. So its size does not grow with the number of changes.
+        graceful_since: the epoch since which all processes that left have finished their calls first. So its size does
+            not grow with the number of changes.
         reservations: the keys of the slots that the group's pool holds.
         extras: the keys of what is reserved beside the slots, by slot.
     """
@@ -52,7 +52,7 @@ class Roster:
     card: GroupCard
     number: int
     members: tuple[Endpoint, ...]
-    in_peace_since: Mapping[int, int]
+    graceful_since: int
     reservations: tuple[str, ...]
     extras: Mapping[Slot, str]
 
@@ -68,16 +68,15 @@ class Roster:
             card=group.card,
             number=epoch.number,
             members=epoch.endpoints[: epoch.size],
-            in_peace_since=dict(group.in_peace_since),
+            graceful_since=group.graceful_since,
             reservations=tuple(key for holding in holdings for key in holding.reservation.keys),
             extras=dict(group.extras),
         )
 
-    def left_in_peace(self, rank: int, endpoint: Endpoint) -> bool:
-        """Return whether a former process of that rank finished its calls before it left."""
-        return endpoint.since >= self.in_peace_since.get(rank, 0) and not any(
-            key_of(one.facts) == key_of(endpoint.facts) for one in self.members
-        )
+    def left_gracefully(self, endpoint: Endpoint, number: int) -> bool:
+        """Return whether a rank of the epoch of that number finished its calls before it left."""
+        members = {key_of(member.facts) for member in self.members}
+        return number >= self.graceful_since and key_of(endpoint.facts) not in members
 
     def to_bytes(self) -> bytes:
         return _HEADER % PROTOCOL + cloudpickle.dumps(self)
@@ -151,14 +150,14 @@ def refresh(group: Group) -> Roster | None:
             return None
         if roster.number > group.epoch.number:
             known = {key_of(one.facts): one for one in group.endpoints}
-            for rank, endpoint in enumerate(known.values()):
-                endpoint.retired = endpoint.retired or roster.left_in_peace(rank, endpoint)
+            for endpoint in known.values():
+                endpoint.retired = endpoint.retired or roster.left_gracefully(endpoint, group.epoch.number)
             group.follow([known.get(key_of(one.facts), one) for one in roster.members], roster.number)
         return roster
 
 
-def was_refused(group: Group, outcome: RankOutcome, rank: int, endpoint: Endpoint) -> bool:
-    """Return whether a rank did not begin a call of a view, since the group has other ranks by now."""
+def was_refused(group: Group, outcome: RankOutcome, endpoint: Endpoint, number: int) -> bool:
+    """Return whether a rank of an epoch did not begin a call of a view, since the group has other ranks by now."""
     if outcome.failure is not None:
         if outcome.failure.report.kind != "stale":
             return False
@@ -167,4 +166,4 @@ def was_refused(group: Group, outcome: RankOutcome, rank: int, endpoint: Endpoin
     if outcome.lost is None:
         return False
     roster = refresh(group)
-    return roster is not None and roster.left_in_peace(rank, endpoint)
+    return roster is not None and roster.left_gracefully(endpoint, number)
