@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import pickle
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -15,7 +16,7 @@ import phalanx as px
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import decode, encode
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import BackendRef, library_call
+from phalanx.wire.messages import ANY_EPOCH, LIBRARY, BackendRef, RankCall
 from phalanx.worker import handlers
 from phalanx.worker.call_values import encoded
 from phalanx.worker.handlers import arm_profile, end_profile
@@ -54,7 +55,8 @@ def test_questions_of_the_library_are_answered_by_a_rank_that_leaves_and_calls_n
     runtime: WorkerRuntime,
 ) -> None:
     handlers.leave(runtime)
-    assert runtime.run(library_call(handlers.meet)) is None
+    question = RankCall(ANY_EPOCH, "", LIBRARY, body=pickle.dumps(((handlers.meet,), {})))
+    assert runtime.run(question.pack()) is None
     with pytest.raises(DispatchError, match="in which the worker was not made"):
         empty_runtime().run_direct("", "double", (), {}, ("", 3, 0), encode)
 

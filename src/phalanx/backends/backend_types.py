@@ -101,10 +101,9 @@ class SpawnRequest:
 class Endpoint:
     """A worker process. ``facts`` is its report; ``handle`` is the backend's own object.
 
-    Records of detached groups have it: another protocol (``group/roster.py``) goes with any other field.
+    Rosters have it: another protocol (``group/roster.py``) goes with any other field.
 
-    ``retired`` is True if the process left its group and all its calls have ended. ``since`` is the epoch in which it
-    joined its group; -1: none.
+    ``retired`` is True if the process left its group and all its calls have ended.
     """
 
     slot: Slot
@@ -112,7 +111,6 @@ class Endpoint:
     facts: ProcessInfo
     name: str | None = None
     retired: bool = False
-    since: int = -1
 
 
 class Ticket(NamedTuple):
@@ -240,6 +238,10 @@ class Backend(Protocol):
     name: str
     #: True if a submitted call has ended when ``submit`` returns.
     immediate: bool
+    #: Id of this driver on the cluster.
+    job: str = ""
+    #: The types of its references that users may hold.
+    ref_types: tuple[type, ...]
 
     def connected(self) -> bool:
         """Return whether this process is still connected to the backend's cluster. Takes under 1 us.
@@ -295,10 +297,6 @@ class Backend(Protocol):
         They end with this process at the latest, unless the request is for detached processes.
         """
         ...
-
-    def find(self, name: str) -> Any | None:
-        """Return the handle of the detached process of that name, None if there is none."""
-        return None
 
     def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
         """Call ``start`` with the address of this node in a small process that ends with the calling process.
@@ -392,10 +390,6 @@ class Backend(Protocol):
         """Return a reference to a value that another process stored, for ``fetch`` or a message. Does not wait."""
         ...
 
-    def ref_types(self) -> tuple[type, ...]:
-        """Return the types of this backend's references that users may hold."""
-        ...
-
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         """Return all values, in order.
 
@@ -434,10 +428,6 @@ class Backend(Protocol):
         """Send a signal to the ranks' processes, for fault injection."""
 
     # The cluster: this process in it, values that processes publish, and nodes that will be lost
-
-    def job(self) -> str:
-        """Return the id of this driver on the cluster."""
-        return ""
 
     def publish(self, key: str, value: bytes | None) -> None:
         """Publish a small value under a key for other processes of the cluster; None removes it."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from phalanx.backends.backend_types import (
     LOST_ARGUMENT,
@@ -158,14 +159,22 @@ class InlineServices:
         return [ref.get() for ref in refs]
 
 
+#: The ranks that were pickled, by id.
+_ranks: WeakValueDictionary[int, InlineRank] = WeakValueDictionary()
+
+
 @dataclass
 class InlineRank:
-    """A rank in this process: its worker runtime, and the cause of its loss."""
+    """A rank in this process: its worker runtime, and the cause of its loss. It pickles by reference."""
 
     runtime: Any
     alive: bool = True
     lost: Lost | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _ranks[id(self)] = self
+        return _rank_of, (id(self),)
 
     def end(self, lost: Lost) -> None:
         """End the rank: further calls are refused."""
@@ -174,11 +183,17 @@ class InlineRank:
             self.runtime.lost(lost.exit or lost.reason)
 
 
+def _rank_of(number: int) -> InlineRank:
+    """Return the rank that was pickled; a dead one if no group has it any more."""
+    return _ranks.get(number) or InlineRank(None, alive=False, lost=Lost("the rank was stopped", "stopped"))
+
+
 class InlineBackend(Backend):
     """Ranks in this process."""
 
     name = "inline"
     immediate = True
+    ref_types = (InlineRef,)
 
     def __init__(self, resources: Mapping[str, float] | None = None) -> None:
         self._total = dict(resources or {})
@@ -301,9 +316,6 @@ class InlineBackend(Backend):
 
     def put(self, value: Value) -> Ref:
         return InlineRef(value)
-
-    def ref_types(self) -> tuple[type, ...]:
-        return (InlineRef,)
 
     def address_of(self, ref: Ref) -> Any:
         return ref

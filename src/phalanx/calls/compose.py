@@ -63,7 +63,7 @@ class Arguments:
             Readonly: lambda marked: self._put(marked.value, readonly=True),
         }
         hoist |= dict.fromkeys(StoredParts.kinds, self._parts)
-        hoist |= dict.fromkeys(self._backend.ref_types(), lambda ref: Reference(self._add(ref)))
+        hoist |= dict.fromkeys(self._backend.ref_types, lambda ref: Reference(self._add(ref)))
         self._encoded = encode(value, hoist=hoist, shared=shared)
         self.nbytes = self._encoded.nbytes
 

@@ -37,7 +37,7 @@ def find_published(backend: Backend, name: str) -> Any | None:
 
 
 def _published_key(backend: Backend, name: str) -> str:
-    return f"{CHANNEL_PREFIX}{backend.job()}/{name}"
+    return f"{CHANNEL_PREFIX}{backend.job}/{name}"
 
 
 class LiveChannels:

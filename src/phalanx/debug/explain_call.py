@@ -270,7 +270,7 @@ def _reference(core: Group, value: Value) -> str:
         return "stored before (px.put)"
     if isinstance(value, Readonly):
         return "stored once, read without a copy"
-    return "as a reference" if isinstance(value, core.backend.ref_types()) else ""
+    return "as a reference" if isinstance(value, core.backend.ref_types) else ""
 
 
 def _values(argument: Argument) -> list[Any]:

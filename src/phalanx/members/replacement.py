@@ -20,7 +20,7 @@ from phalanx.group.snapshot_placement import Snapshot, lost_copies
 from phalanx.members.launch import launch
 from phalanx.members.processes import constructors, end, make_again, new_ranks, open_for_calls, sent_to, stop
 from phalanx.members.snapshots import take_together
-from phalanx.wire.messages import STORE_VARIABLE, library_call
+from phalanx.wire.messages import STORE_VARIABLE
 from phalanx.worker import handlers
 
 #: Variables by which ranks find each other, sent again to ranks that rejoin.
@@ -137,9 +137,9 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
         epoch = core.enter([{**staying, **new}[rank] for rank in range(left.size)])
         environment = launched.setups[0].environment
         meeting = {name: environment[name] for name in _MEETING}
-        message = library_call(handlers.rejoin, epoch.number, meeting)
+        rejoin = run_on(core, handlers.rejoin, epoch.number, meeting, ranks=list(staying), checked=False)
         tickets = dict(zip(new, launched.tickets, strict=True))
-        tickets |= {rank: core.backend.submit(endpoint, message) for rank, endpoint in staying.items()}
+        tickets |= {rank: rejoin.arrivals.reference(place) for place, rank in enumerate(staying)}
         sent_to(call, epoch, [tickets[rank] for rank in range(left.size)])
         call.result(None)
         make_again(core, call.trace)

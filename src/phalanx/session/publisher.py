@@ -79,7 +79,7 @@ class Publisher:
                 del self._keys[key]
 
     def _put(self, backend: Backend, record: GroupRecord) -> None:
-        run = run_record(record.run, backend.job())
+        run = run_record(record.run, backend.job)
         withdrawn_later = [run] if record.detached else [run, record]  # a detached group stays published
         if self._keys.get(run.key) is not backend:
             atexit.unregister(self.finish)

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from phalanx.topology.mesh import Mesh
 from phalanx.topology.slots import SlotFacts
-from phalanx.wire.value import Value
 
 #: Environment variable of a rank that names its epoch's rendezvous store: "host:port/epoch", or "inline".
 STORE_VARIABLE = "PHALANX_STORE"
@@ -108,11 +106,6 @@ class Message(NamedTuple):
     def unpack(self) -> RankCall:
         """Return the call."""
         return RankCall(*pickle.loads(self.data)) if self.data else call_of_name(self.name)
-
-
-def library_call(function: Callable[..., Any], *args: Value) -> Message:
-    """Return the message that runs ``function(runtime, *args)`` on a rank; the arguments pickle to a few bytes."""
-    return RankCall(ANY_EPOCH, "", LIBRARY, body=pickle.dumps(((function, *args), {}), 5)).pack()
 
 
 @dataclass(frozen=True, slots=True)

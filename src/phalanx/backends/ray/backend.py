@@ -28,7 +28,7 @@ from phalanx.backends.backend_types import (
 )
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
-from phalanx.backends.ray.cluster import Connection, address, job_id
+from phalanx.backends.ray.cluster import Connection, address
 from phalanx.backends.ray.node_agents import NOTHING_ANSWERS, NodeAgents, agent_on, content_of
 from phalanx.backends.ray.rank_processes import ProcessHandle
 from phalanx.backends.ray.ray_errors import (
@@ -148,15 +148,28 @@ def _create(request: SpawnRequest, index: int) -> Any:
     )
 
 
+def _taken(names: Sequence[str]) -> str:
+    """Return the error of a detached group if living processes have names of its own."""
+    group = names[0].rpartition(":")[0]
+    return (
+        f"there is a detached group {group!r} on this cluster: px.attach({group!r}) returns it, "
+        f"px.attach({group!r}).close(pool=True) ends it; or give this one another name=. If px.attach finds none, a "
+        f"driver is just starting it, or has left some of {', '.join(names)} behind: "
+        f"ray.kill(ray.get_actor(..., namespace={NAMESPACE!r})) ends each of these"
+    )
+
+
 class RayBackend:
     """Ranks as Ray actors."""
 
     name = "ray"
     immediate = False
+    ref_types = (ray.ObjectRef,)
 
     def __init__(self) -> None:
         self._agents = NodeAgents()
-        self._node = private.runtime_context().get_node_id()
+        context = private.runtime_context()
+        self._node, self.job = context.get_node_id(), context.get_job_id()
         log_once()
         self._connection = Connection()
         self._exporter: metrics.Exporter | None = None
@@ -178,16 +191,13 @@ class RayBackend:
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
     stream = staticmethod(stream)
     call_id = staticmethod(private.call_id)
+    put = staticmethod(private.put)
     address_of = staticmethod(private.address_of)
-    job = staticmethod(job_id)
     now = staticmethod(time.monotonic)
 
     def probe(self, slots: Sequence[Any], reservations: Any, bundle: Any) -> list[tuple[str, ...]]:
         self._connection.check()  # the task would start a cluster
         return placement.probe(slots, reservations, bundle)
-
-    def put(self, value: Value) -> Ref:
-        return private.put(value)
 
     def release(self, keys: Sequence[str]) -> None:
         if self.connected():
@@ -210,6 +220,12 @@ class RayBackend:
                     f"{request.timeout:g} s; the node may be overloaded, or a runtime_env takes long to build: "
                     "raise start_timeout=, or look at `ray status`"
                 ) from None
+            if (
+                isinstance(error, rayx.ActorAlreadyExistsError)
+                and request.names
+                and request.namespace is None
+            ):
+                raise PlacementError(_taken(request.names)) from None
             if isinstance(error, rayx.RayError):
                 where = f"at {address()}" if self.connected() else "that this process has left"
                 raise PlacementError(
@@ -249,9 +265,6 @@ class RayBackend:
         self._connection.check()
         return private.reference_to(address)
 
-    def ref_types(self) -> tuple[type, ...]:
-        return (ray.ObjectRef,)
-
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
         self._connection.check()
         try:
@@ -282,12 +295,6 @@ class RayBackend:
         for ref in refs:
             if not stored.get(ref, {}).get("node_ids"):  # else it is an output, which need not come here
                 ref.future()  # otherwise Ray prints the error of a call whose outcome is never fetched
-
-    def find(self, name: str) -> Any | None:
-        try:
-            return private.get_actor(name, namespace=NAMESPACE)
-        except ValueError:
-            return None
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
         if not self.connected():

@@ -67,11 +67,6 @@ def address() -> str:
     return private.runtime_context().gcs_address
 
 
-def job_id() -> str:
-    """Return the id of this driver's job."""
-    return private.runtime_context().get_job_id()
-
-
 class Connection:
     """This process's connection to a cluster, from ``ray.init()`` to ``ray.shutdown()``."""
 
