@@ -38,7 +38,7 @@ def test_an_exit_is_told_as_far_as_ray_tells_it(text: str, exit: str | None, int
 @pytest.mark.parametrize(
     ("left", "exit", "hint"),
     [
-        (PostMortem(), "SIGKILL or os._exit", "^$"),
+        (PostMortem(), "SIGKILL, such as for want of memory, or os._exit", "^$"),
         (PostMortem(fatal_signal="SIGSEGV"), "^signal SIGSEGV$", "^$"),
         (PostMortem(oom_kills=1), "", "want of memory"),
     ],

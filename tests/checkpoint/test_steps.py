@@ -105,6 +105,8 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path)
     with pytest.raises(px.checkpoint.CheckpointError, match=r"nothing was saved in .* yet"):
         read_step(str(tmp_path / "nothing"))
     saved(tmp_path, 1)
+    with pytest.raises(px.checkpoint.CheckpointError, match="is a single step: give the folder above it"):
+        read_step(str(tmp_path / "step-00000001"))
     with pytest.raises(px.checkpoint.CheckpointError, match=r"step 5 is not in .*: 1"):
         read_step(str(tmp_path), np.int64(5))  # type: ignore[arg-type]
 

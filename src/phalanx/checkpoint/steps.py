@@ -288,6 +288,8 @@ def read_step(path: str, step: int | None = None) -> Step:
         raise CheckpointCorrupted(
             f"{unreadable.why}; or load another step (step=); whole steps: {whole}", files=unreadable.faults
         )
+    if chosen is None and storage.read(MANIFEST) is not None:
+        raise CheckpointError(f"{storage.root} is a single step: give the folder above it, and step=")
     if chosen is None:
         raise CheckpointError(
             f"step {step} is not in {storage.root}; whole steps there: {whole}"

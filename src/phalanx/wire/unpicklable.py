@@ -21,8 +21,8 @@ def explain_unpicklable(value: Value, error: BaseException, attempt: Try) -> str
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     return (
         f"{path or 'the value'} cannot be sent: an object of type {kind} cannot be pickled "
-        f"({type(error).__name__}: {error}). Expected something that cloudpickle takes; leave it out, or "
-        "create it on the worker"
+        f"({type(error).__name__}: {error}). Expected something that cloudpickle takes: leave it out, "
+        "create it on the rank, or keep a result there (collect=\"none\")"
     )
 
 
