@@ -197,6 +197,7 @@ class AsyncWorkerActor(_Actor):
 
     def __init__(self, factory: RuntimeFactory) -> None:
         super().__init__(factory)
+        os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")  # it gets values that are there
         self._turns = Turns()
 
     async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
