@@ -1,6 +1,8 @@
 """Weights of vLLM's model: expected tensors, the memory that its workers read them from, and the load in a worker.
 
-vLLM imports this module in its workers, as ``worker_extension_cls``.
+vLLM imports this module in its workers, as ``worker_extension_cls``. It is no ``WeightTransferEngine``: such an engine
+has to call the layer-by-layer reload of vLLM too, in more code, and an update would take three rounds of calls instead
+of one. vLLM's ``reload_weights`` only logs which parameters got no weights, and here that is an error.
 """
 
 from __future__ import annotations
