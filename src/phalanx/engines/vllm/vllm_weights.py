@@ -95,8 +95,9 @@ class WorkerExtension:
         """
         if not os.path.exists("/proc/self/maps"):
             return []
-        with open("/proc/self/maps") as maps:
-            mapped = {line.split(maxsplit=5)[-1].strip() for line in maps if "/dev/shm/" in line}
+        with open("/proc/self/maps") as maps:  # a semaphore is mapped by an earlier name than its own
+            inodes = {int(line.split(maxsplit=5)[4]) for line in maps if "/dev/shm/" in line}
+        mapped = [entry.path for entry in os.scandir("/dev/shm") if entry.inode() in inodes]
         for path in mapped:
             if "cpushm" in path:
                 with contextlib.suppress(FileNotFoundError):  # another worker was faster
