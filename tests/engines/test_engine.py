@@ -97,9 +97,9 @@ def test_answers_wait_where_the_engine_has_no_room_and_end_where_the_context_is_
     assert (len(full.tokens), full.finish_reason) == (2, "length")
 
 
-@pytest.mark.parametrize("ids", [None, "mine", ["mine", "unknown"], "a pause"])
+@pytest.mark.parametrize("ids", [None, "mine", ["mine", "unknown"], "a pause", "a close"])
 def test_an_aborted_answer_is_gone_on_with(ids: list[str] | str | None) -> None:
-    alone = ids is None or ids == "a pause"
+    alone = ids in (None, "a pause", "a close")
 
     async def interrupted() -> tuple[Completion, Completion, Completion]:
         engine, six = CountingEngine(room=1 if alone else None), SamplingParams(max_tokens=6)
@@ -108,6 +108,9 @@ def test_an_aborted_answer_is_gone_on_with(ids: list[str] | str | None) -> None:
         if ids == "a pause":
             await engine.pause("abort")
             await engine.resume()
+        elif ids == "a close":
+            engine.close()
+            engine = CountingEngine()
         else:
             assert await engine.abort(ids) == (2 if ids is None else 1)
         part, other = await call

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 import phalanx as px
 from phalanx.engines import Answer, Completion, SamplingParams
 from phalanx.engines.engine_requests import Row
-from phalanx.engines.vllm import vllm_runner, vllm_sampling
+from phalanx.engines.vllm import vllm_runner, vllm_sampling, vllm_weights
 from phalanx.engines.vllm.vllm_runner import VllmRunner
 from phalanx.engines.vllm.vllm_sampling import VllmSampling, prompt_log_probs
 from phalanx.engines.vllm.vllm_weights import WorkerExtension, location_of
@@ -46,14 +48,16 @@ def answer(key: int = 1, **sampling: Any) -> Answer:
 
 
 def test_stops_and_seeds_that_are_impossible_do_not_reach_vllm() -> None:
-    sampling = VllmSampling(VOCABULARY, seeds=False)
+    sampling = VllmSampling(replace(VOCABULARY, end=frozenset({9})), seeds=False)
     one = answer(stop=(4, -5, 1000), seed=1)
     one.seed = (1 << 64) + 3
 
     given = sampling.for_answer(one)
 
-    assert given["stop_token_ids"] == [4]
+    assert given["stop_token_ids"] == [4, 9]
     assert given["extra_args"] == {"phalanx_seed": (3, 0, 0)}
+    assert sampling.for_answer(answer(stop=(4,), ignore_eos=True))["stop_token_ids"] == [4]
+    assert given["ignore_eos"]  # vLLM's own end tokens end nothing
 
 
 @pytest.mark.parametrize(("prompt", "expected"), [([5, 6, 7], [-1.0, -1.0]), ([1] * 8, [*[-1.0] * 6, -2.0])])
@@ -295,7 +299,8 @@ def test_a_start_that_fails_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> 
 class FakeWorker(WorkerExtension):
     """In place of vLLM's worker: its model has parameters, and keeps what is loaded."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, calls: list[str], *names: str) -> None:
+        self.calls = calls
         self.loaded: dict[str, torch.Tensor] = {}
         self.vllm_config = None
         named = [(name, torch.zeros(1)) for name in names]
@@ -303,33 +308,36 @@ class FakeWorker(WorkerExtension):
         self.model_runner = SimpleNamespace(get_model=lambda: model, model_config=None)
 
     def load(self, pairs: Any) -> set[str]:
+        self.calls.append("load_weights")
         self.loaded = {name: tensor.clone() for name, tensor in pairs}
         return set(self.loaded)
 
 
 @pytest.fixture
-def reload(monkeypatch: pytest.MonkeyPatch) -> None:
-    import contextlib
+def reload(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of a reload."""
+    calls: list[str] = []
 
-    from phalanx.engines.vllm import vllm_weights
+    def find(path: str) -> Any:
+        name = path.rpartition(".")[2]
+        return contextlib.nullcontext if name == "set_current_vllm_config" else lambda *_: calls.append(name)
 
-    names: dict[str, Any] = {"set_current_vllm_config": contextlib.nullcontext}
-    monkeypatch.setattr(
-        vllm_weights, "find", lambda name: names.get(name.rpartition(".")[2], lambda *_: None)
-    )
+    monkeypatch.setattr(vllm_weights, "find", find)
+    return calls
 
 
-def test_workers_load_the_tensors_of_a_location_for_every_parameter(reload: None) -> None:
+def test_workers_load_the_tensors_of_a_location_for_every_parameter(reload: list[str]) -> None:
     values = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16(), "c": torch.randn(0)}
     memory, tensors = allocate_tensors(values)
-    worker = FakeWorker("a", "b")
+    worker = FakeWorker(reload, "a", "b")
     for name, value in values.items():
         tensors[name].copy_(value)
     worker.phalanx_load(location_of(tensors))
 
+    assert reload == ["initialize_layerwise_reload", "load_weights", "finalize_layerwise_reload"]
     assert all(torch.equal(worker.loaded[name], value) for name, value in values.items())
     with pytest.raises(px.weights.WeightsError, match="loaded nothing into 1 parameters: missing"):
-        FakeWorker("a", "missing").phalanx_load(location_of(tensors))
+        FakeWorker(reload, "a", "missing").phalanx_load(location_of(tensors))
     memory.close()
 
 

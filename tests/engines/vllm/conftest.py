@@ -81,6 +81,16 @@ def shared_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(ours) or "cpushm" in name}
 
 
+def things_of_engines() -> list[set[Any]]:
+    """Processes, shared memory and sockets of engines on this machine."""
+    return [engine_processes(), shared_memory(), folders_of_sockets()]
+
+
+def left_since(before: list[set[Any]]) -> list[set[Any]]:
+    """What there is of :func:`things_of_engines` that was not there before."""
+    return [now - then for now, then in zip(things_of_engines(), before, strict=True)]
+
+
 def route_paths(app: Any) -> set[str]:
     """Return the paths of all routes of an application, those of mounted applications included."""
     paths: set[str] = set()

@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
+import psutil
 import pytest
 
-from tests.engines.vllm.conftest import engine_processes, folders_of_sockets, refuses, shared_memory
-from tests.engines.vllm.kinds import KINDS
+import phalanx as px
+from phalanx.engines import SamplingParams
+from phalanx.engines.vllm import VllmRollout
+from tests.engines.vllm.conftest import left_since, refuses, things_of_engines
+from tests.engines.vllm.kinds import KINDS, ONE_THREAD, SMALL
+from tests.engines.vllm.models import Source
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -76,26 +81,20 @@ def env_of_script() -> dict[str, str]:
 
 
 def check_that_nothing_is_left_of_one_that_is_killed(
-    folder: Path, model: str, kind: str, before: tuple[set[str], set[str]]
+    folder: Path, model: str, kind: str, before: list[set[Any]]
 ) -> None:
     one = Driver(folder, model, kind)
     told = one.told()
     one.kill()
 
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (
-        shared_memory() - before[0] or folders_of_sockets() - before[1] or any(map(lives, told["pids"]))
-    ):
-        time.sleep(0.05)
-    assert told["pids"] and not [pid for pid in told["pids"] if lives(pid)]
-    assert shared_memory() <= before[0]
-    assert folders_of_sockets() <= before[1]
+    until_nothing(lambda: [*left_since(before), set(filter(lives, told["pids"]))], 5)
+    assert told["pids"]
     for place in map(urlparse, told["urls"]):
         assert refuses(place.hostname or "", place.port or 0)
 
 
 def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path: Path) -> None:
-    before = shared_memory(), folders_of_sockets()
+    before = things_of_engines()
 
     check_that_nothing_is_left_of_one_that_is_killed(tmp_path, models["untied"], KINDS[1], before)
 
@@ -112,7 +111,7 @@ def test_a_driver_that_is_killed_leaves_nothing_and_another_goes_on(
     other = Driver(folders[1], models["untied"], kind)
     try:
         other.told()
-        before = shared_memory(), folders_of_sockets()
+        before = things_of_engines()
         check_that_nothing_is_left_of_one_that_is_killed(folders[0], models["untied"], kind, before)
         assert other.told(after=other.told()["number"])["pids"]
     finally:
@@ -125,22 +124,69 @@ def test_a_driver_that_is_killed_while_its_engine_starts_leaves_nothing(
     models: dict[str, str], tmp_path: Path, kind: str
 ) -> None:
     """What has a name until all have it open is there then."""
-    before = engine_processes(), shared_memory(), folders_of_sockets()
-
-    def left() -> list[Any]:
-        return [engine_processes() - before[0], shared_memory() - before[1], folders_of_sockets() - before[2]]
-
+    before = things_of_engines()
     driver = Driver(tmp_path, models["untied"], kind)
     try:
-        until(lambda: all(left()), 120)
+        while not all(left_since(before)):
+            time.sleep(0.02)
     finally:
         driver.kill()
 
-    until(lambda: not any(left()), 30)
+    until_nothing(lambda: left_since(before), 30)
 
 
-def until(condition: Callable[[], object], seconds: float) -> None:
+def until_nothing(left: Callable[[], list[set[Any]]], seconds: float) -> None:
     limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
+    while any(found := left()):
+        assert time.monotonic() < limit, found
         time.sleep(0.02)
+
+
+def kill_engine(_: px.Worker) -> None:
+    """As the system does it where memory is short."""
+    for process in psutil.Process().children(recursive=True):
+        if process.name().startswith("VLLM::"):
+            process.kill()
+
+
+def lose_half(_: px.Worker) -> None:
+    """Let the loads of this rank get half of the tensors."""
+    from phalanx.engines.vllm import vllm_runner
+
+    whole = vllm_runner.location_of
+    vllm_runner.location_of = lambda tensors: whole(dict([*tensors.items()][::2]))
+
+
+def test_engines_that_die_or_fail_or_are_closed_have_a_named_error_and_leave_nothing(
+    cluster: None, models: dict[str, str]
+) -> None:
+    before = things_of_engines()
+    with px.ResourcePool([3], use_gpu=False) as pool:
+        source = px.WorkerGroup(pool[0:1], Source.bind(models["untied"]), env=ONE_THREAD)
+        rollout = px.WorkerGroup(pool[1:3], VllmRollout.bind(models["untied"], **SMALL), env=ONE_THREAD)
+        two = [len(kind) for kind in left_since(before)]
+        for key in "abaa":
+            px.engines.sticky(rollout, key).generate([[5]])
+        assert [one.requests for one in rollout.engine_statistics()] == [3, 1]
+
+        call = rollout[1].generate.submit([[5]] * 1000, SamplingParams(max_tokens=100, ignore_eos=True))
+        while not rollout.engine_statistics()[1].running:
+            pass
+        rollout[1].run(kill_engine)
+        with pytest.raises(px.PhalanxError, match=r"since vLLM raised EngineDeadError: .*group\.restart\(\)"):
+            call.result()
+        px.resize(rollout, 1)
+        assert px.engines.sticky(rollout, "b").generate([[5]])[0].tokens
+        assert [2 * len(kind) for kind in left_since(before)] == two
+
+        sync = px.WeightSync(source, rollout, "policy")
+        rollout.run(lose_half)
+        with pytest.raises(px.weights.WeightsError, match=r"vLLM loaded nothing .*group\.restart\(\)"):
+            sync()
+        with pytest.raises(px.weights.WeightsTorn):
+            rollout.generate([[5]])
+        rollout.restart()
+        assert sync().number == rollout.generate([[5]])[0].version
+        assert [2 * len(kind) for kind in left_since(before)] == two
+        rollout.close()
+        assert not any(left_since(before))

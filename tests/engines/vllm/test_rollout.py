@@ -16,7 +16,7 @@ import phalanx as px
 from phalanx.engines import Endpoint, SamplingParams
 from phalanx.engines.vllm import VllmRollout
 from phalanx.engines.vllm.vllm_imports import prepare
-from tests.engines.vllm.conftest import engine_processes, folders_of_sockets, route_paths, shared_memory
+from tests.engines.vllm.conftest import left_since, route_paths, things_of_engines
 from tests.engines.vllm.kinds import ONE_THREAD, SMALL
 from tests.engines.vllm.models import Source
 
@@ -195,6 +195,11 @@ def test_the_client_of_openai_streams_and_gets_log_probabilities(roles: Roles) -
 
     assert "".join(parts) == whole.text and len(parts) > 1
     assert len(whole.logprobs.token_logprobs) == 4
+    with (
+        openai.OpenAI(base_url=endpoint.url, api_key="other", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        stranger.completions.create(**given)
 
 
 def test_no_route_is_served_without_the_key_which_opens_them_at_the_loopback(roles: Roles) -> None:
@@ -229,7 +234,7 @@ def test_there_are_no_routes_for_development(roles: Roles) -> None:
 
 def test_a_start_that_fails_leaves_nothing(cluster: None, models: dict[str, str]) -> None:
     """Neither where options are wrong, nor where the engine's own process finds out."""
-    before = engine_processes(), shared_memory(), folders_of_sockets()
+    before = things_of_engines()
     wrong: dict[str, dict[str, Any]] = {
         "'no_such_thing'; expected options of its HTTP server": {"server_options": {"no_such_thing": 1}},
         "VLLM_SERVER_DEV_MODE is '1'": {"env": {"VLLM_SERVER_DEV_MODE": "1"}},
@@ -242,9 +247,7 @@ def test_a_start_that_fails_leaves_nothing(cluster: None, models: dict[str, str]
             with pytest.raises(px.WorkerInitError, match=message):
                 px.WorkerGroup(pool, bound, env=env)
 
-    assert engine_processes() <= before[0]
-    assert shared_memory() <= before[1]
-    assert folders_of_sockets() <= before[2]
+    assert not any(left_since(before))
 
 
 def test_an_option_that_vllm_does_not_have_is_named(models: dict[str, str]) -> None:

@@ -1,6 +1,8 @@
 """Weights of vLLM's model: expected tensors, the memory that its workers read them from, and the load in a worker.
 
-vLLM imports this module in its workers, as ``worker_extension_cls``.
+vLLM imports this module in its workers, as ``worker_extension_cls``. It is no ``WeightTransferEngine``: such an engine
+has to call the layer-by-layer reload of vLLM too, in more code, and an update would take three rounds of calls instead
+of one. vLLM's ``reload_weights`` only logs which parameters got no weights, and here that is an error.
 """
 
 from __future__ import annotations
@@ -93,8 +95,9 @@ class WorkerExtension:
         """
         if not os.path.exists("/proc/self/maps"):
             return []
-        with open("/proc/self/maps") as maps:
-            mapped = {line.split(maxsplit=5)[-1].strip() for line in maps if "/dev/shm/" in line}
+        with open("/proc/self/maps") as maps:  # a semaphore is mapped by an earlier name than its own
+            inodes = {int(line.split(maxsplit=5)[4]) for line in maps if "/dev/shm/" in line}
+        mapped = [entry.path for entry in os.scandir("/dev/shm") if entry.inode() in inodes]
         for path in mapped:
             if "cpushm" in path:
                 with contextlib.suppress(FileNotFoundError):  # another worker was faster
