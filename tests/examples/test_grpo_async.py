@@ -153,7 +153,7 @@ def test_answers_may_end_under_the_weights_that_they_began_with(tmp_path: Path) 
 def test_it_learns_to_copy_as_a_script(tmp_path: Path) -> None:
     output = run(SCRIPT, "--device", "cpu", "--seed", "1", backend="ray", folder=tmp_path)
 
-    assert final_reward(output) > 0.9
+    assert final_reward(output) >= 0.95
     assert (tmp_path / "out" / "grpo_async_report.html").stat().st_size > 10_000
 
 
