@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 import phalanx as px
 from phalanx.parallel.module_rejoining import declare_instead, keep_tensors, replace_groups
+from phalanx.weights.local_layout import reshard
 
 
 class Net(torch.nn.Module):
@@ -107,6 +109,24 @@ def _cut_off(model: Any) -> None:
     handle.remove()
 
 
+class Adapted(Net):
+    """Saves less than it has, as a model with adapters does."""
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return {}
+
+
+def test_parameters_are_sharded_again_wherever_a_pass_ended(world: None) -> None:
+    model = _sharded(Adapted())
+    _cut_off(model)
+    reshard(model)
+    assert all(isinstance(one, DTensor) for one in model.parameters())
+    with torch.no_grad():
+        model(torch.ones(4, 8))
+    reshard(model)
+    assert all(isinstance(one, DTensor) for one in model.parameters())
+
+
 def _uneven_rank(rank: int, folder: str) -> None:
     """A model of 5 rows on 2 ranks."""
     stores = (dist.FileStore(f"{folder}/{name}", 2) for name in ("first", "second"))
@@ -140,20 +160,20 @@ class Declared(px.Worker):
     """A model that is declared in all ways, and another made in its place."""
 
     def __init__(self, fill: float) -> None:
-        self.model = torch.nn.Linear(1, 1, bias=False)
+        self.model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
         self.counts = {"steps": 0}
-        px.register_state(self, model=self.model, counts=self.counts)
-        self.publish_weights("out", self.model)
+        px.register_state(self, layer=self.model[0], counts=self.counts)
+        self.publish_weights("out", self.model[0])
         self.accept_weights("in", self.model)
-        made = torch.nn.Linear(1, 1, bias=False)
-        torch.nn.init.constant_(made.weight, fill)
+        made = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
+        torch.nn.init.constant_(made[0].weight, fill)
         declare_instead(self, self.model, made)
         self.model = made
 
     @px.register(px.Dispatch.ONE_TO_ALL, needs_weights=False)
     def step(self) -> tuple[float, int]:
         self.counts["steps"] += 1
-        return self.model.weight.item(), self.counts["steps"]
+        return self.model[0].weight.item(), self.counts["steps"]
 
 
 def test_all_that_was_declared_of_a_model_is_of_the_one_in_its_place(tmp_path: Path) -> None:
@@ -161,7 +181,7 @@ def test_all_that_was_declared_of_a_model_is_of_the_one_in_its_place(tmp_path: P
         source, target = (px.WorkerGroup(pool[at : at + 1], Declared.bind(at + 1.0)) for at in (0, 1))
         target.step()
         px.save(target, tmp_path)
-        px.WeightSync(source, target, "in", source_name="out")()
+        px.WeightSync(source, target, "in", source_name="out", rename=lambda name: f"0.{name}")()
         assert target.step() == [(1.0, 2)]
         px.load(target, tmp_path)
 

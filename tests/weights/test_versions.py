@@ -140,13 +140,17 @@ def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
 
 def test_a_role_with_two_names_is_usable_when_both_are_and_versions_never_go_back() -> None:
     one, other = ("actor", NAME), ("actor", "other")
-    noted = WeightRegistry(WeightsDeclared({}, {one: Accepted({})}), {one: 5}, {})
+    model = torch.nn.Linear(1, 1)
+    noted = WeightRegistry(WeightsDeclared({}, {one: Accepted(model), other: Accepted(None)}), {one: 5}, {})
     noted.begin(other, 1)
     noted.finish(other, 1)
     assert "actor" in noted.unusable
 
-    with pytest.raises(px.weights.WeightsError, match="never decrease"):
-        noted.begin(one, 3)
+    for loaded in (None, model):
+        noted.loaded("actor", loaded)
+        assert ("actor" in noted.unusable) == (loaded is None)
+        with pytest.raises(px.weights.WeightsError, match="never decrease"):
+            noted.begin(one, 3)
     noted.begin(one, 6)
     noted.finish(one, 6)
     assert noted.unusable == {}
@@ -179,10 +183,17 @@ class Student(Rollout):
         px.register_state(self, model=self.model)
 
 
-def test_a_model_that_is_loaded_after_a_restart_needs_no_sync(tmp_path: Path) -> None:
-    with linked(Actor, Student) as (_, target, sync):
+def test_a_model_that_is_loaded_has_no_version_and_needs_no_sync_after_a_restart(tmp_path: Path) -> None:
+    with linked(Actor, Student, delta=True) as (source, target, sync):
         sync()
         px.save(target, tmp_path)
+        source.train()
+        sync()
+        px.load(target, tmp_path)
+        assert (target.version(), statuses(target)) == ([None], ["none"])
+        source.train()
+        sync()
+        assert same(target.values()[0], source.values()[0])
         target.restart()
         px.load(target, tmp_path, parts=["rng"])
         with pytest.raises(px.weights.WeightsTorn, match="the constructor's again"):
@@ -190,9 +201,10 @@ def test_a_model_that_is_loaded_after_a_restart_needs_no_sync(tmp_path: Path) ->
         px.load(target, tmp_path)
 
         assert target.version() == [None]
-        assert statuses(target) == ["none"]
+        px.snapshot(target)
         sync()
-        assert target.version() == [2]
+        px.restore(target)
+        assert target.version() == [None]
 
 
 def test_a_sync_that_changes_nothing_counts_no_change_and_warns_the_second_time_in_a_row() -> None:

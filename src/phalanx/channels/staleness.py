@@ -239,7 +239,9 @@ class StalenessManager(HubObject):
                         "advance it, so that it would never catch up; train and advance() first, or use the ray backend"
                     )
                 case ("behind", delay):
-                    reason = f"{delay}; wait longer, or train and advance(), as px.WeightSync(staleness=) does"
+                    reason = (
+                        f"{delay}; wait longer, or train and advance(), as px.WeightSync(staleness=) does"
+                    )
                 case _:
                     raise self._closed(answer[1])
             raise StalenessTimeout(f"lease({count} rows): {reason}")

@@ -144,7 +144,7 @@ class Lifecycle:
             why = f", after: {_first_line(self.cause)}" if self.cause is not None else ""
             raise GroupBroken(
                 f"group {self._group!r} is being restarted or given new ranks{why}. It takes no calls until that is "
-                "over: repeat the call once its state is \"ready\".",
+                'over: repeat the call once its state is "ready".',
                 group=self._group,
                 cause=self.cause,
             )

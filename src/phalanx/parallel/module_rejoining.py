@@ -15,7 +15,7 @@ from phalanx.declare.context import context_of
 from phalanx.declare.state_declarations import declared_states
 from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.errors import DeclarationError
-from phalanx.weights.local_layout import local_of
+from phalanx.weights.local_layout import local_of, reshard
 
 
 def keep_tensors(
@@ -34,7 +34,7 @@ def keep_tensors(
     Raises:
         DeclarationError: if the two differ in their parameters, buffers, or local shapes.
     """
-    kept.state_dict()  # FSDP reshards its parameters then, wherever in a step it was interrupted
+    reshard(kept)
     olds, news = _parameters(kept), _parameters(made)
     names = [{*olds, *dict(kept.named_buffers())}, {*news, *dict(made.named_buffers())}]
     if names[0] != names[1]:
@@ -59,13 +59,21 @@ def keep_tensors(
 def declare_instead(worker: object, kept: torch.nn.Module, made: torch.nn.Module) -> None:
     """Declare the model ``made`` in place of ``kept`` in all that a worker declared: its state, and its weights.
 
-    For ``rejoin()``, after :func:`keep_tensors`. A mapping or function given to ``publish_weights`` stays as it is.
+    For ``rejoin()``, after :func:`keep_tensors`. Modules within the model are exchanged too, but not tensors in a
+    mapping that was given to ``publish_weights``: give it the module, or a function.
     """
     context = context_of(worker)
-    weights = WeightsDeclared.of(context)
-    declarations = [declared_states(context), weights.published, weights.accepted]
-    for declared in cast("list[dict[Any, Any]]", declarations):
-        declared.update({key: replace(one, model=made) for key, one in declared.items() if one.model is kept})
+    states, weights = declared_states(context), WeightsDeclared.of(context)
+    news = {id(module): made.get_submodule(path) for path, module in kept.named_modules()}
+
+    def now(part: Any) -> Any:
+        return news.get(id(part), part)
+
+    for role, one in states.items():
+        others = {name: now(part) for name, part in one.others.items()}
+        states[role] = replace(one, model=now(one.model), others=others)
+    for declared in cast("list[dict[Any, Any]]", [weights.published, weights.accepted]):
+        declared.update({key: replace(one, model=now(one.model)) for key, one in declared.items()})
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

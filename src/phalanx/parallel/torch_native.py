@@ -18,7 +18,7 @@ from phalanx.parallel.mlp import LlamaMLP
 from phalanx.parallel.module_rejoining import declare_instead, keep_tensors
 from phalanx.parallel.world import join_world
 from phalanx.topology.mesh import Mesh
-from phalanx.weights.local_layout import local_of
+from phalanx.weights.local_layout import local_of, reshard
 
 
 class DeviceMeshWorker(Worker):
@@ -164,7 +164,7 @@ class FSDPTrainer(DeviceMeshWorker):
         return weights if self.rank == 0 else None
 
     def _sharded_parameters(self) -> Iterator[tuple[str, Any]]:
-        self.model.state_dict()  # FSDP reshards its parameters then: a forward pass alone leaves some gathered
+        reshard(self.model)  # a forward pass alone leaves some gathered
         return self.model.named_parameters()
 
 

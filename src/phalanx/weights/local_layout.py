@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from phalanx.declare.weight_declarations import Accepted, Published
@@ -148,12 +147,9 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
         DeclarationError: if ``model`` is neither a module nor a mapping of names to tensors.
     """
     if isinstance(model, torch.nn.Module):
-        is_gathered = any(isinstance(module, FSDPModule) for module in model.modules())
-        kept = set[str]()
-        if is_gathered or any(True for _ in model.buffers()):
-            # FSDP2 reshards here, wherever a pass ended; the parameters are read afterwards
-            kept = set(model.state_dict(keep_vars=True))
+        reshard(model)
         tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        kept = set(model.state_dict(keep_vars=True)) if any(True for _ in model.buffers()) else set[str]()
         buffers = model.named_buffers(remove_duplicate=False)
         tensors.update(one for one in buffers if one[0].replace(_WRAPPED, "") in kept)
         return tensors
@@ -167,6 +163,19 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
     if wrong:
         raise DeclarationError(f"weights are a mapping of names to tensors, but {wrong} are no tensors")
     return dict(model)
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Shard again the parameters that FSDP2 gathered, wherever a pass ended or was interrupted.
+
+    ``FSDPModule.reshard`` leaves them after a pass that raised. A hook of torch's ``state_dict`` does not; it is called
+    alone, since a model may have another ``state_dict``.
+    """
+    for module in model.modules():
+        hooks: dict[int, Any] = getattr(module, "_state_dict_pre_hooks", {})
+        for hook in hooks.values():
+            if getattr(hook, "__module__", "").startswith("torch.distributed.fsdp"):
+                hook(module, "", True)
 
 
 def read_tensors(model: Any, boxes: Mapping[str, ShardSpec] | None = None) -> LocalLayout:

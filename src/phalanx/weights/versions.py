@@ -66,8 +66,8 @@ class Weights:
 
     Attributes:
         status: "none" (from the constructor), "whole" (complete, of version ``number``) or "torn" (partly updated).
-        number: the version; of torn weights the version that was being written, and of weights that ``px.load`` has
-            replaced the last version before.
+        number: the version; of torn weights the version that was being written, and of weights that ``px.load`` or
+            ``px.restore`` has replaced the last version before.
         had: the last complete version, also of earlier processes of the rank; None before the first.
     """
 
@@ -80,7 +80,7 @@ class Weights:
         if self.status == "torn":
             had = "no version before" if self.had is None else f"version {self.had} before"
             return f"a sync to version {self.number} did not end: its parameters may be mixed ({had})"
-        if self.status == "none" and self.had is not None:
+        if self.status == "none" and self.had is not None and self.number is None:
             return f"its process was restarted since it had version {self.had}: its weights are the constructor's again"
         return None
 
@@ -192,11 +192,12 @@ class WeightRegistry:
             self._put(key, self._arrivals.pop(key)[1])
 
     def loaded(self, role: str, model: Any) -> None:
-        """Note that a saved step was loaded into a model, whose weights are neither the constructor's nor torn now."""
+        """Note that a saved state was loaded into a model: its weights are of no version, but may be used."""
         for key, accepted in self.declared.accepted.items():
-            before = self.weights(key)
-            if key[0] == role and accepted.model is model and before.refusal() is not None:
-                self._put(key, Weights(number=before.had))
+            if key[0] == role and accepted.model is model is not None:
+                had = self.weights(key).had
+                self._arrivals.pop(key, None)
+                self._put(key, Weights("none", had, had))
 
     def arrived_over(self, key: Key, connection: str) -> int | None:
         """Return the version that arrived over a connection and is complete; None if there is none."""

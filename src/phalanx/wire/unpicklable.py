@@ -22,7 +22,7 @@ def explain_unpicklable(value: Value, error: BaseException, attempt: Try) -> str
     return (
         f"{path or 'the value'} cannot be sent: an object of type {kind} cannot be pickled "
         f"({type(error).__name__}: {error}). Expected something that cloudpickle takes: leave it out, "
-        "create it on the rank, or keep a result there (collect=\"none\")"
+        'create it on the rank, or keep a result there (collect="none")'
     )
 
 

@@ -206,7 +206,10 @@ def states_of(
             "does not change px.register_state(self, rng=False)",
             stacklevel=2,
         )
-    return {name: RankState(workers[name], declared.get(name), device) for name in names or list(workers)[:1]}
+    states = {
+        name: RankState(workers[name], declared.get(name), device) for name in names or list(workers)[:1]
+    }
+    return {name: state for name, state in states.items() if state.names} or states
 
 
 def key_of(path: Path) -> str:
