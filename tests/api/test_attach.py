@@ -98,25 +98,6 @@ def test_a_group_whose_first_rank_was_replaced_is_found(drive: Callable[[str], s
         px.attach("replaced").close(pool=True)
 
 
-def test_an_attached_handle_goes_on_after_its_owner_restarted_the_group_or_replaced_ranks(
-    drive: Callable[[str], str],
-) -> None:
-    pool = px.ResourcePool([2], use_gpu=False, detached=True, backend="ray")
-    owned = px.WorkerGroup(pool, Counted, name="moved", detached=True, num_cpus=1)
-    attached = px.attach("moved")
-    assert attached.up(1) == [1, 1]
-    owned.restart()
-    assert until_it_goes_on(attached) == [1, 1]
-    px.replace_ranks(owned, 0, state="none")
-    assert until_it_goes_on(attached) == [1, 2]
-
-    assert drive('group = px.attach("moved"); print(group.up(1)); group.close(pool=True)').strip() == "[2, 3]"
-    with pytest.raises(px.GroupClosed):
-        until_it_goes_on(attached)
-    reserved = [one for one in placement_group_table().values() if one["state"] == "CREATED"]
-    assert not [one["name"] for one in reserved if "moved" in one["name"] or pool.name == one["name"]]
-
-
 def test_a_group_whose_first_rank_is_gone_can_be_closed_and_made_anew(drive: Callable[[str], str]) -> None:
     make = """
         pool = px.ResourcePool([2], use_gpu=False, detached=True)
@@ -172,24 +153,6 @@ def test_ranks_in_another_order_than_their_slots_keep_their_processes(drive: Cal
         assert px.attach("turned").up(1) == [7, 2]
     finally:
         px.attach("turned").close(pool=True)
-
-
-def until_it_goes_on(group: px.GroupView) -> list[int]:
-    """The result of a call, which is stale at most once: where this handle had not heard of the change."""
-    try:
-        return group.up(1)
-    except px.errors.StaleEpoch:
-        return group.up(1)
-
-
-class Counted(px.Worker):
-    def __init__(self) -> None:
-        self.count = 0
-
-    @px.register
-    def up(self, by: int) -> int:
-        self.count += by
-        return self.count
 
 
 def declared_elsewhere() -> type:

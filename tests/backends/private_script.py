@@ -69,6 +69,7 @@ def check_connected() -> Any:
     check_calls(actor)
     assert private.class_name(actor) == "Counter"
     assert private.actor_states()(private.actor_id(actor)) not in (None, private.DEAD)
+    assert private.get_actor("counter", namespace="phalanx") == actor
     ref = private.put("value")
     assert private.wait([ref], num_returns=1, timeout=5)[0] == [ref]
     assert private.get(private.reference_to(private.address_of(ref))) == "value"
@@ -114,6 +115,7 @@ def check_left(actor: Any, group: Any, ref: Any) -> None:
         "wait": lambda: private.wait([ref], num_returns=1, timeout=0),
         "kill": lambda: private.kill(actor),
         "cancel": lambda: private.cancel(ref),
+        "get_actor": lambda: private.get_actor("counter", namespace="phalanx"),
         "nodes": private.nodes,
         "placement_group": lambda: private.placement_group([{"CPU": 1.0}]),
         "placement_group_table": private.placement_group_table,

@@ -106,7 +106,9 @@ class BackendContracts:
         backend.disregard([submit(backend, endpoints[1], "refuse")])
         assert backend.wait([refused], 1, _WITHIN_S) == ([0], [])
 
-    def test_a_value_and_a_notice_are_found_where_they_were_left(self, backend: Backend) -> None:
+    def test_a_value_and_a_notice_are_found_where_they_were_left_and_a_name_that_was_never_given_is_not(
+        self, backend: Backend
+    ) -> None:
         ref, key = backend.put(encode("here")), "contracts-of-a-backend"
         assert backend.fetch([ref, backend.at(backend.address_of(ref))], _WITHIN_S) == ["here", "here"]
         backend.publish(key, b"here")
@@ -114,6 +116,7 @@ class BackendContracts:
         backend.publish(key, None)
         backend.publish(key, None)
         assert backend.published(key) is None
+        assert backend.find("a-name-of-nobody:0") is None
 
     def test_a_service_starts_on_this_node_and_may_be_stopped_twice(self, backend: Backend) -> None:
         service, host = backend.start_service(str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import phalanx as px
 from phalanx.api import view as travel
 from phalanx.api.selection import Selection
 from phalanx.api.view import GroupView
+from phalanx.backends.inline import InlineRank
 from phalanx.group import roster
 from phalanx.session.session import session
 
@@ -54,6 +56,27 @@ class Together(px.Worker):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.steps = state["steps"]
+
+
+_ranks: dict[int, InlineRank] = {}
+
+
+def _reduce(rank: InlineRank) -> Any:
+    _ranks[id(rank)] = rank
+    return rank_of, (id(rank),)
+
+
+def rank_of(key: int) -> InlineRank:
+    return _ranks[key]
+
+
+@pytest.fixture(autouse=True)
+def handles_travel() -> Iterator[None]:
+    """Handles of this backend pickle by reference, as those of Ray do."""
+    copyreg.pickle(InlineRank, _reduce)
+    yield
+    copyreg.dispatch_table.pop(InlineRank)
+    _ranks.clear()
 
 
 @pytest.fixture
@@ -126,14 +149,16 @@ def test_of_a_replaced_rank_a_call_is_stale_and_of_one_that_left_it_is_made_agai
     assert view.answers(list(range(8))) == [10 * x for x in range(8)]
 
 
-def test_a_process_left_gracefully_if_it_was_a_rank_after_the_last_that_did_not(
+def test_a_process_left_in_peace_if_it_came_after_the_last_of_its_rank_that_did_not(
     group: px.WorkerGroup,
 ) -> None:
     member, endpoint = group.core.endpoints[:2]
-    now = replace(roster.Roster.of(group.core), members=(member,), graceful_since=3)
+    now = roster.Roster(5, [member], {1: 3})
 
-    assert [now.left_gracefully(endpoint, number) for number in (2, 3, 4)] == [False, True, True]
-    assert not now.left_gracefully(member, 4), "a member has not left"
+    left = [now.left_in_peace(1, replace(endpoint, since=since)) for since in (2, 3, 4)]
+
+    assert left == [False, True, True]
+    assert not now.left_in_peace(0, member), "a member has not left"
 
 
 def test_of_ranks_that_a_restart_ended_calls_are_stale_and_the_roster_is_taken_back_with_the_group(

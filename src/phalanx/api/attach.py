@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from phalanx.api.selection import Selection
-from phalanx.api.view import GroupView, seen_from_here
+from phalanx.api.view import GroupView
+from phalanx.backends.backend_types import Endpoint
+from phalanx.calls.run_on import gather_before_end
 from phalanx.debug.trace import from_environment
 from phalanx.declare.bind import Colocation, WorkerClass, roles_of
 from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, PlacementError, RankReport, WorkerDiedError
 from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
-from phalanx.group.roster import Roster, detached_key, refresh
-from phalanx.members.processes import close
-from phalanx.members.replacement import lost_ranks
+from phalanx.group.roster import DetachedRecord, detached_key, withdraw
+from phalanx.members.processes import close_workers
 from phalanx.session.session import session
+
+_PATIENCE_S = 5.0
 
 
 class AttachedGroup(GroupView):
     """A detached group as another driver sees it; calls go to the same processes."""
 
-    def __init__(self, core: Group) -> None:
+    def __init__(self, core: Group, living: list[Endpoint], record: DetachedRecord) -> None:
         super().__init__(Selection.whole(core))
         self.__dict__.update(
             {role: GroupView(Selection.whole(core, role)) for role in core.card.methods if role}
         )
+        self._living = living
+        self._reservations, self._extras = record.reservations, record.extras
 
     @property
     def state(self) -> str:
@@ -38,12 +44,16 @@ class AttachedGroup(GroupView):
         Args:
             pool: give back the slots of its detached pool too.
         """
-        newest = refresh(self.core)
-        if newest is not None and self.core.begin_close():
-            self.core.extras = dict(newest.extras)
-            close(self.core)
+        if self.core.begin_close():
+            withdraw(self.core)
+            close_workers(self.core, self.core.epoch, range(len(self.core.epoch.endpoints)), _PATIENCE_S)
+            gather_before_end(self.core, _PATIENCE_S)
+            self.core.backend.kill(self._living)
+            self.core.backend.release(self._extras)
             if pool:
-                self.core.backend.release(newest.reservations)
+                for keys in self._reservations.values():
+                    self.core.backend.release(keys)
+            self.core.finish_close()
 
 
 def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGroup:
@@ -58,31 +68,39 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
         PlacementError: there is no such group on this session.
         DeclarationError: its methods are not the expected ones, or another version of the library started it.
     """
-    published = session.get_backend().published(detached_key(name))
-    if published is None:
+    backend = session.get_backend()
+    published = backend.published(detached_key(name))
+    record = None if published is None else DetachedRecord.from_bytes(name, published)
+    if record is None or not record.members:
         raise PlacementError(
             f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
         )
-    roster = Roster.from_bytes(name, published)
     if cls is not None:
-        _check_methods(name, roster.card, cls)
+        _check_methods(name, record.card, cls)
+    endpoints = [replace(one, handle=backend.find(str(one.name)), since=-1) for one in record.members]
     from_environment()
-    core = seen_from_here(roster)
-    if missing := lost_ranks(core):
+    core = Group(record.card, backend, len(endpoints), owner=False)
+    core.detached_record = published
+    session.add_group(core)
+    missing = [rank for rank, endpoint in enumerate(endpoints) if endpoint.handle is None]
+    if missing:
         reports = tuple(RankReport(rank, "died") for rank in missing)
         core.broken(WorkerDiedError(f"ranks {missing} are gone", group=name, failures=reports))
-    return AttachedGroup(core)
+    else:
+        core.enter(endpoints)
+        core.started()
+    return AttachedGroup(core, [one for one in endpoints if one.handle is not None], record)
 
 
-def _check_methods(name: str, card: GroupCard, cls: WorkerClass | Colocation) -> None:
+def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) -> None:
     expected = _signatures({role: bound.methods for role, bound in roles_of(cls).items()})
-    found = _signatures(card.methods)
+    found = _signatures(record.methods)
     if expected != found:
         keys = [key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)]
         differing = sorted(".".join(filter(None, key)) for key in keys)
         raise DeclarationError(
-            f"group {name!r} runs {', '.join(card.classes.values())}, whose registered methods are not those "
+            f"group {name!r} runs {', '.join(record.classes.values())}, whose registered methods are not those "
             f"expected: {', '.join(differing)} differ in name, signature or dispatch mode. Attach with the class that "
             "the group was made of, or close the group and make it anew"
         )

@@ -16,6 +16,7 @@ from phalanx.declare.result_types import Returns, Yields
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.modes import dealt_or_same
 from phalanx.errors import DeclarationError, DispatchError, GroupBroken
+from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.group.roster import Roster, publish
 from phalanx.session.session import session
@@ -286,7 +287,21 @@ class RankView(GroupView):
         return super().method(function)
 
 
-def pack(core: Group) -> Roster | LocalGroup:
+@dataclass(frozen=True)
+class PortableGroup:
+    """A group as plain values and the backend's handles (Ray's actor handles pickle themselves).
+
+    ``run`` is the id of the run whose process owns the group.
+    """
+
+    backend: str
+    card: GroupCard
+    roster: Roster
+    roster_key: str
+    run: str
+
+
+def pack(core: Group) -> PortableGroup | LocalGroup:
     """Return the values from which another process makes a view of the group."""
     if core.backend.immediate:
         return LocalGroup(session.run_id, core.card.number, core.name)
@@ -295,10 +310,10 @@ def pack(core: Group) -> Roster | LocalGroup:
     if not core.endpoints:
         with core.changing:  # wait for a restart in progress, which creates the endpoints
             pass
-    if core.has_pool and not core.roster_key:
+    if core.has_pool and not core.card.detached and not core.roster_key:
         core.roster_key = f"roster/{session.run_id}/{core.card.number}"
         publish(core)
-    return Roster.of(core)
+    return PortableGroup(core.backend.name, core.card, Roster.of(core), core.roster_key, core.run)
 
 
 @dataclass(frozen=True)
@@ -324,7 +339,7 @@ class LocalGroup:
         return found
 
 
-def unpack(portable: Roster | LocalGroup) -> Group:
+def unpack(portable: PortableGroup | LocalGroup) -> Group:
     """Return the state of a view that does not own the group; of a group in this process, the group's own.
 
     Raises:
@@ -334,28 +349,22 @@ def unpack(portable: Roster | LocalGroup) -> Group:
         return portable.find()
     if portable.run == session.run_id and (own := session.own_group(portable.card.number)) is not None:
         return own  # so that ranks see the calls of all its views here in one order
-    return seen_from_here(portable)
-
-
-def seen_from_here(roster: Roster) -> Group:
-    """Return the state of a view of a group that another process owns."""
-    endpoints = [replace(member) for member in roster.members]  # the view notes which of them left
-    core = Group(
-        roster.card, session.get_backend(roster.backend), len(endpoints), owner=False, number=roster.number
-    )
+    endpoints = [replace(member) for member in portable.roster.members]  # the view notes which of them left
+    backend = session.get_backend(portable.backend)
+    core = Group(portable.card, backend, len(endpoints), owner=False, number=portable.roster.number)
     session.add_group(core)
     core.enter(endpoints)
     core.started()
     if not endpoints:
-        text = f"group {core.name!r} had no ranks when it was sent here: its restart had failed"
-        core.broken(GroupBroken(text, group=core.name))
-    core.run, core.roster_key = roster.run, roster.key
+        text = f"group {portable.card.name!r} had no ranks when it was sent here: its restart had failed"
+        core.broken(GroupBroken(text, group=portable.card.name))
+    core.run, core.roster_key = portable.run, portable.roster_key
     core.spare = bool(core.roster_key)  # ranks that live are the owner's to end
     return core
 
 
 def _rebuild(
-    portable: Roster | LocalGroup, ranks: tuple[int, ...] | None, role: str, which: Which
+    portable: PortableGroup | LocalGroup, ranks: tuple[int, ...] | None, role: str, which: Which
 ) -> GroupView:
     chosen = Selection(unpack(portable), ranks, role, which)
     return GroupView(chosen) if which == "all" else RankView(chosen)

@@ -15,7 +15,6 @@ from phalanx.group.epoch import GroupCard
 from phalanx.group.group import Group
 from phalanx.group.options import GroupOptions, ReplacePolicy, RestartPolicy, checked_options
 from phalanx.group.preemption_notices import PreemptionNotice
-from phalanx.group.roster import detached_key
 from phalanx.members import processes
 from phalanx.members.meshes import known_meshes
 from phalanx.pools.pool import ResourcePool
@@ -122,7 +121,6 @@ class WorkerGroup(GroupView):
         self._roles = bound
         core = Group(self._card(bound, options), pool.backend_api, pool.world_size, owner=True)
         core.make_on(pool, self, bound, options)
-        core.roster_key = detached_key(core.name) if options.detached else ""
         core.spare = isinstance(options.on_failure, ReplacePolicy)
         session.add_group(core)
         GroupView.__init__(self, Selection.whole(core))

@@ -101,9 +101,10 @@ class SpawnRequest:
 class Endpoint:
     """A worker process. ``facts`` is its report; ``handle`` is the backend's own object.
 
-    Rosters have it: another protocol (``group/roster.py``) goes with any other field.
+    Records of detached groups have it: another protocol (``group/roster.py``) goes with any other field.
 
-    ``retired`` is True if the process left its group and all its calls have ended.
+    ``retired`` is True if the process left its group and all its calls have ended. ``since`` is the epoch in which it
+    joined its group; -1: none.
     """
 
     slot: Slot
@@ -111,6 +112,7 @@ class Endpoint:
     facts: ProcessInfo
     name: str | None = None
     retired: bool = False
+    since: int = -1
 
 
 class Ticket(NamedTuple):
@@ -297,6 +299,10 @@ class Backend(Protocol):
         They end with this process at the latest, unless the request is for detached processes.
         """
         ...
+
+    def find(self, name: str) -> Any | None:
+        """Return the handle of the detached process of that name, None if there is none."""
+        return None
 
     def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
         """Call ``start`` with the address of this node in a small process that ends with the calling process.

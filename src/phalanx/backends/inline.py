@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakValueDictionary
 
 from phalanx.backends.backend_types import (
     LOST_ARGUMENT,
@@ -159,33 +158,20 @@ class InlineServices:
         return [ref.get() for ref in refs]
 
 
-#: The ranks that were pickled, by id.
-_ranks: WeakValueDictionary[int, InlineRank] = WeakValueDictionary()
-
-
 @dataclass
 class InlineRank:
-    """A rank in this process: its worker runtime, and the cause of its loss. It pickles by reference."""
+    """A rank in this process: its worker runtime, and the cause of its loss."""
 
     runtime: Any
     alive: bool = True
     lost: Lost | None = None
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        _ranks[id(self)] = self
-        return _rank_of, (id(self),)
-
     def end(self, lost: Lost) -> None:
         """End the rank: further calls are refused."""
         self.alive, self.lost = False, lost
         if self.runtime is not None:
             self.runtime.lost(lost.exit or lost.reason)
-
-
-def _rank_of(number: int) -> InlineRank:
-    """Return the rank that was pickled; a dead one if no group has it any more."""
-    return _ranks.get(number) or InlineRank(None, alive=False, lost=Lost("the rank was stopped", "stopped"))
 
 
 class InlineBackend(Backend):

@@ -300,7 +300,7 @@ class ResentResults(Results):
         """Send the call to the newest roster if its rank refused it. Return whether it was sent."""
         core, (rank, endpoint) = self._core, self._at
         found = super().outcome(0)
-        if found.ok or self._repeats >= _MOST_REPEATS or not was_refused(core, found, endpoint, self._number):
+        if found.ok or self._repeats >= _MOST_REPEATS or not was_refused(core, found, rank, endpoint):
             return False
         epoch = core.epoch
         if core.card.independent:  # any rank may run it

@@ -79,7 +79,7 @@ class Group:
         self.name = card.name
         self.backend = backend
         self.owner = owner
-        #: Id of the run whose process owns it.
+        #: Id of the run whose process owns it; "" of a detached group that was attached.
         self.run = session.run_id if owner else ""
 
         # Made of. Set by the process that owns it.
@@ -96,6 +96,7 @@ class Group:
         #: When its state or its epoch changed, as a Unix time.
         self.changed = time.time()
         self._lock = threading.RLock()
+        self._behind = 0  # ranks that the epoch before a restart had
 
         # Calls.
         #: Held while a call is sent to its ranks; hold it to send several calls without others in between.
@@ -151,13 +152,14 @@ class Group:
         self.weights: dict[str, str] = {}
 
         # Views of it in other processes.
-        #: Where they find the newest roster; "" where the group never travelled, and is not detached.
+        #: Where they find the newest roster; "" where the group never travelled, or is detached.
         self.roster_key = ""
+        #: The record of a detached group as it was last published, or read by ``px.attach``.
+        self.detached_record: bytes | None = None
         #: Of such a view: whether the ranks may be others than it knows.
         self.is_doubtful = False
-        #: The newest epoch that began with the end of processes that may have been at a call. Of its processes, and of
-        #: later ones, those that left had finished their calls.
-        self.graceful_since = 0
+        #: By rank, an epoch: processes that came with it or later, and ended, had finished their calls.
+        self.in_peace_since: dict[int, int] = {}
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -242,6 +244,9 @@ class Group:
             number = self.lifecycle.epoch
             self.epoch = Epoch(number, len(endpoints), endpoints)
             self.weights = {}
+            ended = [*_numbered(endpoints, number), *range(len(endpoints), self._behind)]
+            self.in_peace_since.update(dict.fromkeys(ended, number))
+            self._behind = 0
         self._tell()
         return self.epoch
 
@@ -268,6 +273,7 @@ class Group:
             self.lifecycle.handle(Event.MEMBERS)
             self.epoch = Epoch(self.lifecycle.epoch, size, endpoints, joining=joining)
             self.epoch.stopped = stopped
+            _numbered(endpoints, self.epoch.number)
             self.snapshot = None  # of other ranks
         self._tell()
         return self.epoch
@@ -295,8 +301,8 @@ class Group:
             if self.closed:
                 self.lifecycle.check_callable()
             left = self.epoch
+            self._behind = max(self._behind, len(left.endpoints))
             self.lifecycle.handle(Event.RESTART)
-            self.graceful_since = self.lifecycle.epoch
             here = enumerate(left.endpoints[: left.size] if gone is not None else ())
             stay = [None if rank in (gone or ()) else endpoint for rank, endpoint in here]
             self.epoch = Epoch(self.lifecycle.epoch, left.size if size is None else size, stay=stay)
@@ -381,6 +387,14 @@ class Group:
             cause=str(life.cause).partition("\n")[0] if life.cause is not None else None,
             ranks=tuple(_rank_record(rank, endpoint) for rank, endpoint in enumerate(self.epoch.endpoints)),
         )
+
+
+def _numbered(endpoints: Sequence[Endpoint], number: int) -> list[int]:
+    """Note with which epoch new processes came, and return their ranks."""
+    new = [rank for rank, endpoint in enumerate(endpoints) if endpoint.since < 0]
+    for rank in new:
+        endpoints[rank].since = number
+    return new
 
 
 def _rank_record(rank: int, endpoint: Endpoint) -> RankRecord:

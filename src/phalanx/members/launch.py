@@ -82,6 +82,7 @@ def launch(
     try:
         request = _request(core, pool, slots, kept)
         request = request if amend_request is None else amend_request(request)
+        _check_names(core, request)
         endpoints = backend.spawn(replace(request, timeout=max(0.1, deadline - time.monotonic())))
         everyone = _in_rank_order(pool, [*kept.values(), *endpoints], places)
         setups = _rank_configs(core, pool, everyone, name, epoch, new[0] if places else 0)
@@ -157,6 +158,23 @@ def _request(
         max_concurrency=core.options.max_concurrency,
         detached=core.options.detached,
     )
+
+
+def _check_names(core: Group, request: SpawnRequest) -> None:
+    """Check that no process has the name of a new rank of a detached group.
+
+    Raises:
+        PlacementError: a process has, of a group of the same name; the message says how to call or end it.
+    """
+    own = request.names or () if request.namespace is None else ()
+    taken = [name for name in own if core.backend.find(name) is not None]
+    if taken:
+        raise PlacementError(
+            f"there is a detached group {core.name!r} on this cluster: px.attach({core.name!r}) returns it, "
+            f"px.attach({core.name!r}).close(pool=True) ends it; or give this one another name=. If px.attach finds "
+            f"none, a driver is just starting it, or has left {', '.join(taken)} behind: "
+            "ray.kill(ray.get_actor(..., namespace='phalanx')) ends each of these"
+        )
 
 
 def _in_rank_order(

@@ -222,7 +222,7 @@ def _as_cause(group: str, change: str, error: BaseException) -> PhalanxError:
 
 
 def close(core: Group, patience: float | None = None) -> None:
-    """End a group whose closing has begun: withdraw its roster, end its processes, give back its slots to its pool.
+    """End a group whose closing has begun: withdraw its roster, end its processes, give back its slots.
 
     Args:
         core: the group.
@@ -232,8 +232,7 @@ def close(core: Group, patience: float | None = None) -> None:
     try:
         end(core, core.epoch, _patience(core) if patience is None else patience)
     finally:  # also after an interrupt
-        if core.has_pool:
-            core.pool.unclaim(core.tenant)
+        core.pool.unclaim(core.tenant)
         core.finish_close()
 
 

@@ -148,17 +148,6 @@ def _create(request: SpawnRequest, index: int) -> Any:
     )
 
 
-def _taken(names: Sequence[str]) -> str:
-    """Return the error of a detached group if living processes have names of its own."""
-    group = names[0].rpartition(":")[0]
-    return (
-        f"there is a detached group {group!r} on this cluster: px.attach({group!r}) returns it, "
-        f"px.attach({group!r}).close(pool=True) ends it; or give this one another name=. If px.attach finds none, a "
-        f"driver is just starting it, or has left some of {', '.join(names)} behind: "
-        f"ray.kill(ray.get_actor(..., namespace={NAMESPACE!r})) ends each of these"
-    )
-
-
 class RayBackend:
     """Ranks as Ray actors."""
 
@@ -220,12 +209,6 @@ class RayBackend:
                     f"{request.timeout:g} s; the node may be overloaded, or a runtime_env takes long to build: "
                     "raise start_timeout=, or look at `ray status`"
                 ) from None
-            if (
-                isinstance(error, rayx.ActorAlreadyExistsError)
-                and request.names
-                and request.namespace is None
-            ):
-                raise PlacementError(_taken(request.names)) from None
             if isinstance(error, rayx.RayError):
                 where = f"at {address()}" if self.connected() else "that this process has left"
                 raise PlacementError(
@@ -295,6 +278,12 @@ class RayBackend:
         for ref in refs:
             if not stored.get(ref, {}).get("node_ids"):  # else it is an output, which need not come here
                 ref.future()  # otherwise Ray prints the error of a call whose outcome is never fetched
+
+    def find(self, name: str) -> Any | None:
+        try:
+            return private.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return None
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
         if not self.connected():
