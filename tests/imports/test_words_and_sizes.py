@@ -16,7 +16,7 @@ MOST = {"what": 1.0, "one": 3.0, "those": 0.4, "nobody": 0.0, "whoever": 0.0}
 #: Lines of code, without docstrings, comments and empty lines: to be lowered when a package gets smaller.
 LINES = {
     "api": 1190,
-    "backends": 2215,
+    "backends": 2200,
     "calls": 2195,
     "channels": 2140,
     "checkpoint": 1950,
@@ -30,7 +30,7 @@ LINES = {
     "engines": 1760,
     "group": 810,
     "members": 950,
-    "parallel": 380,
+    "parallel": 390,
     "pools": 400,
     "session": 615,
     "testing": 260,

@@ -185,6 +185,28 @@ def test_a_pass_that_raised_leaves_weights_that_can_be_saved(tmp_path: Path) -> 
         close(group.weights()[0], weights)
 
 
+def break_backward(worker: Any) -> None:
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("in backward")
+
+    worker.model.get_decoder().layers[0].mlp.register_full_backward_hook(fail)
+
+
+def test_a_backward_pass_that_raised_leaves_the_step_as_if_it_had_not_been_tried() -> None:
+    reference = OneProcess()
+    with (
+        px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
+        px.WorkerGroup(pool, FSDPTrainer.bind(tiny_llama)) as group,
+    ):
+        close(group.train_step(batch(2, seed=1))["loss"], reference.train_step(batch(2, seed=1)))
+        group.run(break_backward)
+        with pytest.raises(ArithmeticError):
+            group.train_step(batch(2, seed=2))
+        for seed in (3, 4):
+            close(group.train_step(batch(2, seed))["loss"], reference.train_step(batch(2, seed)))
+        close(group.weights()[0], reference.weights())
+
+
 def test_models_whose_layers_have_another_name_are_sharded() -> None:
     with (
         px.ResourcePool([1], use_gpu=False, backend="inline") as pool,

@@ -88,9 +88,9 @@ class FSDPTrainer(DeviceMeshWorker):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        mesh = self.init_mesh(dp=-1)
+        self._mesh = self.init_mesh(dp=-1)
         torch.manual_seed(seed)
-        self.model: Any = _sharded(make_model().to(self.device), mesh)
+        self.model: Any = _sharded(make_model().to(self.device), self._mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
         self._max_norm = max_norm
         self._make_model = make_model
@@ -98,10 +98,13 @@ class FSDPTrainer(DeviceMeshWorker):
 
     def rejoin(self) -> None:
         """Shard the model again around its tensors; see :meth:`phalanx.Worker.rejoin`."""
-        mesh = self.init_mesh(dp=-1)
+        self._mesh = self.init_mesh(dp=-1)
+        self._shard_again()
+
+    def _shard_again(self) -> None:
         with torch.device("meta"):
             made = self._make_model()
-        keep_tensors(_sharded(made, mesh), self.model, self.optimizer)
+        keep_tensors(_sharded(made, self._mesh), self.model, self.optimizer)
         declare_instead(self, self.model, made)
         self.model = made
 
@@ -142,8 +145,11 @@ class FSDPTrainer(DeviceMeshWorker):
         logits = self._forward(ids)[:, :-1].float()
         total = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
         share = total / tokens[0].float()
-        # FSDP takes the mean of the ranks' gradients; here each rank has a share of one mean, to be summed.
-        (share * self.world_size).backward()
+        try:  # FSDP takes the mean of the ranks' gradients; here each rank has a share of one mean, to be summed.
+            (share * self.world_size).backward()
+        except Exception:
+            self._shard_again()  # FSDP could not go on, and some gradients are of this step
+            raise
         return _summed(share.detach().double()).item()
 
     def _forward(self, ids: torch.Tensor) -> torch.Tensor:
