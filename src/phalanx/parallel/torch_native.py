@@ -25,7 +25,7 @@ class DeviceMeshWorker(Worker):
     """Worker whose mesh is a torch ``DeviceMesh`` of its own.
 
     On ranks that stay when others are replaced, ``rejoin()`` forms the meshes again, in the same order. A subclass with
-    sharded modules overrides it: see :func:`phalanx.parallel.module_rejoining.keep_tensors`.
+    sharded modules overrides it: see :func:`phalanx.parallel.module_rejoining.keep_tensors` and ``declare_instead``.
     """
 
     def init_mesh(self, name: str = "default", /, **axes: int) -> DeviceMesh:
