@@ -22,15 +22,17 @@ from typer.testing import CliRunner, Result
 import phalanx as px
 from phalanx.cli.main import app
 from phalanx.session.session import session
+from tests.support.fault_workers import within
 
 
 class Held(px.Worker):
     """Busy for as long as a file is not there."""
 
     @px.register
-    def hold(self, path: str) -> None:
+    def hold(self, folder: Path) -> None:
         print(f"held on rank {self.rank}")
-        while not os.path.exists(path):
+        (folder / "begun").touch()
+        while not (folder / "go").exists():
             time.sleep(0.02)
 
     @px.register
@@ -56,8 +58,9 @@ def group(address: str) -> Iterator[Any]:
 @contextlib.contextmanager
 def busy(group: Any, folder: Path) -> Iterator[None]:
     """Rank 1 is at a call meanwhile."""
-    future = group.one[1].hold.submit(str(folder / "go"))
+    future = group.one[1].hold.submit(folder)
     try:
+        assert within(20, (folder / "begun").exists)
         yield
     finally:
         (folder / "go").touch()
