@@ -180,13 +180,15 @@ class RayBackend:
     submit = staticmethod(submit)  # without a function in between: it is called once for each rank
     stream = staticmethod(stream)
     call_id = staticmethod(private.call_id)
-    put = staticmethod(private.put)
     address_of = staticmethod(private.address_of)
     now = staticmethod(time.monotonic)
 
     def probe(self, slots: Sequence[Any], reservations: Any, bundle: Any) -> list[tuple[str, ...]]:
         self._connection.check()  # the task would start a cluster
         return placement.probe(slots, reservations, bundle)
+
+    def put(self, value: Value) -> Ref:
+        return private.put(value)
 
     def release(self, keys: Sequence[str]) -> None:
         if self.connected():
