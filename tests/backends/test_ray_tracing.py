@@ -39,7 +39,8 @@ def test_calls_with_and_without_arguments_work_while_ray_traces_them() -> None:
 
 if __name__ == "__main__":
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    ray.init(num_cpus=4, include_dashboard=False, _tracing_startup_hook="test_ray_tracing:start_tracing")
+    hook = "test_ray_tracing:start_tracing"
+    ray.init(address="local", num_cpus=4, include_dashboard=False, _tracing_startup_hook=hook)
     group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False), Ranked)
     print("FOUND", group.whoami(), group.add(1), group.whoami(), group.whoami.submit().result())
     group.close()
