@@ -65,7 +65,7 @@ class Weights:
     """The weights of a role under a name on a rank.
 
     Attributes:
-        status: "none" (from the constructor), "whole" (complete, of version ``number``) or "torn" (partly updated).
+        status: "none" (of no version), "whole" (complete, of version ``number``) or "torn" (partly updated).
         number: the version; of torn weights the version that was being written, and of weights that ``px.load`` or
             ``px.restore`` has replaced the last version before.
         had: the last complete version, also of earlier processes of the rank; None before the first.

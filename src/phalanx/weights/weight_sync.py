@@ -532,7 +532,7 @@ def _checked_verify(verify: Verify) -> Verify:
 def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int, Weights]:
     """Return the state of the weights that a role accepts under ``name``, by rank.
 
-    ``str()`` of each is "none" (from the constructor), "whole(3)" or "torn(3)". Ranks respond after the calls that
+    ``str()`` of each is "none" (of no version), "whole(3)" or "torn(3)". Ranks respond after the calls that
     were made before. Ranks whose process died are left out.
 
     Args:
