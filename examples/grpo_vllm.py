@@ -217,6 +217,7 @@ def train(
             dtype="float32",
             kv_cache_memory_bytes=64 << 20,
             tensor_parallel_size=tensor_parallel,
+            seed=settings.seed,
         )
         roles = px.colocate({"actor": Actor.bind(settings), "reference": Reference.bind(settings)})
         groups = Groups(
