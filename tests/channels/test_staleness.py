@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,19 @@ def test_ranks_generate_and_the_trainer_takes(group: px.WorkerGroup, staleness: 
             assert batch.rows == 4
         staleness.advance(1)
     assert (staleness.stats.rows.trained, staleness.stats.lags) == (4, {0: 4})
+
+
+def test_an_event_loop_leases_puts_and_takes_rows(staleness: px.StalenessManager) -> None:
+    async def generate_and_take(channel: px.Channel) -> tuple[int, Any]:
+        with await staleness.lease_async(4, WITHIN) as lease:
+            accepted = await lease.put_async(channel, {"x": torch.arange(4)}, lease.version, WITHIN)
+        with await channel.take_rows_async(4, WITHIN) as batch:
+            return accepted, batch.value()["x"].tolist()
+
+    with px.Channel() as channel:
+        assert asyncio.run(generate_and_take(channel)) == (4, [0, 1, 2, 3])
+    staleness.advance(1)
+    assert staleness.stats.rows.trained == 4
 
 
 def test_what_leaves_its_block_or_finds_no_room_is_dropped_with_its_reason(
