@@ -9,7 +9,7 @@ ARGS ?=
 ELSEWHERE := not verl and not vllm and not soak
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-async docs test test-slow test-verl test-vllm soak check bench clean
+.PHONY: help venv demo demo-async docs test test-slow test-verl test-vllm soak check wheel bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,7 +36,7 @@ docs: $(STAMP) ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
-test: $(STAMP) ## the tests, at most 8 minutes on 2 cores (ARGS="-k name" chooses)
+test: $(STAMP) ## the tests, at most 6 minutes on 2 cores (ARGS="-k name" chooses)
 	$(BIN)/python -m pytest -m "not slow and $(ELSEWHERE)" $(ARGS)
 
 test-slow: $(STAMP) ## injected faults, many groups, whole examples
@@ -56,12 +56,19 @@ soak: $(STAMP) ## what is in no other rule: many seeds and restarts, verl's asyn
 	$(BIN)/python -m pytest -m "soak and not vllm" -o faulthandler_timeout=4000 -rP $(ARGS)
 	PYTHONPATH=src .venv-vllm/bin/python -m pytest -m "vllm and soak" -o faulthandler_timeout=4000 -rP $(ARGS) tests/engines/vllm
 
-check: $(STAMP) ## lint, format, types, who may import whom, and the documentation built strictly
+check: $(STAMP) ## lint, format, types, sizes, words, imports, and the documentation built strictly
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright --pythonpath $(BIN)/python
 	MYPYPATH=src $(BIN)/mypy --strict --follow-imports=silent tests/typing
+	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/check_words.py
 	$(BIN)/python -m pytest -q tests/imports tests/docs/test_site.py
+
+wheel: $(STAMP) ## the wheel, into dist/
+	rm -rf build dist
+	$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 bench: $(STAMP) ## compare with verl and bare Ray (ARGS="--quick" for a short one)
 	$(BIN)/python bench/run.py $(ARGS)
