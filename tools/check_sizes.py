@@ -1,7 +1,7 @@
 """Check that the source and the tests are no larger than their ceilings, in code lines, files, classes and tokens.
 
-A code line is neither blank nor a comment nor part of a docstring. A ceiling is lowered when a package gets smaller, and
-raised only with a reason in the commit.
+A code line is neither blank nor a comment nor part of a docstring. A ceiling is lowered when a package gets smaller,
+and raised only with a reason in the commit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The README: its links lead to files, and its first example runs."""
+"""The README: its links lead to files, and its first example runs, also with the wheel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -42,17 +43,46 @@ def test_the_readme_has_at_most_160_lines_and_its_links_lead_to_files() -> None:
 
 @pytest.mark.slow
 def test_the_first_example_trains(tmp_path: Path) -> None:
-    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
-    (tmp_path / "my_task.py").write_text(TASK)
-    (tmp_path / "loop.py").write_text(code + "\n    print(policy.state, rollout.state)\n")
+    ran = run_example(tmp_path, example(), RAY_ADDRESS="local")
 
-    ran = subprocess.run(
+    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["ready ready"]), ran.stdout + ran.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_has_all_modules_and_runs_the_first_example_inline(tmp_path: Path) -> None:
+    subprocess.run(["make", "wheel"], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = (ROOT / "dist").glob("phalanx-*.whl")
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    source = ROOT / "src"
+    files = {
+        path.relative_to(source) for path in source.rglob("phalanx/**/*") if path.suffix not in ("", ".pyc")
+    }
+    assert {path for path in files if not (installed / path).is_file()} == set()
+
+    # inline ranks cannot form a process group of two
+    code = example().replace("ResourcePool([2])", "ResourcePool([1])") + "    print(px.__file__)\n"
+    ran = run_example(tmp_path, code, PHALANX_BACKEND="inline", PYTHONPATH=str(installed))
+
+    last = ["ready ready", str(installed / "phalanx" / "__init__.py")]
+    assert (ran.returncode, ran.stdout.splitlines()[-2:]) == (0, last), ran.stdout + ran.stderr
+
+
+def example() -> str:
+    """Return the first example, which prints the states of its groups at its end."""
+    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+    return f"{code}\n    print(policy.state, rollout.state)\n"
+
+
+def run_example(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (folder / "my_task.py").write_text(TASK)
+    (folder / "loop.py").write_text(code)
+    return subprocess.run(
         [sys.executable, "loop.py"],
-        cwd=tmp_path,
-        env={**os.environ, "RAY_ADDRESS": "local", "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True,
         text=True,
         timeout=170,
     )
-
-    assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["ready ready"]), ran.stdout + ran.stderr
