@@ -40,7 +40,7 @@ class Counter(px.Worker):
 
 @pytest.fixture
 def drive(ray_cluster: None) -> Callable[[str], str]:
-    """Runs a driver script of its own process on the session's cluster; what it printed."""
+    """Return a function that runs a script as another driver on the session's cluster and returns its output."""
     address = ray.get_runtime_context().gcs_address
 
     def run(script: str) -> str:
@@ -59,7 +59,7 @@ def drive(ray_cluster: None) -> Callable[[str], str]:
 
 
 @pytest.mark.parametrize("leave", [pytest.param("", marks=pytest.mark.soak), "import ray; ray.shutdown()"])
-def test_another_driver_attaches_to_what_the_first_left(
+def test_another_driver_attaches_to_a_detached_group_and_closes_it(
     drive: Callable[[str], str], leave: str, tmp_path: Path
 ) -> None:
     drive(f"""
@@ -85,7 +85,7 @@ def test_another_driver_attaches_to_what_the_first_left(
         px.attach("left-behind")
 
 
-def test_a_group_whose_first_rank_was_replaced_is_found(drive: Callable[[str], str]) -> None:
+def test_attach_finds_a_group_whose_first_rank_was_replaced(drive: Callable[[str], str]) -> None:
     drive("""
         pool = px.ResourcePool([2], use_gpu=False, detached=True)
         group = px.WorkerGroup(pool, Counter, name="replaced", detached=True)
@@ -98,7 +98,9 @@ def test_a_group_whose_first_rank_was_replaced_is_found(drive: Callable[[str], s
         px.attach("replaced").close(pool=True)
 
 
-def test_a_group_whose_first_rank_is_gone_can_be_closed_and_made_anew(drive: Callable[[str], str]) -> None:
+def test_a_detached_group_with_a_dead_first_rank_can_be_closed_and_recreated(
+    drive: Callable[[str], str],
+) -> None:
     make = """
         pool = px.ResourcePool([2], use_gpu=False, detached=True)
         print(px.WorkerGroup(pool, Counter, name="unlucky", detached=True).up(5))
@@ -122,7 +124,9 @@ def test_a_group_whose_first_rank_is_gone_can_be_closed_and_made_anew(drive: Cal
     px.attach("unlucky").close(pool=True)
 
 
-def test_a_name_that_is_taken_is_refused_and_its_group_stays(drive: Callable[[str], str]) -> None:
+def test_a_second_detached_group_of_one_name_is_refused_and_the_first_stays(
+    drive: Callable[[str], str],
+) -> None:
     make = """
         pool = px.ResourcePool([1], use_gpu=False, detached=True)
         group = px.WorkerGroup(pool, Counter, name="taken", detached=True)
@@ -136,8 +140,10 @@ def test_a_name_that_is_taken_is_refused_and_its_group_stays(drive: Callable[[st
         px.attach("taken").close(pool=True)
 
 
-def test_ranks_in_another_order_than_their_slots_keep_their_processes(drive: Callable[[str], str]) -> None:
-    """As accelerators can order them; here the order is made up, since it is that of devices of a node."""
+def test_attached_ranks_keep_an_order_that_differs_from_that_of_their_slots(
+    drive: Callable[[str], str],
+) -> None:
+    """Accelerators can cause such an order. It is patched in, because this test has no devices."""
     drive("""
         import phalanx.pools.pool as pools
 

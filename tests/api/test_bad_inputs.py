@@ -1,4 +1,4 @@
-"""Every public input that is refused, with the type of its error: a table that shrinks only with its feature."""
+"""A table of refused public inputs by the type of their error. It shrinks only if a feature is removed."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the inputs of the table are called with."""
+    """Names that the inputs of the table use."""
     pool = px.ResourcePool([4], use_gpu=False, backend="inline")
     group: Any = px.WorkerGroup(pool[0:2], Worker, name="group")
     closed = px.WorkerGroup(pool[2:3], Worker, name="closed")
@@ -337,7 +337,7 @@ def test_a_bad_input_is_refused_with_its_own_error(
     monkeypatch.setenv("PHALANX_BACKEND", "inline")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error) as raised:
-        eval(call, dict(names))  # what stands behind a "#" is a part of its message
+        eval(call, dict(names))  # the text after "#" is a part of the message
     assert type(raised.value) is error
     assert call.partition("  # ")[2] in str(raised.value)
     said = str(raised.value).lower().replace(" ", "_")

@@ -1,4 +1,4 @@
-"""Batches that go from role to role: rows and settings as they were, by value and by future alike."""
+"""Batches passed from role to role keep their rows and metadata, by value and by future alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOW_ON_RAY = True
 
 
 class Source(px.Worker):
-    """Gives one row by rank, in every way that a call can return; one group for all that is tried here."""
+    """Returns rows in every way that a call can return them."""
 
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def extend(self, batch: Any) -> Any:
@@ -85,7 +85,7 @@ class Sink(px.Worker):
 
     @px.register(px.Dispatch.DP_COMPUTE_METRIC, pad_to_multiple=2)
     def padded_rows(self, ids: Any, x: Any) -> Any:
-        return x, len(x)  # the added rows are taken from what comes back, so it counts them
+        return x, len(x)  # counts the padding rows too, which are removed from results
 
     @px.register
     def add_one(self, x: Any) -> float:
@@ -109,9 +109,7 @@ def batch_of(rows: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rows", [0, 3, 4, 6])
-def test_a_batch_that_passed_through_a_role_is_the_batch_for_the_next(
-    source: px.WorkerGroup, rows: int
-) -> None:
+def test_a_batch_keeps_its_rows_and_metadata_through_a_role(source: px.WorkerGroup, rows: int) -> None:
     seen = source.shown(batch_of(rows))
     future = source.extend.submit(batch_of(rows))
     assert source.shown(future) == source.shown(future.result()) == seen
@@ -119,7 +117,7 @@ def test_a_batch_that_passed_through_a_role_is_the_batch_for_the_next(
 
 
 @pytest.mark.parametrize("rows", [4, 6])
-def test_what_the_ranks_do_not_agree_on_is_refused_by_value_and_by_future(
+def test_metadata_that_differs_by_rank_is_refused_by_value_and_by_future(
     source: px.WorkerGroup, rows: int
 ) -> None:
     future = source.rank_in.submit(batch_of(rows))
@@ -130,14 +128,14 @@ def test_what_the_ranks_do_not_agree_on_is_refused_by_value_and_by_future(
         source.shown(future)
 
 
-def test_one_rank_alone_gives_its_value_to_the_next_role(source: px.WorkerGroup) -> None:
+def test_metadata_of_a_single_rank_passes_to_the_next_role(source: px.WorkerGroup) -> None:
     future = source[2:3].rank_in.submit(batch_of(2))
     assert future.result()["mine"] == 2
     assert source.shown(future) == source.shown(future.result())
 
 
 @pytest.mark.parametrize("ranks", [slice(0, 1), slice(0, 4)])
-def test_tables_of_unknown_rows_are_refused_by_value_and_by_future(
+def test_tables_of_an_unregistered_type_are_refused_by_value_and_by_future(
     source: px.WorkerGroup, ranks: slice
 ) -> None:
     future = source[ranks].tables.submit(batch_of(4))
@@ -147,7 +145,7 @@ def test_tables_of_unknown_rows_are_refused_by_value_and_by_future(
         source.shown(future)
 
 
-def test_settings_alone_go_to_every_rank_by_value_and_by_future(source: px.WorkerGroup) -> None:
+def test_metadata_without_rows_reaches_every_rank_by_value_and_by_future(source: px.WorkerGroup) -> None:
     settings = source.only_settings.submit(batch_of(5))
     ids = torch.arange(2)
     for given in (settings, settings.result()):
@@ -171,7 +169,7 @@ def calls_of(source: px.WorkerGroup) -> dict[str, px.CallFuture[Any]]:
 
 
 @pytest.mark.parametrize("name", list(calls_of(MagicMock())))
-def test_a_future_gives_each_rank_the_rows_that_its_result_would(
+def test_a_future_and_its_result_send_each_rank_the_same_rows(
     source: px.WorkerGroup, sink: px.WorkerGroup, name: str
 ) -> None:
     future = calls_of(source)[name]
@@ -179,14 +177,14 @@ def test_a_future_gives_each_rank_the_rows_that_its_result_would(
 
 
 @pytest.mark.parametrize(("name", "rows"), [("listed", 4), ("balanced", 7)])
-def test_a_future_is_padded_as_its_value_would_be(
+def test_a_future_is_padded_like_its_value(
     source: px.WorkerGroup, sink: px.WorkerGroup, name: str, rows: int
 ) -> None:
     future, ids = calls_of(source)[name], list(range(rows))
     assert repr(sink.padded_rows(ids, future)) == repr(sink.padded_rows(ids, future.result()))
 
 
-def test_futures_are_padded_side_by_side_wherever_their_rows_are(
+def test_futures_of_one_rank_and_of_all_ranks_are_padded_together(
     source: px.WorkerGroup, sink: px.WorkerGroup
 ) -> None:
     joined, of_one_rank = source.padded.submit(torch.arange(8.0)), source.valued.submit()
@@ -196,14 +194,14 @@ def test_futures_are_padded_side_by_side_wherever_their_rows_are(
 
 
 @pytest.mark.parametrize("name", ["listed", "valued", "padded"])
-def test_a_future_of_other_rows_than_the_arguments_is_refused(
+def test_a_future_with_another_number_of_rows_than_the_arguments_is_refused(
     source: px.WorkerGroup, sink: px.WorkerGroup, name: str
 ) -> None:
     with pytest.raises(px.PhalanxError, match="disagree in rows"):
         sink.padded_rows([0, 1], calls_of(source)[name])
 
 
-def test_futures_and_batches_of_different_rows_are_refused_although_no_row_is_here(
+def test_futures_and_channel_batches_with_different_numbers_of_rows_are_refused(
     source: px.WorkerGroup, sink: px.WorkerGroup, backend: str
 ) -> None:
     calls = calls_of(source)
@@ -220,14 +218,14 @@ def test_futures_and_batches_of_different_rows_are_refused_although_no_row_is_he
 
 
 @pytest.mark.parametrize("name", ["listed", "valued"])
-def test_a_future_that_ranks_write_to_stays_what_it_was(
+def test_writes_of_ranks_to_an_argument_do_not_change_its_future(
     source: px.WorkerGroup, sink: px.WorkerGroup, name: str
 ) -> None:
     future = calls_of(source)[name]
     assert [sink.add_one(future), sink.add_one(future)] == [[1.0] * 3] * 2
 
 
-def test_rows_of_a_list_by_rank_are_asked_for_without_waiting(
+def test_submit_does_not_wait_for_a_future_argument_with_a_row_by_rank(
     source: px.WorkerGroup, sink: px.WorkerGroup, backend: str, tmp_path: Path
 ) -> None:
     if backend == "inline":

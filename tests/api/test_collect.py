@@ -1,4 +1,4 @@
-"""``collect=`` through a group, and what becomes of futures of such calls."""
+"""``collect=`` through a group, and futures of such calls."""
 
 from __future__ import annotations
 
@@ -51,27 +51,29 @@ def group(pool: px.ResourcePool) -> Any:
     return px.WorkerGroup(pool, Model)
 
 
-def test_the_first_output_is_of_the_first_piece_and_a_function_gets_the_group_and_all(group: Any) -> None:
+def test_collect_first_returns_the_output_of_the_first_shard_and_a_function_gets_all_outputs(
+    group: Any,
+) -> None:
     assert group.first([1, 2, 3, 4, 5]) == [10, 20]
     assert group.longest([1, 2, 3, 4, 5]) == [4, 1, 2]
     assert group[0:2].longest([1, 2, 3]) == [2, 1, 2]
 
 
 @pytest.mark.parametrize("pick", [lambda group: group, lambda group: group[1], lambda group: group.any])
-def test_an_output_that_nobody_wants_need_not_be_picklable(group: Any, pick: Any) -> None:
+def test_collect_none_accepts_outputs_that_cannot_be_pickled(group: Any, pick: Any) -> None:
     assert pick(group).lock() is None
     assert group.told(pick(group).lock.submit()) == [None] * 4
 
 
 @pytest.mark.parametrize(("method", "value"), [("first", [10]), ("longest", [4, 1]), ("rows", [10, 20])])
-def test_a_future_as_argument_is_what_its_call_gives(group: Any, method: str, value: Any) -> None:
+def test_a_future_argument_has_the_collected_value(group: Any, method: str, value: Any) -> None:
     future = group.submit(method, [1, 2])
 
     assert group.told(future) == [value] * 4
     assert future.result() == value
 
 
-def test_an_iteration_that_ends_in_a_function_of_the_user_ends_no_loop_of_a_caller(group: Any) -> None:
+def test_stop_iteration_in_a_collect_function_becomes_a_runtime_error(group: Any) -> None:
     async def awaited() -> Any:
         return await asyncio.wait_for(group.first_long.submit([1, 2, 3, 4]), 30)
 
@@ -82,7 +84,7 @@ def test_an_iteration_that_ends_in_a_function_of_the_user_ends_no_loop_of_a_call
 
 
 @pytest.mark.slow_on_cluster
-def test_outputs_that_are_there_are_streamed_also_after_a_restart(pool: px.ResourcePool) -> None:
+def test_arrived_outputs_can_be_streamed_after_a_restart(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool, Model) as own:
         future = own.told.submit(1)
         outputs = future.stream()

@@ -1,4 +1,4 @@
-"""What a detached group leaves for drivers to come is read only by the version that can."""
+"""The record that a detached group leaves for other drivers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def a_record() -> DetachedRecord:
 
 def test_the_protocol_is_compared_before_anything_is_unpickled() -> None:
     other = a_record().to_bytes().replace(b"protocol %d" % PROTOCOL, b"protocol 99")
-    other = other.replace(b"DetachedRecord", b"NoSuchNameHere")  # whose classes are not here
+    other = other.replace(b"DetachedRecord", b"NoSuchNameHere")  # a class that does not exist
     with pytest.raises(px.DeclarationError, match=rf"protocol 99; here {PROTOCOL}.*same version in both"):
         DetachedRecord.from_bytes("g", other)
-    with pytest.raises(px.DeclarationError, match="protocol 1; here"):  # the first one had no header
+    with pytest.raises(px.DeclarationError, match="protocol 1; here"):  # protocol 1 had no header
         DetachedRecord.from_bytes("g", b"\x80\x05cno.such.module\nRecord\n.")
 
 
-def test_a_record_without_members_is_of_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attach_finds_no_group_for_a_record_without_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHALANX_BACKEND", "inline")
     monkeypatch.setattr(InlineBackend, "published", lambda backend, key: a_record().to_bytes())
     with pytest.raises(px.PlacementError, match="no detached group of that name"):
@@ -37,7 +37,7 @@ class Once(px.Worker):
             raise ValueError("it fails")
 
 
-def test_the_record_of_another_group_of_the_same_name_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_of_another_group_of_the_same_name_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = px.ResourcePool([1], use_gpu=False, backend="inline", max_colocate_count=2, detached=True)
     with pool:
         first = px.WorkerGroup(pool, Once, name="same", detached=True)
@@ -47,7 +47,7 @@ def test_the_record_of_another_group_of_the_same_name_stays(monkeypatch: pytest.
         assert pool.backend_api.published("detached/same") == record
         second = px.WorkerGroup(
             pool, Once, name="same", detached=True
-        )  # as after the end of all ranks of the first
+        )  # as if all ranks of the first had died
         first.close()
         record = pool.backend_api.published("detached/same")
         assert record is not None

@@ -1,4 +1,4 @@
-"""Groups: options, roles, collectives, travelling views, asynchronous ranks."""
+"""Groups: options, roles, collectives, serialized views, asynchronous ranks."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def plain(backend: str) -> Iterator[Any]:
         yield px.WorkerGroup(pool, Plain, env=env, name="plain", **never)
 
 
-def test_roles_share_a_process_see_each_other_and_are_called_as_groups_of_their_own(colocated: Any) -> None:
+def test_colocated_roles_share_a_process_see_each_other_and_are_called_as_groups(colocated: Any) -> None:
     assert colocated.actor.pid() == colocated.critic.pid()
     assert colocated.actor.sibling_value() == [3, 3]
     assert set(colocated.spawn()) == {"actor", "critic"}
@@ -136,7 +136,7 @@ def test_roles_share_a_process_see_each_other_and_are_called_as_groups_of_their_
     assert colocated.critic.values({"x": out["x"]}).tolist() == [0, 6, 12, 18, 24]
 
 
-def test_an_unknown_role_or_method_is_named_with_what_there_is(colocated: Any) -> None:
+def test_an_unknown_role_or_method_is_refused_with_the_known_names(colocated: Any) -> None:
     with pytest.raises(AttributeError, match="actor, critic"):
         _ = colocated.reward
     with pytest.raises(AttributeError, match="did you mean 'update'"):
@@ -158,7 +158,7 @@ def neighbour(colocated: Any) -> Any:
     return px.WorkerGroup(colocated.pool, Actor, name="neighbour")
 
 
-def test_two_groups_on_the_same_slots_have_two_worlds_and_explain_says_so(
+def test_two_groups_on_the_same_slots_have_two_process_groups_and_explain_lists_both(
     colocated: Any, neighbour: Any
 ) -> None:
     assert neighbour.sum_of_ranks() == colocated.actor.sum_of_ranks() == [1.0, 1.0]
@@ -168,7 +168,7 @@ def test_two_groups_on_the_same_slots_have_two_worlds_and_explain_says_so(
     assert "processes of their own: neighbour" in text
 
 
-def test_groups_on_other_slots_of_a_pool_share_the_cores_unless_somebody_set_a_number(
+def test_ranks_of_a_pool_share_its_cores_unless_omp_num_threads_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -208,7 +208,9 @@ with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Plain) as
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", ["11", pytest.param(None, marks=pytest.mark.soak)])
-def test_ranks_on_ray_have_the_threads_with_which_ray_was_started(tmp_path: Path, chosen: str | None) -> None:
+def test_ranks_on_ray_use_the_omp_num_threads_of_the_cluster_or_all_cores(
+    tmp_path: Path, chosen: str | None
+) -> None:
     (tmp_path / "driver.py").write_text(OF_A_CLUSTER)
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     env |= {"RAY_ADDRESS": "local"} | ({"OMP_NUM_THREADS": chosen} if chosen else {})
@@ -219,7 +221,7 @@ def test_ranks_on_ray_have_the_threads_with_which_ray_was_started(tmp_path: Path
     assert ran.stdout.split()[-1] == (chosen or str(len(os.sched_getaffinity(0)))), ran.stderr
 
 
-def test_a_view_calls_the_group_from_a_worker(ray_cluster: None) -> None:
+def test_a_worker_calls_another_group_through_a_view(ray_cluster: None) -> None:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
         callee = px.WorkerGroup(pool, Plain)
         caller = px.WorkerGroup(pool[0:1], Plain)
@@ -231,7 +233,7 @@ def test_a_view_calls_the_group_from_a_worker(ray_cluster: None) -> None:
 
 
 @pytest.mark.slow
-def test_the_driver_may_be_an_actor_itself(ray_cluster: None) -> None:
+def test_a_ray_actor_can_be_the_driver(ray_cluster: None) -> None:
     @ray.remote(num_cpus=0)
     class Driver:
         def drive(self) -> Any:
@@ -279,7 +281,7 @@ def test_asynchronous_ranks_interleave_at_awaits(asynchronous: Any) -> None:
     assert waiting.result(timeout=60) == ["released", "released"]
 
 
-def test_the_traceback_of_an_async_method_is_of_its_own_error(plain: Any) -> None:
+def test_the_traceback_of_an_async_method_shows_only_its_own_error(plain: Any) -> None:
     with pytest.raises(KeyError) as caught:
         plain.fail_later()
 
@@ -289,9 +291,7 @@ def test_the_traceback_of_an_async_method_is_of_its_own_error(plain: Any) -> Non
 
 
 @pytest.mark.parametrize("method", ["same", "same_later"])
-def test_futures_of_asynchronous_ranks_are_arguments_of_their_own_next_calls(
-    asynchronous: Any, method: str
-) -> None:
+def test_asynchronous_ranks_take_futures_of_their_own_earlier_calls(asynchronous: Any, method: str) -> None:
     rows = torch.arange(4)
     for _ in range(3):
         future = getattr(asynchronous, method).submit(rows)
@@ -300,7 +300,7 @@ def test_futures_of_asynchronous_ranks_are_arguments_of_their_own_next_calls(
         assert torch.equal(future.result(timeout=60), rows)
 
 
-def test_collectives_work_on_one_inline_rank_and_say_what_to_do_on_several() -> None:
+def test_collectives_work_on_one_inline_rank_and_are_refused_with_advice_on_several() -> None:
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
         with pytest.raises(px.RemoteCallError, match="ray backend"):
             px.WorkerGroup(pool, Plain).join_collective()
@@ -311,7 +311,7 @@ def test_collectives_work_on_one_inline_rank_and_say_what_to_do_on_several() -> 
             group.run(lambda worker: dist.destroy_process_group())
 
 
-def test_bound_methods_look_like_the_methods_and_the_groups_environment_reaches_every_rank(
+def test_bound_methods_keep_the_signature_of_the_method_and_env_reaches_every_rank(
     plain: Any,
 ) -> None:
     assert str(plain.variable.__signature__) == "(name: 'str') -> 'str | None'"
@@ -328,7 +328,7 @@ def test_bound_methods_look_like_the_methods_and_the_groups_environment_reaches_
 
 
 @pytest.mark.parametrize("seconds", [None, float("inf"), 1e300])
-def test_a_call_and_its_future_take_no_bound(plain: Any, seconds: float | None) -> None:
+def test_timeouts_may_be_none_infinite_or_huge(plain: Any, seconds: float | None) -> None:
     future = plain.variable.options(timeout=seconds, stall_report_after=seconds).submit("RANK")
 
     assert future.result(timeout=seconds) == ["0", "1", "2"]
@@ -336,7 +336,7 @@ def test_a_call_and_its_future_take_no_bound(plain: Any, seconds: float | None) 
     assert dict(plain.variable.submit("RANK").stream(timeout=seconds)) == {0: "0", 1: "1", 2: "2"}
 
 
-def test_counts_of_a_cluster_that_is_there_already_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resource_counts_are_refused_with_the_address_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     from phalanx.session.session import _with_address
 
     assert _with_address({"num_gpus": 8})["address"] == "local"

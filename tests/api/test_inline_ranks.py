@@ -74,7 +74,7 @@ def test_ranks_use_their_own_backend_for_groups_channels_and_stored_values(pool:
 
 
 def test_ctrl_c_in_a_notebook_ends_the_call_of_an_async_method(pool: px.ResourcePool) -> None:
-    """Its loop runs on the main thread, as here; the loop of the ranks runs beside it."""
+    """A notebook runs its event loop on the main thread, as this test does; ranks have a loop of their own."""
     group = px.WorkerGroup(pool, Sleeper)
 
     async def cell() -> None:
@@ -87,7 +87,7 @@ def test_ctrl_c_in_a_notebook_ends_the_call_of_an_async_method(pool: px.Resource
     loop.close()
 
 
-def test_an_error_is_of_a_loss_if_a_worker_lost_a_rank_of_another_group(pool: px.ResourcePool) -> None:
+def test_an_error_is_marked_as_lost_if_a_worker_lost_a_rank_of_another_group(pool: px.ResourcePool) -> None:
     adder, caller = px.WorkerGroup(pool, Adder), px.WorkerGroup(pool, Caller)
     with pytest.raises(px.RemoteCallError) as raised:
         caller.call_other(adder, "no number")
@@ -99,7 +99,7 @@ def test_an_error_is_of_a_loss_if_a_worker_lost_a_rank_of_another_group(pool: px
     assert raised.value.lost
 
 
-def test_a_call_ends_though_another_thread_stops_its_rank_as_it_begins(
+def test_a_call_ends_if_its_rank_is_stopped_as_it_begins(
     pool: px.ResourcePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adder = px.WorkerGroup(pool, Adder)

@@ -17,7 +17,7 @@ from phalanx.calls import compose as sender
 SOAK_ON_RAY = True
 MESH = px.Mesh(pp=2, dp=2, tp=2)  # rank = pp * 4 + dp * 2 + tp, Megatron's own order
 COLLECTED = [4, 6]  # pp 1, tp 0 of dp 0 and of dp 1
-LARGE = 100_000  # numbers; far above what travels inside the message
+LARGE = 100_000  # numbers; too large to travel inside the message
 
 
 class Model(px.Worker):
@@ -80,7 +80,7 @@ class Model(px.Worker):
 
 
 class Confused(px.Worker):
-    """Ranks 2 and 3 hold the same place."""
+    """Ranks 2 and 3 register the same coordinate."""
 
     def __init__(self) -> None:
         self.register_mesh("default", {"dp": min(self.rank, 2)})
@@ -103,7 +103,7 @@ def group(made: Any) -> Any:
     return made
 
 
-def test_a_rank_stands_for_its_dp_coordinate_or_its_stage(group: Any) -> None:
+def test_indexing_a_rank_calls_its_complete_dp_coordinate_or_its_stage(group: Any) -> None:
     assert group[5].update([7]) == [4, 7]
     assert group.taken() == [[[7]], [[7]], [], [], [[7]], [[7]], [], []]
     assert group[5].staged([7]) == [4, 7]
@@ -111,15 +111,15 @@ def test_a_rank_stands_for_its_dp_coordinate_or_its_stage(group: Any) -> None:
     assert group[0].silent() is None
 
 
-def test_rows_for_leaders_alone_go_unchanged_to_the_leader_of_the_coordinate(group: Any) -> None:
-    batch = {"a": [1, 2, 3], "b": [1, 2]}  # of no one number of rows
+def test_leader_only_arguments_of_one_coordinate_reach_its_leader_unchanged(group: Any) -> None:
+    batch = {"a": [1, 2, 3], "b": [1, 2]}  # columns of different lengths
 
     group[7].led(batch, scale=3)
 
     assert group.taken()[2:4] == [[(batch, 3)], [(None, 3)]]
 
 
-def test_any_calls_one_dp_coordinate_whole(group: Any) -> None:
+def test_any_calls_one_complete_dp_coordinate(group: Any) -> None:
     assert group.any.update([7]) in ([4, 7], [6, 7])
     assert [len(calls) for calls in group.taken()] in ([1, 1, 0, 0] * 2, [0, 0, 1, 1] * 2)
     assert group[0:6].any.update([7]) == [4, 7]
@@ -127,7 +127,7 @@ def test_any_calls_one_dp_coordinate_whole(group: Any) -> None:
         group[0:3].any.update([7])
 
 
-def test_part_of_a_coordinate_is_refused_with_advice(group: Any) -> None:
+def test_a_call_of_part_of_a_dp_coordinate_is_refused_with_advice(group: Any) -> None:
     with pytest.raises(px.DispatchError, match=r"ranks \[0, 1, 4, 5\] are one dp coordinate.*group\[5\]"):
         group.rank(5).update([7])
     with pytest.raises(
@@ -138,7 +138,7 @@ def test_part_of_a_coordinate_is_refused_with_advice(group: Any) -> None:
     assert group.taken() == [[]] * 8
 
 
-def test_other_modes_reach_one_process(group: Any) -> None:
+def test_a_method_without_a_mesh_mode_is_called_on_a_single_rank(group: Any) -> None:
     assert group.rank(5).my_rank() == group[5].my_rank() == 5
     assert group.rank(-1).run(lambda worker: worker.rank) == 7
 
@@ -156,7 +156,7 @@ def test_a_slice_of_complete_coordinates_splits_rows_over_them(backend: str) -> 
 
 
 def seen(group: Any) -> list[Any]:
-    """What each rank noted of its one call."""
+    """Return the note of each rank on its only call."""
     return [noted for (noted,) in group.taken()]
 
 
@@ -170,7 +170,7 @@ def test_one_result_per_dp_coordinate_comes_from_tp_0_of_the_last_stage_in_dp_or
 
 
 @pytest.mark.parametrize("numbers", [6, LARGE], ids=["small", "large"])
-def test_a_piece_is_encoded_and_stored_once_for_all_of_its_peers_and_rows_come_back_in_order(
+def test_a_shard_is_encoded_and_stored_once_for_all_of_its_peers_and_rows_keep_their_order(
     group: Any, numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, encoded, stored = torch.arange(numbers), list[Any](), list[Any]()
@@ -186,7 +186,7 @@ def test_a_piece_is_encoded_and_stored_once_for_all_of_its_peers_and_rows_come_b
     assert seen(group) == [halves[MESH.coordinate(rank, "dp")] for rank in range(8)]
 
 
-def test_every_rank_is_called_with_fewer_rows_than_coordinates_and_only_leaders_get_their_pieces(
+def test_all_ranks_are_called_for_fewer_rows_than_coordinates_and_only_leaders_get_shards(
     group: Any,
 ) -> None:
     group.rows(torch.arange(1))
@@ -196,14 +196,14 @@ def test_every_rank_is_called_with_fewer_rows_than_coordinates_and_only_leaders_
     assert pieces == [[0, 1], None, [2, 3], None, None, None, None, None]
 
 
-def test_a_mesh_that_the_workers_registered_has_its_own_dp_coordinates(group: Any) -> None:
+def test_a_mesh_registered_by_workers_has_its_own_dp_coordinates(group: Any) -> None:
     assert group.rollout(torch.arange(4)).tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
     assert (group.mesh("default"), group.mesh("rollout").shape) == (MESH, (4, 2))
     with pytest.raises(px.DispatchError, match=r"no mesh 'critic' \(it has: default, rollout\)"):
         group.mesh("critic")
 
 
-def test_places_that_do_not_tile_the_group_are_an_error_that_names_the_ranks() -> None:
+def test_a_coordinate_registered_twice_is_an_error_that_names_the_ranks() -> None:
     with (
         px.ResourcePool([4], use_gpu=False, backend="inline") as pool,
         px.WorkerGroup(pool, Confused) as confused,
@@ -216,7 +216,7 @@ def lognormal(rows: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).lognormal(mean=6.0, sigma=1.0, size=rows).astype(int))
 
 
-def test_balanced_rows_come_back_in_their_order_from_ranks_with_lengths_even_to_2_percent(
+def test_balanced_rows_keep_their_order_and_no_rank_exceeds_the_mean_length_by_2_percent(
     group: Any,
 ) -> None:
     lengths = lognormal(1000)
@@ -226,9 +226,9 @@ def test_balanced_rows_come_back_in_their_order_from_ranks_with_lengths_even_to_
     assert set(result["rank"].tolist()) == set(COLLECTED)
 
 
-def test_rows_that_belong_together_stay_together_when_balanced(group: Any) -> None:
+def test_rows_of_one_prompt_stay_on_one_rank_when_balanced(group: Any) -> None:
     result = group.balanced_by_prompt(torch.arange(1000), lognormal(1000))
     by_prompt = result["rank"].reshape(250, 4)
     assert torch.equal(by_prompt, by_prompt[:, :1].expand(250, 4))
-    with pytest.raises(px.DispatchError, match=r"6 rows.*group_size = 4"):  # which fill no groups
+    with pytest.raises(px.DispatchError, match=r"6 rows.*group_size = 4"):  # not a multiple of 4
         group.balanced_by_prompt(torch.arange(6), torch.arange(6))

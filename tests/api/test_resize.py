@@ -1,4 +1,4 @@
-"""A group that gets more ranks, and fewer, while it is at work."""
+"""A group grows and shrinks while it works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOAK_ON_RAY = True
 
 
 class Answerer(px.Worker):
-    """Answers requests, each rank by itself."""
+    """Answers requests; each rank works alone."""
 
     independent = True
 
@@ -55,7 +55,7 @@ def four(backend: str) -> Iterator[px.ResourcePool]:
 
 
 @pytest.mark.slow_on_cluster
-def test_ranks_that_stay_keep_process_and_number_and_those_that_join_get_the_calls_of_restarts(
+def test_remaining_ranks_keep_process_and_number_and_joining_ranks_get_rerun_calls(
     four: px.ResourcePool,
 ) -> None:
     group = px.WorkerGroup(four, Answerer)
@@ -77,7 +77,9 @@ def test_ranks_that_stay_keep_process_and_number_and_those_that_join_get_the_cal
     assert group.seeds() == [7, 7]
 
 
-def test_results_of_ranks_that_left_stay_and_they_are_called_no_more(four: px.ResourcePool) -> None:
+def test_results_of_ranks_that_left_stay_available_and_calls_of_these_ranks_are_stale(
+    four: px.ResourcePool,
+) -> None:
     group = px.WorkerGroup(four, Answerer)
     last, futures = group[3], [group[rank].answer.submit(rank) for rank in range(4)]
 
@@ -89,7 +91,7 @@ def test_results_of_ranks_that_left_stay_and_they_are_called_no_more(four: px.Re
     assert [future.result() for future in futures] == [(rank, 10 * rank) for rank in range(4)]
 
 
-def test_slots_that_ranks_left_are_free_for_others(backend: str) -> None:
+def test_slots_of_ranks_that_left_are_free_for_other_groups(backend: str) -> None:
     with px.ResourcePool([2], use_gpu=False, max_colocate_count=1) as pool:
         group = px.WorkerGroup(pool, Answerer)
         px.resize(group, 1)
@@ -101,7 +103,7 @@ def test_slots_that_ranks_left_are_free_for_others(backend: str) -> None:
         assert group.who() == [(0, 1)]
 
 
-def test_ranks_take_extra_resources_when_they_join_and_give_them_back_when_they_leave(backend: str) -> None:
+def test_ranks_reserve_extra_resources_when_they_join_and_release_them_when_they_leave(backend: str) -> None:
     def held() -> int:
         return len([one for one in pool.backend_api.holders() if "taker-extras" in one.name])
 
@@ -114,7 +116,7 @@ def test_ranks_take_extra_resources_when_they_join_and_give_them_back_when_they_
         assert held() == 0
 
 
-def test_what_cannot_be_resized_is_refused_with_advice(four: px.ResourcePool) -> None:
+def test_impossible_resizes_are_refused_with_advice(four: px.ResourcePool) -> None:
     group, together = px.WorkerGroup(four, Answerer), px.WorkerGroup(four, Trained)
 
     with pytest.raises(px.PlacementError, match=r"pool\.grow"):
@@ -127,7 +129,7 @@ def test_what_cannot_be_resized_is_refused_with_advice(four: px.ResourcePool) ->
 
 
 @pytest.mark.slow_on_cluster
-def test_a_pool_grows_for_a_group_and_gives_back_what_it_got_once_that_is_free(backend: str) -> None:
+def test_a_pool_grows_for_a_group_and_shrinks_once_the_added_slots_are_free(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=False) as pool:
         group = px.WorkerGroup(pool, Answerer)
         with pytest.raises(px.DeclarationError, match="made with"):
@@ -151,7 +153,7 @@ class Model(px.Worker):
     independent = True
 
     def __init__(self, value: float) -> None:
-        import torch  # here alone: ranks of other groups of this module start sooner without it
+        import torch  # imported here: the module's other groups start faster without torch
 
         self.module = torch.nn.Linear(2, 2)
         torch.nn.init.constant_(self.module.weight, value)
@@ -192,7 +194,7 @@ def test_ranks_that_join_have_the_weights_before_they_are_called(four: px.Resour
 
 
 class Asked(Model):
-    """While it is made, has another thread change members of a group."""
+    """Its constructor has another thread try to change the members of a group."""
 
     group: ClassVar[px.WorkerGroup | None] = None
     free: ClassVar[list[bool]] = []
@@ -210,8 +212,8 @@ class Asked(Model):
             group.core.changing.release()
 
 
-def test_a_broken_source_is_mended_before_the_members_change() -> None:
-    """Else whoever holds the source, and wants the group, as px.restore of both does, would wait for ever."""
+def test_a_broken_source_recovers_before_the_members_of_its_target_change() -> None:
+    """In the other order, a px.restore of both groups, which locks the source first, would deadlock."""
     with px.ResourcePool([3], use_gpu=False, backend="inline") as three:
         trainer = px.WorkerGroup(three[0:1], Asked.bind(3.0), on_failure=px.RestartPolicy())
         group = px.WorkerGroup(three, Model.bind(0.0))
@@ -255,7 +257,7 @@ class Picky(px.Worker):
 
 
 @pytest.mark.slow_on_cluster
-def test_a_rank_that_cannot_join_leaves_the_group_as_it_was(backend: str) -> None:
+def test_a_joining_rank_whose_constructor_raises_leaves_the_group_unchanged(backend: str) -> None:
     with px.ResourcePool([2], use_gpu=False) as full:
         group = px.WorkerGroup(full, Picky)
         px.snapshot(group)
@@ -287,7 +289,9 @@ class Trained(px.Worker):
 
 
 @pytest.mark.slow_on_cluster
-def test_ranks_that_work_together_are_resized_through_a_folder(four: px.ResourcePool, tmp_path: Path) -> None:
+def test_ranks_that_are_not_independent_are_resized_through_a_folder(
+    four: px.ResourcePool, tmp_path: Path
+) -> None:
     group = px.WorkerGroup(four[:2], Trained)
     group.train()
     px.resize(group, 1, via=tmp_path)
@@ -318,7 +322,7 @@ class Caller(px.Worker):
 
 
 @pytest.mark.slow
-def test_a_view_in_another_process_learns_who_the_ranks_are(ray_cluster: None) -> None:
+def test_a_view_in_another_process_follows_a_resize(ray_cluster: None) -> None:
     with px.ResourcePool([4], use_gpu=False, backend="ray") as pool:
         group = px.WorkerGroup(pool, Answerer)
         caller = px.WorkerGroup(pool[0:1], Caller)
@@ -338,4 +342,4 @@ def test_a_view_in_another_process_learns_who_the_ranks_are(ray_cluster: None) -
     assert grown == [([10 * x for x in range(8)], 4)]
     assert asked == [[(0, 10 * x) for x in range(6)]]
     assert shrunk == [([10 * x for x in range(5)], 1)]
-    assert answered == 1 + 6  # the one question of before went to a rank that has stayed
+    assert answered == 1 + 6  # the call before the resize ran on a remaining rank

@@ -1,4 +1,4 @@
-"""A group of engines over several ranks each gets more of them, and fewer, while it is at work."""
+"""A group of engines of several ranks each grows and shrinks while it works."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TP = 2
 
 
 class Engine(px.Worker):
-    """One rank of an engine, which makes every call of its engine."""
+    """A rank of an engine. All ranks of an engine run each of its calls."""
 
     independent = True
 
@@ -47,11 +47,11 @@ def eight(backend: str) -> Iterator[px.ResourcePool]:
 
 
 def engines(pool: px.ResourcePool) -> px.WorkerGroup:
-    """As many as the pool has room for."""
+    """Start as many engines as fit into the pool."""
     return px.WorkerGroup(pool, Engine, mesh=px.Mesh(dp=-1, tp=TP))
 
 
-def test_engines_come_and_go_whole_and_ranks_that_stay_keep_number_and_process(
+def test_engines_join_and_leave_completely_and_remaining_ranks_keep_number_and_process(
     eight: px.ResourcePool,
 ) -> None:
     group = engines(eight)
@@ -67,7 +67,7 @@ def test_engines_come_and_go_whole_and_ranks_that_stay_keep_number_and_process(
 
 
 @pytest.mark.slow_on_cluster
-def test_no_request_is_lost_or_answered_twice_and_each_reaches_an_engine_whole(
+def test_each_request_during_a_resize_reaches_one_complete_engine_once(
     eight: px.ResourcePool,
 ) -> None:
     group = engines(eight)
@@ -99,7 +99,9 @@ def test_no_request_is_lost_or_answered_twice_and_each_reaches_an_engine_whole(
 
 
 @pytest.mark.parametrize("tp", [TP, 1], ids=["engines", "ranks"])
-def test_sticky_routing_follows_and_a_restart_keeps_the_number(eight: px.ResourcePool, tp: int) -> None:
+def test_sticky_routing_follows_a_resize_and_a_restart_keeps_the_number_of_engines(
+    eight: px.ResourcePool, tp: int
+) -> None:
     group = px.WorkerGroup(eight[: 4 * tp], Engine, mesh=px.Mesh(dp=-1, tp=tp))
     before = {key: px.engines.sticky(group, key).answer(1)[0] for key in "abcd"}
     px.resize(group, 2)
@@ -113,7 +115,7 @@ def test_sticky_routing_follows_and_a_restart_keeps_the_number(eight: px.Resourc
 
 
 class Registered(px.Worker):
-    """Says by itself which engine it is of."""
+    """Registers its own place in the mesh of engines."""
 
     independent = True
 
@@ -125,7 +127,7 @@ class Registered(px.Worker):
         return [(self.rank // TP, prompt) for prompt in prompts]
 
 
-def test_engines_of_a_mesh_that_the_ranks_registered(eight: px.ResourcePool) -> None:
+def test_engines_of_a_mesh_registered_by_the_ranks_are_resized(eight: px.ResourcePool) -> None:
     group = px.WorkerGroup(eight, Registered)
     px.resize(group, 2)
     fewer = group.answers([1, 2, 3])
@@ -135,7 +137,7 @@ def test_engines_of_a_mesh_that_the_ranks_registered(eight: px.ResourcePool) -> 
     assert group.answers([1, 2, 3]) == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_what_cannot_be_resized_is_refused_with_advice(eight: px.ResourcePool) -> None:
+def test_impossible_resizes_of_engines_are_refused_with_advice(eight: px.ResourcePool) -> None:
     group = engines(eight)
     with pytest.raises(px.PlacementError, match=r"5 engines of 2 ranks take 10; pool\.grow\(2\)"):
         px.resize(group, 5)
@@ -161,7 +163,7 @@ class Trained(px.Worker):
         pass
 
 
-def test_ranks_that_work_together_keep_the_other_axes_of_their_mesh(
+def test_a_resize_through_a_folder_keeps_the_other_axes_of_the_mesh(
     eight: px.ResourcePool, tmp_path: Any
 ) -> None:
     group = px.WorkerGroup(eight, Trained, mesh=px.Mesh(dp=-1, tp=TP))

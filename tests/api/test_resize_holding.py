@@ -1,4 +1,4 @@
-"""Ranks leave a group that others wait for: whoever reads their streams, or has not got what they put into channels."""
+"""Ranks leave a group while others still need their streams or their items in channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import phalanx as px
 
 SLOW_ON_RAY = True
-LARGE = 60_000  # float32, more than travels in a message
+LARGE = 60_000  # float32, too large to travel in a message
 
 
 class Teller(px.Worker):
@@ -21,7 +21,7 @@ class Teller(px.Worker):
 
     @px.register
     def produce(self, channel: px.Channel, count: int) -> None:
-        import torch  # here alone: ranks of other groups of this module start sooner without it
+        import torch  # imported here: the module's other groups start faster without torch
 
         for index in range(count):
             channel.put(torch.full((LARGE,), 10.0 * self.rank + index))
@@ -32,7 +32,7 @@ class Teller(px.Worker):
 
 
 class Loop(px.Worker):
-    """Asynchronous, as engines are."""
+    """An asynchronous worker, as engines are."""
 
     independent = True
 
@@ -49,7 +49,7 @@ def two(backend: str) -> Iterator[px.ResourcePool]:
 
 
 @pytest.mark.parametrize(("kind", "concurrency"), [(Teller, None), (Loop, 8)])
-def test_a_stream_that_its_own_reader_has_not_read_is_not_lost(
+def test_an_unread_stream_of_a_leaving_rank_is_read_to_its_end(
     two: px.ResourcePool, kind: type[px.Worker], concurrency: int | None
 ) -> None:
     group = px.WorkerGroup(two, kind, max_concurrency=concurrency)
@@ -61,7 +61,7 @@ def test_a_stream_that_its_own_reader_has_not_read_is_not_lost(
     assert len(group) == 1
 
 
-def test_a_stream_over_all_ranks_goes_on_on_those_that_stay(two: px.ResourcePool) -> None:
+def test_a_stream_over_all_ranks_is_complete_after_a_rank_left(two: px.ResourcePool) -> None:
     group = px.WorkerGroup(two, Teller)
     with group.count.stream(50, buffer=2) as items:
         px.resize(group, 1)
@@ -71,7 +71,7 @@ def test_a_stream_over_all_ranks_goes_on_on_those_that_stay(two: px.ResourcePool
     assert found == [(rank, number) for rank in range(2) for number in range(50)]
 
 
-def test_a_rank_takes_the_items_that_it_is_at_before_it_leaves_and_what_it_had_put_is_still_there(
+def test_a_leaving_rank_finishes_its_call_and_its_channel_items_remain(
     two: px.ResourcePool,
 ) -> None:
     group = px.WorkerGroup(two, Teller)

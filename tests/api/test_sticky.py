@@ -1,4 +1,4 @@
-"""Conversations that stay with the rank that has their caches."""
+"""Sticky routing: a conversation stays with the rank that has its caches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_key_stays_with_its_rank_and_keys_are_spread(group: px.WorkerGroup) ->
 
 
 @pytest.mark.slow_on_cluster
-def test_a_key_whose_rank_is_lost_goes_to_another(group: px.WorkerGroup) -> None:
+def test_a_key_is_served_after_the_loss_of_its_rank_and_a_restart(group: px.WorkerGroup) -> None:
     before = px.engines.sticky(group, "a").generate()
     faults.kill(group, before)
     with pytest.raises(px.WorkerDiedError):
@@ -44,7 +44,7 @@ def test_a_key_whose_rank_is_lost_goes_to_another(group: px.WorkerGroup) -> None
     assert px.engines.sticky(group, "a").generate() in (0, 1, 2)
 
 
-def test_threads_that_ask_first_at_once_share_the_pins(
+def test_concurrent_first_uses_share_one_table_of_pins(
     group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = threading.Barrier(2)
@@ -64,7 +64,7 @@ PROCESSES = [object() for _ in range(6)]
 loads = st.dictionaries(st.integers(0, 5), st.integers(0, 9), min_size=1)
 
 
-def test_a_key_whose_process_is_lost_or_replaced_or_that_is_not_asked_for_longest_is_pinned_anew() -> None:
+def test_a_key_is_pinned_again_after_the_loss_or_replacement_of_its_process_or_its_eviction() -> None:
     pins, two = Pins(5), Pins(5, most=2)
     pins.rank_of("a", {0: 0, 1: 1}, PROCESSES)
     assert pins.rank_of("a", {1: 1, 2: 2}, PROCESSES) == 1
@@ -77,7 +77,7 @@ def test_a_key_whose_process_is_lost_or_replaced_or_that_is_not_asked_for_longes
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), loads)), st.integers(0, 4))
-def test_no_key_waits_on_a_rank_busier_than_the_margin_and_none_moves_within_it(
+def test_a_key_moves_exactly_if_the_load_of_its_rank_exceeds_the_margin(
     calls: list[tuple[int, dict[int, int]]], margin: int
 ) -> None:
     pins, known = Pins(margin), dict[int, int]()

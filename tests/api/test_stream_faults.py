@@ -1,4 +1,4 @@
-"""Streams that do not come to their end: deadlines, cancelling, closing, death, restart, Ctrl-C."""
+"""Streams that are cut short: deadlines, cancelling, closing, death, restart, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_stream_that_misses_its_deadline_is_stopped_and_breaks_the_group(group
 
 
 @pytest.mark.parametrize("method", ["count", "count_async"])
-def test_a_stream_that_another_thread_closes_ends(group: px.WorkerGroup, method: str) -> None:
+def test_a_stream_ends_when_another_thread_closes_it(group: px.WorkerGroup, method: str) -> None:
     items = getattr(group, method).stream()
     next(items)
     closer = threading.Thread(target=items.close)
@@ -110,7 +110,7 @@ def test_a_stream_that_another_thread_closes_ends(group: px.WorkerGroup, method:
     assert group.times_left() >= [0, 0]
 
 
-def test_leaving_a_stream_interrupts_ranks_that_are_at_an_item(group: px.WorkerGroup) -> None:
+def test_leaving_a_stream_interrupts_ranks_that_are_busy_with_an_item(group: px.WorkerGroup) -> None:
     before = group.times_left()
     with group.hang.stream() as items:
         assert sorted([next(items), next(items)]) == [(0, 1), (1, 1)]
@@ -119,7 +119,7 @@ def test_leaving_a_stream_interrupts_ranks_that_are_at_an_item(group: px.WorkerG
     assert group.state == "ready"
 
 
-def test_a_rank_that_is_killed_in_the_middle_ends_the_stream_with_its_loss(group: px.WorkerGroup) -> None:
+def test_a_killed_rank_ends_its_stream_with_a_worker_died_error(group: px.WorkerGroup) -> None:
     items = group.count.stream()
     next(items)
     faults.kill(group, 1)
@@ -130,7 +130,7 @@ def test_a_rank_that_is_killed_in_the_middle_ends_the_stream_with_its_loss(group
     assert group.state == "broken"
 
 
-def test_a_rank_that_exits_in_the_middle_ends_the_stream_with_its_loss(group: px.WorkerGroup) -> None:
+def test_a_rank_that_exits_ends_its_stream_with_a_worker_died_error(group: px.WorkerGroup) -> None:
     with pytest.raises(px.WorkerDiedError, match="exit code 7"):
         for _ in group.leave.stream(0):
             pass
@@ -160,7 +160,7 @@ def test_closing_the_group_ends_an_open_stream(pool: px.ResourcePool) -> None:
     items.close()
 
 
-def test_ctrl_c_while_a_stream_is_read_leaves_it(group: px.WorkerGroup) -> None:
+def test_ctrl_c_during_a_read_leaves_the_stream(group: px.WorkerGroup) -> None:
     with pytest.raises(KeyboardInterrupt), group.count.stream() as items:
         next(items)
         threading.Thread(target=_thread.interrupt_main).start()
@@ -179,7 +179,7 @@ def test_a_worker_reads_the_stream_of_another_group(pool: px.ResourcePool, group
         assert reader.read(group, 1) == [[(0, 0), (1, 0)]]
 
 
-def test_two_streams_of_asynchronous_ranks_interleave_and_other_calls_are_answered(
+def test_streams_and_calls_of_asynchronous_ranks_interleave(
     pool: px.ResourcePool,
 ) -> None:
     with (
@@ -196,7 +196,9 @@ def test_two_streams_of_asynchronous_ranks_interleave_and_other_calls_are_answer
         assert group.times_left() == [2, 2]
 
 
-def test_streams_that_are_left_early_leave_nothing(group: px.WorkerGroup, backend: str) -> None:
+def test_streams_that_are_left_early_leak_no_threads_and_no_objects(
+    group: px.WorkerGroup, backend: str
+) -> None:
     group.times_left()
     before = held(backend)
     for turn in range(100):
@@ -213,7 +215,7 @@ def test_streams_that_are_left_early_leave_nothing(group: px.WorkerGroup, backen
 
 
 def held(backend: str) -> tuple[int, int]:
-    """Threads beyond the first that works in the background, and objects that this process owns or borrows."""
+    """Return the numbers of extra background threads and of objects that this process owns or borrows."""
     gc.collect()
     threads = max(0, sum(thread.name == "phalanx-background" for thread in threading.enumerate()) - 1)
     if backend == "inline":

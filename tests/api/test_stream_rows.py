@@ -1,4 +1,4 @@
-"""Rows that come one by one as they are done, whichever rank they are from."""
+"""Streams of rows: each row of a call arrives as soon as its rank has finished it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def group(pool: px.ResourcePool) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("count", [1, 4, 11])
-def test_every_row_comes_once_under_its_index_in_the_call(group: Any, count: int) -> None:
+def test_each_row_is_streamed_once_with_its_index_in_the_call(group: Any, count: int) -> None:
     rows, long = list(range(count)), [9, 1, 1, 1, 8, 1]
 
     assert sorted(group.backwards.stream(rows, by="rows")) == [(row, 10 * row) for row in rows]
@@ -76,7 +76,7 @@ def test_every_row_comes_once_under_its_index_in_the_call(group: Any, count: int
     assert sorted(group.balanced.stream(long, by="rows")) == list(enumerate(long))
 
 
-def test_outputs_come_without_the_rows_that_were_added(group: Any) -> None:
+def test_streamed_outputs_have_no_padding_rows(group: Any) -> None:
     outputs = dict(group.padded_scores.stream(list(range(5))))
 
     assert [row for rank in range(4) for row in outputs[rank]] == list(range(5))
@@ -95,7 +95,9 @@ def test_outputs_come_without_the_rows_that_were_added(group: Any) -> None:
         ),
     ],
 )
-def test_every_row_has_to_come_once(group: Any, method: str, row: Any, fault: str) -> None:
+def test_missing_repeated_and_invalid_rows_of_a_stream_are_errors(
+    group: Any, method: str, row: Any, fault: str
+) -> None:
     with pytest.raises(px.RemoteCallError, match=fault) as raised:
         list(getattr(group, method).stream([row] * 12, by="rows"))
 
@@ -103,7 +105,7 @@ def test_every_row_has_to_come_once(group: Any, method: str, row: Any, fault: st
     assert group.ping() == [0, 1, 2, 3]
 
 
-def test_what_splits_no_rows_has_none_to_stream_and_an_unknown_way_is_refused(group: Any) -> None:
+def test_a_stream_by_rows_without_split_rows_and_an_unknown_by_are_refused(group: Any) -> None:
     for view in (group[0], group.any):
         with pytest.raises(px.DispatchError, match=r'by="rows"\): no rows are split'):
             view.values.stream([1, 2], by="rows")
@@ -112,7 +114,7 @@ def test_what_splits_no_rows_has_none_to_stream_and_an_unknown_way_is_refused(gr
 
 
 @pytest.mark.parametrize("option", [{"by": "rows"}, {"buffer": 2}])
-def test_options_of_a_stream_name_the_method_that_yields_where_this_one_does_not(
+def test_stream_options_of_a_method_that_returns_are_refused_with_one_that_yields(
     group: Any, option: dict[str, Any]
 ) -> None:
     with pytest.raises(px.DispatchError, match=r"does not yield.*scores_rows of this group yields"):

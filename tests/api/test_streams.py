@@ -101,7 +101,9 @@ def squares(pool: px.ResourcePool) -> Any:
 
 
 @pytest.mark.parametrize("method", ["count", "count_async"])
-def test_each_ranks_items_come_in_order_and_a_bare_call_gives_them_as_a_list(group: Any, method: str) -> None:
+def test_a_stream_keeps_the_order_of_each_rank_and_a_plain_call_returns_lists(
+    group: Any, method: str
+) -> None:
     items = list(getattr(group, method).stream(5))
 
     for rank in (0, 1):
@@ -114,10 +116,10 @@ def test_items_of_split_rows_are_joined_in_order(group: Any) -> None:
     assert group.tenfold.submit([1, 2, 3]).result() == [10, 20, 30]
 
 
-def test_a_future_gives_items_and_then_still_its_result(group: Any) -> None:
+def test_a_future_can_be_streamed_repeatedly_and_keeps_its_result(group: Any) -> None:
     future = group.count.submit(30)
     for _ in future.stream():
-        break  # leaves its call alone
+        break  # which does not end the call
 
     assert sorted(future.stream()) == [(rank, item) for rank in (0, 1) for item in range(30)]
     assert future.result() == [list(range(30))] * 2
@@ -132,7 +134,7 @@ def test_futures_of_generators_can_be_awaited_and_gathered(group: Any) -> None:
     assert px.gather(group.count.submit(2), group.take.submit(1)) == [[[0, 1], [0, 1]], [1, 1]]
 
 
-def test_one_rank_gives_items_without_its_number(group: Any) -> None:
+def test_a_stream_of_one_rank_has_items_without_rank_numbers(group: Any) -> None:
     assert list(group.alone.stream(3)) == [0, 1, 2]
     assert list(group[1].count.stream(3)) == [0, 1, 2]
     assert list(group.any.count.stream(3)) == [0, 1, 2]
@@ -141,13 +143,13 @@ def test_one_rank_gives_items_without_its_number(group: Any) -> None:
 
 
 @pytest.mark.soak_on_cluster
-def test_in_a_mesh_mode_the_items_of_the_collectors_come(squares: Any) -> None:
+def test_a_stream_in_a_mesh_mode_has_the_items_of_the_collecting_ranks(squares: Any) -> None:
     assert sorted(squares.by_mesh.stream([5, 6])) == [(0, (0, 5)), (2, (2, 6))]
     assert list(squares[3].by_mesh.stream([7])) == [(2, 7)]
     assert squares.by_mesh([5, 6]) == [(0, 5), (2, 6)]
 
 
-def test_arrays_are_yielded_as_they_are_and_nothing_where_nothing_is_collected(group: Any) -> None:
+def test_arrays_are_streamed_unchanged_and_collect_none_streams_nothing(group: Any) -> None:
     items = [(rank, item.sum()) for rank, item in group.arrays.stream()]
 
     assert sorted(items) == [(rank, 1000 * index) for rank in (0, 1) for index in range(3)]
@@ -156,19 +158,19 @@ def test_arrays_are_yielded_as_they_are_and_nothing_where_nothing_is_collected(g
 
 
 @pytest.mark.parametrize("buffer", [1, 4])
-def test_a_slow_reader_stops_its_ranks(group: Any, buffer: int) -> None:
+def test_a_slow_reader_holds_back_its_ranks(group: Any, buffer: int) -> None:
     read = []
     with group.count.stream(MANY, buffer=buffer) as items:
         while {of for of, _ in read} != {0, 1} or len(read) < 6:
             read.append(next(items))
     made = [made for made, _ in group.progress()]
 
-    # Whoever leaves reads what is there, and a rank may make as many again before its interrupt comes.
+    # Leaving reads the buffered items, and a rank may yield as many again before its interrupt arrives.
     for rank in (0, 1):
         assert made[rank] <= sum(1 for of, _ in read if of == rank) + 2 * buffer
 
 
-def test_without_a_bound_ranks_wait_for_nobody_and_after_its_end_a_stream_gives_nothing(group: Any) -> None:
+def test_an_unbounded_stream_is_complete_and_yields_nothing_after_its_end(group: Any) -> None:
     items = group.count.stream(50, buffer=None)
     assert len(list(items)) == 100
     items.close()
@@ -176,7 +178,7 @@ def test_without_a_bound_ranks_wait_for_nobody_and_after_its_end_a_stream_gives_
     assert list(items) == []
 
 
-def test_leaving_a_stream_ends_its_call_and_the_group_goes_on(group: Any) -> None:
+def test_leaving_a_stream_ends_its_call_and_the_group_runs_further_calls(group: Any) -> None:
     ended = [ended for _, ended in group.progress()]
     with group.count.stream(MANY) as items:
         for rank in (0, 1):  # both have begun
@@ -203,7 +205,7 @@ def test_a_rank_that_fails_ends_the_stream_with_the_error_of_the_call(group: Any
     assert group.take(1) == [1, 1]
 
 
-def test_a_stream_and_its_error_are_read_in_an_event_loop(group: Any) -> None:
+def test_an_event_loop_reads_a_stream_and_its_error(group: Any) -> None:
     async def read(stream: Any) -> list[Any]:
         async with stream as items:
             return [item async for item in items]
@@ -214,7 +216,7 @@ def test_a_stream_and_its_error_are_read_in_an_event_loop(group: Any) -> None:
         asyncio.run(read(group.fail.stream(0)))
 
 
-def test_a_stream_is_no_argument_and_does_not_travel(group: Any) -> None:
+def test_a_stream_is_refused_as_an_argument_and_cannot_be_pickled(group: Any) -> None:
     with pytest.raises(px.DispatchError, match=r"px\.Channel"):
         group.dealt(group.count.submit(1))
     for given in (group.count.stream(1), group.count.submit(1)):
@@ -227,7 +229,7 @@ def test_a_stream_is_no_argument_and_does_not_travel(group: Any) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [pytest.param(None, marks=pytest.mark.soak_on_cluster), 2])
-def test_a_trace_tells_how_many_items_each_rank_yielded(
+def test_a_trace_counts_the_items_that_each_rank_yielded(
     pool: px.ResourcePool, concurrency: int | None
 ) -> None:
     with px.WorkerGroup(pool[2:4], Source, max_concurrency=concurrency) as group:
@@ -241,7 +243,7 @@ def test_a_trace_tells_how_many_items_each_rank_yielded(
     assert [part.items for part in whole.parts] == [None, None]
 
 
-def test_explaining_says_that_a_method_yields(group: Any) -> None:
+def test_explain_says_that_a_method_yields(group: Any) -> None:
     assert "the list of a rank's items; .stream(...) gives (rank, item) of ranks 0, 1" in str(
         group.count.explain(1)
     )
@@ -249,5 +251,5 @@ def test_explaining_says_that_a_method_yields(group: Any) -> None:
     assert "yields" in str(px.explain(Source))
 
 
-def test_a_method_that_returns_gets_arguments_named_as_options_of_a_stream(group: Any) -> None:
+def test_a_method_that_returns_receives_arguments_named_like_stream_options(group: Any) -> None:
     assert sorted(group.given.stream(by=1)) == [(rank, {"by": 1}) for rank in group.ranks]

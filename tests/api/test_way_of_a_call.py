@@ -1,4 +1,4 @@
-"""A call goes one way down and one way back: few files of the runtime take part in it."""
+"""The path of a call: few files of the library take part in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Doubler(px.Worker):
 
 
 def files_of(work: Any) -> list[str]:
-    """The files of the library whose functions run while ``work()`` does, in the order in which they begin."""
+    """Return the files of the library whose functions run during ``work()``, in the order of their first call."""
     seen: dict[str, None] = {}
 
     def note(frame: FrameType, event: str, arg: object) -> None:

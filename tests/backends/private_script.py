@@ -1,4 +1,4 @@
-"""Every private part of Ray that the library uses, on a cluster of this process, and after it was left."""
+"""Use every private part of Ray that the library needs, on a cluster and after the cluster was left."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AsyncCounter:
 
 
 def check_calls(actor: Any) -> None:
-    """See to it that both sides of a call know it by the same id, and by its name."""
+    """Check that both sides of a call see the same id and name."""
     asynchronous = private.create_actor(AsyncCounter, num_cpus=0, max_restarts=0, max_concurrency=2)
     for handle in (actor, asynchronous):
         calls = [private.call(handle, "whoami", name=f"Counter.whoami@{number}") for number in range(3)]
@@ -54,7 +54,7 @@ def check_calls(actor: Any) -> None:
 
 
 def check_connected() -> Any:
-    """Use each function once, and return an actor's handle and a placement group."""
+    """Use each function once, and return an actor's handle, a placement group and a reference."""
     connection = private.connection()
     assert private.is_connected()
     assert connection is private.connection()
@@ -105,7 +105,7 @@ def check_client(node: str) -> None:
 
 
 def check_left(actor: Any, group: Any, ref: Any) -> None:
-    """Call each function that needs a cluster: it raises, and starts none."""
+    """Call each function that needs a cluster: each raises, and starts no cluster."""
     attempts: dict[str, Callable[[], Any]] = {
         "call": lambda: private.call(actor, "add", 1),
         "stream": lambda: private.call(actor, "items", returns="streaming"),

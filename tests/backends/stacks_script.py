@@ -1,4 +1,4 @@
-"""A process that can be asked for its stacks as a rank can: it says how, then does what it was started for."""
+"""A process whose stacks can be read like a rank's. It prints its side channel and runs a named function."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""What groups do, and the methods of a backend called directly, on each backend that is shipped."""
+"""Contracts of groups, and of the methods of a backend called directly, on each shipped backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts for monitoring, and how they come into Ray's metrics."""
+"""Counts for monitoring, and their export to Ray's metrics."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Watched:
     counts: Counts
 
 
-def test_calls_failures_seconds_and_bytes_are_handed_over_once() -> None:
+def test_calls_failures_seconds_and_bytes_are_exported_once() -> None:
     source, fake, counts = MetricBuffer(), Fake(), Counts()
     source.watch(group := Watched("g", counts))
     for failed in (False, False, True):
@@ -79,7 +79,7 @@ class Counted:
         raise ValueError
 
 
-def test_calls_of_a_group_on_ray_are_counted_and_ray_takes_them(
+def test_calls_of_a_group_on_ray_are_counted_and_ray_accepts_the_metrics(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray.util import metrics
@@ -110,7 +110,7 @@ def test_calls_of_a_group_on_ray_are_counted_and_ray_takes_them(
     assert (again.drain(), watched.name) == (([], []), "counted")
 
 
-def test_the_last_calls_are_exported_when_the_cluster_is_left_and_of_very_many_the_oldest_forgotten(
+def test_leaving_the_cluster_exports_the_last_calls_and_a_full_buffer_drops_the_oldest(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("phalanx.display.metric_buffer._WAITING", 2)

@@ -1,4 +1,4 @@
-"""Folders of temporary files are gone with their process."""
+"""The folder for temporary files of a process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print(len(os.listdir(os.environ["TMPDIR"])))
 """
 
 
-def test_a_process_removes_its_folder_at_its_exit_and_a_fork_of_it_does_not(tmp_path: Path) -> None:
+def test_a_process_removes_its_folder_at_exit_and_its_fork_does_not(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     ran = subprocess.run(
         [sys.executable, "-c", OWNER], env=environment, capture_output=True, text=True, timeout=60

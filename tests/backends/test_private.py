@@ -21,13 +21,13 @@ STARTS_A_CLUSTER = {"get", "put", "wait", "kill", "cancel", "get_actor", "get_ru
 
 
 @pytest.mark.slow
-def test_each_private_part_works_on_a_cluster_and_raises_after_it_was_left() -> None:
+def test_each_private_part_of_ray_works_on_a_cluster_and_starts_none_after_it_was_left() -> None:
     ran = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120)
 
     assert (ran.returncode, ran.stdout) == (0, "the end\n"), ran.stdout + ran.stderr
 
 
-def test_one_module_names_private_parts_of_ray_and_others_call_nothing_that_starts_a_cluster() -> None:
+def test_only_one_module_uses_private_parts_of_ray_and_calls_that_can_start_a_cluster() -> None:
     naming = [name for name, path in MODULES.items() if PRIVATE.search(path.read_text())]
     calls = [
         f"{name}:{node.lineno} ray.{node.attr}"
@@ -44,7 +44,9 @@ def test_one_module_names_private_parts_of_ray_and_others_call_nothing_that_star
     assert calls == []
 
 
-def test_an_unknown_ray_is_named_with_the_tested_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incompatible_ray_is_an_import_error_with_the_tested_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import importlib
 
     from ray._private import utils

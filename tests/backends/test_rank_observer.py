@@ -1,4 +1,4 @@
-"""Looking at ranks from outside: on this machine, and on others through a helper on their node."""
+"""Observing ranks from outside: on this machine, and on other nodes through an agent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def observer(ranks: Any, request: pytest.FixtureRequest) -> Iterator[RankObserve
     made.close()
 
 
-def test_the_memory_processor_time_and_logs_of_ranks_are_known_and_what_is_not_there_is_said_so(
+def test_an_observer_reads_usage_and_logs_of_ranks_and_reports_missing_files_and_processes(
     observer: RankObserver, ranks: tuple[RankRecord, ...]
 ) -> None:
     node, head = (ranks[0].node_id, ranks[0].host), b"# phalanx log: rank 1 of 2, Worker, group 'looked-at'"
@@ -50,7 +50,7 @@ def test_the_memory_processor_time_and_logs_of_ranks_are_known_and_what_is_not_t
     assert not observer.sights([another])[0].reachable
 
 
-def test_a_process_of_its_own_joins_the_cluster_for_ranks_elsewhere(ranks: tuple[RankRecord, ...]) -> None:
+def test_the_stack_command_reads_stacks_of_ranks_on_another_host(ranks: tuple[RankRecord, ...]) -> None:
     script = (
         "import socket, sys\n"
         "socket.gethostname = lambda: 'another-host'\n"

@@ -1,4 +1,4 @@
-"""Processes of this machine as seen from outside: whether they die, and where they stand; no Ray."""
+"""Processes of this machine seen from outside: their deaths and their stacks, without Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ needs_proc = pytest.mark.skipif(not available(), reason="needs /proc")
 
 @contextmanager
 def process(*doing: str) -> Iterator[ProcessHandle]:
-    """A process that does this; it must be there at the end."""
+    """Start a process that runs a function of the script, and check that it still runs at the end."""
     with subprocess.Popen([sys.executable, SCRIPT, *doing], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         try:
@@ -34,7 +34,7 @@ def process(*doing: str) -> Iterator[ProcessHandle]:
 
 
 def spinning(target: ProcessHandle) -> str:
-    """Its stack once it holds the interpreter."""
+    """Return the stack of a process once its native code holds the interpreter."""
     for _ in range(100):
         ((text, why),) = stacks_of([target])
         assert not why
@@ -44,7 +44,7 @@ def spinning(target: ProcessHandle) -> str:
 
 
 @needs_proc
-def test_a_process_that_imports_and_starts_threads_goes_on_however_often_it_is_asked() -> None:
+def test_reading_stacks_100_times_does_not_disturb_imports_and_thread_starts() -> None:
     with process("imports_and_starts_threads") as target:
         read = [stacks_of([target])[0] for _ in range(100)]
 
@@ -53,9 +53,9 @@ def test_a_process_that_imports_and_starts_threads_goes_on_however_often_it_is_a
 
 @needs_proc
 @pytest.mark.parametrize("handler", ["takes_the_signal", "leaves_it"])
-def test_a_process_that_waits_is_read_without_a_signal(handler: str) -> None:
+def test_the_stack_of_a_waiting_process_is_read_without_a_signal(handler: str) -> None:
     with process("sleeps", handler) as target:
-        texts = (stacks_of([target])[0] for _ in range(100))  # it may not have come to sleep yet
+        texts = (stacks_of([target])[0] for _ in range(100))  # the process may not sleep yet
         text, why = next((text, why) for text, why in texts if "in sleeps" in text)
 
     assert why == ""
@@ -65,7 +65,7 @@ def test_a_process_that_waits_is_read_without_a_signal(handler: str) -> None:
 
 @needs_proc
 @pytest.mark.parametrize("doing", [["holds_the_interpreter"], ["runs_calls", "on_a_thread"]])
-def test_where_native_code_holds_the_interpreter_the_thread_that_runs_calls_is_read_by_a_signal(
+def test_a_signal_reads_the_thread_that_runs_calls_if_native_code_holds_the_interpreter(
     doing: list[str],
 ) -> None:
     with process(*doing) as target:
@@ -73,7 +73,7 @@ def test_where_native_code_holds_the_interpreter_the_thread_that_runs_calls_is_r
 
 
 @needs_proc
-def test_a_process_that_takes_the_signal_and_holds_the_interpreter_is_said_to_be_unreadable() -> None:
+def test_a_process_that_ignores_the_signal_and_holds_the_interpreter_is_reported_unreadable() -> None:
     with process("holds_the_interpreter", "takes_the_signal") as target:
         answers = (stacks_of([target])[0] for _ in range(100))
         why = next((why for _, why in answers if why), "")
@@ -81,7 +81,7 @@ def test_a_process_that_takes_the_signal_and_holds_the_interpreter_is_said_to_be
     assert "SIGUSR2 is not caught" in why
 
 
-def test_the_stack_of_the_thread_that_runs_the_call_is_shown_without_our_frames() -> None:
+def test_a_readable_stack_shows_the_thread_that_runs_the_call_without_frames_of_the_library() -> None:
     step = '  File "/job/train.py", line 5 in step\n'
     ours = '  File "/x/phalanx/worker/worker_runtime.py", line 9 in _invoke\n'
     dump = (
@@ -99,7 +99,7 @@ def test_the_stack_of_the_thread_that_runs_the_call_is_shown_without_our_frames(
 
 
 @pytest.mark.parametrize("threads", [0, 4])
-def test_a_process_that_was_killed_is_known_to_die_from_then_on(threads: int) -> None:
+def test_a_killed_process_is_reported_as_dying_from_then_on(threads: int) -> None:
     script = f"""
 import threading, time
 for _ in range({threads}):
@@ -114,5 +114,5 @@ time.sleep(100)
         child.stdout.readline()
         assert not target.dies()
         os.kill(child.pid, signal.SIGKILL)
-        for _ in range(1000):  # until it is a zombie, and beyond
+        for _ in range(1000):  # until the process is a zombie, and later
             assert target.dies()

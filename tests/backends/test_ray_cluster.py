@@ -1,4 +1,4 @@
-"""Which cluster a driver joins that names none."""
+"""The cluster that a driver joins if it names none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.backends.ray import cluster, private
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What Ray's ``init`` is called with; nothing is started."""
+    """Arguments of the call of Ray's ``init``, which starts nothing."""
     seen: dict[str, Any] = {}
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "init", lambda **options: seen.update(options))
@@ -25,7 +25,7 @@ def note(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
 
 
 @pytest.mark.parametrize("noted", ["127.0.0.1:1", "127.0.0.1:365111", "nothing"])
-def test_a_noted_cluster_that_does_not_answer_is_passed_over(
+def test_a_recorded_cluster_that_does_not_answer_is_skipped(
     noted: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     note(monkeypatch, noted)
@@ -36,7 +36,7 @@ def test_a_noted_cluster_that_does_not_answer_is_passed_over(
     assert noted in caplog.text
 
 
-def test_a_noted_cluster_that_answers_is_left_to_ray_and_an_address_that_was_given_is_kept(
+def test_ray_joins_a_recorded_cluster_that_answers_and_a_given_address_is_kept(
     given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,4 @@
-"""Ray's exceptions, and what processes leave, as causes in words."""
+"""Causes of lost ranks, from Ray's exceptions and from files of dead processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ WHY = "The actor is dead because its worker process has died. Worker exit type: 
         ("The actor is dead because it was killed by `ray.kill`.", None, True),
     ],
 )
-def test_an_exit_is_told_as_far_as_ray_tells_it(text: str, exit: str | None, intended: bool) -> None:
+def test_the_cause_of_an_exit_is_taken_from_the_text_of_rays_error(
+    text: str, exit: str | None, intended: bool
+) -> None:
     error = ActorDiedError()
     error.error_msg = text
     lost = lost_of(error)
@@ -43,7 +45,7 @@ def test_an_exit_is_told_as_far_as_ray_tells_it(text: str, exit: str | None, int
         (PostMortem(oom_kills=1), "", "want of memory"),
     ],
 )
-def test_the_end_of_a_process_is_told_by_what_it_left(left: PostMortem, exit: str, hint: str) -> None:
+def test_a_post_mortem_determines_the_exit_and_the_hint(left: PostMortem, exit: str, hint: str) -> None:
     lost = with_post_mortem(Lost("gone"), left, "/log")
 
     assert re.search(exit, lost.exit or "")

@@ -1,4 +1,4 @@
-"""Processes and placement groups on a Ray that is played: what is left after an error, and what a later try tells."""
+"""Processes and placement groups on a fake Ray: cleanup after errors, and reports of later attempts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_processes_that_were_created_before_an_error_are_ended(
     assert len(ended) == 2
 
 
-def test_accelerators_are_not_asked_for_on_a_cluster_that_was_left(
+def test_accelerators_are_not_probed_on_a_cluster_that_was_left(
     ray_backend: backend.RayBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement_groups, "probe", lambda *_: pytest.fail("this starts a cluster"))
@@ -63,7 +63,7 @@ def test_accelerators_are_not_asked_for_on_a_cluster_that_was_left(
         ray_backend.probe([Slot(0, 0, "pool")], {}, {})
 
 
-def test_ranks_are_watched_while_another_thread_releases_some() -> None:
+def test_a_rank_can_be_watched_while_another_thread_releases_ranks() -> None:
     agents: Any = NodeAgents()
     agents.local = SimpleNamespace(watch=lambda targets: None)
     other = threading.Thread(target=agents.watch, args=[[ProcessHandle(3, None)]])
@@ -99,7 +99,7 @@ class Groups:
         return {"state": self.states[group.id.hex()]}
 
 
-def test_a_repair_also_tells_of_the_blocks_that_moved_in_one_that_failed(
+def test_a_repair_also_reports_blocks_that_an_earlier_failed_repair_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     groups = Groups()
@@ -124,7 +124,7 @@ def test_a_repair_also_tells_of_the_blocks_that_moved_in_one_that_failed(
 
 
 @pytest.mark.parametrize("gone", [{"state": "REMOVED"}, RuntimeError("Ray has not been started yet")])
-def test_slots_that_are_lost_while_they_are_waited_for_are_a_placement_error(
+def test_losing_slots_during_a_reservation_is_a_placement_error(
     monkeypatch: pytest.MonkeyPatch, gone: Any
 ) -> None:
     tables = iter([{"state": "PENDING"}, gone])

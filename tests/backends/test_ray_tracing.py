@@ -22,7 +22,7 @@ class Ranked(px.Worker):
 
 
 def start_tracing() -> None:
-    """What the cluster calls in each of its processes."""
+    """Set a tracer provider: the cluster calls this function in each of its processes."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
 

@@ -1,4 +1,4 @@
-"""The process that ends what ranks leave behind, on processes that are no ranks; no Ray."""
+"""The reaper, which ends processes that ranks leave behind, on ordinary processes without Ray."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ time.sleep(963)
 
 
 class Tree:
-    """A process with a child in a session of its own and a daemon that is nobody's child."""
+    """A process with a child in a session of its own and an orphaned daemon."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -85,8 +85,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs /dev/shm")
-def test_names_of_shared_memory_of_what_was_killed_are_gone() -> None:
-    """Python's resource tracker takes them away, if it is left the time."""
+def test_the_reaper_leaves_no_shared_memory_names_of_killed_processes() -> None:
+    """Python's resource tracker removes the names if the reaper gives it time."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     command = [sys.executable, "-S", "-c", SHARING]
     pipe, env = subprocess.PIPE, {**os.environ, "PHALANX_PROCESS": mark}
@@ -104,7 +104,9 @@ def test_names_of_shared_memory_of_what_was_killed_are_gone() -> None:
         assert [name for name in names if os.path.exists(f"/dev/shm/{name}")] == []
 
 
-def test_folders_of_a_rank_go_with_it(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reaper_removes_the_folders_of_a_rank_and_no_others(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     for mark in (tree.mark, "77-another"):
         (tmp_path / f"phalanx-{mark}-x7_a" / "within").mkdir(parents=True)
@@ -114,7 +116,7 @@ def test_folders_of_a_rank_go_with_it(tree: Tree, tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == ["phalanx-77-another-x7_a"]
 
 
-def test_the_end_of_a_rank_leaves_what_has_its_pid_by_now_alone(tree: Tree) -> None:
+def test_ending_a_rank_spares_a_later_process_with_its_pid(tree: Tree) -> None:
     reaper, agent = Reaper(), NodeAgent()
     reaper.answer({"watch": [(tree.process.pid, tree.started - 1, "of-another")]})
     agent.watch([tree.target])
@@ -128,7 +130,7 @@ def test_the_end_of_a_rank_leaves_what_has_its_pid_by_now_alone(tree: Tree) -> N
     assert tree.alive() == []
 
 
-def test_a_reaper_that_was_killed_is_replaced_and_told_again(tree: Tree) -> None:
+def test_a_killed_reaper_is_replaced_and_still_ends_its_processes(tree: Tree) -> None:
     agent = NodeAgent()
     agent.watch([tree.target])
     for name in filter(str.isdigit, os.listdir("/proc")):

@@ -1,4 +1,4 @@
-"""The actor around a runtime, without Ray: what it passes on to the user's object, and what Ray tells of its errors."""
+"""The worker actor without Ray: attributes of the user's object, and remote tracebacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shell(kind: Any, instances: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("kind", [WorkerActor, AsyncWorkerActor])
-def test_a_function_that_is_sent_to_the_actor_sees_the_users_object_once_it_was_made(kind: Any) -> None:
+def test_the_actor_has_the_attributes_of_the_users_object_once_it_was_constructed(kind: Any) -> None:
     assert shell(kind, {"": SimpleNamespace(rank=3)}).rank == 3
     with pytest.raises(AttributeError, match="_runtime"):
         _ = kind.__new__(kind)._runtime
@@ -36,7 +36,7 @@ def test_a_function_that_is_sent_to_the_actor_sees_the_users_object_once_it_was_
         ({"": SimpleNamespace(__hidden__=1)}, "__hidden__"),
     ],
 )
-def test_what_neither_has_is_told_of_the_actor(instances: dict[str, Any], name: str) -> None:
+def test_a_missing_attribute_is_an_error_of_the_actor(instances: dict[str, Any], name: str) -> None:
     with pytest.raises(AttributeError, match=f"'WorkerActor' object has no attribute '{name}'"):
         getattr(shell(WorkerActor, instances), name)
 

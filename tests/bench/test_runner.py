@@ -24,7 +24,7 @@ class Clock:
 
 
 class Answers:
-    """A contender whose turns take so long."""
+    """A contender whose turns take ``seconds`` for 500 items."""
 
     pid = 0
 
@@ -49,7 +49,7 @@ def walked(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> dict[str, list[
     return {name: peer.asked for name, peer in peers.items()}
 
 
-def test_a_contender_that_is_slow_is_repeated_less_often_and_once_at_least(
+def test_a_slow_contender_is_repeated_less_often_but_at_least_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = walked(monkeypatch, phalanx=0.5, bare=2.5)

@@ -36,7 +36,7 @@ def test_summary_is_ordered(seconds: list[float]) -> None:
     assert all(a <= b + 1e-9 * b for a, b in pairwise(found))
 
 
-def test_ratio_above_one_means_that_phalanx_is_faster_and_without_a_measurement_is_none() -> None:
+def test_the_ratio_is_above_one_if_phalanx_is_faster_and_none_without_a_measurement() -> None:
     (row,) = rows_of(samples(phalanx=[1.0, 1.2, 0.8], verl=[8.0, 9.0, 10.0]), {})
     (other,) = rows_of(samples(verl=[8.0]), {})
     assert (row.ratio("verl"), other.ratio("verl")) == (9.0, None)
@@ -54,7 +54,7 @@ def test_goal_is_judged_on_medians(medians: dict[str, float], met: bool | None) 
     assert judge(Goal("verl", 1 / 8), {name: summarise([value]) for name, value in medians.items()}) is met
 
 
-def test_goals_and_cases_read_as_words() -> None:
+def test_goals_and_cases_have_readable_texts() -> None:
     assert Goal("verl", 1 / 8).words() == ">= 8x faster than verl"
     assert Goal("floor", 2.0).words() == "<= 2x floor"
     assert Case("split_gather", 1, 16).label() == "split gather, 1 rank, 16 MB"

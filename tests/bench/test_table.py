@@ -23,7 +23,7 @@ CASE = Case("empty_call", 8)
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(2.5, "2.5 s"), (0.00412, "4.12 ms"), (0.0000421, "42.1 us")])
-def test_duration_has_a_fitting_unit_which_a_spread_shares(seconds: float, words: str) -> None:
+def test_a_duration_has_a_fitting_unit_that_its_spread_shares(seconds: float, words: str) -> None:
     assert duration(seconds) == words
     assert with_spread(summarise([0.5, 1.0, 1.5])) == "1 s (0.5; 0.75-1.25)"
 
@@ -36,7 +36,7 @@ def test_a_row_has_a_cell_per_heading_with_ratios_dashes_and_missed_goals() -> N
     assert list(row.values())[-1] == ">= 2x faster than bare Ray: no"
 
 
-def test_page_has_a_table_for_each_scenario_with_those_who_were_measured_in_it() -> None:
+def test_page_has_a_table_for_each_scenario_with_its_measured_contenders() -> None:
     sizes = [Sample(Case("broadcast", 4, megabytes=size), "phalanx", size / 400) for size in (256, 16, 1)]
     bare = Sample(Case("threshold", 4), "bare Ray", 0.1)
     samples = [*sizes, Sample(sizes[0].case, "verl", 6.4), bare, Sample(CASE, "phalanx", 0.004)]
@@ -74,14 +74,14 @@ def test_peak_is_the_highest_sum_above_idle() -> None:
     assert (watch.driver, watch.workers) == (10, 40)
 
 
-def test_only_what_is_between_the_markers_changes() -> None:
+def test_only_text_between_the_markers_is_replaced() -> None:
     page = "before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n"
     assert replace_between_markers(page, "new") == page.replace("old", "new")
     with pytest.raises(ValueError, match="bench:begin"):
         replace_between_markers("nothing here", "new")
 
 
-def test_columns_of_contenders_that_nobody_measured_are_left_out_and_bars_are_escaped() -> None:
+def test_columns_of_unmeasured_contenders_are_left_out_and_bars_are_escaped() -> None:
     heads, rows = measured(["case", "a", "b"], [["x|y", "-", "1 s"], ["z", "-", "-"]])
     assert (heads, rows) == (["case", "b"], [["x|y", "1 s"], ["z", "-"]])
     assert markdown_table(heads, rows).splitlines()[-2:] == ["| x\\|y | 1 s |", "| z | - |"]

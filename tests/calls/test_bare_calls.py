@@ -1,4 +1,4 @@
-"""Calls without arguments go without a message: their names tell them, and each can be ended by itself."""
+"""Calls without arguments are sent without a message, and each can be cancelled alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import phalanx as px
 
 
 class Gate(px.Worker):
-    """Waits where it is told to, and counts what ran."""
+    """Waits for a file, and counts its calls of ``go``."""
 
     def __init__(self) -> None:
         self.passed = 0
@@ -49,7 +49,7 @@ def group(shared: Any, tmp_path: Path) -> Any:
     return shared
 
 
-def test_a_call_that_waits_behind_another_is_dropped_alone(group: Any, tmp_path: Path) -> None:
+def test_a_queued_call_without_arguments_is_cancelled_alone(group: Any, tmp_path: Path) -> None:
     before = group.statistics()["sent_bytes"]
     px.gather(*[group.go.submit() for _ in range(10)])
     assert group.statistics()["sent_bytes"] == before  # they have no message
@@ -72,7 +72,7 @@ def test_a_call_that_waits_behind_another_is_dropped_alone(group: Any, tmp_path:
     assert running.result() == ["opened", "opened"]
 
 
-def test_a_call_that_runs_is_interrupted_and_those_behind_it_go_on(group: Any) -> None:
+def test_a_running_call_is_interrupted_and_queued_calls_continue(group: Any) -> None:
     running, behind = group.hold.submit(), group.go.submit()
 
     assert running.cancel()

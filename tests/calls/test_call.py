@@ -1,4 +1,4 @@
-"""A call from its sending to its end, on ranks that a script holds up, ends and loses."""
+"""A call from submission to outcome, on ranks that a script delays, ends and loses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Worker(px.Worker):
 
 
 class Ends(CallListener):
-    """Notes the numbers of the calls that somebody waits for, and of those that end."""
+    """Records the numbers of calls that are waited for, and of calls that end."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.asked_for: list[int] = []
@@ -52,7 +52,7 @@ class Ends(CallListener):
 
 
 class Ranks:
-    """A group of which each call says what becomes of it; notes which ranks are cut off their peers and stopped."""
+    """A group whose calls have given outcomes. Records the ranks that are severed from their peers or killed."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque()
@@ -76,8 +76,8 @@ class Ranks:
     def submit(self, *outcomes: Any, **options: Any) -> px.CallFuture[Any]:
         """Send a call that ends on each rank with an outcome.
 
-        It is a value or an exception of the worker, ``LATE`` (it never ends), ``DEAD`` (its process dies), or ``FAULT``
-        (an error that leaves no frames of a worker in this process).
+        An outcome is a value or an exception of the worker, ``LATE`` (no end), ``DEAD`` (its process dies), or
+        ``FAULT`` (an error that leaves no frames of a worker in this process).
         """
         if self.group is None:
             pool = px.ResourcePool([len(outcomes)], use_gpu=False, backend="inline")
@@ -86,14 +86,14 @@ class Ranks:
         return self.group.answer.options(**options).submit(list(outcomes))
 
     def end(self, rank: int, error: Exception) -> None:
-        """End what a late rank runs."""
+        """End the call of a late rank with an error."""
         for ref, result in list(self.backend._results.items()):
             if self.rank_of(result.endpoint) == rank and result.at > self.backend.now():
                 ref.failure = capture(error, rank=rank)
                 self.backend._results[ref] = result._replace(at=self.backend.now())
 
     def lose(self, *ranks: int) -> None:
-        """End processes without anybody being told."""
+        """End processes without a report of their deaths."""
         self.backend.dead_of = lambda endpoints: []
         for rank in ranks:
             self.group.core.endpoints[rank].handle.end(Lost("its node is gone", "node lost"))
@@ -108,7 +108,7 @@ def ranks() -> Iterator[Ranks]:
         made.group.pool.close()
 
 
-def test_an_error_of_this_process_while_it_copies_a_value_is_raised(
+def test_an_error_of_the_driver_while_it_copies_a_value_is_raised(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail_once(views: Any) -> Any:
@@ -128,7 +128,7 @@ def test_an_error_of_this_process_while_it_copies_a_value_is_raised(
     assert ranks.group.state == "ready"
 
 
-def test_a_loss_that_only_its_peers_have_told_of_is_the_cause(ranks: Ranks) -> None:
+def test_dead_ranks_are_the_cause_if_only_peers_reported_a_lost_connection(ranks: Ranks) -> None:
     reset = RuntimeError("[gloo/transport/tcp/pair.cc:547] Read error: Connection reset by peer")
     future = ranks.submit(reset, LATE, LATE, LATE)
     ranks.lose(2, 3)
@@ -142,7 +142,7 @@ def test_a_loss_that_only_its_peers_have_told_of_is_the_cause(ranks: Ranks) -> N
     assert ranks.killed == [1]
 
 
-def test_a_rank_that_raised_an_error_of_its_own_is_the_cause_though_others_died_unnoticed(
+def test_a_rank_with_an_error_of_its_own_is_the_cause_although_another_rank_died(
     ranks: Ranks,
 ) -> None:
     future = ranks.submit(ValueError("odd"), LATE)
@@ -160,7 +160,7 @@ def failed(future: px.CallFuture[Any]) -> None:
 
 
 def expired(future: px.CallFuture[Any]) -> None:
-    for _ in range(2):  # the same end for everybody who asks
+    for _ in range(2):  # each caller gets the same outcome
         with pytest.raises(px.CallTimeout) as caught:
             future.result()
         assert caught.value.timeout == 5.0
@@ -180,7 +180,7 @@ def cancelled(future: px.CallFuture[Any]) -> None:
         (cancelled, [1, LATE], {}, [1]),
     ],
 )
-def test_ranks_that_do_not_end_with_their_call_are_stopped_and_the_group_is_broken(
+def test_ranks_that_outlive_their_call_are_stopped_and_the_group_is_broken(
     ranks: Ranks, end: Callable[[Any], None], outcomes: list[Any], options: dict[str, Any], severed: list[int]
 ) -> None:
     end(ranks.submit(*outcomes, **options))
@@ -188,7 +188,7 @@ def test_ranks_that_do_not_end_with_their_call_are_stopped_and_the_group_is_brok
     assert (ranks.severed, ranks.killed, ranks.group.state) == (severed, [1], "broken")
 
 
-def test_a_call_that_goes_down_with_stopped_ranks_names_the_cause(ranks: Ranks) -> None:
+def test_a_call_that_ends_with_stopped_ranks_names_the_cause_of_the_stop(ranks: Ranks) -> None:
     told: list[BaseException | None] = []
     other = ranks.submit(LATE, LATE)
     call, kill = ranks.submit(ValueError("odd"), LATE), ranks.backend.kill
@@ -207,7 +207,7 @@ def test_a_call_that_goes_down_with_stopped_ranks_names_the_cause(ranks: Ranks) 
     assert "odd" in str(told[0])
 
 
-def test_a_view_learns_from_its_call_that_the_owner_closed_the_group(ranks: Ranks) -> None:
+def test_a_call_of_a_view_reports_that_the_owner_closed_the_group(ranks: Ranks) -> None:
     call = ranks.submit(LATE)
     ranks.group.core.owner = False
 
@@ -225,13 +225,13 @@ CLOSED = "Connection closed by peer"
     ("count", "said", "severed", "killed", "state"),
     [
         (4, CLOSED, [2, 3], [3], "broken"),
-        (3, CLOSED, [2], [], "broken"),  # a process group that was cut is of no use any more
-        (3, "interrupted", [2], [], "ready"),  # there was none
+        (3, CLOSED, [2], [], "broken"),  # a severed process group is useless
+        (3, "interrupted", [2], [], "ready"),  # without a process group
         (2, CLOSED, [], [], "ready"),
     ],
     ids=["stop", "cut", "nothing to cut", "interrupt"],
 )
-def test_where_ranks_are_to_be_kept_a_failed_call_ends_on_its_peers_as_gently_as_they_let_it(
+def test_spared_peers_of_a_failed_call_are_interrupted_then_severed_then_killed(
     ranks: Ranks, count: int, said: str, severed: list[int], killed: list[int], state: str
 ) -> None:
     """Rank 1 ends its call when it is interrupted, rank 2 once its connections are cut, rank 3 never."""
@@ -248,7 +248,7 @@ def test_where_ranks_are_to_be_kept_a_failed_call_ends_on_its_peers_as_gently_as
     assert cast(px.CallError, raised.value).victims == tuple(range(1, count))
 
 
-def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes(ranks: Ranks) -> None:
+def test_a_failure_during_a_cancel_waits_for_the_outcome_of_the_cancel(ranks: Ranks) -> None:
     cancelling, go_on = threading.Event(), threading.Event()
     seen: list[type] = []
     call = ranks.submit(1, LATE)
@@ -272,7 +272,7 @@ def test_a_failure_seen_while_somebody_cancels_waits_for_how_that_goes(ranks: Ra
     assert seen == [px.CallCancelled]
 
 
-def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error_that_is_seen_before(ranks: Ranks) -> None:
+def test_a_stream_of_a_failed_call_yields_finished_outputs_before_the_error(ranks: Ranks) -> None:
     future: Any = ranks.submit(1, ValueError("odd"), LATE)
     assert future.call.has_failed()
     given: list[Any] = []
@@ -283,7 +283,7 @@ def test_a_stream_gives_each_rank_once_and_ends_with_the_one_error_that_is_seen_
     assert given == [(0, 1)]
 
 
-def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector(ranks: Ranks) -> None:
+def test_the_argument_of_a_failed_call_is_freed_without_garbage_collection(ranks: Ranks) -> None:
     class Argument:
         pass
 
@@ -308,7 +308,7 @@ def test_a_failed_call_and_what_it_raised_are_freed_without_the_collector(ranks:
         gc.enable()
 
 
-def test_a_call_that_a_restart_ended_is_freed_without_the_collector(
+def test_a_call_that_a_restart_ended_is_freed_without_garbage_collection(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     future: Any = ranks.submit(FAULT)
@@ -333,7 +333,7 @@ def test_a_call_that_a_restart_ended_is_freed_without_the_collector(
         gc.enable()
 
 
-def test_a_group_that_broke_under_a_stream_keeps_no_frames_of_whoever_streamed(ranks: Ranks) -> None:
+def test_a_group_broken_during_a_stream_keeps_no_frames_of_the_reader(ranks: Ranks) -> None:
     with pytest.raises(px.WorkerDiedError):
         list(ranks.submit(DEAD, 1).stream())
 
@@ -351,11 +351,11 @@ def test_a_group_that_broke_under_a_stream_keeps_no_frames_of_whoever_streamed(r
     ],
     ids=["result", "stream", "failure"],
 )
-def test_a_listener_hears_once_that_a_call_has_ended(
+def test_a_listener_is_notified_once_of_the_end_of_a_call(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], ask: Callable[[Any], object]
 ) -> None:
     started = ranks.submit(1, [2])
-    assert started.result() is started.result()  # a value stays
+    assert started.result() is started.result()  # a result is kept
     monkeypatch.setattr(listening, "current", heard := Ends())
     future = ranks.submit(*outcomes)
 
@@ -365,7 +365,7 @@ def test_a_listener_hears_once_that_a_call_has_ended(
     assert heard.over == [future.call.number]
 
 
-def test_the_listener_that_was_there_when_a_call_was_planned_hears_of_it(
+def test_only_the_listener_at_submission_is_notified_of_a_call(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks.submit(0, 0).result()  # starts the group
@@ -379,7 +379,7 @@ def test_the_listener_that_was_there_when_a_call_was_planned_hears_of_it(
     assert late.asked_for == late.over == []
 
 
-def test_a_call_ends_where_its_listener_cannot_note_the_end(
+def test_a_call_returns_although_its_listener_raises(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ranks.submit(0, 0).result()  # starts the group

@@ -1,4 +1,4 @@
-"""What moves where and whose memory it is: counted bytes, resharding by reference, and room in the object store."""
+"""Data movement: counted bytes, owned memory, resharding by reference, and capacity of the object store."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Mover(px.Worker):
 
     @px.register(px.Dispatch.DP_COMPUTE_METRIC, readonly=True)
     def look(self, rows: torch.Tensor) -> tuple[float, bool]:
-        """The sum, and whether the rows lie in memory that others see too."""
+        """Return the sum of the rows, and whether they are in shared memory."""
         return float(rows.sum()), _is_mapped(rows.data_ptr())
 
     @px.register(px.Dispatch.ONE_TO_ALL)
@@ -107,8 +107,8 @@ def grown(group: px.WorkerGroup, before: dict[str, int], name: str) -> int:
     return group.statistics()[name] - before[name]
 
 
-def test_large_pieces_are_stored_one_by_one(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the first rank begins while the second piece is stored."""
+def test_large_shards_are_stored_one_by_one(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank begins while the second shard is stored."""
     rows, sizes, backend = torch.ones(10 * 1024, 1024), list[int](), type(group.core.backend)
     put = backend.put
 
@@ -121,7 +121,7 @@ def test_large_pieces_are_stored_one_by_one(group: px.WorkerGroup, monkeypatch: 
     assert [nbytes // MB for nbytes in sizes] == [10, 10, 10, 10]
 
 
-def test_arguments_are_sent_if_they_are_small_and_else_stored_once_for_all_ranks(
+def test_small_arguments_are_sent_and_large_ones_are_stored_once_for_all_ranks(
     group: px.WorkerGroup,
 ) -> None:
     before = group.statistics()
@@ -134,7 +134,7 @@ def test_arguments_are_sent_if_they_are_small_and_else_stored_once_for_all_ranks
     assert 4 * MB <= grown(group, before, "stored_bytes") < 4.1 * MB
 
 
-def test_results_count_as_fetched(group: px.WorkerGroup) -> None:
+def test_results_count_as_fetched_bytes(group: px.WorkerGroup) -> None:
     before = group.statistics()
     group.pass_on(torch.zeros(256, 1024))
     assert MB <= grown(group, before, "fetched_bytes") < 1.1 * MB
@@ -143,9 +143,7 @@ def test_results_count_as_fetched(group: px.WorkerGroup) -> None:
     assert grown(group, before, "fetched_bytes") == 4000
 
 
-def test_the_process_counts_what_its_groups_do_and_what_it_stores(
-    group: px.WorkerGroup, backend: str
-) -> None:
+def test_process_statistics_count_calls_and_stored_bytes(group: px.WorkerGroup, backend: str) -> None:
     before = px.debug.statistics()
     group.total(torch.ones(8))
     assert px.debug.statistics()["calls"] == before["calls"] + 1
@@ -153,7 +151,7 @@ def test_the_process_counts_what_its_groups_do_and_what_it_stores(
     assert px.debug.statistics()["stored_bytes"] - before["stored_bytes"] >= 4 * MB
 
 
-def test_no_payload_of_a_chain_comes_through_the_driver(backend: str) -> None:
+def test_rows_of_a_chain_of_calls_bypass_the_driver(backend: str) -> None:
     with (
         px.ResourcePool([2], use_gpu=False) as pool,
         px.WorkerGroup(pool, Mover) as a,
@@ -182,7 +180,7 @@ def of_size(ray_cluster: Any) -> Iterator[dict[int, px.WorkerGroup]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sources", "targets"), [(3, 2), (2, 3)])
-def test_resharding_on_one_node_fetches_no_more_than_the_share(
+def test_resharding_on_one_node_fetches_at_most_the_shard_of_each_rank(
     of_size: dict[int, px.WorkerGroup], sources: int, targets: int
 ) -> None:
     rows, target = 257, of_size[targets]
@@ -193,14 +191,14 @@ def test_resharding_on_one_node_fetches_no_more_than_the_share(
     fetched = [now - then for now, then in zip(target.received(), before, strict=True)]
     share = -(-rows // targets) * ROW
     assert [value for column in columns for value in column] == [float(i) for i in range(rows)]
-    assert max(fetched) <= share + 8192  # heads, and what is known of each part
+    assert max(fetched) <= share + 8192  # headers, and metadata of each part
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sources", "targets", "in_place"), [(3, 3, [True] * 3), (2, 3, [True, False, True])]
 )
-def test_rows_for_reading_only_are_read_where_they_lie(
+def test_readonly_rows_are_read_in_shared_memory_unless_they_are_joined(
     of_size: dict[int, px.WorkerGroup], sources: int, targets: int, in_place: list[bool]
 ) -> None:
     seen = of_size[targets].look(of_size[sources].make.submit(torch.arange(1020)))
@@ -209,10 +207,10 @@ def test_rows_for_reading_only_are_read_where_they_lie(
 
 
 @pytest.mark.slow
-def test_ranks_of_a_class_without_torch_never_import_it_and_have_their_threads_before(
+def test_ranks_of_a_class_without_torch_do_not_import_it_and_have_omp_num_threads(
     ray_cluster: Any,
 ) -> None:
-    class Plain:  # local, so that it travels by value: its module imports torch
+    class Plain:  # local, so that it is pickled by value: its module imports torch
         def __init__(self) -> None:
             self.torch_at_start = "torch" in sys.modules
             self.threads = os.environ.get("OMP_NUM_THREADS")
@@ -228,12 +226,12 @@ def test_ranks_of_a_class_without_torch_never_import_it_and_have_their_threads_b
     assert all(threads is not None and int(threads) >= 1 for _, _, threads in found)
 
 
-LARGE = 100_000  # numbers; far above what travels inside the message
+LARGE = 100_000  # numbers; too large to travel inside the message
 
 
-def test_what_a_call_brought_is_freed_when_the_call_is_over(group: px.WorkerGroup) -> None:
+def test_the_argument_of_a_call_is_freed_after_the_call(group: px.WorkerGroup) -> None:
     def remember(worker: Any, x: torch.Tensor) -> torch.Tensor:
-        gc.disable()  # which would find it some day
+        gc.disable()  # which would free it later
         worker.seen = weakref.ref(x)
         return x
 
@@ -245,11 +243,11 @@ def test_what_a_call_brought_is_freed_when_the_call_is_over(group: px.WorkerGrou
     assert group.run(is_gone) == [True] * 4
 
 
-def test_a_read_only_array_cannot_be_written_to(group: px.WorkerGroup) -> None:
+def test_an_array_for_a_readonly_method_is_not_writable(group: px.WorkerGroup) -> None:
     assert group.is_writeable(np.ones(LARGE)) == [False] * 4
 
 
-def test_outputs_that_collect_drops_are_not_given_back(backend: str) -> None:
+def test_outputs_that_collect_drops_are_not_returned(backend: str) -> None:
     with (
         px.ResourcePool([4], use_gpu=False) as pool,
         px.WorkerGroup(pool, Mover, mesh=px.Mesh(dp=2, tp=2)) as meshed,
@@ -261,7 +259,7 @@ def test_outputs_that_collect_drops_are_not_given_back(backend: str) -> None:
 
 
 @pytest.mark.slow
-def test_no_more_calls_are_under_way_than_allowed(ray_cluster: Any) -> None:
+def test_calls_in_flight_stay_within_the_limit(ray_cluster: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PHALANX_MAX_IN_FLIGHT", "3")
         with (
@@ -274,7 +272,9 @@ def test_no_more_calls_are_under_way_than_allowed(ray_cluster: Any) -> None:
             assert [call.result() for call in calls] == [[4.0] * 2] * 20
 
 
-def test_calls_that_are_over_make_room_at_once_and_others_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_calls_leave_the_in_flight_limit_and_a_running_call_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PHALANX_MAX_IN_FLIGHT", "3")
     with (
         px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
@@ -296,7 +296,7 @@ def test_calls_that_are_over_make_room_at_once_and_others_one_by_one(monkeypatch
 
 
 class Store:
-    """A transport of which only the store is looked at."""
+    """A backend with nothing but an object store."""
 
     def __init__(self, capacity: int, free: int) -> None:
         self.capacity, self.free = capacity, free
@@ -305,7 +305,7 @@ class Store:
         return StoreSpace(self.capacity, self.free)
 
 
-def test_what_does_not_fit_now_waits_for_the_calls_under_way() -> None:
+def test_a_value_that_does_not_fit_waits_for_calls_in_flight() -> None:
     store = Store(256 * MB, 10 * MB)
     waits: list[float] = []
 
@@ -318,7 +318,7 @@ def test_what_does_not_fit_now_waits_for_the_calls_under_way() -> None:
     assert len(waits) == 3
 
 
-def test_with_nothing_under_way_it_fails_also_for_what_was_stored_a_moment_ago(
+def test_a_value_that_does_not_fit_is_refused_without_calls_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("phalanx.calls.store_quota._FREED_WITHIN_S", 0.1)
@@ -332,7 +332,7 @@ def test_with_nothing_under_way_it_fails_also_for_what_was_stored_a_moment_ago(
 
 
 @pytest.mark.parametrize("argument", ["broadcast", "split"])
-def test_nothing_of_a_call_that_does_not_fit_is_sent(
+def test_a_call_that_does_not_fit_into_the_store_sends_nothing(
     group: px.WorkerGroup, argument: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group.core.backend, "store", lambda: StoreSpace(MB, MB))
@@ -345,7 +345,7 @@ def test_nothing_of_a_call_that_does_not_fit_is_sent(
 
 
 @pytest.mark.slow
-def test_300_steps_with_failures_among_them_leave_the_store_where_it_was(ray_cluster: Any) -> None:
+def test_300_steps_with_failures_leave_the_free_store_unchanged(ray_cluster: Any) -> None:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as made, px.WorkerGroup(made, Mover) as steps:
         batch = torch.ones(MB // 4)
         transport = steps.core.backend
@@ -356,7 +356,7 @@ def test_300_steps_with_failures_among_them_leave_the_store_where_it_was(ray_clu
                 with pytest.raises(ValueError, match="as asked"):
                     steps.fail(batch)
             elif step % 10 == 1:
-                steps.pass_on.submit(batch)  # nobody asks for the result
+                steps.pass_on.submit(batch)  # the result is not read
             else:
                 steps.pass_on(batch)
         steps.total(torch.ones(1))
@@ -364,7 +364,7 @@ def test_300_steps_with_failures_among_them_leave_the_store_where_it_was(ray_clu
 
 
 def _settled(transport: Any) -> int:
-    """Free bytes once what was dropped is reported: unchanged for half a second, at most 20 s."""
+    """Return the free bytes once they are unchanged for half a second, after 20 s at most."""
     pause, deadline = threading.Event(), time.monotonic() + 20
     free = transport.store().free
     while not pause.wait(0.5) and time.monotonic() < deadline:

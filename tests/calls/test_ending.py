@@ -1,4 +1,4 @@
-"""How a call ends, by what was seen of it."""
+"""The outcome of a call, decided from observations of its ranks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ ENDINGS: dict[str, tuple[CallObservation, type, CallOutcome]] = {
 
 
 @pytest.mark.parametrize(("observation", "error", "outcome"), ENDINGS.values(), ids=ENDINGS)
-def test_a_call_ends_as_was_observed(observation: CallObservation, error: type, outcome: CallOutcome) -> None:
+def test_an_observation_determines_the_outcome_of_a_call(
+    observation: CallObservation, error: type, outcome: CallOutcome
+) -> None:
     ending = decide(observation)
 
     assert isinstance(ending.error, error)

@@ -1,4 +1,4 @@
-"""Failures and restarts as every backend has them."""
+"""Failures and restarts on every backend."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Nested(px.Worker):
         return [*between.ask(other), await asyncio.to_thread(other.add, 2)]
 
 
-def test_a_call_that_leaves_an_asynchronous_rank_ends(pool: px.ResourcePool) -> None:
+def test_sys_exit_in_an_asynchronous_method_is_an_error_of_the_call(pool: px.ResourcePool) -> None:
     with (
         px.WorkerGroup(pool[0:1], Nested, max_concurrency=2) as group,
         pytest.raises(px.CallError, match=r"SystemExit|sys\.exit"),
@@ -75,7 +75,7 @@ def group(shared: px.WorkerGroup) -> px.WorkerGroup:
     return shared
 
 
-def test_a_failure_names_its_ranks_once_and_leaves_the_group_ready_where_all_return(
+def test_a_failure_names_its_ranks_once_and_leaves_the_group_ready_if_all_ranks_return(
     group: px.WorkerGroup,
 ) -> None:
     for view, ranks in ((group[1], (1,)), (group, (0, 1, 2))):
@@ -115,7 +115,7 @@ def test_a_rank_that_exits_breaks_the_group_and_later_calls_name_that_cause(grou
 
 
 @pytest.mark.soak_on_cluster
-def test_a_restart_replays_the_last_call_of_each_method_as_it_was_sent_and_views_follow_it(
+def test_a_restart_reruns_the_last_call_of_each_method_as_sent_and_views_follow_it(
     pool: px.ResourcePool,
 ) -> None:
     group, steps = px.WorkerGroup(pool[0:3], Leaver), [2]
@@ -139,7 +139,7 @@ def test_a_restart_replays_the_last_call_of_each_method_as_it_was_sent_and_views
         group.restart()
 
 
-def test_a_restart_that_fails_leaves_the_group_broken_by_that_failure(
+def test_a_failed_restart_leaves_the_group_broken_with_its_error(
     pool: px.ResourcePool, tmp_path: Path
 ) -> None:
     class Once(px.Worker):
@@ -166,7 +166,7 @@ def test_a_restart_that_fails_leaves_the_group_broken_by_that_failure(
 
 
 @pytest.mark.soak_on_cluster
-def test_a_policy_restarts_at_the_next_call_as_often_as_it_allows(pool: px.ResourcePool) -> None:
+def test_a_restart_policy_restarts_the_group_at_the_next_call_up_to_its_limit(pool: px.ResourcePool) -> None:
     policy = px.RestartPolicy(max_restarts=1, window_s=1000.0)
     with px.WorkerGroup(pool[3:4], Leaver, on_failure=policy) as policed:
         policed.load(3)

@@ -1,4 +1,4 @@
-"""What a group on Ray does when ranks fail, hang or die: the first cause, soon, and nothing else."""
+"""Groups on Ray whose ranks fail, hang or die: the first cause is reported soon, and alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shared(ray_cluster: None) -> Iterator[px.WorkerGroup]:
 
 @pytest.fixture
 def group(shared: px.WorkerGroup) -> px.WorkerGroup:
-    """Four ranks that work, whatever the test before did to them."""
+    """Four working ranks, restarted if the previous test broke them."""
     if shared.state != "ready" or shared.core.backend.dead_of(shared.core.endpoints):
         shared.restart()
     return shared
@@ -86,7 +86,7 @@ def test_the_death_of_an_idle_rank_is_found_in_2_s_without_a_call(group: px.Work
 
 
 @pytest.mark.slow
-def test_a_deadline_that_passes_shows_where_each_rank_stood_and_breaks_the_group(
+def test_a_missed_deadline_reports_the_state_of_each_rank_and_breaks_the_group(
     group: px.WorkerGroup,
 ) -> None:
     faults.slow(group, 1, 30.0, method="ping")
@@ -122,7 +122,7 @@ def test_result_with_a_timeout_reports_and_leaves_the_call_running(
 
 
 @pytest.mark.slow
-def test_stacks_come_from_native_code_and_a_stopped_rank_is_said_to_be_unreadable(
+def test_stacks_include_native_code_and_a_stopped_rank_is_reported_unreachable(
     group: px.WorkerGroup,
 ) -> None:
     future = group[0:3].submit("spin_natively")
@@ -141,7 +141,7 @@ def test_stacks_come_from_native_code_and_a_stopped_rank_is_said_to_be_unreadabl
 
 
 @pytest.mark.slow
-def test_a_deadline_holds_for_a_call_that_nobody_waits_for(group: px.WorkerGroup) -> None:
+def test_a_deadline_applies_to_a_call_without_a_waiting_caller(group: px.WorkerGroup) -> None:
     future = group.nap.options(timeout=0.5).submit(30.0)
 
     assert within(20.0, lambda: group.state == "broken")
@@ -149,7 +149,7 @@ def test_a_deadline_holds_for_a_call_that_nobody_waits_for(group: px.WorkerGroup
         future.result()
 
 
-def test_a_stall_is_reported_and_the_call_goes_on(
+def test_a_stall_is_reported_and_the_call_continues(
     group: px.WorkerGroup, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     def told() -> bool:
@@ -164,7 +164,7 @@ def test_a_stall_is_reported_and_the_call_goes_on(
     assert future.result() == [0, 1, 2, 3]
 
 
-def test_cancel_drops_what_has_not_begun_interrupts_what_runs_and_changes_nothing_of_what_is_over(
+def test_cancel_drops_queued_calls_interrupts_running_calls_and_keeps_finished_calls(
     group: px.WorkerGroup, capfd: pytest.CaptureFixture[str]
 ) -> None:
     over = group.ping.submit()
@@ -184,7 +184,7 @@ def test_cancel_drops_what_has_not_begun_interrupts_what_runs_and_changes_nothin
     first, second = group.nap.submit(0.5), group.nap.submit(0.5)
     second.cancel()
     first.result()
-    del second  # nobody asks for its error
+    del second  # its error is not read
     assert group.ping() == over.result() == [0, 1, 2, 3]
     assert "Unhandled error" not in capfd.readouterr().err
 
@@ -219,7 +219,7 @@ def test_cancel_stops_ranks_that_do_not_yield(group: px.WorkerGroup) -> None:
 
 
 @pytest.mark.slow
-def test_a_restart_replays_and_makes_old_futures_stale(group: px.WorkerGroup) -> None:
+def test_a_restart_reruns_calls_and_makes_old_futures_stale(group: px.WorkerGroup) -> None:
     group.load(100)
     group.load(200)
     old, pids, epoch = group.nap.submit(60.0), group.pid.submit(), group.epoch
@@ -242,7 +242,7 @@ def test_a_restart_replays_and_makes_old_futures_stale(group: px.WorkerGroup) ->
     ("kind", "error", "says"),
     [("surrogate", ValueError, r"unexpected file \\udce9"), ("result", px.RemoteCallError, "lock")],
 )
-def test_what_cannot_be_sent_back_is_an_error_and_does_not_end_the_process(
+def test_results_and_errors_that_cannot_be_sent_are_reported_and_the_rank_survives(
     group: px.WorkerGroup, kind: str, error: type[Exception], says: str
 ) -> None:
     with pytest.raises(error, match=says) as raised:
@@ -255,7 +255,7 @@ def test_what_cannot_be_sent_back_is_an_error_and_does_not_end_the_process(
 @pytest.mark.parametrize(
     ("kind", "name"), [("interrupt", "KeyboardInterrupt"), ("group", "BaseExceptionGroup")]
 )
-def test_what_is_no_exception_is_told_as_what_it_is_and_where(
+def test_a_base_exception_is_reported_with_its_type_and_traceback(
     group: px.WorkerGroup, kind: str, name: str
 ) -> None:
     with pytest.raises(px.RemoteCallError, match=f"raised {name}") as raised:
@@ -296,7 +296,7 @@ def test_close_ends_whole_process_trees_and_lets_workers_close_first(tmp_path: o
 
 
 @pytest.mark.slow
-def test_close_finds_the_children_of_a_rank_that_died_before() -> None:
+def test_close_ends_the_children_of_a_rank_that_died_earlier() -> None:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
         group = px.WorkerGroup(pool, Trouble)
         children = group[1].leave_children()

@@ -1,4 +1,4 @@
-"""The object store is full, or too small; the cluster is one of the test's own, in another process."""
+"""Calls while the object store is full or too small, on a cluster of the test in another process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def outcome(group: Any, nbytes: int) -> Any:
 
 
 def main() -> None:
-    """The driver, a process of its own."""
+    """Run the driver, in another process."""
     px.init(backend="ray", num_cpus=4, address="local", object_store_memory=STORE)
     seen: dict[str, Any] = {}
     with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Summing) as group:
@@ -46,7 +46,7 @@ def main() -> None:
     tell(seen)
 
 
-def test_calls_that_fit_are_made_beside_what_fills_the_store_and_others_are_refused() -> None:
+def test_calls_work_in_a_full_store_and_values_larger_than_the_store_are_refused() -> None:
     (found,) = told_by(__name__, timeout=220)
 
     assert found["filled"] > 0.8 * STORE

@@ -1,4 +1,4 @@
-"""How items of streams are fetched: small items of ranks that do not wait for their reader, several at a time."""
+"""Fetching items of streams: small items of unbounded streams are fetched several at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def group() -> Iterator[Any]:
 
 @pytest.fixture
 def fetches(group: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many items are fetched at a time, as from a backend where items arrive without being taken."""
+    """The number of items in each fetch, as on a backend whose items arrive before they are taken."""
     sizes: list[int] = []
     backend = group.core.backend
     fetch = backend.fetch
@@ -51,7 +51,7 @@ def fetches(group: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("buffer", [None, 8])
-def test_every_item_of_each_rank_comes_once_and_in_order(group: Any, fetches: list[int], buffer: Any) -> None:
+def test_each_item_is_read_once_in_the_order_of_its_rank(group: Any, fetches: list[int], buffer: Any) -> None:
     items = list(group.numbers.stream(50, buffer=buffer))
 
     for rank in range(2):
@@ -63,7 +63,7 @@ def test_every_item_of_each_rank_comes_once_and_in_order(group: Any, fetches: li
     [("numbers", None, True), ("numbers", 8, False), ("blobs", None, False)],
     ids=["small items", "small items of ranks that wait for their reader", "large items"],
 )
-def test_small_items_of_ranks_that_nobody_holds_back_are_fetched_several_at_a_time(
+def test_only_small_items_of_unbounded_streams_are_fetched_several_at_a_time(
     group: Any, fetches: list[int], method: str, buffer: int | None, together: bool
 ) -> None:
     list(getattr(group[0], method).stream(100 if method == "numbers" else 5, buffer=buffer))
@@ -71,7 +71,7 @@ def test_small_items_of_ranks_that_nobody_holds_back_are_fetched_several_at_a_ti
     assert 0 < len(fetches) < 20 if together else set(fetches) == {1}
 
 
-def test_an_item_that_cannot_be_read_fails_in_its_turn(group: Any, fetches: list[int]) -> None:
+def test_an_unreadable_item_raises_after_the_items_before_it(group: Any, fetches: list[int]) -> None:
     items: list[int] = []
     with pytest.raises(px.RemoteCallError, match="unpickled"):
         items.extend(group[0].unreadable.stream(4, buffer=None))
@@ -79,7 +79,7 @@ def test_an_item_that_cannot_be_read_fails_in_its_turn(group: Any, fetches: list
     assert items == [0, 1, 2, 3]
 
 
-def test_polls_that_time_out_wait_on_one_thread(
+def test_reads_that_time_out_share_one_waiting_thread(
     group: Any, fetches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, arrived, waiting = group.core.backend, threading.Event(), list[threading.Thread]()

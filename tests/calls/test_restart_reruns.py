@@ -1,4 +1,4 @@
-"""Which calls a restart makes again, and what is kept for it."""
+"""Calls that a restart reruns, and the entries kept for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import phalanx as px
 
 
 class Loader(px.Worker):
-    """What it loads is loaded again after a restart."""
+    """A restart reruns its calls of ``load`` and ``warm_up``."""
 
     def __init__(self) -> None:
         self.loaded = [0, 0]
@@ -37,7 +37,7 @@ def group() -> Iterator[Any]:
         yield px.WorkerGroup(pool, Loader)
 
 
-def test_of_calls_that_nobody_waits_for_one_of_each_method_is_kept_beside_the_newest(group: Any) -> None:
+def test_unread_calls_keep_at_most_two_entries_per_method_and_the_newest_is_rerun(group: Any) -> None:
     for number in range(50):
         group.load.submit(number)
         group.warm_up.submit(number)
@@ -47,7 +47,7 @@ def test_of_calls_that_nobody_waits_for_one_of_each_method_is_kept_beside_the_ne
     assert group.what_is_loaded() == [[49, 49]] * 2
 
 
-def test_a_call_that_a_restart_has_repeated_is_repeated_though_its_old_future_is_stale(group: Any) -> None:
+def test_a_second_restart_reruns_a_call_whose_future_is_stale(group: Any) -> None:
     future = group.load.submit(7)
     group.restart()
     with pytest.raises(px.errors.StaleEpoch):
@@ -59,7 +59,7 @@ def test_a_call_that_a_restart_has_repeated_is_repeated_though_its_old_future_is
 
 
 @pytest.mark.parametrize("ends", [[0, 1], [1, 0]], ids=["in order", "the failed call first"])
-def test_a_call_that_failed_leaves_the_one_before_it(group: Any, ends: list[int]) -> None:
+def test_a_restart_reruns_the_call_before_a_failed_call(group: Any, ends: list[int]) -> None:
     futures = [group.load.submit(7), group.load.submit(-1)]
     for index in ends:
         futures[index].exception()
@@ -69,7 +69,7 @@ def test_a_call_that_failed_leaves_the_one_before_it(group: Any, ends: list[int]
     assert group.what_is_loaded() == [[7, 0]] * 2
 
 
-def test_a_call_of_any_rank_that_a_restart_makes_again_is_not_counted_once_it_has_ended(group: Any) -> None:
+def test_any_does_not_count_a_finished_call_that_a_restart_would_rerun(group: Any) -> None:
     group.any.load(1)
 
     assert not group.core.chosen

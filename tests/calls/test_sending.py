@@ -1,4 +1,4 @@
-"""Calls and what they leave behind: nothing on some ranks only, no arguments, right counts of calls under way."""
+"""Sent calls: no partial delivery, no kept arguments, and correct counts of calls in flight."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Counter(px.Worker):
 
 
 class AsksOnThreads(px.Worker):
-    """Loads its parts on threads, as constructors do, before anybody has asked it for its rank."""
+    """Reads its rank on a thread of the constructor, before any other use of the rank."""
 
     def __init__(self) -> None:
         with ThreadPoolExecutor(1) as threads:
@@ -68,7 +68,7 @@ def group(pair: px.ResourcePool) -> Iterator[px.WorkerGroup]:
         yield made
 
 
-def test_no_rank_is_called_when_the_piece_of_another_cannot_be_sent(group: px.WorkerGroup) -> None:
+def test_no_rank_is_called_if_an_argument_of_another_rank_cannot_be_pickled(group: px.WorkerGroup) -> None:
     with pytest.raises(px.DispatchError, match="lock"):
         group.deal([1, threading.Lock()])
     assert group.count() == [0, 0]
@@ -84,7 +84,7 @@ def test_a_future_does_not_keep_the_arguments_of_its_call(group: px.WorkerGroup)
     assert future.result() == [0, 1]
 
 
-def test_calls_that_have_ended_count_for_no_rank(group: px.WorkerGroup) -> None:
+def test_any_does_not_count_calls_that_have_ended(group: px.WorkerGroup) -> None:
     for view in (group, group[0], group.any):
         list(view.which.stream())
         view.which.submit()
@@ -94,7 +94,7 @@ def test_calls_that_have_ended_count_for_no_rank(group: px.WorkerGroup) -> None:
 
 
 @pytest.mark.slow_on_cluster
-def test_a_future_of_before_a_restart_is_no_argument(group: px.WorkerGroup) -> None:
+def test_a_future_from_before_a_restart_is_refused_as_an_argument(group: px.WorkerGroup) -> None:
     stale = group.rows.submit(np.ones(4))
     group.restart()
     for method in (group.rows, group.which):
@@ -103,7 +103,7 @@ def test_a_future_of_before_a_restart_is_no_argument(group: px.WorkerGroup) -> N
 
 
 @pytest.mark.slow_on_cluster
-def test_a_worker_knows_its_rank_on_threads_of_its_constructor_and_a_cancelled_task_is_its_error(
+def test_a_constructor_thread_knows_the_rank_and_a_cancelled_task_is_an_error_of_the_worker(
     pair: px.ResourcePool,
 ) -> None:
     with px.WorkerGroup(pair, AsksOnThreads) as group:
@@ -117,7 +117,7 @@ def test_a_worker_knows_its_rank_on_threads_of_its_constructor_and_a_cancelled_t
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt, pytest.param(MemoryError, marks=pytest.mark.slow_on_cluster)]
 )
-def test_a_call_that_only_some_ranks_got_breaks_the_group(
+def test_a_call_that_only_some_ranks_received_breaks_a_group_on_ray(
     backend: str, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     with px.ResourcePool([4], use_gpu=False) as pool, px.WorkerGroup(pool, Counter) as group:

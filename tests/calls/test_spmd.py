@@ -1,4 +1,4 @@
-"""Debug mode: ranks that did not do the same are named."""
+"""Debug mode: ranks that diverged are named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def group() -> Iterator[px.WorkerGroup]:
             yield px.WorkerGroup(pool, Trouble)
 
 
-def test_outputs_declared_replicated_that_differ_name_the_odd_rank(group: px.WorkerGroup) -> None:
+def test_a_rank_whose_replicated_output_differs_is_named(group: px.WorkerGroup) -> None:
     assert group.norm() == [2.0, 2.0, 2.0]
 
     with pytest.raises(
@@ -48,7 +48,7 @@ def test_a_rank_that_ran_the_calls_in_another_order_is_named(group: px.WorkerGro
         group.ping()
 
 
-def test_without_debug_mode_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_not_compared_without_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PHALANX_DEBUG", raising=False)
     with px.ResourcePool([3], use_gpu=False, backend="inline") as pool:
         assert px.WorkerGroup(pool, Trouble).norm(1) == [2.0, 1.0, 2.0]
@@ -65,7 +65,7 @@ def test_ranks_that_remember_different_calls_in_one_order_have_not_diverged(
     check_order("g", "f", orders)
 
 
-def test_the_odd_ranks_are_those_that_differ_from_most() -> None:
+def test_ranks_that_differ_from_the_majority_are_named() -> None:
     a, b = Executed(1, "save"), Executed(2, "load")
 
     with pytest.raises(
@@ -94,5 +94,5 @@ def test_the_odd_ranks_are_those_that_differ_from_most() -> None:
         ({"a": 1}, {"b": 1}, False),
     ],
 )
-def test_outputs_are_the_same_bit_for_bit(a: Any, b: Any, equal: bool) -> None:
+def test_outputs_are_compared_bit_for_bit(a: Any, b: Any, equal: bool) -> None:
     assert same(a, b) is equal

@@ -20,7 +20,7 @@ from tests.support.fault_workers import within
 
 SLOW_ON_RAY = True
 
-LARGE = 60_000  # float32, more than travels in a message
+LARGE = 60_000  # float32, too large to travel in a message
 WITHIN = 30.0
 
 
@@ -101,7 +101,7 @@ def all_are_accounted_for(channel: Any) -> bool:
     )
 
 
-def test_ranks_and_the_driver_get_what_the_other_side_puts_in_the_order_of_each_rank(
+def test_driver_and_ranks_exchange_items_in_the_order_of_each_producer(
     producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
 ) -> None:
     producers.produce(channel, 3)
@@ -114,7 +114,7 @@ def test_ranks_and_the_driver_get_what_the_other_side_puts_in_the_order_of_each_
     assert sorted(each for got in consumers.get(channel, 2) for each in got) == [0, 1, 2, 3]
 
 
-def test_a_batch_goes_to_ranks_and_to_places_of_a_mesh_in_pieces_none_through_the_driver(
+def test_a_batch_is_sharded_over_ranks_or_a_mesh_without_passing_through_the_driver(
     producers: px.WorkerGroup, consumers: px.WorkerGroup, pool: px.ResourcePool, channel: px.Channel
 ) -> None:
     producers[0].produce(channel, 5, LARGE)
@@ -132,7 +132,7 @@ def test_a_batch_goes_to_ranks_and_to_places_of_a_mesh_in_pieces_none_through_th
     assert channel.get(WITHIN)["x"][:, 0].tolist() == [4]
 
 
-def test_a_batch_is_items_for_a_one_to_all_method_and_values_where_it_was_taken(
+def test_a_one_to_all_method_gets_the_items_of_a_batch_and_its_taker_gets_joined_values(
     producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
 ) -> None:
     producers.produce(channel, 1, LARGE)
@@ -146,7 +146,7 @@ def test_a_batch_is_items_for_a_one_to_all_method_and_values_where_it_was_taken(
         assert batch.value()["x"][:, 0].tolist() == [100, 100, 101]
 
 
-def test_what_a_block_or_a_call_that_fails_had_taken_goes_back_to_the_front(
+def test_a_batch_of_a_failed_block_or_call_is_requeued_at_the_front(
     producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel
 ) -> None:
     producers[0].produce(channel, 2)
@@ -157,12 +157,12 @@ def test_what_a_block_or_a_call_that_fails_had_taken_goes_back_to_the_front(
     batch.ack_with(consumers.refuse.submit(batch))
     assert [channel.get(WITHIN)["x"][:, 0].tolist() for _ in range(2)] == [[0, 0], [1, 1]]
     channel.put("kept")
-    channel.take(1, 0)  # nobody holds it
+    channel.take(1, 0)  # requeued, because nothing refers to the batch
     assert channel.get(0) == "kept"
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_batch_is_acknowledged_once_the_call_that_uses_it_has_succeeded_and_not_used_again(
+def test_a_batch_is_acknowledged_once_its_call_has_succeeded_and_cannot_be_used_again(
     producers: px.WorkerGroup, consumers: px.WorkerGroup, channel: px.Channel, asked: bool
 ) -> None:
     producers[0].produce(channel, 2, LARGE)
@@ -177,9 +177,7 @@ def test_a_batch_is_acknowledged_once_the_call_that_uses_it_has_succeeded_and_no
         batch.value()
 
 
-def test_a_channel_is_found_by_its_name_in_a_rank_and_no_second_one_has_it(
-    producers: px.WorkerGroup, backend: str
-) -> None:
+def test_a_rank_finds_a_channel_by_its_name_which_is_unique(producers: px.WorkerGroup, backend: str) -> None:
     with px.Channel(name="by-name") as channel:
         producers.run(lambda worker: px.Channel.find("by-name").put(worker.rank))
         assert sorted([channel.get(WITHIN), px.Channel.find("by-name").get(WITHIN)]) == [0, 1]
@@ -189,7 +187,7 @@ def test_a_channel_is_found_by_its_name_in_a_rank_and_no_second_one_has_it(
         px.Channel.find("by-name")
 
 
-def test_a_full_channel_refuses_after_the_deadline_and_keeps_nothing(backend: str) -> None:
+def test_a_put_into_a_full_channel_times_out_and_leaves_nothing(backend: str) -> None:
     with px.Channel(numpy.int64(1)) as channel:
         channel.put(1)
         with pytest.raises(px.channels.ChannelFull, match="1 item may"):
@@ -201,11 +199,11 @@ def test_a_full_channel_refuses_after_the_deadline_and_keeps_nothing(backend: st
             channel.put(b"0" * 600, timeout=0)
 
 
-def test_a_put_waits_for_room_until_somebody_takes_or_closes_the_channel(backend: str) -> None:
+def test_a_put_waits_for_capacity_until_an_item_is_taken_or_the_channel_is_closed(backend: str) -> None:
     with px.Channel(1) as channel, ThreadPoolExecutor(1) as threads:
         channel.put("first")
         taker = threading.Thread(target=channel.get)
-        assert len(channel) == 1  # so that this thread counts
+        assert len(channel) == 1  # so that the channel knows of this thread
         taker.start()
         channel.put("second", WITHIN)
         taker.join()
@@ -220,10 +218,10 @@ def test_a_put_waits_for_room_until_somebody_takes_or_closes_the_channel(backend
             waiting.result(WITHIN)
 
 
-def test_a_trace_has_the_wait_of_a_rank_for_room(producers: px.WorkerGroup) -> None:
+def test_a_trace_shows_a_put_of_a_rank_that_waits_for_capacity(producers: px.WorkerGroup) -> None:
     def take_once_it_waits() -> None:
         if within(WITHIN, lambda: narrow.depth.puts == 1):
-            time.sleep(0.05)  # a shorter wait is no entry of a trace
+            time.sleep(0.05)  # a trace omits shorter waits
             narrow.get()
 
     with px.trace() as trace, px.Channel(1, name="narrow") as narrow:
@@ -236,7 +234,7 @@ def test_a_trace_has_the_wait_of_a_rank_for_room(producers: px.WorkerGroup) -> N
     assert found == [("put waits", {"channel": "narrow"}, 0)]
 
 
-def test_a_get_that_was_cancelled_takes_nothing(channel: px.Channel) -> None:
+def test_a_cancelled_get_takes_nothing(channel: px.Channel) -> None:
     async def cancelled() -> Any:
         waiting = asyncio.ensure_future(channel.get_async())
         await asyncio.sleep(0)
@@ -250,7 +248,7 @@ def test_a_get_that_was_cancelled_takes_nothing(channel: px.Channel) -> None:
     assert channel.depth.takes == 0
 
 
-def test_an_item_that_came_in_as_its_put_was_interrupted_is_dropped_and_counted(
+def test_the_item_of_an_interrupted_put_is_dropped_and_counted(
     channel: px.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> None:
@@ -265,7 +263,9 @@ def test_an_item_that_came_in_as_its_put_was_interrupted_is_dropped_and_counted(
     assert "1 its put was called off" in str(channel.explain())
 
 
-def test_what_cannot_be_taken_as_rows_is_said_and_can_be_taken_as_it_is(channel: px.Channel) -> None:
+def test_items_that_cannot_be_taken_as_rows_are_refused_and_can_be_taken_as_items(
+    channel: px.Channel,
+) -> None:
     channel.put([1, 2, 3])
     with pytest.raises(
         px.channels.ChannelEmpty, match="5 rows were asked for, and in time there were 1 items with 3 rows"
@@ -284,12 +284,12 @@ def test_what_cannot_be_taken_as_rows_is_said_and_can_be_taken_as_it_is(channel:
     assert len(channel.take(2, 0).value()) == 2
 
 
-def test_a_finished_channel_gives_what_is_left_and_then_ends_and_a_closed_one_tells_ranks_so(
+def test_a_finished_channel_delivers_its_remaining_items_and_a_closed_channel_raises_in_ranks(
     consumers: px.WorkerGroup, channel: px.Channel
 ) -> None:
     channel.put("last")
     channel.finish()
-    with pytest.raises(px.channels.ChannelClosed, match=r"nothing can be put$"):  # it still can be taken
+    with pytest.raises(px.channels.ChannelClosed, match=r"nothing can be put$"):  # taking is still possible
         channel.put("late")
     assert list(channel) == ["last"]
     with pytest.raises(px.channels.ChannelClosed, match="finished"):
@@ -300,7 +300,7 @@ def test_a_finished_channel_gives_what_is_left_and_then_ends_and_a_closed_one_te
     assert isinstance(caught.value, px.RemoteCallError) and caught.value.channel == channel.name
 
 
-def test_what_waits_can_be_dropped_all_or_by_its_numbers_and_is_counted(channel: px.Channel) -> None:
+def test_waiting_items_can_be_dropped_all_or_by_number_and_are_counted(channel: px.Channel) -> None:
     channel.put_many([1, 2])
     assert channel.drop("too old") == 2
     channel.put_many(["kept", "late"])
@@ -310,7 +310,7 @@ def test_what_waits_can_be_dropped_all_or_by_its_numbers_and_is_counted(channel:
     assert channel.take(numpy.int64(1), 0).value() == ["kept"]
 
 
-def test_items_of_a_rank_that_was_killed_are_lost_and_named_to_one_taker_or_in_a_warning_at_the_end(
+def test_lost_items_of_a_killed_rank_are_reported_to_one_taker_or_in_a_warning_at_close(
     mortal: px.WorkerGroup, caplog: pytest.LogCaptureFixture
 ) -> None:
     with px.Channel(name="untold") as untold:
@@ -320,7 +320,7 @@ def test_items_of_a_rank_that_was_killed_are_lost_and_named_to_one_taker_or_in_a
             faults.kill(mortal, 1)
             lost = r"2 items, 4 rows of rank 1 of group 'mortal'"
             with pytest.raises(px.channels.ItemsLost, match=lost) as raised:
-                channel.take(5, WITHIN)  # waits until the process is gone
+                channel.take(5, WITHIN)  # waits until the process has died
             assert raised.value.losses[0].items == 2
             assert channel.take_rows(4, 0).value()["x"][:, 0].tolist() == [0, 0, 1, 1]
             assert channel.items.lost == 2
@@ -331,7 +331,7 @@ def test_items_of_a_rank_that_was_killed_are_lost_and_named_to_one_taker_or_in_a
     assert "1 item, 2 rows of rank 1 of group 'mortal'" in caplog.text
 
 
-def test_an_item_that_is_lost_while_it_is_taken_is_told_to_its_taker_only() -> None:
+def test_an_item_lost_while_it_is_taken_is_reported_only_to_its_taker() -> None:
     channel = ChannelState()
     channel.put(lambda answer: None, Item(("producer", 0), "stored there", 8, rows=3))
     channel.take(("consumer", 0), lambda answer: None, 3, by_rows=True, at_least=3)
@@ -342,7 +342,7 @@ def test_an_item_that_is_lost_while_it_is_taken_is_told_to_its_taker_only() -> N
 
 
 @pytest.mark.slow_on_cluster
-def test_what_a_killed_consumer_had_not_acknowledged_goes_back_in_order(
+def test_unacknowledged_items_of_a_killed_consumer_are_requeued_in_order(
     pool: px.ResourcePool, channel: px.Channel
 ) -> None:
     with px.WorkerGroup(pool[2:3], Consumer) as group:
@@ -354,7 +354,7 @@ def test_what_a_killed_consumer_had_not_acknowledged_goes_back_in_order(
 
 
 @pytest.mark.slow_on_cluster
-def test_small_items_outlive_a_closed_rank_and_large_ones_where_it_hands_them_over(
+def test_small_items_outlive_a_closed_rank_and_large_items_do_with_handoff(
     mortal: px.WorkerGroup, channel: px.Channel
 ) -> None:
     with px.Channel(handoff=True) as handed:
@@ -367,14 +367,14 @@ def test_small_items_outlive_a_closed_rank_and_large_ones_where_it_hands_them_ov
 
 
 @pytest.mark.slow_on_cluster
-def test_a_rank_that_hands_its_items_over_may_end(mortal: px.WorkerGroup, channel: px.Channel) -> None:
+def test_items_that_a_rank_handed_over_survive_its_death(mortal: px.WorkerGroup, channel: px.Channel) -> None:
     mortal.produce(channel, 1, LARGE)
     mortal.run(lambda worker, left: left.leave(WITHIN, handoff=True), channel)
     faults.kill(mortal, 0)
     assert channel.take_rows(4, WITHIN).rows == 4
 
 
-def test_inline_what_nothing_could_end_is_an_error_at_once_beside_timers_and_idle_threads_too() -> None:
+def test_an_inline_wait_that_nothing_can_end_is_an_error_despite_timers_and_idle_threads() -> None:
     timer = threading.Timer(60.0, int)
     timer.start()
     with ThreadPoolExecutor(2) as pool, px.Channel(1, backend="inline") as channel:
@@ -387,7 +387,7 @@ def test_inline_what_nothing_could_end_is_an_error_at_once_beside_timers_and_idl
     timer.cancel()
 
 
-def test_a_balanced_batch_has_pieces_of_equal_length(consumers: px.WorkerGroup) -> None:
+def test_a_balanced_batch_has_shards_of_equal_length(consumers: px.WorkerGroup) -> None:
     with px.Channel(lengths="n") as channel:
         channel.put({"x": torch.arange(4.0)[:, None], "n": [9, 1, 8, 2]})
         channel.put({"x": torch.arange(4.0, 6.0)[:, None], "n": [5, 5]})
@@ -399,7 +399,7 @@ def test_a_balanced_batch_has_pieces_of_equal_length(consumers: px.WorkerGroup) 
     assert sorted(order) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_sorted_batch_does_not_depend_on_who_was_first(consumers: px.WorkerGroup) -> None:
+def test_a_sorted_batch_does_not_depend_on_the_order_of_its_puts(consumers: px.WorkerGroup) -> None:
     with px.Channel(lengths=first_numbers) as channel:
         for numbers in ([6.0, 2.0, 3.0], [0.0, 5.0], [1.0, 4.0, 9.0]):
             channel.put({"x": torch.tensor(numbers)[:, None]})
@@ -408,7 +408,7 @@ def test_a_sorted_batch_does_not_depend_on_who_was_first(consumers: px.WorkerGro
         assert channel.take_rows(1, WITHIN).value()["x"].item() == 9.0
 
 
-def test_items_of_no_rows_do_not_count_where_a_batch_is_cut_and_come_in_any_order(
+def test_items_without_rows_do_not_change_shards_and_fit_sorted_and_balanced_batches(
     consumers: px.WorkerGroup,
 ) -> None:
     with px.Channel(lengths="n") as channel:
@@ -426,7 +426,7 @@ def test_items_of_no_rows_do_not_count_where_a_batch_is_cut_and_come_in_any_orde
 
 
 @pytest.mark.parametrize("end", ["ack", "requeue"])
-def test_a_batch_that_is_over_is_not_used_again(
+def test_a_finished_batch_cannot_be_used_again(
     consumers: px.WorkerGroup, channel: px.Channel, end: str
 ) -> None:
     channel.put({"x": torch.zeros(2, 1)})
@@ -437,7 +437,7 @@ def test_a_batch_that_is_over_is_not_used_again(
             use()
 
 
-def test_a_batch_can_be_ordered_again_and_one_without_lengths_not_at_all(channel: px.Channel) -> None:
+def test_a_batch_can_be_reordered_only_if_its_rows_have_lengths(channel: px.Channel) -> None:
     with px.Channel(lengths=lambda item: item) as ordered:
         ordered.put([3, 1, 2, 4])
         batch = ordered.take_rows(4, WITHIN, balance=2)
@@ -454,7 +454,7 @@ def test_a_batch_can_be_ordered_again_and_one_without_lengths_not_at_all(channel
     assert batch.value() == [2, 1]
 
 
-def test_an_order_that_cannot_be_takes_nothing() -> None:
+def test_a_take_with_an_invalid_order_takes_nothing() -> None:
     with px.Channel(lengths="n", backend="inline") as channel:
         channel.put({"n": [numpy.int64(1), 2]})
         for order, why in (
@@ -467,7 +467,7 @@ def test_an_order_that_cannot_be_takes_nothing() -> None:
         assert len(channel) == 1
 
 
-def test_lengths_are_one_finite_number_for_each_row_also_of_numpy() -> None:
+def test_lengths_must_be_one_finite_number_for_each_row() -> None:
     with px.Channel(lengths="n", backend="inline") as channel:
         for item in (
             [1, 2],
@@ -486,7 +486,7 @@ def test_lengths_are_one_finite_number_for_each_row_also_of_numpy() -> None:
                 assert batch.value()["x"] == ["long", "short"]
 
 
-def test_a_restored_channel_has_the_waiting_and_the_taken_items_with_the_lengths_of_their_rows(
+def test_a_restored_channel_has_waiting_and_taken_items_with_their_lengths(
     producers: px.WorkerGroup,
 ) -> None:
     with px.Channel(name="saved", lengths=first_numbers) as channel:
@@ -501,7 +501,7 @@ def test_a_restored_channel_has_the_waiting_and_the_taken_items_with_the_lengths
             assert batch.value()["x"][:, 0].tolist() == [0, 0, 0.5, 1, 1, 2, 2]
 
 
-def test_a_channel_that_was_used_or_closed_is_not_saved_or_restored(backend: str) -> None:
+def test_a_used_channel_is_not_restored_and_a_closed_channel_is_not_saved(backend: str) -> None:
     with px.Channel(name="saved") as channel:
         data = px.channels.snapshot([channel])
         channel.put(0)
@@ -522,5 +522,5 @@ def test_several_items_are_put_and_taken_at_once(channel: px.Channel) -> None:
     with px.Channel(1) as narrow:
         narrow.put("first")
         with pytest.raises(px.DispatchError):
-            narrow.put_many(["second", threading.Lock()])  # none waits for room that cannot be put
+            narrow.put_many(["second", threading.Lock()])  # fails before an item waits for capacity
         assert (narrow.get(0), narrow.depth.puts, narrow.items.waiting) == ("first", 0, 0)

@@ -1,4 +1,4 @@
-"""What only processes of their own can show of channels: waits that are cancelled, drivers that die, async ranks."""
+"""Channels between processes: cancelled waits, drivers and ranks that die, async ranks."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Server(px.Worker):
 
 
 def started(script: str, tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
-    """A driver of its own that runs the script."""
+    """Start a driver that runs the script."""
     path = tmp_path / "driver.py"
     path.write_text(script)
     paths = os.pathsep.join(sys.path)
@@ -165,7 +165,7 @@ def pool(ray_cluster: None) -> Iterator[px.ResourcePool]:
         yield made
 
 
-def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.ResourcePool) -> None:
+def test_closing_a_rank_waits_until_its_items_are_delivered(pool: px.ResourcePool) -> None:
     with px.Channel(backend="ray") as channel, ThreadPoolExecutor(1) as threads:
         group = px.WorkerGroup(pool[0:1], Putter)
         group.put_twice(channel)
@@ -178,7 +178,7 @@ def test_a_rank_that_is_closed_ends_when_its_items_are_delivered(pool: px.Resour
         assert (channel.items.delivered, channel.items.lost) == (2, 0)
 
 
-def test_a_snapshot_after_a_call_has_nothing_that_the_call_acknowledged(pool: px.ResourcePool) -> None:
+def test_a_snapshot_after_a_call_lacks_the_items_that_the_call_acknowledged(pool: px.ResourcePool) -> None:
     snapshots: list[bytes] = []
     with px.WorkerGroup(pool[0:1], Putter) as group, px.Channel(name="saved", backend="ray") as channel:
         for number in range(5):
@@ -197,7 +197,7 @@ def test_a_snapshot_after_a_call_has_nothing_that_the_call_acknowledged(pool: px
             assert again.items.waiting == 0
 
 
-def test_ranks_create_channels_whose_names_are_free_again_after_their_owners_were_killed(
+def test_names_of_channels_that_ranks_create_are_free_after_the_rank_was_killed(
     pool: px.ResourcePool,
 ) -> None:
     with px.WorkerGroup(pool, Putter) as group:
@@ -217,12 +217,12 @@ def test_ranks_create_channels_whose_names_are_free_again_after_their_owners_wer
 
 
 @pytest.mark.parametrize("leave", [pytest.param("px.shutdown()", marks=pytest.mark.soak), "ray.shutdown()"])
-def test_channels_end_with_the_cluster_that_they_are_on(leave: str, tmp_path: Path) -> None:
+def test_leaving_a_cluster_closes_its_channels(leave: str, tmp_path: Path) -> None:
     output, errors = started(LEAVING.format(leave=leave), tmp_path).communicate(timeout=240)
     assert output.splitlines()[-3:] == ["closed False", "not found", "4"], output + errors
 
 
-def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room_or_with_its_call(
+def test_a_waiting_put_is_in_the_stall_report_and_ends_with_capacity_or_with_its_call(
     pool: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told() -> bool:
@@ -247,7 +247,7 @@ def test_a_put_that_waits_is_in_the_report_of_the_stall_and_ends_with_room_or_wi
             group[0].put_twice.options(timeout=1.0)(channel)
 
 
-def test_rows_whose_put_waits_for_room_when_their_rank_is_killed_give_their_credit_back(
+def test_rows_of_a_waiting_put_return_their_quota_if_their_rank_is_killed(
     pool: px.ResourcePool,
 ) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=4, backend="ray")
@@ -262,7 +262,7 @@ def test_rows_whose_put_waits_for_room_when_their_rank_is_killed_give_their_cred
         assert isinstance(future.exception(WITHIN), px.WorkerDiedError)
 
 
-def test_any_passes_over_a_rank_at_a_call_and_what_a_call_that_fails_had_taken_goes_back(
+def test_any_skips_a_busy_rank_and_items_that_a_failed_call_took_are_requeued(
     pool: px.ResourcePool,
 ) -> None:
     with px.WorkerGroup(pool, Putter) as group, px.Channel(1, backend="ray") as channel:
@@ -279,7 +279,7 @@ def test_any_passes_over_a_rank_at_a_call_and_what_a_call_that_fails_had_taken_g
         assert channel.get(WITHIN) == "kept"
 
 
-def test_async_ranks_wait_at_channels_side_by_side_and_take_on_where_they_gave_up_a_get(
+def test_async_ranks_wait_at_channels_concurrently_and_can_get_after_a_cancelled_get(
     pool: px.ResourcePool,
 ) -> None:
     source, target = px.Channel(backend="ray"), px.Channel(backend="ray")
@@ -295,7 +295,7 @@ def test_async_ranks_wait_at_channels_side_by_side_and_take_on_where_they_gave_u
         assert future.result(WITHIN) == [5]
 
 
-def test_the_death_of_the_hub_is_an_error_of_every_waiting_caller_and_frees_large_items(
+def test_the_death_of_the_hub_raises_in_every_waiting_caller_and_frees_large_items(
     pool: px.ResourcePool,
 ) -> None:
     with px.WorkerGroup(pool[0:1], Putter) as group:
@@ -316,7 +316,7 @@ def test_the_death_of_the_hub_is_an_error_of_every_waiting_caller_and_frees_larg
         with pytest.raises(px.channels.ChannelClosed, match="died"):
             future.result(5)
         with pytest.raises(px.channels.ChannelClosed, match="died"):
-            list(short)  # not the end of a loop
+            list(short)  # an error, not the end of the loop
         with pytest.raises(px.channels.ChannelClosed, match="died"), taken:
             taken.value()
         with px.Channel(backend="ray") as another:
@@ -328,9 +328,7 @@ def test_the_death_of_the_hub_is_an_error_of_every_waiting_caller_and_frees_larg
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100))
-def test_processes_that_are_killed_at_any_moment_lose_nothing_uncounted(
-    pool: px.ResourcePool, seed: int
-) -> None:
+def test_kills_at_random_moments_leave_every_item_and_row_counted(pool: px.ResourcePool, seed: int) -> None:
     chance = random.Random(seed)
     staleness = px.StalenessManager(max_lag=2, rows_per_version=4, backend="ray")
     with px.Channel(chance.choice([None, 2]), backend="ray") as channel:
@@ -357,7 +355,7 @@ def test_a_script_that_ends_with_an_open_channel_and_group_prints_no_traceback(t
     assert "Traceback" not in errors and "not everything" not in errors, errors
 
 
-def test_a_rank_that_waits_at_a_channel_goes_with_its_driver(tmp_path: Path) -> None:
+def test_a_rank_that_waits_at_a_channel_ends_with_its_driver(tmp_path: Path) -> None:
     with started(DRIVER, tmp_path) as driver:
         assert driver.stdout is not None
         rank = int(driver.stdout.readline())

@@ -146,7 +146,7 @@ class Schedule:
         lease = self._lease()
         found = self.channel.leases.get(lease)
         unreadable = {found.ranges[0].number} if found and self._random.random() < 0.3 else set()
-        losses = self.channel.requeue(lease, unreadable)  # a take may be told of other losses meanwhile
+        losses = self.channel.requeue(lease, unreadable)  # a waiting take may be notified of other losses
         self.told_lost += sum(loss.items for loss in losses)
 
     def _do_cancel(self) -> None:

@@ -63,7 +63,7 @@ def test_bad_input_before_authentication_ends_only_its_connection(
                 pass
 
 
-def test_a_wrong_key_is_refused_and_many_silent_connections_leave_room_for_peers(
+def test_a_wrong_key_is_refused_and_silent_connections_do_not_block_peers(
     server: HubServer, client: RemoteClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "_AUTHENTICATES_WITHIN_S", 0.5)
@@ -98,7 +98,7 @@ def test_a_peer_that_does_not_read_delays_no_other_peer(server: HubServer, clien
     assert within(WITHIN, lambda: client.request(KEY, "status")[1].depth.leases == 0)
 
 
-def test_a_request_is_answered_also_when_it_fails_or_the_connection_ends(client: RemoteClient) -> None:
+def test_a_request_gets_an_answer_if_it_fails_or_its_connection_ends(client: RemoteClient) -> None:
     with pytest.raises(px.errors.InternalError, match="put: TypeError"):
         client.request(KEY, "put")
     assert put(client, b"next")[0] == "accepted"

@@ -1,4 +1,4 @@
-"""How much of the time of generation and training the leases let fall together, on a clock of steps."""
+"""Overlap of generation and training that leases allow, in simulated steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from phalanx.channels.staleness_state import StalenessState
 
 ROWS = 8
-"""Of one version; a lease has half of them."""
+"""Rows of one version. A lease has half of them."""
 VERSIONS = 40
 
 
 def run(max_lag: int, generates: int, trains: int) -> tuple[int, StalenessState]:
-    """Return the steps of all versions, of which an engine needs ``generates`` for one, and a trainer ``trains``."""
+    """Return the steps of all versions if an engine needs ``generates`` for one, and a trainer ``trains``."""
     staleness = StalenessState(max_lag, ROWS)
     leases: list[Any] = []
     now = accepted = asked = 0
@@ -39,7 +39,7 @@ def run(max_lag: int, generates: int, trains: int) -> tuple[int, StalenessState]
 @pytest.mark.parametrize(
     ("max_lag", "generates", "trains"), [(0, 10, 10), (1, 10, 10), (4, 10, 10), (1, 10, 4), (1, 4, 10)]
 )
-def test_with_lag_they_fall_together_and_the_slower_one_never_waits(
+def test_generation_and_training_overlap_if_lag_is_allowed_and_the_slower_never_waits(
     max_lag: int, generates: int, trains: int
 ) -> None:
     steps, staleness = run(max_lag, generates, trains)
@@ -47,4 +47,4 @@ def test_with_lag_they_fall_together_and_the_slower_one_never_waits(
 
     assert steps <= together if max_lag else steps == VERSIONS * (generates + trains)
     assert staleness.stats().rows.dropped == 0
-    assert max(staleness.lags) == min(max_lag, 1)  # what they need, not what they may
+    assert max(staleness.lags) == min(max_lag, 1)  # the lag that overlap needs, not the allowed lag

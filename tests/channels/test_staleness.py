@@ -1,4 +1,4 @@
-"""Leases on rows between a trainer and those who generate, on each backend."""
+"""Leases on rows between a trainer and generating ranks, on each backend."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def staleness(backend: str) -> px.StalenessManager:
     return px.StalenessManager(max_lag=1, rows_per_version=4)
 
 
-def test_ranks_generate_and_the_trainer_takes(group: px.WorkerGroup, staleness: px.StalenessManager) -> None:
+def test_generated_rows_that_the_trainer_takes_count_as_trained(
+    group: px.WorkerGroup, staleness: px.StalenessManager
+) -> None:
     with px.Channel() as channel:
         assert group.generate(staleness, channel, 2) == [2, 2]
         with channel.take_rows(4, WITHIN) as batch:
@@ -63,7 +65,7 @@ def test_an_event_loop_leases_puts_and_takes_rows(staleness: px.StalenessManager
     assert staleness.stats.rows.trained == 4
 
 
-def test_what_leaves_its_block_or_finds_no_room_is_dropped_with_its_reason(
+def test_rows_of_a_failed_block_or_put_are_dropped_with_their_reason(
     staleness: px.StalenessManager,
 ) -> None:
     with pytest.raises(KeyError), staleness.lease(3) as lease:
@@ -79,12 +81,12 @@ def test_what_leaves_its_block_or_finds_no_room_is_dropped_with_its_reason(
         with staleness.lease(1) as lease:
             lease.drop(1, f"{number} {'x' * 1000}")
     assert len(staleness.stats.dropped) == 101 and staleness.stats.dropped["other reasons"] == 22
-    staleness.lease(1).end("stale")  # which is counted by itself, as all reasons of the library
+    staleness.lease(1).end("stale")  # reasons of the library are counted separately
     assert staleness.stats.dropped["stale"] == 1
     assert max(map(len, staleness.stats.dropped)) < 210
 
 
-def test_who_would_be_too_far_ahead_waits_for_others_or_for_the_trainer(
+def test_a_lease_beyond_the_allowed_lag_waits_for_other_leases_or_the_trainer(
     staleness: px.StalenessManager,
 ) -> None:
     leases = [staleness.lease(4), staleness.lease(4)]
@@ -102,7 +104,7 @@ def test_who_would_be_too_far_ahead_waits_for_others_or_for_the_trainer(
     trainer.join()
 
 
-def test_the_rows_of_a_killed_rank_give_their_credit_back(
+def test_rows_of_a_killed_rank_return_their_quota(
     group: px.WorkerGroup, staleness: px.StalenessManager
 ) -> None:
     group.begin_and_stay(staleness, 4)
@@ -113,18 +115,18 @@ def test_the_rows_of_a_killed_rank_give_their_credit_back(
 
 
 @pytest.mark.soak_on_cluster
-def test_rows_that_a_channel_loses_give_their_credit_back(
+def test_rows_lost_in_a_channel_return_their_quota(
     group: px.WorkerGroup, staleness: px.StalenessManager
 ) -> None:
     with px.Channel() as channel:
         group.generate(staleness, channel, 4, 60_000)
         faults.kill(group, 0)
         with pytest.raises(px.channels.ItemsLost):
-            channel.take(3, WITHIN)  # waits until the process is gone
+            channel.take(3, WITHIN)  # waits until the process has died
     assert staleness.stats.dropped == {"lost in the channel": 4, "dropped in the channel": 4}
 
 
-def test_rows_that_became_too_old_or_could_only_be_trained_on_too_late_leave_their_channel(
+def test_rows_that_are_or_will_be_too_old_for_training_leave_their_channel(
     staleness: px.StalenessManager,
 ) -> None:
     strict = px.StalenessManager(max_lag=0, rows_per_version=2)
@@ -143,7 +145,7 @@ def test_rows_that_became_too_old_or_could_only_be_trained_on_too_late_leave_the
         assert channel.rows.dropped == 4
 
 
-def test_whoever_generates_can_ask_whether_its_rows_are_too_old(staleness: px.StalenessManager) -> None:
+def test_a_lease_is_overdue_once_its_rows_are_too_old(staleness: px.StalenessManager) -> None:
     with staleness.lease(2) as lease:
         staleness.advance(1)
         assert not lease.overdue
@@ -170,7 +172,7 @@ def test_a_restored_staleness_has_the_rows_of_its_channel_and_no_running_rows(ba
     assert last.stats.dropped == {"restored": 1, "not saved": 3}
 
 
-def test_rows_that_were_trained_on_and_are_too_old_do_not_come_back_with_a_restore(backend: str) -> None:
+def test_a_restore_drops_rows_that_were_trained_on_and_are_too_old(backend: str) -> None:
     saved, again = (px.StalenessManager(max_lag=0, rows_per_version=2) for _ in range(2))
     with px.Channel(name="saved") as channel, saved.lease(2) as lease:
         lease.put(channel, [1, 2], 0)
@@ -195,7 +197,7 @@ def slow_lengths(item: list[float]) -> list[float]:
     return item
 
 
-def test_rows_that_are_overtaken_by_newer_versions_are_not_delivered(backend: str) -> None:
+def test_rows_that_become_stale_during_their_put_are_not_delivered(backend: str) -> None:
     staleness = px.StalenessManager(max_lag=1, rows_per_version=2)
     PACKED.clear()
     TRAINED.clear()
@@ -218,7 +220,7 @@ def test_rows_that_are_overtaken_by_newer_versions_are_not_delivered(backend: st
     assert (staleness.stats.lags, staleness.stats.dropped) == ({0: 4}, {"stale": 2})
 
 
-def test_rows_that_were_requeued_free_their_quota_as_they_are_dropped_and_are_dropped_once_too_old(
+def test_requeued_rows_return_their_quota_when_dropped_and_are_dropped_when_stale(
     backend: str,
 ) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
@@ -234,7 +236,7 @@ def test_rows_that_were_requeued_free_their_quota_as_they_are_dropped_and_are_dr
         assert (len(channel), channel.rows.dropped) == (0, 4)
 
 
-def test_a_channel_of_another_backend_and_a_wait_that_nothing_could_end_are_refused(backend: str) -> None:
+def test_a_channel_of_another_backend_and_an_endless_wait_are_refused(backend: str) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=2, backend="inline")
     different = pytest.raises(px.DeclarationError, match="differ")
     if backend != "inline":
@@ -251,7 +253,7 @@ def test_versions_may_be_a_tensor(staleness: px.StalenessManager, versions: Any)
         assert lease.accept(2, versions) == (0, 1)
 
 
-def test_what_is_no_number_or_can_never_be_young_enough_is_refused_and_counts_nothing(
+def test_invalid_numbers_and_too_large_leases_are_refused_and_count_nothing(
     staleness: px.StalenessManager,
 ) -> None:
     with staleness.lease(2) as lease:
@@ -272,7 +274,7 @@ def test_what_is_no_number_or_can_never_be_young_enough_is_refused_and_counts_no
         px.StalenessManager(1.5, 4, backend="inline")  # type: ignore[arg-type]
 
 
-def test_whoever_waits_is_told_when_it_is_closed(staleness: px.StalenessManager) -> None:
+def test_a_closed_staleness_manager_wakes_waiting_leases(staleness: px.StalenessManager) -> None:
     leases = [staleness.lease(4), staleness.lease(4)]
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(staleness.lease, 4, WITHIN)

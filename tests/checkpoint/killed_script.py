@@ -1,4 +1,4 @@
-"""A driver that trains two ranks by their own samples, saves each step, and tells the reward of each."""
+"""A driver that trains two ranks on their own samples, saves each step, and prints its reward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLD = "told: "
 
 
 class Actor(px.Worker):
-    """Moves towards a target that it only knows by the rewards of its samples; its state is of some size."""
+    """Approaches a target known only by the rewards of samples. ``ballast`` makes its state larger."""
 
     def __init__(self) -> None:
         dist.init_process_group("gloo")
@@ -48,12 +48,12 @@ class Actor(px.Worker):
 
 
 def tell(what: object) -> None:
-    """Print it so that it is told from what Ray prints."""
+    """Print a value with a prefix that separates it from Ray's output."""
     print(TOLD + json.dumps(what), flush=True)
 
 
 def main(address: str, path: str) -> None:
-    """Tell the pids of the ranks, then ``[step, rewards]`` after each step, from the last whole step on."""
+    """Print the pids of the ranks, then ``[step, rewards]`` after each step, from the last complete step on."""
     px.init(backend="ray", address=address, log_to_driver=False)
     state = {"questions": torch.Generator().manual_seed(3), "rewards": []}
     with px.ResourcePool([2], use_gpu=False, name_prefix=f"driver-{os.getpid()}") as pool:

@@ -1,4 +1,4 @@
-"""Workers whose state is saved, and ways to look at it; and steps of a few files."""
+"""Workers whose state is saved, and helpers that write steps of one file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Trainer(px.Worker):
 
 
 class Bag(px.Worker):
-    """Keeps whatever it is given."""
+    """Keeps the values that it is given."""
 
     def __init__(self, **held: Any) -> None:
         self.held: dict[str, Any] = dict(held)
@@ -83,7 +83,7 @@ class Bag(px.Worker):
 
 
 class Drawer(px.Worker):
-    """Has what a worker counts in a dict, and generators of all kinds."""
+    """Has counts in a dict, and generators of all kinds."""
 
     def __init__(self, drawn: int = 0) -> None:
         self.counts: dict[str, Any] = {"drawn": drawn, "by": random.Random(drawn)}
@@ -110,7 +110,7 @@ class Unchanged(px.Worker):
 
 
 class Rows(px.Worker):
-    """Has its rows of a matrix, and says which they are."""
+    """Has its rows of a matrix, and declares their boxes."""
 
     def __init__(self, rows: int = 8, fill: float | None = None) -> None:
         share = rows // self.world_size

@@ -1,4 +1,4 @@
-"""Disks that are full, and file systems that are read-only: the real ones, as far as this machine lets us mount any."""
+"""Full disks and read-only file systems, which are mounted if this machine allows it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def large() -> dict[str, torch.Tensor]:
     return {"w": torch.ones(2_000_000)}
 
 
-def test_a_full_disk_is_told_and_keeps_the_step_before_and_nothing_of_a_model(
+def test_a_full_disk_raises_an_error_keeps_the_previous_step_and_leaves_no_partial_model(
     small_disk: Path, group: px.WorkerGroup
 ) -> None:
     px.save(group, small_disk, step=1)
@@ -57,7 +57,7 @@ def test_a_full_disk_is_told_and_keeps_the_step_before_and_nothing_of_a_model(
     assert group[0].get()["w"].shape == (1000,)
 
 
-def test_a_read_only_path_is_told_and_still_loads(small_disk: Path, group: px.WorkerGroup) -> None:
+def test_a_read_only_path_refuses_a_save_and_still_loads(small_disk: Path, group: px.WorkerGroup) -> None:
     px.save(group, small_disk, step=1)
     mounted("-o", "remount,ro", str(small_disk))
 

@@ -48,7 +48,7 @@ def pool() -> Iterator[px.ResourcePool]:
         yield made
 
 
-def test_a_run_resumes_from_it(pool: px.ResourcePool, path: str) -> None:
+def test_a_run_resumes_from_a_step_of_format_1(pool: px.ResourcePool, path: str) -> None:
     state = {"seen": 0}
     group = px.WorkerGroup(pool, Policy, name="policy")
     with px.checkpoint.CheckpointManager(path, {"policy": group}, state=state) as run:
@@ -71,7 +71,9 @@ def test_a_run_resumes_from_it(pool: px.ResourcePool, path: str) -> None:
     assert group.core.published_weights == {("", "policy"): 4}
 
 
-def test_its_values_by_rank_are_refused_on_other_ranks(pool: px.ResourcePool, path: str) -> None:
+def test_values_by_rank_of_format_1_are_refused_on_another_number_of_ranks(
+    pool: px.ResourcePool, path: str
+) -> None:
     alone = px.WorkerGroup(pool[0:1], Policy, name="policy")
 
     with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"counts\.by.*parts=\['model', 'optimizer'\]"):
@@ -80,10 +82,10 @@ def test_its_values_by_rank_are_refused_on_other_ranks(pool: px.ResourcePool, pa
     px.load(alone, path, parts=["model", "optimizer"])
     _, moments, _, counts = alone.get()[0]
     assert torch.allclose(moments, torch.arange(24.0).view(8, 3) * 0.1)
-    assert counts == {"steps": 0}  # no part that was loaded
+    assert counts == {"steps": 0}  # not one of the loaded parts
 
 
-def test_a_run_with_channels_and_staleness_goes_on_without_their_content(
+def test_a_run_with_channels_and_staleness_resumes_from_format_1_without_their_content(
     pool: px.ResourcePool, path: str
 ) -> None:
     groups = {"policy": px.WorkerGroup(pool, Policy, name="policy")}

@@ -1,4 +1,4 @@
-"""Saves that fail, or are cancelled, while ranks still write: nothing of them is left, and what users read of it."""
+"""Saves that fail or are cancelled while ranks still write leave nothing; errors and progress of saves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def group() -> Iterator[px.WorkerGroup]:
 
 @pytest.fixture
 def on_write(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]], None]:
-    """Have a function called with the path of each file before a rank writes it."""
+    """Return a function that sets a hook, which is called with the path of each file before a rank writes it."""
     real = writing.write_items
 
     def change(first: Callable[[str], None]) -> None:
@@ -47,7 +47,7 @@ def on_write(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]
 
 
 def late(run: Path, fails: str = "") -> Callable[[str], None]:
-    """Files are begun after the save was given up, but for one that fails at once."""
+    """Return a hook that delays files until the save has failed, and raises at once for the paths ``fails``."""
 
     def before(path: str) -> None:
         if fails and fails in path:
@@ -62,7 +62,7 @@ def late(run: Path, fails: str = "") -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize(("groups", "fails"), [(1, "__1_"), (2, "groups/0")])
-def test_a_submitted_save_that_failed_leaves_nothing_that_other_ranks_write_later(
+def test_a_failed_submitted_save_leaves_no_files_of_slower_ranks(
     tmp_path: Path, on_write: Any, groups: int, fails: str
 ) -> None:
     on_write(late(tmp_path, fails=fails))
@@ -78,7 +78,7 @@ def test_a_submitted_save_that_failed_leaves_nothing_that_other_ranks_write_late
             assert listed(str(tmp_path)) == []
 
 
-def test_a_cancelled_save_leaves_nothing_and_the_next_one_goes_on(
+def test_a_cancelled_save_leaves_nothing_and_the_next_save_works(
     group: px.WorkerGroup, tmp_path: Path, on_write: Any
 ) -> None:
     on_write(late(tmp_path))
@@ -94,7 +94,7 @@ def test_a_cancelled_save_leaves_nothing_and_the_next_one_goes_on(
     assert px.load(group, tmp_path).step == 2
 
 
-def test_saves_are_gathered_with_calls_and_not_cancelled_afterwards(
+def test_a_save_can_be_gathered_with_calls_and_not_be_cancelled_afterwards(
     group: px.WorkerGroup, tmp_path: Path
 ) -> None:
     future = px.save.submit(group, tmp_path, step=4)
@@ -105,7 +105,7 @@ def test_saves_are_gathered_with_calls_and_not_cancelled_afterwards(
     assert torch.equal(torch.cat(found[1]), torch.arange(24.0).view(8, 3))
 
 
-def test_the_error_of_a_save_that_was_awaited_is_not_raised_again(
+def test_the_error_of_an_awaited_save_is_not_raised_by_the_next_save(
     group: px.WorkerGroup, tmp_path: Path, on_write: Any
 ) -> None:
     async def awaited(future: px.checkpoint.SaveFuture[Any]) -> None:
@@ -142,14 +142,14 @@ main(sys.argv[1])
 
 
 @pytest.mark.slow
-def test_a_script_that_ends_has_what_it_had_submitted(tmp_path: Path) -> None:
+def test_a_script_that_ends_completes_its_submitted_save(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], check=True, timeout=WITHIN)
 
     assert [(one.number, one.whole) for one in listed(str(tmp_path))] == [(1, True)]
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_save_that_failed_is_told_at_the_end_where_nobody_had_asked(
+def test_an_unread_error_of_a_save_is_logged_once_at_exit(
     group: px.WorkerGroup, tmp_path: Path, on_write: Any, caplog: pytest.LogCaptureFixture, asked: bool
 ) -> None:
     on_write(late(tmp_path, fails="distcp"))
@@ -163,7 +163,7 @@ def test_a_save_that_failed_is_told_at_the_end_where_nobody_had_asked(
     assert caplog.text.count("as step 3 failed, and nobody asked") == (0 if asked else 1)
 
 
-def test_what_users_code_raises_in_a_save_keeps_its_traceback(tmp_path: Path) -> None:
+def test_an_error_of_state_dict_keeps_its_type_and_traceback(tmp_path: Path) -> None:
     class Broken(Bag):
         def state_dict(self) -> dict[str, Any]:
             raise KeyError("mine")
@@ -174,7 +174,9 @@ def test_what_users_code_raises_in_a_save_keeps_its_traceback(tmp_path: Path) ->
     assert "in state_dict" in str(caught.value)
 
 
-def test_a_runs_save_is_one_bar_of_all_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_save_of_a_run_shows_one_progress_bar_for_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=200, color_system=None)
     with px.ResourcePool([2], use_gpu=False, max_colocate_count=2, backend="inline") as pool:

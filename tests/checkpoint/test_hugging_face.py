@@ -1,4 +1,4 @@
-"""A model as a folder of safetensors files: what others read is what the ranks have, and the other way round."""
+"""Models as folders of safetensors files, which other programs can read and write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def two(backend: str) -> Iterator[px.ResourcePool]:
 
 
 @pytest.mark.slow_on_cluster
-def test_others_read_what_the_ranks_have_and_ranks_what_others_wrote(
+def test_safetensors_files_are_exchanged_with_other_programs_in_both_directions(
     two: px.ResourcePool, tmp_path: Path
 ) -> None:
     group, full = px.WorkerGroup(two, Rows), torch.arange(24.0).view(8, 3)
@@ -38,7 +38,9 @@ def test_others_read_what_the_ranks_have_and_ranks_what_others_wrote(
 
 
 @pytest.mark.slow_on_cluster
-def test_files_are_cut_by_size_and_listed(two: px.ResourcePool, tmp_path: Path) -> None:
+def test_a_model_is_split_into_files_by_size_and_the_index_lists_its_tensors(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
     group = px.WorkerGroup(two, Trainer)
     px.save(group, tmp_path / "model", format="hugging face", shard_bytes=100)
 
@@ -51,7 +53,7 @@ def test_files_are_cut_by_size_and_listed(two: px.ResourcePool, tmp_path: Path) 
         assert torch.equal(load_file(tmp_path / "model" / file)[name], values[name])
 
 
-def test_a_state_of_tensors_is_a_model(two: px.ResourcePool, tmp_path: Path) -> None:
+def test_a_state_dict_of_tensors_is_saved_and_loaded_as_a_model(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Bag.bind(w=torch.ones(3, dtype=torch.bfloat16)))
     px.save(group, tmp_path / "model", format="hugging face")
     group.put([{"w": torch.zeros(3, dtype=torch.bfloat16)}] * 2)
@@ -61,7 +63,7 @@ def test_a_state_of_tensors_is_a_model(two: px.ResourcePool, tmp_path: Path) -> 
     assert [one["w"].tolist() for one in group.get()] == [[1.0] * 3] * 2
 
 
-def test_a_folder_or_link_that_is_there_is_left_alone(two: px.ResourcePool, tmp_path: Path) -> None:
+def test_an_existing_folder_or_link_is_refused_and_left_alone(two: px.ResourcePool, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to("empty")
     group = px.WorkerGroup(two, Rows)
@@ -96,8 +98,10 @@ def index_is_damaged(file: Path) -> None:
     (file.parent / INDEX).write_text("{")
 
 
-def test_the_index_names_the_files_of_the_model(two: px.ResourcePool, tmp_path: Path) -> None:
-    """Hubs have folders with the same tensors in another layout beside them."""
+def test_a_model_is_loaded_from_model_safetensors_or_else_from_the_files_of_its_index(
+    two: px.ResourcePool, tmp_path: Path
+) -> None:
+    """Folders from hubs may also contain the same tensors in another layout."""
     group = px.WorkerGroup(two, Rows)
     for name, value in (("a", 3.0), ("b", 5.0)):
         save_file({"w": torch.full((8, 3), value)}, tmp_path / f"{name}.safetensors")
@@ -122,7 +126,7 @@ def test_the_index_names_the_files_of_the_model(two: px.ResourcePool, tmp_path: 
         (os.fspath, px.checkpoint.CheckpointError, "run has no safetensors files"),
     ],
 )
-def test_what_cannot_be_loaded_is_named_before_anything_is(
+def test_a_folder_that_cannot_be_loaded_is_refused_before_anything_changes(
     two: px.ResourcePool, tmp_path: Path, write: Callable[[Path], object], error: type[Exception], why: str
 ) -> None:
     group = px.WorkerGroup(two, Rows)

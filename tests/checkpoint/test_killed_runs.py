@@ -1,4 +1,4 @@
-"""Drivers and ranks of a saving run are killed wherever they are: it goes on from a whole step, number by number."""
+"""Drivers and ranks of a run are killed at random moments: it resumes from a complete step with equal rewards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Life:
         self.over = False
 
     def lines(self) -> Iterator[Any]:
-        """What it tells, until it ends."""
+        """Yield the messages of the process until it ends."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if not line.startswith(TOLD):
@@ -56,12 +56,12 @@ class Life:
     def kill(self, who: str) -> None:
         """Kill the driver or a rank, at once and by force; a driver without its rank ends by itself."""
         pid = self._process.pid if who == "driver" else self.ranks[int(who)]
-        with contextlib.suppress(ProcessLookupError):  # it had ended
+        with contextlib.suppress(ProcessLookupError):  # the process had ended
             os.kill(pid, signal.SIGKILL)
 
 
 def rewards_of_a_killed_run(path: Path, seed: int) -> dict[int, float]:
-    """Rewards by step, of the life that came to its end; whole steps are looked at after each kill."""
+    """Return the rewards by step of the life that completed; check complete steps after each life."""
     chance = random.Random(seed)
     for number in range(_LIVES):
         life = Life(path)
@@ -81,7 +81,7 @@ def rewards_of_a_killed_run(path: Path, seed: int) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def expected(ray_cluster: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """The rewards of a run that nobody kills."""
+    """The rewards of an undisturbed run."""
     life = Life(tmp_path_factory.mktemp("whole") / "run")
     for _ in life.lines():
         pass
@@ -94,7 +94,9 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
 @pytest.mark.parametrize("seed", [0, 2, *(pytest.param(seed, marks=SOAK) for seed in (1, *range(3, 32)))])
-def test_a_killed_run_has_the_rewards_of_one_that_was_not(
+def test_a_killed_run_has_the_rewards_of_an_undisturbed_run(
     seed: int, expected: dict[int, float], tmp_path: Path
 ) -> None:
-    assert rewards_of_a_killed_run(tmp_path / "run", seed) == expected  # 2 kills the driver, and both ranks
+    assert (
+        rewards_of_a_killed_run(tmp_path / "run", seed) == expected
+    )  # seed 2 kills the driver and both ranks

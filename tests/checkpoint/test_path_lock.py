@@ -30,7 +30,7 @@ def storage(tmp_path: Path) -> Storage:
     return Storage(tmp_path / "run")
 
 
-def test_a_second_driver_is_refused_with_the_holder_until_that_is_killed(storage: Storage) -> None:
+def test_a_second_driver_is_refused_with_the_holders_pid_until_the_holder_is_killed(storage: Storage) -> None:
     command = [sys.executable, "-c", HOLD, storage.root]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
@@ -45,7 +45,7 @@ def test_a_second_driver_is_refused_with_the_holder_until_that_is_killed(storage
     assert [(found.number, found.whole) for found in find_steps(storage)] == [(2, True)]
 
 
-def test_the_lock_ends_with_its_last_user_though_a_forked_process_has_its_file(storage: Storage) -> None:
+def test_the_last_user_releases_the_lock_although_a_forked_process_has_its_file(storage: Storage) -> None:
     first, second = PathLock.acquire(storage), PathLock.acquire(storage)
     copy = os.dup(second._file)  # type: ignore[attr-defined]
 
@@ -125,7 +125,7 @@ def test_a_claim_that_cannot_be_released_leaves_the_step_complete(
         assert writer.commit().number == 1
 
 
-def test_a_path_is_the_same_through_a_link(storage: Storage, tmp_path: Path) -> None:
+def test_a_path_and_a_link_to_it_have_the_same_lock(storage: Storage, tmp_path: Path) -> None:
     lock = PathLock.acquire(storage)
     (tmp_path / "link").symlink_to(storage.root)
 

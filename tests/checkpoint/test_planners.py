@@ -58,7 +58,7 @@ def leaves_of(side: Side, full: dict[str, torch.Tensor]) -> list[dict[str, tuple
 
 @settings(max_examples=12)
 @given(sides(SHAPES, [torch.float32]), sides(SHAPES, [torch.float32]))
-def test_every_layout_is_loaded_from_every_other(source: Side, target: Side) -> None:
+def test_every_layout_loads_from_every_other_layout(source: Side, target: Side) -> None:
     full = golden(SHAPES)
     with TemporaryDirectory() as folder:
         metadata = save(folder, leaves_of(source, full))
@@ -100,12 +100,12 @@ def rows(start: int, count: int, of: int, key: str = "w") -> dict[str, tuple[Pat
         ([rows(0, 8, 8), {"w": (("w",), 3)}], "sharded tensor on ranks 0 and something else on ranks 1"),
     ],
 )
-def test_contradictions_are_named(ranks: list[Leaves], why: str) -> None:
+def test_contradictory_plans_are_refused_with_their_contradiction(ranks: list[Leaves], why: str) -> None:
     with pytest.raises(CheckpointError, match=why):
         merge_plans([one.create_local_plan() for one in planners(ranks)])
 
 
-def test_generators_of_a_lone_rank_are_those_of_rank_0() -> None:
+def test_generators_saved_by_a_single_rank_are_loaded_on_rank_0_only() -> None:
     leaves = {"rng.random": SavedLeaf(("rng", "random")), "lr": SavedLeaf(("lr",))}
 
     found = StoredState(Metadata({}), leaves, 1, "step").for_ranks(3)
@@ -114,7 +114,7 @@ def test_generators_of_a_lone_rank_are_those_of_rank_0() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_tensor_that_was_pickled_by_rank_fills_a_tensor_of_its_shape(tmp_path: Any, size: int) -> None:
+def test_a_tensor_pickled_by_rank_fills_only_a_tensor_of_its_shape(tmp_path: Any, size: int) -> None:
     metadata = save(str(tmp_path), [{"w": (("w",), torch.full((2,), float(rank)))} for rank in range(2)])
     target = torch.zeros(size)
     planner = LoadPlanner(metadata, {"w of rank 1": LocalTensor.complete(target)})
@@ -136,7 +136,7 @@ def test_a_tensor_that_was_pickled_by_rank_fills_a_tensor_of_its_shape(tmp_path:
         (torch.ones(2), torch.ones(2, dtype=torch.float64)),
     ],
 )
-def test_digests_of_other_values_differ(value: Any, other: Any) -> None:
+def test_digests_of_different_values_differ(value: Any, other: Any) -> None:
     assert value_digest(value) == value_digest(pickle.loads(pickle.dumps(value)))
     assert value_digest(value) != value_digest(other)
 

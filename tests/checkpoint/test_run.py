@@ -1,4 +1,4 @@
-"""A whole run is saved as one commit and goes on from it, on each backend."""
+"""A complete run is saved as one commit and resumes from it, on each backend."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "run")
 
 
-def test_plain_values_are_put_back_into_the_dict_and_the_drivers_random_numbers_go_on(
-    path: str, backend: str
-) -> None:
+def test_resume_restores_the_state_and_the_random_numbers_of_the_driver(path: str, backend: str) -> None:
     def state_of(seed: int) -> dict[str, Any]:
         return {
             "rewards": [seed / 2],
@@ -85,7 +83,7 @@ def test_plain_values_are_put_back_into_the_dict_and_the_drivers_random_numbers_
     assert drawn(later) == expected
 
 
-def test_a_run_begins_where_nothing_was_saved_and_goes_on_from_the_steps_that_it_keeps(
+def test_a_run_starts_without_a_save_and_resumes_from_a_step_that_it_keeps(
     group: px.WorkerGroup, path: str
 ) -> None:
     with px.checkpoint.CheckpointManager(path, {"model": group}, keep=2) as run:
@@ -116,7 +114,7 @@ def begun(
 
 
 @pytest.mark.slow_on_cluster
-def test_channels_and_staleness_go_on_with_what_they_had(group: px.WorkerGroup, path: str) -> None:
+def test_resume_restores_channels_and_staleness(group: px.WorkerGroup, path: str) -> None:
     with begun(path, model=group) as (channel, staleness, run):
         assert group.generate(staleness, channel, 4) == [4, 4]
         with channel.take_rows(4, WITHIN):
@@ -136,7 +134,7 @@ def test_channels_and_staleness_go_on_with_what_they_had(group: px.WorkerGroup, 
         assert staleness.stats.rows.trained == 8
 
 
-def test_rows_that_lie_in_no_saved_channel_give_their_credit_back(group: px.WorkerGroup, path: str) -> None:
+def test_rows_in_no_saved_channel_return_their_quota(group: px.WorkerGroup, path: str) -> None:
     with begun(path) as (channel, staleness, run):
         group.generate(staleness, channel, 4)
         with channel.take_rows(6, WITHIN):
@@ -150,7 +148,7 @@ def test_rows_that_lie_in_no_saved_channel_give_their_credit_back(group: px.Work
 
 
 @pytest.mark.slow_on_cluster
-def test_who_waits_at_a_channel_is_served_from_what_was_saved(path: str, backend: str) -> None:
+def test_a_take_that_waits_during_resume_gets_restored_items(path: str, backend: str) -> None:
     if backend == "inline":
         pytest.skip("nothing waits where nothing else runs")
     with begun(path) as (channel, _, run):
@@ -166,9 +164,7 @@ def test_who_waits_at_a_channel_is_served_from_what_was_saved(path: str, backend
         assert got == [[1, 2]]
 
 
-def test_a_channel_that_was_used_already_is_refused_before_anything_is_loaded(
-    group: px.WorkerGroup, path: str
-) -> None:
+def test_a_used_channel_is_refused_before_anything_is_loaded(group: px.WorkerGroup, path: str) -> None:
     with (
         px.Channel(name="rollouts") as channel,
         px.checkpoint.CheckpointManager(path, {"model": group}, channels=[channel]) as run,
@@ -182,7 +178,7 @@ def test_a_channel_that_was_used_already_is_refused_before_anything_is_loaded(
         assert group[0].look() == [1.0, 1.0, 1.0, 1.0, 1]
 
 
-def test_versions_of_weights_never_go_back(group: px.WorkerGroup, path: str) -> None:
+def test_resume_never_decreases_versions_of_weights(group: px.WorkerGroup, path: str) -> None:
     numbers = group.core.published_weights
     with px.checkpoint.CheckpointManager(path, {"model": group}) as run:
         numbers["", "policy"] = 7
@@ -204,7 +200,7 @@ def test_versions_of_weights_never_go_back(group: px.WorkerGroup, path: str) -> 
         ({"staleness": True}, "saved with no staleness"),
     ],
 )
-def test_a_run_of_other_parts_is_refused(
+def test_a_step_of_a_run_with_other_parts_is_refused(
     group: px.WorkerGroup, path: str, changed: dict[str, Any], why: str
 ) -> None:
     with px.Channel(name="rollouts") as channel:
@@ -221,7 +217,9 @@ def test_a_run_of_other_parts_is_refused(
             run.resume()
 
 
-def test_what_no_run_has_saved_and_a_damaged_file_are_refused(group: px.WorkerGroup, path: str) -> None:
+def test_a_step_that_no_run_saved_and_a_damaged_state_file_are_refused(
+    group: px.WorkerGroup, path: str
+) -> None:
     from phalanx.checkpoint.steps import StepWriter
 
     StepWriter(path, 1).commit()
@@ -235,7 +233,7 @@ def test_what_no_run_has_saved_and_a_damaged_file_are_refused(group: px.WorkerGr
 
 
 @pytest.mark.slow_on_cluster
-def test_a_rank_that_dies_leaves_the_step_before_whole(
+def test_a_rank_that_dies_leaves_the_previous_step_complete(
     group: px.WorkerGroup, path: str, backend: str
 ) -> None:
     if backend == "inline":
@@ -285,7 +283,7 @@ def test_no_group_is_loaded_unless_all_groups_fit(pool: px.ResourcePool, path: s
     assert first.look() == [[1.0, 1.0, 1.0, 1.0, 1]] * 2
 
 
-def test_a_run_stays_at_its_path_if_the_program_changes_its_folder(
+def test_a_run_stays_at_its_path_if_the_working_directory_changes(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -297,7 +295,7 @@ def test_a_run_stays_at_its_path_if_the_program_changes_its_folder(
         assert run.steps() == [1]
 
 
-def test_the_error_of_the_block_is_raised_and_not_that_of_the_pending_save(
+def test_an_error_of_the_block_replaces_the_error_of_the_pending_save(
     group: px.WorkerGroup, path: str
 ) -> None:
     def fail() -> Any:

@@ -1,4 +1,4 @@
-"""``px.save`` and ``px.load``: what a group was, it is again, on as many ranks or on others."""
+"""``px.save`` and ``px.load`` of a group's state, on the same or another number of ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.slow_on_cluster
 @pytest.mark.parametrize("steps", [1, 0], ids=["after a step", "before the first one"])
-def test_a_run_goes_on_as_if_it_had_not_stopped(two: px.ResourcePool, tmp_path: Path, steps: int) -> None:
+def test_a_loaded_group_trains_as_if_it_had_not_stopped(
+    two: px.ResourcePool, tmp_path: Path, steps: int
+) -> None:
     group = px.WorkerGroup(two, Trainer)
     for _ in range(steps):
         group.step()
@@ -49,7 +51,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(two: px.ResourcePool, tmp_path: 
     assert [again.step() for _ in range(3)] == went_on
 
 
-def test_generators_and_dicts_of_values_are_parts(two: px.ResourcePool, tmp_path: Path) -> None:
+def test_generators_and_dicts_of_values_are_saved_and_loaded(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Drawer)
     group.draw()
     px.save(group, tmp_path)
@@ -61,7 +63,7 @@ def test_generators_and_dicts_of_values_are_parts(two: px.ResourcePool, tmp_path
     assert [again.draw() for _ in range(2)] == went_on
 
 
-def test_a_save_leaves_the_checksums_of_other_files_alone(two: px.ResourcePool, tmp_path: Path) -> None:
+def test_a_save_does_not_change_the_checksum_option_of_torch(two: px.ResourcePool, tmp_path: Path) -> None:
     def checksums(worker: px.Worker) -> bool:
         return torch.serialization.get_crc32_options()
 
@@ -73,7 +75,7 @@ def test_a_save_leaves_the_checksums_of_other_files_alone(two: px.ResourcePool, 
 
 
 @pytest.mark.slow_on_cluster
-def test_nested_states_keep_their_form_and_what_differs_by_rank_comes_back_to_its_rank(
+def test_nested_states_keep_their_structure_and_values_by_rank_return_to_their_rank(
     two: px.ResourcePool, tmp_path: Path
 ) -> None:
     group = px.WorkerGroup(two, Bag)
@@ -103,7 +105,7 @@ def test_nested_states_keep_their_form_and_what_differs_by_rank_comes_back_to_it
         assert type(one["t"]) is tuple
 
 
-def test_values_by_rank_are_refused_elsewhere_and_nothing_changes(
+def test_values_by_rank_are_refused_on_another_number_of_ranks_and_nothing_changes(
     two: px.ResourcePool, tmp_path: Path
 ) -> None:
     group = px.WorkerGroup(two, Bag)
@@ -126,7 +128,7 @@ def test_values_by_rank_are_refused_elsewhere_and_nothing_changes(
 @pytest.mark.parametrize(
     ("source", "target"), [(2, 1), (2, 2), (1, 2), pytest.param(2, 4, marks=pytest.mark.slow_on_cluster)]
 )
-def test_stated_boxes_are_loaded_on_other_ranks(
+def test_declared_boxes_are_loaded_on_the_same_and_other_numbers_of_ranks(
     backend: str, tmp_path: Path, source: int, target: int
 ) -> None:
     with px.ResourcePool([source], use_gpu=False) as pool:
@@ -140,7 +142,7 @@ def test_stated_boxes_are_loaded_on_other_ranks(
     assert torch.equal(found, torch.arange(24.0).view(8, 3))
 
 
-def test_submitted_it_has_the_state_of_its_moment_and_another_waits_for_it(
+def test_a_submitted_save_has_the_state_at_its_submission_and_saves_run_in_order(
     two: px.ResourcePool, tmp_path: Path
 ) -> None:
     group = px.WorkerGroup(two, Trainer)
@@ -185,7 +187,7 @@ def test_roles_of_a_colocated_group_are_saved_by_name_and_loaded_together_or_one
         assert found_after(manager.resume) == both
 
 
-def test_roles_without_a_state_are_warned_of_unless_they_say_so(tmp_path: Path) -> None:
+def test_a_save_warns_of_roles_without_a_state_unless_they_declare_it(tmp_path: Path) -> None:
     cls = px.colocate({"actor": Trainer, "critic": Nothing, "reference": Unchanged})
     with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
         group = px.WorkerGroup(pool, cls)
@@ -206,7 +208,7 @@ def test_a_worker_or_a_part_without_a_state_is_refused(two: px.ResourcePool, tmp
         group.run(lambda worker: px.register_state(worker, count=3))
 
 
-def test_names_that_are_not_there_or_that_nobody_takes_are_refused_and_nothing_changes(
+def test_missing_and_unused_names_are_refused_and_nothing_changes(
     two: px.ResourcePool, tmp_path: Path
 ) -> None:
     group = px.WorkerGroup(two, Rows)
@@ -239,7 +241,7 @@ assert "phalanx" not in sys.modules
 """
 
 
-def test_a_plain_process_reads_it(tmp_path: Path) -> None:
+def test_a_process_without_phalanx_reads_a_saved_step(tmp_path: Path) -> None:
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
         saved = px.save(px.WorkerGroup(pool, Rows), tmp_path)
 
@@ -271,7 +273,7 @@ def test_a_path_below_a_file_is_refused(two: px.ResourcePool, tmp_path: Path) ->
 
 
 def full_disk(worker: Any) -> None:
-    """Every file of a rank says that the disk is full."""
+    """Make every write of a rank fail with a full disk."""
     from phalanx.checkpoint import step_files
 
     def refuse(self: Any, data: Any) -> None:
@@ -281,12 +283,12 @@ def full_disk(worker: Any) -> None:
 
 
 @pytest.mark.parametrize("submitted", [False, pytest.param(True, marks=pytest.mark.slow_on_cluster)])
-def test_a_full_disk_leaves_the_step_before_whole(
+def test_a_full_disk_leaves_the_previous_step_complete(
     backend: str, tmp_path: Path, submitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from phalanx.checkpoint.step_files import DirectFile
 
-    # Put back what a rank of this process changes.
+    # Restores the method that an inline rank replaces.
     monkeypatch.setattr(DirectFile, "write", DirectFile.write)
     with px.ResourcePool([2], use_gpu=False) as pool:
         group = px.WorkerGroup(pool, Rows)
@@ -299,7 +301,7 @@ def test_a_full_disk_leaves_the_step_before_whole(
             else:
                 px.save(group, tmp_path, step=2)
 
-        # A thread that still writes may leave what it wrote to the next save.
+        # A thread that still writes may leave files for the next save to remove.
         assert [one.number for one in listed(str(tmp_path)) if one.whole or not submitted] == [1]
         assert px.load(group, tmp_path).step == 1
 
@@ -319,7 +321,7 @@ def test_ranks_write_to_a_store_and_read_from_it(two: px.ResourcePool, tmp_path:
     assert [one.number for one in listed(url)] == [2]
 
 
-def test_it_shows_in_a_trace(two: px.ResourcePool, tmp_path: Path) -> None:
+def test_a_trace_shows_saves_and_loads(two: px.ResourcePool, tmp_path: Path) -> None:
     group = px.WorkerGroup(two, Rows)
 
     with px.trace() as trace:

@@ -1,6 +1,6 @@
-"""Saves of real layouts on Ray: what torch and Megatron sharded is loaded, bit for bit, as they shard it elsewhere.
+"""Saves of real layouts on Ray: shards of torch and Megatron are loaded bit for bit into other layouts.
 
-Weights of Megatron are here too: its groups take longest to start.
+A sync of Megatron's weights is tested here, too, because its groups take longest to start.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def adam(parameters: Any) -> torch.optim.Adam:
 
 
 def one_step(optimizer: torch.optim.Optimizer) -> None:
-    """Gradients that are the parameters themselves, and a rate of 0: moments are then known from the parameters."""
+    """Step with the parameters as gradients and a rate of 0, so that the parameters determine the moments."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = parameter.detach().clone()
@@ -47,7 +47,7 @@ def one_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def golden(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Parameters with the moments that one step makes of them."""
+    """Return the parameters with their moments after one step."""
     whole = {name: torch.nn.Parameter(one.clone()) for name, one in parameters.items()}
     optimizer = adam(whole.values())
     one_step(optimizer)
@@ -55,7 +55,7 @@ def golden(parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def everything(named: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Parameters and their state, as whole tensors."""
+    """Return the parameters and their optimizer state as full tensors."""
     found: dict[str, torch.Tensor] = {}
     for name, parameter in named.items():
         leaves = {"": parameter, **optimizer.state[parameter]}
@@ -145,7 +145,7 @@ class Evaluated(DeviceMeshWorker):
         return loss.item()
 
 
-def test_a_forward_pass_without_gradients_may_come_before_a_save_a_load_and_a_sync(
+def test_saves_loads_and_syncs_work_after_a_forward_pass_without_gradients(
     ray_cluster: None, tmp_path: Path
 ) -> None:
     with px.ResourcePool([2], use_gpu=False, max_colocate_count=3) as pool:
@@ -214,13 +214,13 @@ class SavedLearner(Learner):
 
     @px.register
     def forget(self) -> None:
-        """Have none of the weights that a sync has brought."""
+        """Overwrite the weights that a sync has set."""
         plus(self.model, -1e6)
 
 
 @pytest.fixture(scope="module")
 def stages_and_shards(ray_cluster: None) -> Iterator[tuple[MegatronWorkerGroup, px.WorkerGroup]]:
-    """A GPT of Megatron, and FSDP2 over parameters of its names."""
+    """A GPT of Megatron, and an FSDP2 model with the same parameter names."""
     if find_spec("megatron") is None:
         pytest.skip("needs the extra phalanx[megatron] (Linux)")
     with (
@@ -233,18 +233,18 @@ def stages_and_shards(ray_cluster: None) -> Iterator[tuple[MegatronWorkerGroup, 
 
 
 def by_name(trainer: MegatronWorkerGroup) -> Iterator[tuple[str, tuple[int, ...], torch.Tensor]]:
-    """Name, offsets and values of each shard, as Megatron itself says."""
+    """Yield name, offsets and values of each shard as Megatron reports them."""
     for key, offsets, data in (shard for rank in trainer.as_megatron_cuts() for shard in rank):
         yield of_transformer_engine(key), offsets, data
 
 
 def is_cut_out(part: torch.Tensor, whole: torch.Tensor, offsets: tuple[int, ...]) -> bool:
-    """Whether it is what lies there in ``whole``, less what pads the vocabulary."""
+    """Return whether ``part`` equals the slice of ``whole`` at ``offsets``, without padding of the vocabulary."""
     cut = tuple(slice(at, at + size) for at, size in zip(offsets, part.shape, strict=True))
     return torch.equal(whole[cut], part[: whole[cut].shape[0]])
 
 
-def test_stages_and_shards_of_megatron_arrive_in_fsdp2_where_megatron_itself_says(
+def test_a_sync_from_megatron_to_fsdp2_puts_shards_at_the_offsets_that_megatron_reports(
     stages_and_shards: tuple[MegatronWorkerGroup, px.WorkerGroup],
 ) -> None:
     trainer, learner = stages_and_shards
@@ -258,7 +258,7 @@ def test_stages_and_shards_of_megatron_arrive_in_fsdp2_where_megatron_itself_say
     assert all(torch.equal(found[name], other[name]) for name in found)
 
 
-def test_stages_and_shards_of_megatron_are_loaded_into_fsdp2(
+def test_stages_and_shards_saved_by_megatron_are_loaded_into_fsdp2(
     stages_and_shards: tuple[MegatronWorkerGroup, px.WorkerGroup], tmp_path: Path
 ) -> None:
     trainer, learner = stages_and_shards
@@ -276,7 +276,7 @@ def test_stages_and_shards_of_megatron_are_loaded_into_fsdp2(
     assert all(torch.equal(found[name], other[name]) for name in wanted)
 
 
-def test_a_rank_that_dies_in_a_save_is_the_error_of_that_save_and_of_one_that_waits_for_it(
+def test_a_rank_that_dies_during_a_save_fails_this_save_and_a_save_that_waits_for_it(
     ray_cluster: None, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
@@ -314,7 +314,7 @@ def test_a_rank_that_dies_in_a_save_is_the_error_of_that_save_and_of_one_that_wa
         assert [one.number for one in listed(str(tmp_path / "run"))] == [1, 4]
 
 
-def test_a_store_that_each_process_has_for_itself_is_told(ray_cluster: None) -> None:
+def test_a_store_that_other_processes_cannot_see_is_refused(ray_cluster: None) -> None:
     with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Rows) as group:
         for save in (px.save, lambda *given: px.save.submit(*given).result(60)):
             with pytest.raises(
@@ -324,7 +324,7 @@ def test_a_store_that_each_process_has_for_itself_is_told(ray_cluster: None) -> 
 
 
 def die_in_a_write(worker: Any, go: str) -> None:
-    """Rank 1 is killed while it writes, once ``go`` is not there any more."""
+    """Make rank 1 kill itself during a write, once ``go`` does not exist."""
     import os
     import signal
     import time

@@ -1,4 +1,4 @@
-"""States of all kinds: what cannot be saved is named, what is saved keeps its kind, and whose it is is found again."""
+"""States of all kinds: values that cannot be saved are named, and saved values keep their type and owner."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def pool() -> Iterator[px.ResourcePool]:
 
 
 def holding(group: px.WorkerGroup, **held: Any) -> px.WorkerGroup:
-    """The group, whose ranks have these very values."""
+    """Put these values into the state of all ranks, and return the group."""
     group.run(lambda worker: worker.held.update(held))
     return group
 
 
 class Odd(px.Worker):
-    """Its state is a tensor without memory of its own for each element, or what is no value."""
+    """Has a tensor without separate memory for each element, or a lock, as state."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -54,7 +54,7 @@ class Odd(px.Worker):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_expanded_tensor_comes_back(pool: px.ResourcePool, tmp_path: Path, ranks: int) -> None:
+def test_an_expanded_tensor_is_saved_and_loaded(pool: px.ResourcePool, tmp_path: Path, ranks: int) -> None:
     group = px.WorkerGroup(pool[0:ranks], Odd.bind("expanded"))
     px.save(group, tmp_path)
 
@@ -101,7 +101,9 @@ def test_a_value_that_cannot_be_saved_is_named(
     ],
     ids=range(11),
 )
-def test_values_come_back(pool: px.ResourcePool, tmp_path: Path, value: Any) -> None:
+def test_values_are_loaded_with_their_type_and_order(
+    pool: px.ResourcePool, tmp_path: Path, value: Any
+) -> None:
     group = holding(px.WorkerGroup(pool[0:2], Bag), value=value)
     px.save(group, tmp_path)
     holding(group, value=None)
@@ -115,7 +117,7 @@ def test_values_come_back(pool: px.ResourcePool, tmp_path: Path, value: Any) -> 
 
 
 class Stepping(torch.optim.SGD):
-    """Keeps a count beside the state of its parameters."""
+    """Keeps a count next to the state of its parameters."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
@@ -123,7 +125,7 @@ class Stepping(torch.optim.SGD):
 
 
 class Elsewhere(torch.optim.SGD):
-    """Keeps its state in an optimizer within, as torch's ZeRO does."""
+    """Keeps its state in an inner optimizer, as torch's ZeRO does."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
@@ -155,7 +157,7 @@ def test_an_optimizer_that_keeps_its_state_elsewhere_is_saved_by_its_own_state_d
     assert group.run(lambda worker: worker.parts["optimizer"].moments) == [5] * 4
 
 
-def test_the_state_of_an_optimizer_that_is_of_no_parameter_is_saved_as_another_part_only(
+def test_optimizer_state_of_no_parameter_is_refused_except_in_a_part_of_another_name(
     pool: px.ResourcePool, tmp_path: Path
 ) -> None:
     group = px.WorkerGroup(
@@ -203,7 +205,7 @@ def test_objects_in_dicts_and_lists_of_a_state_are_loaded_in_place(
     assert found == drawn[0][0]
 
 
-def test_what_was_empty_when_it_was_saved_is_empty_again_and_of_what_is_gone_no_copy_is_kept(
+def test_empty_values_are_loaded_as_empty_and_copies_of_removed_tensors_are_freed(
     pool: px.ResourcePool, tmp_path: Path
 ) -> None:
     group = holding(px.WorkerGroup(pool[0:2], Bag), state={}, rows=torch.ones(2))
@@ -220,7 +222,7 @@ def test_what_was_empty_when_it_was_saved_is_empty_again_and_of_what_is_gone_no_
     assert [one["state"] for one in group.get()] == [{}, {}]
 
 
-def test_parts_of_one_group_are_parts_of_one_run_which_goes_on_once_its_save_has_ended(
+def test_a_run_saves_slices_of_one_group_and_resume_waits_for_a_pending_save(
     pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write, write_items = threading.Event(), rank_checkpoint.write_items
@@ -243,7 +245,7 @@ def test_parts_of_one_group_are_parts_of_one_run_which_goes_on_once_its_save_has
     assert [one["rank"] for one in group.get()] == [0, 1, 2, 3]
 
 
-def test_a_run_goes_on_with_another_number_of_ranks_by_its_parts(
+def test_a_run_resumes_on_another_number_of_ranks_with_selected_parts(
     pool: px.ResourcePool, tmp_path: Path
 ) -> None:
     four, two = px.WorkerGroup(pool, Bag), px.WorkerGroup(pool[0:2], Bag)
@@ -262,7 +264,7 @@ def test_a_run_goes_on_with_another_number_of_ranks_by_its_parts(
 
 
 @pytest.mark.parametrize("parts", [{"other": ["model"]}, {"rows": "model"}])
-def test_parts_of_a_run_are_names_of_its_groups(
+def test_resume_refuses_parts_of_unknown_groups_and_parts_that_are_no_list(
     pool: px.ResourcePool, tmp_path: Path, parts: dict[str, Any]
 ) -> None:
     with (
@@ -278,7 +280,7 @@ def test_a_group_is_loaded_from_a_run_by_its_name(pool: px.ResourcePool, tmp_pat
     with px.checkpoint.CheckpointManager(str(tmp_path), groups) as run:
         run.save(1)
 
-        px.load(fresh, tmp_path)  # whoever only reads needs no lock
+        px.load(fresh, tmp_path)  # a reader needs no lock
         assert fresh[0].get() == {"of": "critic"}
         px.load(fresh, tmp_path, name="actor")
         assert fresh[0].get() == {"of": "actor"}
@@ -289,7 +291,7 @@ def test_a_group_is_loaded_from_a_run_by_its_name(pool: px.ResourcePool, tmp_pat
             px.load(fresh, tmp_path, name="policy")
 
 
-def test_the_only_group_needs_no_name_and_has_none_without_a_run(
+def test_the_only_group_of_a_run_is_loaded_without_a_name_and_px_save_stores_no_name(
     pool: px.ResourcePool, tmp_path: Path
 ) -> None:
     group, fresh = holding(px.WorkerGroup(pool, Bag), epoch=7), px.WorkerGroup(pool[0:1], Bag)
@@ -307,7 +309,7 @@ def test_the_only_group_needs_no_name_and_has_none_without_a_run(
 @pytest.mark.parametrize(
     ("reads", "method"), [(Storage, "facts"), (GroupLoad, "read")], ids=["verified", "after it was verified"]
 )
-def test_a_step_that_is_removed_while_it_is_loaded_is_not_called_damaged(
+def test_a_step_that_is_removed_during_a_load_is_not_reported_as_damaged(
     pool: px.ResourcePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: type, method: str
 ) -> None:
     writer, reader = px.WorkerGroup(pool, Rows), px.WorkerGroup(pool, Rows.bind(fill=0.0))
@@ -384,7 +386,7 @@ class Apart(px.Worker):
     ],
     ids=["an optimizer that only some ranks stepped", "a model of another shape"],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_loaded(
+def test_a_mismatched_state_is_refused_before_anything_is_loaded(
     pool: px.ResourcePool, tmp_path: Path, width: int, parts: list[str] | None, why: str
 ) -> None:
     group, other = px.WorkerGroup(pool[0:2], Apart), px.WorkerGroup(pool[0:2], Apart.bind(width=width))

@@ -1,4 +1,4 @@
-"""Files are written and digested past the page cache or through it."""
+"""Files are written and digested with and without the page cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps are committed at once, kept as asked, and compared when they are read."""
+"""Steps are committed atomically, kept as requested, and verified when they are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def steps(path: Path) -> list[tuple[int, bool]]:
     return [(one.number, one.whole) for one in listed(str(path))]
 
 
-def test_an_interrupt_while_old_steps_are_removed_keeps_the_new_one(
+def test_an_interrupt_while_old_steps_are_removed_keeps_all_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(step: Step) -> None:
@@ -37,7 +37,7 @@ def test_an_interrupt_while_old_steps_are_removed_keeps_the_new_one(
     assert repr(saved(tmp_path, 3)).startswith(f"<Step 3 in {tmp_path}/")
 
 
-def test_a_run_that_went_back_goes_on_from_its_last_commit(tmp_path: Path) -> None:
+def test_the_last_commit_is_read_after_a_run_went_back_to_an_earlier_step(tmp_path: Path) -> None:
     for step in (1, 2, np.int64(3)):
         saved(tmp_path, step, keep=np.int64(3))
 
@@ -48,7 +48,7 @@ def test_a_run_that_went_back_goes_on_from_its_last_commit(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("harm", ["missing", "shorter"])
-def test_a_file_that_is_not_whole_is_named_before_anything_is_read(tmp_path: Path, harm: str) -> None:
+def test_a_missing_or_short_file_is_named_before_a_step_is_read(tmp_path: Path, harm: str) -> None:
     saved(tmp_path, 1)
     file = Path(saved(tmp_path, 2).path("policy/rank-0"))
     if harm == "missing":
@@ -72,7 +72,7 @@ def test_a_file_that_is_not_whole_is_named_before_anything_is_read(tmp_path: Pat
         (b'"format": 2', b'"format": 3', "has format 3; .* reads formats 1 to 2: .*version"),
     ],
 )
-def test_a_later_step_whose_manifest_is_damaged_is_not_passed_over(
+def test_a_last_step_with_a_damaged_manifest_is_not_skipped(
     tmp_path: Path, old: bytes, new: bytes, why: str
 ) -> None:
     saved(tmp_path, 1)
@@ -88,7 +88,9 @@ def test_a_later_step_whose_manifest_is_damaged_is_not_passed_over(
     assert read_step(str(tmp_path)).number == 3
 
 
-def test_a_step_that_is_being_removed_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_being_removed_is_not_listed_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = saved(tmp_path, 1)
     real = Storage.sizes
 
@@ -101,7 +103,7 @@ def test_a_step_that_is_being_removed_is_not_damaged(tmp_path: Path, monkeypatch
     assert [(one.committed, one.faults) for one in listed(str(tmp_path))] == [(False, ())]
 
 
-def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+def test_a_missing_step_is_refused_with_the_existing_steps(tmp_path: Path) -> None:
     with pytest.raises(px.checkpoint.CheckpointError, match=r"nothing was saved in .* yet"):
         read_step(str(tmp_path / "nothing"))
     saved(tmp_path, 1)
@@ -134,7 +136,7 @@ def test_all_folders_of_a_step_are_on_the_disk_before_its_manifest(
     assert step in synced[at:]
 
 
-def test_a_path_that_cannot_be_written_or_is_no_url_says_what_to_do(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_or_reached_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(px.checkpoint.CheckpointError, match="a file of that name: choose another path"):
         saved(tmp_path / "file", 1)
@@ -150,7 +152,7 @@ def test_a_path_that_cannot_be_written_or_is_no_url_says_what_to_do(tmp_path: Pa
         Storage(Path("s3://bucket/run"))
 
 
-def test_a_file_of_a_store_is_seen_whole_or_not_at_all(
+def test_a_file_of_a_store_is_visible_completely_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place: Any = Storage(f"local://{tmp_path}")
@@ -159,7 +161,7 @@ def test_a_file_of_a_store_is_seen_whole_or_not_at_all(
     seen: list[bytes | None] = []
 
     def looked_at(self: Any, path: str, data: bytes, **options: Any) -> None:
-        real(self, path, data[:1], **options)  # who looks now sees the beginning
+        real(self, path, data[:1], **options)  # a partial file exists at this moment
         seen.append(place.read("note"))
         real(self, path, data, **options)
 
@@ -173,7 +175,9 @@ def test_a_file_of_a_store_is_seen_whole_or_not_at_all(
 
 
 @pytest.mark.parametrize("fails", ["makedirs", "pipe_file"])
-def test_what_only_a_store_raises_says_what_to_do(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+def test_an_error_of_a_store_library_becomes_a_checkpoint_error_with_advice(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
     class NoCredentialsError(Exception):
         pass
 
@@ -191,7 +195,7 @@ def test_what_only_a_store_raises_says_what_to_do(monkeypatch: pytest.MonkeyPatc
         monkeypatch.undo()
 
 
-def test_what_is_syntax_in_a_url_or_a_pattern_may_be_in_a_path_and_only_what_is_named_is_removed(
+def test_paths_may_contain_url_and_glob_syntax_and_only_steps_of_the_named_run_are_removed(
     tmp_path: Path,
 ) -> None:
     left, url = tmp_path / "a" / "step-00000007", f"memory://{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""What the doctor finds on a machine that is described to it; its check of devices, whose syncs also run on CPUs."""
+"""Findings of ``phalanx doctor`` on described machines, and its check of devices, partly on CPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HEALTHY = Machine(
 
 
 def planted(**changes: Any) -> list[tuple[str, str, str]]:
-    """Topic, finding and fix on a healthy machine with one thing changed."""
+    """Return topic, text and fix of each finding on a healthy machine with these changes."""
     return [tuple(finding) for finding in examine(dataclasses.replace(HEALTHY, **changes))[1]]
 
 
@@ -109,7 +109,7 @@ def test_a_planted_problem_is_found(changes: dict[str, Any], topic: str, said: s
         {"cluster": None, "no_cluster": "no Ray cluster runs on this machine: start your driver first"},
     ],
 )
-def test_what_does_no_harm_is_no_finding(changes: dict[str, Any]) -> None:
+def test_harmless_settings_are_no_findings(changes: dict[str, Any]) -> None:
     assert planted(**changes) == []
 
 
@@ -124,7 +124,7 @@ def test_this_machine_can_be_described() -> None:
 
 
 @pytest.mark.parametrize(("changes", "code"), [({}, 0), ({"huge_pages": "never"}, 1)])
-def test_findings_are_text_data_and_the_exit_code(
+def test_findings_are_printed_as_text_or_json_and_set_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], code: int
 ) -> None:
     monkeypatch.setattr(doctor, "Machine", lambda **_: dataclasses.replace(HEALTHY, **changes))
@@ -142,7 +142,7 @@ NO_PLUGIN = {**ASKED, "VERL_USE_EXTERNAL_PLUGINS": "none"}
 BY_MODULE = {**ASKED, "VERL_USE_EXTERNAL_MODULES": "mine,phalanx.compat.verl_plugin"}
 
 
-def test_it_says_which_controller_verl_has() -> None:
+def test_the_doctor_names_the_controller_of_verl() -> None:
     installed = {"verl": "0.9.1", "verl_hook": True}
     for changes, said in (
         ({}, "not installed"),
@@ -163,15 +163,13 @@ def test_it_says_which_controller_verl_has() -> None:
         ({"verl": "0.9.1", "verl_hook": True, "environment": NO_PLUGIN}, "VERL_USE_EXTERNAL_PLUGINS=none"),
     ],
 )
-def test_a_controller_that_was_asked_for_and_is_not_there_is_a_finding(
-    changes: dict[str, Any], why: str
-) -> None:
+def test_a_requested_but_missing_controller_of_verl_is_a_finding(changes: dict[str, Any], why: str) -> None:
     ((topic, what, fix),) = planted(**{"environment": ASKED, **changes})
 
     assert (topic, why in what, "phalanx verl" in fix) == ("verl", True, True)
 
 
-def test_of_several_clusters_each_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_clusters_are_listed_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(cluster_reader.private, "cluster_addresses", lambda: {"127.0.0.1:1", "127.0.0.1:2"})
     monkeypatch.setattr(cluster_reader.private, "bootstrap_address", lambda: None)
@@ -182,14 +180,14 @@ def test_of_several_clusters_each_is_listed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here")
-def test_without_a_device_its_check_says_so_and_exits_with_0() -> None:
+def test_the_gpu_check_without_a_device_says_so_and_exits_with_0() -> None:
     ran = CliRunner().invoke(app, ["doctor", "--gpu"])
 
     assert (ran.exit_code, ran.output.strip()) == (0, NO_DEVICE)
 
 
 @pytest.mark.slow
-def test_a_sync_between_two_processes_is_timed_and_one_that_fails_is_a_row_with_its_error(
+def test_the_transport_check_times_a_sync_and_reports_a_failed_sync_with_its_error(
     ray_cluster: None,
 ) -> None:
     with px.ResourcePool([1], use_gpu=False, backend="ray") as pool:
@@ -200,5 +198,5 @@ def test_a_sync_between_two_processes_is_timed_and_one_that_fails_is_a_row_with_
     assert "one CUDA device" in report([done, failed])
 
 
-def test_a_tensor_passes_through_a_call() -> None:
+def test_the_call_check_sends_a_tensor_through_a_call() -> None:
     assert check_call("cpu", megabytes=4).result == "ok"

@@ -1,4 +1,4 @@
-"""The command itself: its list of commands, what it loads, how it ends."""
+"""The ``phalanx`` command: its list of commands, its imports and its exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMANDS = ("doctor", "top", "stack", "logs", "trace", "runs", "verl")
 runner = CliRunner()
 
 
-def test_help_lists_every_command_and_each_explains_itself() -> None:
+def test_help_lists_every_command_and_each_command_has_help() -> None:
     ran = runner.invoke(main.app, ["--help"])
     each = [runner.invoke(main.app, [name, "--help"]) for name in COMMANDS]
 
@@ -25,7 +25,7 @@ def test_help_lists_every_command_and_each_explains_itself() -> None:
     assert runner.invoke(main.app, ["nothing"]).exit_code == main.FAILED
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_imports_no_ray_torch_or_numpy() -> None:
     code = (
         "import sys\nfrom phalanx.cli.main import app\n"
         "try: app(['--help'])\nexcept SystemExit: pass\n"
@@ -36,7 +36,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert set(ran.stderr.split()).isdisjoint({"ray", "torch", "numpy"})
 
 
-def test_it_runs_as_a_module() -> None:
+def test_phalanx_runs_as_a_module() -> None:
     ran = subprocess.run([sys.executable, "-m", "phalanx", "--version"], capture_output=True, text=True)
 
     assert (ran.returncode, ran.stdout) == (0, f"phalanx {__version__}\n")
@@ -45,7 +45,7 @@ def test_it_runs_as_a_module() -> None:
 @pytest.mark.parametrize(
     "words", [["-m", "mod", "--help"], ["train.py", "--steps", "1", "-m"], ["python3", "--", "--version"]]
 )
-def test_words_of_a_program_of_verl_are_passed_on(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+def test_arguments_of_a_verl_program_are_passed_on(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     run: list[list[str]] = []
     monkeypatch.setattr(main.os, "execv", lambda path, args: run.append(args))
     runner.invoke(main.app, ["verl", *words])

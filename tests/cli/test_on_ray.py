@@ -26,7 +26,7 @@ from tests.support.fault_workers import within
 
 
 class Held(px.Worker):
-    """Busy for as long as a file is not there."""
+    """Busy until a file exists."""
 
     @px.register
     def hold(self, folder: Path) -> None:
@@ -57,7 +57,7 @@ def group(address: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def busy(group: Any, folder: Path) -> Iterator[None]:
-    """Rank 1 is at a call meanwhile."""
+    """Keep rank 1 busy with a call."""
     future = group.one[1].hold.submit(folder)
     try:
         assert within(20, (folder / "begun").exists)
@@ -69,7 +69,7 @@ def busy(group: Any, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A command that is there no longer than this, however it goes."""
+    """Start a command, and kill it at the end of the block."""
     with subprocess.Popen(command, **options) as child:
         try:
             yield child
@@ -81,7 +81,7 @@ def run(address: str, *args: str) -> Result:
     return CliRunner().invoke(app, [*args, "--address", address])
 
 
-def test_top_shows_what_each_rank_does_as_data_and_in_tables(
+def test_top_shows_the_calls_of_each_rank_as_json_and_in_a_table(
     address: str, group: Any, tmp_path: Path
 ) -> None:
     with busy(group, tmp_path):
@@ -95,7 +95,7 @@ def test_top_shows_what_each_rank_does_as_data_and_in_tables(
     assert (table.exit_code, "one+two" in table.output, "idle" in table.output) == (0, True, True)
 
 
-def test_stack_shows_where_a_rank_stands_and_makes_no_job_of_its_own(
+def test_stack_shows_the_stack_of_a_rank_and_starts_no_ray_job(
     address: str, group: Any, tmp_path: Path
 ) -> None:
     before = len(ray._private.state.jobs())  # pyright: ignore[reportAttributeAccessIssue]
@@ -108,7 +108,7 @@ def test_stack_shows_where_a_rank_stands_and_makes_no_job_of_its_own(
     assert len(ray._private.state.jobs()) == before  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_logs_shows_the_lines_of_the_ranks_with_their_prefix_and_goes_on_with_later_ones(
+def test_logs_shows_lines_of_ranks_with_their_prefix_and_follows_later_lines(
     address: str, group: Any
 ) -> None:
     group.one.say("for the log")
@@ -122,11 +122,11 @@ def test_logs_shows_the_lines_of_the_ranks_with_their_prefix_and_goes_on_with_la
     command = [sys.executable, "-m", "phalanx", "logs", "seen", *options]
     with running(command, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
-        # It begins with what is printed once it is there.
+        # The command shows only lines printed after its start.
         while not select.select([follower.stdout], [], [], 0.1)[0]:
             group.one.say("after")
         line = follower.stdout.readline()
-        follower.send_signal(signal.SIGINT)  # not before: what it imports may swallow it
+        follower.send_signal(signal.SIGINT)  # not earlier: its imports may swallow the signal
         follower.communicate()
 
     assert follower.returncode == 0
@@ -142,14 +142,14 @@ def test_top_is_live_on_a_terminal_until_q(address: str, group: Any) -> None:
         while b"ready" not in shown:
             shown += os.read(ours, 65536)
         os.write(ours, b"q")
-        with contextlib.suppress(OSError):  # the terminal is gone with the command
+        with contextlib.suppress(OSError):  # the terminal closes with the command
             while os.read(ours, 65536):
                 pass
         assert live.wait() == 0
     os.close(ours)
 
 
-def test_doctor_looks_at_the_cluster_too(address: str, group: Any) -> None:
+def test_doctor_inspects_the_cluster(address: str, group: Any) -> None:
     ran = run(address, "doctor", "--json")
     data = json.loads(ran.output)
 
@@ -159,7 +159,7 @@ def test_doctor_looks_at_the_cluster_too(address: str, group: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["top", "stack", "logs"])
-def test_a_group_or_rank_that_is_not_there_is_a_line_that_names_those_that_are(
+def test_an_unknown_group_or_rank_is_an_error_of_one_line_with_the_known_names(
     address: str, group: Any, command: str
 ) -> None:
     ran = run(address, command, "nothing")
@@ -173,7 +173,7 @@ def test_a_group_or_rank_that_is_not_there_is_a_line_that_names_those_that_are(
 
 
 @pytest.mark.parametrize("command", [["top", "--once"], ["stack", "x"], ["logs", "x"], ["doctor"]])
-def test_a_cluster_that_is_not_there_is_a_line_of_advice(command: list[str]) -> None:
+def test_an_unreachable_cluster_is_an_error_of_one_line_with_advice(command: list[str]) -> None:
     ran = run("127.0.0.1:1", *command)
 
     assert (ran.exit_code, ran.stderr.count("\n")) == (2, 1)

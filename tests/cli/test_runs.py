@@ -31,12 +31,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Cells of the rows of steps."""
+    """Return the cells of each row that shows a step."""
     lines = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
     return [cells for cells in lines if cells[0].isdigit()]
 
 
-def test_steps_are_shown_with_their_size_and_what_is_in_them_below_in_a_narrow_terminal(path: Path) -> None:
+def test_steps_are_listed_with_size_and_content_also_in_a_narrow_terminal(path: Path) -> None:
     ended = runner.invoke(app, ["runs", str(path)])
     narrow = runner.invoke(app, ["runs", str(path)], env={"COLUMNS": "60"})
 
@@ -50,7 +50,7 @@ def test_steps_are_shown_with_their_size_and_what_is_in_them_below_in_a_narrow_t
     assert "step 2, policy/actor: 2 ranks, 2.0 KiB: model" in narrow.stdout.splitlines()
 
 
-def test_a_damaged_step_is_told_by_its_file_and_one_of_another_version_as_that(path: Path) -> None:
+def test_a_damaged_step_is_listed_with_its_file_and_another_format_with_its_number(path: Path) -> None:
     damaged = Path(save(path, 3).path("groups/policy/actor/rank-0"))
     kept = damaged.read_bytes()
     damaged.unlink()
@@ -71,7 +71,7 @@ def test_a_damaged_step_is_told_by_its_file_and_one_of_another_version_as_that(p
     assert "has format 3" in shown and "not what was written" not in shown
 
 
-def test_a_step_that_is_being_written_is_no_whole_one(path: Path) -> None:
+def test_a_step_that_is_being_written_is_listed_as_half_written(path: Path) -> None:
     with writing(path, 3) as writer:
         writer.write("policy/rank-0", bytes(100))
         ended = runner.invoke(app, ["runs", str(path)])
@@ -79,7 +79,7 @@ def test_a_step_that_is_being_written_is_no_whole_one(path: Path) -> None:
     assert [cells[1] for cells in rows(ended.stdout)] == ["whole", "whole", "half-written"]
 
 
-def test_nothing_saved_is_said(tmp_path: Path) -> None:
+def test_a_path_without_saved_steps_is_an_error(tmp_path: Path) -> None:
     ended = runner.invoke(app, ["runs", str(tmp_path / "nothing")])
 
     assert ended.exit_code == 2

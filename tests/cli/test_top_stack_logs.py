@@ -1,4 +1,4 @@
-"""What `phalanx top`, `stack` and `logs` make of what was seen. Without a cluster."""
+"""Output of `phalanx top`, `stack` and `logs` for given states, without a cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def busy(seconds: float, **more: Any) -> ProcessStatus:
 
 
 def shown(*statuses: ProcessStatus, rows: int | None = None, channels: Any = (), **facts: Any) -> str:
-    """What `top` prints of a group whose ranks have these statuses."""
+    """Return the output of `top` for a group whose ranks have these statuses."""
     usages = Usage(GIB, 10.0, 50.0), Usage(2 * GIB, 11.0, 52.0)
     ranks = [rank_data(rank(n), status, *usages, None) for n, status in enumerate(statuses)]
     group = GroupRecord("abc123", 1, "trainer", "ready", 0, "pool-1", 1060.0, "Actor")
@@ -44,7 +44,7 @@ def shown(*statuses: ProcessStatus, rows: int | None = None, channels: Any = (),
     return text.getvalue()
 
 
-def test_a_busy_rank_is_shown_with_its_call_and_use_of_the_machine_and_what_it_says_of_itself() -> None:
+def test_a_busy_rank_is_shown_with_its_call_its_usage_and_its_own_status() -> None:
     text = shown(busy(12.0, told="812 tokens/s"), IDLE, ProcessStatus(False, note="its process is gone"))
     lines = text.splitlines()
 
@@ -55,7 +55,7 @@ def test_a_busy_rank_is_shown_with_its_call_and_use_of_the_machine_and_what_it_s
     assert "812 tokens/s" in lines[below]
 
 
-def test_a_group_shows_its_cause_its_weights_and_where_not_all_ranks_fit_the_busiest() -> None:
+def test_a_group_shows_its_cause_its_weights_and_the_busiest_ranks_that_fit() -> None:
     statuses = (busy(float(number)) for number in range(9))
     text = shown(*statuses, rows=2, state="broken", cause="rank 1 died", weights={"policy": "whole(7)"})
 
@@ -65,7 +65,7 @@ def test_a_group_shows_its_cause_its_weights_and_where_not_all_ranks_fit_the_bus
     assert "7 more ranks" in text
 
 
-def test_channels_of_a_run_are_listed_with_what_waits_and_a_cluster_without_drivers_says_so() -> None:
+def test_channels_of_a_run_are_listed_with_their_counts_and_missing_drivers_are_reported() -> None:
     channel = ChannelEntry("abc123", "rollouts", "8 items", 3, 2048, 1, 0, 2, 40, 0, 5, 12.5, 1119.0, 1100.0)
 
     line = next(line for line in shown(channels=[channel]).splitlines() if "rollouts" in line)
@@ -73,7 +73,7 @@ def test_channels_of_a_run_are_listed_with_what_waits_and_a_cluster_without_driv
     assert "no driver of Phalanx" in str(render({"address": "head:6379", "at": 0.0, "runs": []}))
 
 
-def test_calls_are_named_as_people_know_them_the_longest_first() -> None:
+def test_running_calls_have_readable_names_and_the_longest_call_is_first() -> None:
     methods = {1: "actor.__phalanx_run__", 2: "update", 3: ""}
     status = ProcessStatus(True, {1: 0.5, 2: 3.0, 3: 1.0}, methods=methods)
 
@@ -84,7 +84,7 @@ def test_calls_are_named_as_people_know_them_the_longest_first() -> None:
     ]
 
 
-def test_the_use_of_an_accelerator_is_that_of_the_ranks_own_as_nvidia_smi_prints_it() -> None:
+def test_a_rank_shows_the_usage_that_nvidia_smi_prints_for_its_own_accelerators() -> None:
     text = "0, GPU-5a, 10, 1024, 81559\n1, GPU-5b, 90, 0, 81559\n2, GPU-5c, [N/A], 0, 81559\n\nnonsense\n"
     gpus = read_gpus(text)
 
@@ -100,11 +100,11 @@ def test_the_use_of_an_accelerator_is_that_of_the_ranks_own_as_nvidia_smi_prints
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-1, "0.0 s"), (0.44, "0.4 s"), (12.3, "12 s"), (200, "3 min"), (7500, "2 h 5 min")]
 )
-def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
+def test_durations_have_readable_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_ranks_at_the_same_place_are_shown_together() -> None:
+def test_ranks_with_the_same_stack_are_shown_together() -> None:
     waits = ProcessStatus(True, {9: 2.0}, stack='File "a.py", line 3 in wait', methods={9: "update"})
     stands = ProcessStatus(True, stack='File "b.py", line 1 in loop')
     gone = ProcessStatus(False, note="its process is gone")
@@ -127,5 +127,5 @@ FILES = [[f"{DAY}00:00 a", "a2", f"{DAY}03:00,5 d"], [f"{DAY}01:00 b", f"{DAY.re
     ("order", "tail", "texts"),
     [("rank", None, "a a2 d b c"), ("time", None, "a a2 b c d"), ("rank", 0, ""), ("time", 1, "c d")],
 )
-def test_lines_of_several_ranks_are_put_together(order: Order, tail: Any, texts: str) -> None:
+def test_log_lines_of_several_ranks_are_merged_by_rank_or_time(order: Order, tail: Any, texts: str) -> None:
     assert [text.split()[-1] for _, text in merged(FILES, order, tail)] == texts.split()

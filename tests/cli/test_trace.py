@@ -20,7 +20,7 @@ def file(tmp_path: Path) -> Path:
     return write(TRACE, tmp_path / "run.json")
 
 
-def test_the_summary_is_printed_as_text_or_data_and_the_trace_as_a_page_or_in_another_format(
+def test_a_trace_is_summarized_as_text_or_json_and_converted_to_a_page_or_another_format(
     file: Path, tmp_path: Path
 ) -> None:
     page, lines = tmp_path / "report.html", tmp_path / "run.jsonl"
@@ -48,7 +48,7 @@ def test_the_summary_is_printed_as_text_or_data_and_the_trace_as_a_page_or_in_an
         ),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(
+def test_invalid_arguments_are_an_error_of_one_line_with_exit_code_2(
     file: Path, arguments: list[str], says: str
 ) -> None:
     ended = runner.invoke(app, ["trace", *(one.format(file=file) for one in arguments)])

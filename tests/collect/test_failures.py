@@ -80,13 +80,13 @@ def combined(*reports: RankReport, **options: Any) -> CallError:
         ([died(1)], {"init": True}, WorkerDiedError),
     ],
 )
-def test_the_kind_of_error_follows_the_causes(
+def test_the_causes_determine_the_type_of_the_error(
     reports: list[RankReport], options: dict[str, Any], kind: type[CallError]
 ) -> None:
     assert type(combined(*reports, **options)) is kind
 
 
-def test_no_failure_at_all_is_a_bug_of_ours() -> None:
+def test_reports_without_a_failure_are_an_internal_error() -> None:
     with pytest.raises(InternalError, match="no rank reported a failure"):
         combined(late(0, "finished"))
 
@@ -121,7 +121,7 @@ def test_a_lost_connection_in_a_collective_makes_a_victim(victim: RankReport) ->
         bad(0, traceback=f'Traceback:\n    log("RuntimeError: {CLOSED}")\n{TRACEBACK}'),
     ],
 )
-def test_anything_else_is_a_failure_of_its_own(own: RankReport) -> None:
+def test_a_rank_with_any_other_error_is_a_cause(own: RankReport) -> None:
     assert not looks_like_victim(own)
     assert combined(own, bad(3)).cause_ranks == (0, 3)
 
@@ -152,13 +152,15 @@ def test_anything_else_is_a_failure_of_its_own(own: RankReport) -> None:
         ),
     ],
 )
-def test_the_cause_is(reports: list[RankReport], causes: tuple[int, ...], victims: tuple[int, ...]) -> None:
+def test_causes_are_separated_from_victims(
+    reports: list[RankReport], causes: tuple[int, ...], victims: tuple[int, ...]
+) -> None:
     error = combined(*reports)
 
     assert (error.cause_ranks, error.victims) == (causes, victims)
 
 
-def test_who_lost_the_other_end_of_a_sync_is_a_victim_of_whoever_left_it_for_a_reason() -> None:
+def test_a_rank_that_lost_its_peer_in_a_sync_is_a_victim_of_the_error_of_its_peer() -> None:
     lost = {"type_name": "phalanx.errors.WeightsTransferError", "message": "source rank 0 went away"}
     early, late = report(0, at=1.0, **lost), bad(1, at=2.0)
     assert [(each.rank, each.victim) for each in with_victims([early, late])] == [(1, False), (0, True)]
@@ -173,13 +175,13 @@ def test_who_lost_the_other_end_of_a_sync_is_a_victim_of_whoever_left_it_for_a_r
     ],
     ids=["by time", "without times by rank"],
 )
-def test_causes_come_first_the_earliest_of_them_before_the_others(
+def test_causes_come_first_and_the_earliest_cause_before_other_causes(
     reports: list[RankReport], order: list[int]
 ) -> None:
     assert [failure.rank for failure in combined(*reports).failures] == order
 
 
-def test_a_timeout_knows_its_seconds_and_which_ranks_had_finished() -> None:
+def test_a_timeout_has_its_seconds_and_only_the_ranks_that_had_not_finished() -> None:
     error = combined(late(0), late(1, "finished"), timeout=5.0)
 
     assert isinstance(error, CallTimeout)
@@ -193,7 +195,7 @@ many_reports = st.lists(st.tuples(kinds, st.none() | st.floats(0, 9)), min_size=
 
 
 @given(many_reports, st.randoms())
-def test_any_reports_in_any_order_have_a_cause_and_give_one_error_that_pickles_with_its_text(
+def test_reports_in_any_order_have_a_cause_and_give_one_error_that_can_be_pickled(
     reports: list[RankReport], random: Any
 ) -> None:
     marked = with_victims(reports)
@@ -210,7 +212,7 @@ def test_any_reports_in_any_order_have_a_cause_and_give_one_error_that_pickles_w
     assert (type(copied), str(copied), copied.failures) == (type(error), str(error), error.failures)
 
 
-def test_the_text_of_one_cause_with_its_victims() -> None:
+def test_the_text_has_the_cause_its_traceback_its_log_and_its_victims() -> None:
     cause = bad(2, log_tail=("step 1", "step 2"), log_path="/logs/2.out")
 
     text = str(combined(gone(0), gone(1), cause, stopped(3)))
@@ -271,11 +273,11 @@ WHERE = "rank 1 (host h, pid 101, GPU 1)"
         ),
     ],
 )
-def test_the_text_begins_with_the_call_and_what_happened_on_which_ranks(error: CallError, text: str) -> None:
+def test_the_text_begins_with_the_call_the_ranks_and_their_error(error: CallError, text: str) -> None:
     assert str(error).startswith(f"group 'actor', {text}")
 
 
-def test_the_text_of_a_timeout_tells_how_to_give_more_time() -> None:
+def test_the_text_of_a_timeout_explains_how_to_allow_more_time() -> None:
     reports = [late(0, stack=COLLECTIVE), late(1, stack=BUSY), late(2, "finished"), late(3, "queued")]
 
     assert str(combined(*reports, timeout=5)) == (
@@ -315,5 +317,5 @@ def test_the_text_of_many_ranks_and_long_tracebacks_stays_short() -> None:
         (range(0, 60, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ... (30 in all)"),
     ],
 )
-def test_ranks_in_words(ranks: Any, words: str) -> None:
+def test_ranks_are_listed_as_ranges(ranks: Any, words: str) -> None:
     assert rank_list(ranks) == words

@@ -1,4 +1,4 @@
-"""How outputs of ranks become one value."""
+"""Joining outputs of ranks into one value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows(count: int, **fields: Any) -> GatherPlan:
     return GatherPlan("join", range(count), **fields)
 
 
-def test_keys_in_another_order_are_the_same_keys_and_more_rows_than_were_given_are_joined() -> None:
+def test_outputs_are_joined_with_keys_in_any_order_and_more_rows_than_their_shards() -> None:
     assert join_rows([{"a": [1], "b": [2]}, {"b": [4], "a": [3]}]) == {"a": [1, 3], "b": [2, 4]}
     out = gather(rows(2, rows=[1, 2]), [torch.arange(3), torch.arange(5)])
     assert out.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
@@ -40,7 +40,9 @@ def test_keys_in_another_order_are_the_same_keys_and_more_rows_than_were_given_a
         ([{"a": Batch([1], [])}, {"a": Batch(None, [])}, {"a": Batch(None, [])}], r"at \['a'\]\.ids"),
     ],
 )
-def test_outputs_that_cannot_be_joined_name_the_ranks_and_the_place(outputs: list[Any], text: str) -> None:
+def test_outputs_that_cannot_be_joined_are_an_error_with_ranks_and_place(
+    outputs: list[Any], text: str
+) -> None:
     with pytest.raises(DispatchError, match=text):
         gather(rows(3), outputs)
 
@@ -51,7 +53,7 @@ def test_ranks_of_a_slice_are_named_as_ranks_of_the_group() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_a_nested_tensor_without_a_shape_is_described_and_tables_with_other_columns_are_refused() -> None:
+def test_nested_tensors_without_a_shape_and_tables_with_different_columns_are_refused() -> None:
     with pytest.raises(
         DispatchError, match=r"piece 0 returned a nested Tensor of dtype torch\.float32; piece 1"
     ):
@@ -62,7 +64,7 @@ def test_a_nested_tensor_without_a_shape_is_described_and_tables_with_other_colu
             join_rows(outputs)
 
 
-def test_a_piece_without_rows_does_not_change_dtype_or_shape_of_the_others() -> None:
+def test_an_output_without_rows_does_not_change_dtype_or_shape_of_the_result() -> None:
     out = join_rows([torch.ones(2, 5, dtype=torch.int64), torch.tensor([])])
     assert same(out, torch.ones(2, 5, dtype=torch.int64))
 
@@ -95,7 +97,7 @@ def test_joined_arrow_tables_own_their_memory() -> None:
     assert joined.column("a").chunk(0).buffers()[1].address != theirs
 
 
-def test_only_leaves_with_the_rows_of_the_padded_piece_are_trimmed() -> None:
+def test_only_leaves_with_as_many_rows_as_the_padded_shard_are_trimmed() -> None:
     plan = rows(2, trim=[(4, 3), (4, 4)])
     outputs = [
         {"rows": [0, 1, 2, 0], "losses": [9, 9], "histogram": [1] * 8, "text": "abcd"},

@@ -1,4 +1,4 @@
-"""The error of a failed call is also what the worker raised, wherever that can be."""
+"""The error of a failed call is also an instance of the worker's exception type, if possible."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Comparing(Exception):
 
 
 class SameNames(Exception):
-    """Uses names of ours for other things."""
+    """Uses attribute names of the library for other values."""
 
     def __init__(self) -> None:
         super().__init__("text")
@@ -112,7 +112,7 @@ EXCEPTIONS = [
 
 
 @pytest.mark.parametrize("exc", EXCEPTIONS, ids=lambda exc: type(exc).__name__)
-def test_the_error_is_an_instance_of_both_types_with_our_text_and_fields_also_as_a_copy(
+def test_the_error_and_its_copies_have_both_types_and_the_text_and_fields_of_the_library(
     exc: Exception,
 ) -> None:
     error = failed_with(exc)
@@ -127,7 +127,7 @@ def test_the_error_is_an_instance_of_both_types_with_our_text_and_fields_also_as
 
 
 @pytest.mark.parametrize("exc", [Frozen(3), Comparing(3)])
-def test_it_can_be_raised_hashed_and_noted_like_any_other_and_notes_travel_with_it(exc: Exception) -> None:
+def test_an_error_can_be_raised_and_hashed_and_is_pickled_with_its_notes(exc: Exception) -> None:
     error = failed_with(exc)
     error.anything = 1  # type: ignore[attr-defined]
     error.__notes__ = ["mine"]
@@ -148,13 +148,13 @@ def test_it_can_be_raised_hashed_and_noted_like_any_other_and_notes_travel_with_
     ],
     ids=lambda exc: type(exc).__name__,
 )
-def test_what_must_not_or_cannot_be_joined_is_a_plain_error_with_the_text(exc: BaseException) -> None:
+def test_exceptions_that_must_not_or_cannot_be_subclassed_give_a_plain_error(exc: BaseException) -> None:
     error = failed_with(exc)
 
     assert (type(error), str(error)) == (RemoteCallError, TEXT)
 
 
-def test_a_class_that_refuses_every_attribute_gives_a_plain_error_with_its_name() -> None:
+def test_an_exception_that_refuses_every_attribute_gives_a_plain_error_with_its_class_name() -> None:
     error = failed_with(Unreadable("x"))
 
     assert (type(error), error.failures[0].type_name) == (RemoteCallError, f"{__name__}.Unreadable")
@@ -179,7 +179,7 @@ def test_the_first_cause_decides_the_type_and_a_victim_does_not() -> None:
     assert isinstance(error, KeyError)
 
 
-def test_where_the_class_is_missing_it_arrives_as_a_plain_error(
+def test_an_error_of_a_missing_class_is_unpickled_as_a_plain_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text("class Gone(ValueError):\n    pass\n")
