@@ -1,1 +1,1 @@
-"""Calls: sent, awaited and ended."""
+"""One call, from its plan to its value or error."""

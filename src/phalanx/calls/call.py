@@ -1,4 +1,4 @@
-"""A call: it waits for its ranks, streams, cancels and ends, in a single loop."""
+"""A call in progress: waits for its ranks, streams of outputs, cancellation and its end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REFUSED = f"{DeclarationError.__module__}.{DeclarationError.__qualname__}"
 
 
 class Call(CallInfo):
-    """A call from its plan to its end: it waits, streams, cancels and ends."""
+    """A call from its plan to its end, shared by its future, its streams and the monitor."""
 
     core: Group
 
@@ -45,18 +45,18 @@ class Call(CallInfo):
 
     @property
     def streams(self) -> PendingStream | None:
-        """Its items, where it streams."""
+        """The pending items if the call streams, else None."""
         return self.arrivals if isinstance(self.arrivals, PendingStream) else None
 
     @property
     def cancelled(self) -> bool:
-        """True if it was cancelled."""
+        """True if the call was cancelled."""
         return isinstance(self.error, CallCancelled)
 
-    # Its listener and counts
+    # Listener and counts
 
     def note_sent(self, nbytes: int) -> None:
-        """Note that all messages of the call were sent, of ``nbytes`` in all."""
+        """Note that all messages of the call were sent, ``nbytes`` bytes in total."""
         self.was_sent = True
         if self.acts:
             for counts in (self.core.counts, process):
@@ -65,7 +65,7 @@ class Call(CallInfo):
         self.listener.sent(self, nbytes)
 
     def tell_end(self, error: BaseException | None) -> None:
-        """Tell its listener, once, that it is over."""
+        """Report the end of the call, once, to its group, the counts and its listener."""
         if self.told:
             return
         self.told = True
@@ -86,13 +86,13 @@ class Call(CallInfo):
                 "the trace lacks the end of %s of group %r", self.method, self.group, exc_info=failure
             )
 
-    # Its outputs
+    # Outputs
 
     def result(self, timeout: float | None) -> Value:
-        """Wait, then return its value or raise its error; both are kept.
+        """Wait for the call to end; return its value or raise its error. Both are kept.
 
         Raises:
-            CallTimeout: ``timeout`` seconds are over, and the call is not; or its own deadline ended it.
+            CallTimeout: if the call has not ended after ``timeout`` seconds, or its own deadline ended it.
         """
         if not self.over:
             self._conclude(timeout)
@@ -101,7 +101,7 @@ class Call(CallInfo):
         return self.value
 
     def conclude_now(self) -> None:
-        """Bring a call to its end of which that is known, unless a thread waits for it."""
+        """End the call if its outcome is known or its deadline has passed, unless another thread waits for it."""
         with contextlib.suppress(CallTimeout):
             self._conclude(0.0, wait_for_others=False)
 
@@ -122,7 +122,7 @@ class Call(CallInfo):
             except WaitOver as over:
                 raise over.error from None
             except Exception as error:
-                # Kept without the frames that it passed through, which would hold the call, and the caller's arguments.
+                # Kept without its frames, which would keep the call and the caller's arguments alive.
                 self.end_with(error.with_traceback(None))
             else:
                 self._end(value)
@@ -130,14 +130,17 @@ class Call(CallInfo):
             self._waiting.release()
 
     def until(self, timeout: float | None) -> float | None:
-        """Return the moment on the backend's clock when ``timeout`` seconds are over."""
+        """Return the time on the backend's clock in ``timeout`` seconds; None: no limit."""
         return None if timeout is None else self.core.backend.now() + timeout
 
     def attempt(self, work: Callable[[float | None], T], limit: float | None) -> T:
-        """Return ``work(until)``; where that fails, find out how the call ends and act on it.
+        """Return ``work(until)``. If it fails or is late, decide the outcome of the call and apply it.
+
+        ``until`` is the earlier of ``limit`` and the call's deadline.
 
         Raises:
-            WaitOver: ``limit`` is over, and the call is not.
+            WaitOver: if ``limit`` has passed and the call continues.
+            BaseException: the error of the call, if it failed.
         """
         until = self.deadline
         if until is None or (limit is not None and limit < until):
@@ -149,9 +152,9 @@ class Call(CallInfo):
             except NotReady:
                 is_late = True
             except FetchFailed as failed:
-                # Without its frames, which would hold this one.
+                # Without its frames, which would keep this frame alive.
                 cause = failed.__cause__ and failed.__cause__.with_traceback(None)
-            # Outside the except block: otherwise the new error would keep the old, and so its frames, as its context.
+            # Outside the except block: otherwise the old error, with its frames, would be the context of the new error.
             ending = outcome_when_late(self, limit) if is_late else outcome_of_failure(self, cause)
             self.act(ending)
             if ending.error is not None:
@@ -159,10 +162,11 @@ class Call(CallInfo):
             until = None  # all ranks have ended by now
 
     def check(self) -> None:
-        """Check that the call has not failed and belongs to the present ranks.
+        """Check that the call has not failed and that its ranks were not replaced.
 
         Raises:
-            StaleEpoch: the ranks are others now; or the error of the call.
+            StaleEpoch: if a rank of the call was replaced.
+            BaseException: the error of the call, if it failed.
         """
         if self.error is not None:
             raise raisable(self.error)
@@ -170,7 +174,7 @@ class Call(CallInfo):
             self.core.check_current(self.epoch, self.plan.ranks, self.method)
 
     def _joined(self, until: float | None) -> Value:
-        """The value, decoded straight into its place where rows are joined."""
+        """Fetch and join the outputs. Outputs whose rows are joined are decoded as views."""
         with decoding(readonly=self.copies, meter=self.meter):
             outputs = self.arrivals.fetch(seconds_until(until, self.core.backend))
         return self._join(outputs)
@@ -179,14 +183,14 @@ class Call(CallInfo):
         met = self.meter
         if met is not None:
             for output in outputs:
-                if type(output) is bytes or type(output) is str:  # these come as they are, not encoded
+                if type(output) is bytes or type(output) is str:  # sent without being encoded
                     met.add(len(output))
         self.listener.arrived(self, None)
         if self.verify is not None:
             self.verify(self, outputs)
         try:
             value = gather(self.plan.gather, outputs, self.collector)
-        except (StopIteration, StopAsyncIteration) as error:  # it would end a loop of the caller
+        except (StopIteration, StopAsyncIteration) as error:  # it would silently end a loop of the caller
             raise RuntimeError(f"the collect function of {self.method} raised {error!r}") from error
         self.listener.joined(self)
         return value
@@ -203,7 +207,7 @@ class Call(CallInfo):
                 self.end_with(error.with_traceback(None))
 
     def stream(self, timeout: float | None) -> Iterator[tuple[int, Any]]:
-        """``(rank, output)`` as they come. Raises as :meth:`result` does."""
+        """Yield ``(rank, output)`` in the order in which ranks finish. Raise the errors of :meth:`result`."""
         limit = self.until(timeout)
         pending = list(range(len(self.plan.ranks)))
         failure: BaseException | None = None
@@ -235,10 +239,10 @@ class Call(CallInfo):
         return rank, output
 
     def answers(self, timeout: float | None) -> dict[int, Any]:
-        """Wait at most ``timeout`` seconds, and return the output of each rank; an error of a rank is returned.
+        """Wait at most ``timeout`` seconds; return the output or the error of each rank.
 
-        A rank without an output has an error in its place: ``NotReady`` if it has not ended, ``DeclarationError`` if it
-        refused the request, else a ``PhalanxError`` with its reason.
+        The error is ``NotReady`` for a rank that has not ended, ``DeclarationError`` for a rank that refused the
+        request, else a ``PhalanxError`` with the reason.
         """
         late = self.arrivals.pending(timeout)
         diagnosis = Diagnosis(self)
@@ -254,7 +258,7 @@ class Call(CallInfo):
         return found
 
     def all_ended(self) -> bool:
-        """Return whether no rank is still at it; does not wait."""
+        """Return whether all ranks have ended the call; does not wait."""
         return self.arrivals.all_ended()
 
     def has_failed(self) -> bool:
@@ -263,12 +267,12 @@ class Call(CallInfo):
         return not all(self.arrivals.outcome(p).ok for p in range(len(self.plan.ranks)) if p not in pending)
 
     def touches(self, ranks: Sequence[int]) -> bool:
-        """Return whether the call failed on a rank of ``ranks`` because the rank died. Returned ranks do not count."""
+        """Return whether a called rank of ``ranks`` has not ended the call, or failed in it."""
         touched = [position for position, rank in enumerate(self.plan.ranks) if rank in ranks]
         pending = self.arrivals.pending()
         return any(p in pending or not self.arrivals.outcome(p).ok for p in touched)
 
-    # Its end
+    # End
 
     def act(self, ending: CallOutcome) -> None:
         """Apply an outcome: stop ranks, break the group, or note that its owner has closed it."""
@@ -283,11 +287,11 @@ class Call(CallInfo):
             core.finish_close()
         elif ending.breaks and isinstance(ending.error, PhalanxError):
             core.broken(ending.error, epoch)
-        if ending.stop:  # last: what goes down with these ranks is to find the cause, and no call to follow
+        if ending.stop:  # last, so that calls that fail with these ranks find the cause
             core.backend.kill([epoch.endpoints[rank] for rank in ending.stop])
 
     def cancel(self) -> bool:
-        """End it; see ``CallFuture.cancel``. False if it was over before."""
+        """Cancel the call; see ``CallFuture.cancel``. Return False if it was over before."""
         mine = threading.Event()
         with self._lock:
             other = self.cancelling
@@ -295,7 +299,7 @@ class Call(CallInfo):
             if begins:
                 self.cancelling = mine
         if not begins:
-            if other is not None and not self.over:  # another thread cancels it
+            if other is not None and not self.over:  # another thread is cancelling the call
                 other.wait(CANCELLED_WITHIN_S)
             return self.cancelled
         try:
@@ -309,7 +313,7 @@ class Call(CallInfo):
             mine.set()
 
     def end_with(self, error: BaseException | None) -> bool:
-        """End the call with an error, or with the last of its items. Return False if it was over before."""
+        """End the call with an error; None: after its last item. Return False if it was over before."""
         return self._end(None, error)
 
     def _end(self, value: Value, error: BaseException | None = None) -> bool:

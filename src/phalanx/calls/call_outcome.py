@@ -13,12 +13,18 @@ from phalanx.errors import CallCancelled, CallTimeout, GroupClosed, RankReport
 
 @dataclass(frozen=True)
 class CallObservation:
-    """Facts on a call that did not simply return.
+    """Facts about a call that did not simply return.
 
-    ``reports`` tell of every rank that matters; ``pending`` are the ranks that had not ended when its grace was
-    over. ``why`` somebody looked: a rank failed, the caller's patience or the call's deadline is over, or somebody
-    cancels it. ``waited`` are seconds. ``severed``: connections of process groups were cut. ``by_owner``: all ranks
-    that are gone were ended by the owner of the group, or with it, if that is ``owner_gone`` itself.
+    Attributes:
+        why: a rank failed, a caller's timeout ("impatient") or the deadline ("expired") has passed, or a caller
+            cancels the call.
+        reports: reports of the failed, late or cancelled ranks.
+        pending: ranks that had not ended at the end of the grace period.
+        waited: seconds of the wait.
+        severed: True if collectives were aborted.
+        by_owner: True if all dead ranks were ended on purpose by the group's owner, or ended with it.
+        owner_gone: True if the owner itself had ended.
+        init: True for a call of constructors.
     """
 
     why: Literal["failed", "impatient", "expired", "cancelled"]
@@ -37,8 +43,8 @@ class CallObservation:
 class CallOutcome:
     """Outcome of a call: its error (None: all ranks returned after all), and the consequences for the group.
 
-    ``stop`` are the ranks to be stopped, ``breaks`` says that the group takes no more calls, ``closes`` that its
-    owner has closed it. ``over`` is False if only this wait is over and the call continues.
+    ``stop`` are the ranks to stop. ``breaks`` is True if the group breaks, ``closes`` if its owner has closed it.
+    ``over`` is False if only this wait is over and the call continues.
     """
 
     error: BaseException | None = None
@@ -49,7 +55,7 @@ class CallOutcome:
 
 
 def decide(seen: CallObservation) -> CallOutcome:
-    """How a call ends of which this was seen."""
+    """Decide the outcome of a call from an observation."""
     if seen.why == "cancelled":
         return _cancelled(seen)
     if seen.why == "failed":
@@ -72,7 +78,7 @@ def _failed(seen: CallObservation) -> CallOutcome:
 
 
 def _cancelled(seen: CallObservation) -> CallOutcome:
-    """A call that returned on every rank before it could be cancelled was not."""
+    """Decide the outcome of a cancellation: none if every rank had returned before."""
     if not seen.pending and all(report.state == "finished" for report in seen.reports):
         return CallOutcome(over=False)
     failures = with_victims(seen.reports)

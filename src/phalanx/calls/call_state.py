@@ -1,6 +1,4 @@
-"""The state of a call, the listener of its steps, and its pending results: outputs and items of its ranks, and how
-each rank ended.
-"""
+"""The state of a call, the listener of its steps, and its pending results."""
 
 from __future__ import annotations
 
@@ -32,44 +30,44 @@ from phalanx.wire.value import Value
 
 
 class CallListener:
-    """Base of a listener, such as a trace. Each step is told on the thread that takes it, and should be quick."""
+    """Base class of listeners, such as a trace. Methods run on the thread of each step, and must be quick."""
 
     def planned(self, call: CallInfo) -> None:
-        """Its plan is made; nothing is encoded yet."""
+        """Note that the call was planned; nothing is encoded yet."""
 
     def passed(self, call: CallInfo, source: CallInfo) -> None:
-        """The result of another call is among its arguments."""
+        """Note that the result of another call, ``source``, is an argument."""
 
     def stored(self, call: CallInfo, nbytes: int) -> None:
-        """A value of ``nbytes`` was stored for the call."""
+        """Note that a value of ``nbytes`` bytes was stored for the call."""
 
     def composed(self, call: CallInfo, message: Message) -> None:
-        """The message of the next rank is made."""
+        """Note that the message of the next rank was encoded."""
 
     def posted(self, call: CallInfo) -> None:
-        """The message of a rank was handed over."""
+        """Note that the message of a rank was handed to the backend."""
 
     def sent(self, call: CallInfo, nbytes: int) -> None:
-        """All messages of the call were sent, of ``nbytes`` in all."""
+        """Note that all messages were sent, ``nbytes`` bytes in total."""
 
     def asked(self, call: CallInfo) -> None:
-        """Somebody waits for its end."""
+        """Note that a caller waits for the call."""
 
     def arrived(self, call: CallInfo, rank: int | None) -> None:
-        """The output of a rank is here; None: of all."""
+        """Note that the output of a rank has arrived; None: of all ranks."""
 
     def joined(self, call: CallInfo) -> None:
-        """Its value is made from the outputs."""
+        """Note that the outputs were joined."""
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
-        """The end of the call is known: it succeeded (None), or raised ``error``. Called once."""
+        """Note that the call ended, successfully (None) or with ``error``. Called once."""
 
 
 SILENT = CallListener()
 
 
 class Listening:
-    """Who hears of the calls of all groups of this process that are planned from now on: the trace that is on."""
+    """Holder of the listener of calls that this process plans from now on: the trace that is on."""
 
     current = SILENT
 
@@ -79,17 +77,20 @@ listening = Listening()
 
 @dataclass(eq=False, repr=False)  # its outputs can be large
 class CallInfo:
-    """A call, as its listener and its diagnosis know it: its ranks, epoch, deadline and pending results.
+    """A call as listeners and the diagnosis see it: its ranks, epoch, deadline and pending results.
 
-    Made before anything is sent; ``arrivals`` is set after sending. ``number`` is its place among the calls of this
-    process on the group, in traces and in debug mode. ``acts`` is False if the caller handles the end itself (a start,
-    a call of the library): the group is then neither broken nor closed by it, and no rank is stopped. ``limit`` is its
-    deadline in seconds, from ``started``, on the backend's clock. A custom collect function gets ``collector`` as the
-    group. ``began`` is when its caller began to plan it, in nanoseconds since 1970 (0: not noted). ``trace`` may be set
-    at ``planned``, and goes out with the messages. ``verify`` checks the outputs before they are joined (debug mode).
-
-    Once it is ``over``, ``value`` is the joined result, or ``error`` is set; a call that could not be sent ends too.
-    While a thread cancels it, ``cancelling`` is an event that is set when it is known how that went.
+    Attributes:
+        number: identifies the call in traces and debug mode; grows with the calls of this process on the group.
+        acts: False if the end of the call has no effect on the group, as for a start or a call of the library.
+        limit: seconds from ``started`` (on the backend's clock) to the deadline; None: no deadline.
+        stall_after: seconds until the state of the call is logged; None: never.
+        collector: passed to a custom collect function as the group.
+        began: start of its planning, in ns since 1970; 0: not recorded.
+        arrivals: pending results; set when the call is sent.
+        trace: id of its trace, sent with the messages; a listener may set it in ``planned``.
+        verify: checks the outputs before they are joined, in debug mode.
+        over: True once the call has ended: ``value`` is the joined result, or ``error`` is set.
+        cancelling: event that is set at the end of the running cancellation; None: no thread is cancelling the call.
     """
 
     core: Any  # the Group, whose module imports this module
@@ -121,21 +122,21 @@ class CallInfo:
         self.deadline = None if self.limit is None else self.started + self.limit
         self.stall_after = None if self.stall_after is None else bounded(self.stall_after)
         self.stall_at = None if self.stall_after is None else self.started + self.stall_after
-        #: Counter of the bytes that arrive; None if the call is not a user's.
+        #: Counter of the bytes that arrive; None if ``acts`` is False.
         self.meter: Meter | None = self.core.counts.arrived if self.acts else None
-        #: True if its outputs are decoded without a copy: rows are copied when they are joined.
+        #: True if outputs are decoded without a copy, since joining copies their rows.
         self.copies = self.plan.gather.collect == "join"
-        self._lock = threading.Lock()  # of how it ends
+        self._lock = threading.Lock()  # guards the end of the call
         self._waiting = threading.Lock()  # held by the thread that fetches the value
 
 
 def seconds_until(limit: float | None, backend: Backend) -> float | None:
-    """Seconds from now to a moment on the backend's clock."""
+    """Return the seconds until ``limit`` on the backend's clock, 0 if it has passed; None: no limit."""
     return None if limit is None else max(0.0, limit - backend.now())
 
 
 def raisable(error: BaseException) -> BaseException:
-    """A copy to raise of an error that is kept: the frames that it then passes through are not kept with it."""
+    """Return a copy of a kept error to raise, so that the kept error does not gather the frames of its callers."""
     try:
         fresh = copy.copy(error)
     except Exception:  # not every exception of users can be copied
@@ -146,7 +147,7 @@ def raisable(error: BaseException) -> BaseException:
 
 
 class WaitOver(Exception):
-    """A wait for a call is over, while the call continues."""
+    """The end of a wait whose call continues; ``error`` is to be raised to the caller."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -154,7 +155,7 @@ class WaitOver(Exception):
 
 
 class Results:
-    """The references to the outputs of ranks that were called individually."""
+    """Pending results of a call: the references to the outputs of its ranks, by position in the call."""
 
     def __init__(self, backend: Backend, tickets: Sequence[Ticket]) -> None:
         self._backend = backend
@@ -168,8 +169,8 @@ class Results:
         """Return the outputs of all ranks.
 
         Raises:
-            FetchFailed: an output cannot be fetched; raised as soon as that is known.
-            NotReady: time is up.
+            FetchFailed: if an output cannot be fetched, as soon as that is known.
+            NotReady: if outputs are missing after ``timeout`` seconds.
         """
         return self._backend.fetch(self._values, timeout)
 
@@ -185,23 +186,23 @@ class Results:
         """Return the output of an ended rank.
 
         Raises:
-            FetchFailed: it cannot be had.
+            FetchFailed: if the rank failed, or the output was lost.
         """
         return self._backend.fetch([self._values[position]])[0]
 
     def wait(
         self, positions: Sequence[int], count: int, timeout: float | None
     ) -> tuple[list[int], list[int]]:
-        """Return the positions that have ended (at least ``count``, unless time runs out), and the rest."""
+        """Wait ``timeout`` seconds at most for ``count`` positions to end; return the ended positions, and the rest."""
         ended, rest = self._backend.wait([self._values[p] for p in positions], count, timeout)
         return [positions[index] for index in ended], [positions[index] for index in rest]
 
     def pending(self, timeout: float | None = 0.0) -> list[int]:
-        """Return the positions that have not ended when all have, or time is up."""
+        """Wait ``timeout`` seconds at most for all ranks; return the positions that have not ended."""
         return self.wait(range(len(self)), len(self), timeout)[1]
 
     def outcome(self, position: int) -> RankOutcome:
-        """Return how an ended rank's part ended."""
+        """Return the outcome of an ended rank."""
         return self._backend.outcome(self._values[position])
 
     def reference(self, position: int) -> Ticket:
@@ -209,7 +210,7 @@ class Results:
         return self._tickets[position]
 
     def call_ids(self) -> list[int]:
-        """Return the id by which each rank knows the call."""
+        """Return the id of the call on each rank."""
         return [self._backend.call_id(value) for value in self._values]
 
     def disregard(self) -> None:
@@ -224,8 +225,8 @@ class Results:
 class Streaming:
     """Options of the streams of a call.
 
-    ``buffer`` is the most unread items that a rank makes; None: any number. If ``kept``, items stay after they were
-    read, for further readers. ``positions`` are the ranks whose items are streamed.
+    ``positions`` has the positions of the ranks whose items are streamed. ``buffer`` is the maximum number of unread
+    items of a rank; None: no limit. If ``kept``, items are kept after they were read, for further readers.
     """
 
     positions: frozenset[int]
@@ -235,7 +236,7 @@ class Streaming:
 
 @dataclass
 class _Part:
-    """The stream of a rank: its references from index ``first`` on; ``end`` is the last that was dropped."""
+    """The stream of a rank: references to its items from index ``first`` on. ``end`` is the last dropped reference."""
 
     stream: RankStream
     refs: deque[Ref] = field(default_factory=deque[Ref])
@@ -244,7 +245,7 @@ class _Part:
     fault: RankFailure | None = None
 
     def pull(self, count: float = math.inf) -> bool:
-        """Take the references that are there, until there are ``count``; return whether there are as many."""
+        """Take available references until there are ``count``; return whether there are that many."""
         while len(self.refs) < count and (ref := self.stream.take()) is not None:
             self.refs.append(ref)
         return len(self.refs) >= count
@@ -266,7 +267,7 @@ class PendingStream(Results):
         self.streaming = streaming
         #: True if the reader has left the stream.
         self.left = False
-        #: True if a rank has failed, as its reader found.
+        #: True if a reader marked a rank as failed.
         self.is_faulty = False
 
     def leave(self) -> None:
@@ -287,7 +288,7 @@ class PendingStream(Results):
     def wait(
         self, positions: Sequence[int], count: int, timeout: float | None
     ) -> tuple[list[int], list[int]]:
-        """Return the positions that have ended, and the rest. Items made for a reader need not have been read."""
+        """Wait as :meth:`Results.wait`. An ended rank may have unread items."""
         backend = self._backend
         limit = None if timeout is None else backend.now() + timeout
         ended: list[int] = []
@@ -320,7 +321,7 @@ class PendingStream(Results):
         return RankOutcome(failure=outcome.value) if isinstance(outcome.value, RankFailure) else outcome
 
     def fetch(self, timeout: float | None) -> list[Any]:
-        """Return the items of each rank as a list, once all ranks have ended; None for items that are not kept."""
+        """Wait for all ranks; return a list of the items of each rank, None if they are not streamed or not kept."""
         limit = None if timeout is None else self._backend.now() + timeout
         waiting: Sequence[int] = range(len(self))
         while waiting:
@@ -332,7 +333,7 @@ class PendingStream(Results):
         return [self.output(position) for position in range(len(self))]
 
     def output(self, position: int) -> Value:
-        """The items of an ended rank."""
+        """Return a list of the items of an ended rank, None as for :meth:`fetch`."""
         part = self._parts.get(position)
         if part is None or not self.streaming.kept:
             return None
@@ -347,18 +348,18 @@ class PendingStream(Results):
         self._backend.disregard([*values, *(ref for ref in last if ref is not None)])
 
     def run_to_end(self) -> None:
-        """Take all items now, if ranks continue only when their items are taken."""
+        """Take all available items, so that ranks that wait for a reader continue."""
         with self._lock:
             for part in self._parts.values():
                 part.pull()
 
     def fail(self, position: int, fault: RankFailure) -> None:
-        """Mark this rank's part as failed: its items are of no use."""
+        """Mark a rank as failed: its items cannot be used."""
         self._parts[position].fault = fault
         self.is_faulty = True
 
     def at(self, position: int, index: int) -> Ref | None:
-        """Return the reference of an item of a rank, if it arrived. Drops earlier items that are not kept."""
+        """Return the reference to an item of a rank, None before it arrives. Drop earlier items that are not kept."""
         part = self._parts[position]
         with self._lock:
             while not self.streaming.kept and part.refs and part.first < index:
@@ -368,7 +369,7 @@ class PendingStream(Results):
             return part.refs[place] if part.pull(place + 1) else None
 
     def following(self, position: int, index: int, count: int) -> list[Ref]:
-        """Return up to ``count`` references that have arrived after the item at ``index`` of a rank."""
+        """Return up to ``count`` references to available items after the item at ``index`` of a rank."""
         part = self._parts[position]
         with self._lock:
             first = index + 1 - part.first
@@ -376,13 +377,14 @@ class PendingStream(Results):
             return list(islice(part.refs, first, first + count))
 
     def here(self, places: dict[int, int], silent: list[int], count: int, timeout: float | None) -> list[int]:
-        """Return up to ``count`` positions whose item, at the index in ``places``, may have arrived.
+        """Wait for items at the indices in ``places``; return the positions whose item may have arrived.
 
-        ``silent`` are ranks whose items are not streamed; the ranks that have ended are removed from it.
+        The wait ends after ``count`` positions. ``silent`` has the positions of ranks whose items are not streamed;
+        ended ranks are removed from it.
 
         Raises:
-            FetchFailed: a silent rank has failed.
-            NotReady: time is up.
+            FetchFailed: if a silent rank has failed.
+            NotReady: if nothing arrived within ``timeout`` seconds.
         """
         parts = self._parts
         with self._lock:

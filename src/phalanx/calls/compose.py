@@ -1,4 +1,4 @@
-"""From a plan to the messages of a call: every distinct value is encoded once and, if large, stored once."""
+"""Messages of a planned call: every distinct value is encoded once and, if large, stored once."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from phalanx.wire.tensor_walk import large_leaves, nbytes_of
 from phalanx.wire.value import Value
 
 Placed = tuple[bytes | None, tuple[Ref, ...]]
-"""The body of a message if it is small, and the references of the message; of a large body, the last is its own."""
+"""The body of a message, None if it is stored, and the references of the message: the last is that of a stored body."""
 
 
 def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
-    """Store a value for the ranks of a group, separate from the messages of a call."""
+    """Store a value for the ranks of a group, separate from the messages of a call; return its reference."""
     nbytes = encoded.nbytes
     ref = core.backend.put(encoded)
     for counts in (core.counts, process):
@@ -38,10 +38,10 @@ def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
 
 
 class Arguments:
-    """The encoded arguments of ranks, and the references that the placeholders in them name.
+    """The encoded arguments of a rank, and the references for the placeholders in them.
 
     Large arrays are views of the caller's memory until :meth:`place`. ``shared`` has the placeholders of values that
-    were stored before under ``refs``, by their ``id``.
+    are stored under ``refs`` already, by the ``id`` of the value.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Arguments:
         self.nbytes = self._encoded.nbytes
 
     def place(self) -> Placed:
-        """Return what goes into a message; large arguments are stored."""
+        """Return the body and the references of the message. Large arguments are stored."""
         if self.nbytes > self._core.inline_bytes:
             return None, (*self._refs, store(self._core, self._encoded, self._call))
         return self._encoded.to_bytes(), tuple(self._refs)
@@ -81,7 +81,7 @@ class Arguments:
         return Stored(self._add(store(self._core, encode(value, readonly=readonly), self._call)))
 
     def _passes(self, future: CallFuture[Any]) -> None:
-        """Tell the listener that the result of another call is among the arguments."""
+        """Notify the listener that the result of another call is among the arguments."""
         if self._call is not None:
             self._call.listener.passed(self._call, future.call)
 
@@ -91,7 +91,7 @@ class Arguments:
         return Stored(self._add(stored.ref))
 
     def _parts(self, value: StoredParts, piece: FuturePiece | None = None) -> Assembled | Stored:
-        """A value in parts, or a piece of it."""
+        """Return the placeholder of a value in parts, or of a shard of it."""
         if value.backend != self._backend.name:
             whole = value.result()
             return self._put(whole if piece is None else piece_of(whole, *_share(piece)))
@@ -130,7 +130,7 @@ class Arguments:
         return ResultOf(self._add_values(taken), gather, _share(piece), tuple(map(self._add, infos)))
 
     def _elements(self, parts: Sequence[Ticket], gather: GatherPlan, piece: FuturePiece) -> ResultOf:
-        """The piece's share of a list by rank, whose rows are the outputs."""
+        """Return the placeholder of a shard of a list by rank, whose rows are the outputs."""
         total = len(gather.take)
         check_rows(total, piece.expected_rows)
         start, stop = piece_bounds(total, piece.count, piece.index)
@@ -148,13 +148,13 @@ def _share(piece: FuturePiece) -> tuple[int, int, int | None, int | None]:
 
 
 def messages(core: Group, plan: CallPlan, header: RankCall, call: Call | None = None) -> Iterator[Message]:
-    """Yield a message for each called rank, in the plan's order, each made when it is needed.
+    """Yield a message for each called rank, in the plan's order, each created when it is needed.
 
-    So the first rank copies its piece while the next piece is stored. All arguments are pickled, and the object store
-    has admitted them, before the first message is yielded.
+    So the first rank copies its shard while the next shard is stored. All arguments are pickled, and the object store
+    has capacity for them, before the first message is yielded.
 
     Raises:
-        DispatchError: a value cannot be pickled, or the values to store do not fit into the object store.
+        DispatchError: if a value cannot be pickled, or the object store cannot hold the values.
     """
     columns = [a for a in (*plan.args, *plan.kwargs.values()) if isinstance(a, Each)]
     if columns:
@@ -193,14 +193,17 @@ def _messages_each(
 
 
 def _shared_leaves(plan: CallPlan, inline_bytes: int) -> list[Any]:
-    """The large leaves that several ranks get, each once."""
+    """Return the large leaves that several ranks get, each once."""
     same = [argument.value for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Same)]
     found = {id(leaf): leaf for value in (*same, *plan.shared) for leaf in large_leaves(value, inline_bytes)}
     return list(found.values())
 
 
 def _admit(core: Group, columns: list[Each], keys: list[tuple[int, ...]], leaves: list[Any]) -> None:
-    """See to it that there is room for the pieces and the shared leaves; no look at each piece of a small call."""
+    """Wait until the object store has capacity for the shards and the shared leaves.
+
+    A call that is small, judged by its first shard, is not measured exactly.
+    """
 
     known = {id(leaf) for leaf in leaves}
 
@@ -223,7 +226,7 @@ def encode_body(core: Group, value: Value, call: Call | None = None) -> Placed:
     """Encode ``value`` as the body of a message: bytes if small; None and a reference, added last, if large.
 
     Raises:
-        DispatchError: it cannot be pickled, or does not fit into the object store.
+        DispatchError: if the value cannot be pickled, or the object store cannot hold it.
     """
     arguments = Arguments(core, call, value)
     if arguments.nbytes > core.inline_bytes:

@@ -1,4 +1,4 @@
-"""Numbers of calls and bytes, of a group and of the process."""
+"""Counts of calls and bytes, of a group and of the process."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from phalanx.wire.unpack import Meter
 
 
 class Counts:
-    """Numbers since the start of a group, or of the process.
+    """Counts since the start of a group, or of the process.
 
     Attributes:
         calls: number of calls that were sent.
         failed: number of these calls that raised an error.
-        sent_bytes: of messages to all ranks together.
-        stored_bytes: of values that were stored separately, once for any number of ranks; also of constructors.
-        arrived: counts bytes that arrived in this process as results. Values passed by reference from rank to rank are
-            not counted.
+        sent_bytes: bytes of messages to all ranks together.
+        stored_bytes: bytes of separately stored values and constructor arguments, once for any number of ranks.
+        arrived: counter of bytes that arrived in this process as results. Values passed by reference from rank to rank
+            are not counted.
     """
 
     def __init__(self, whole: Counts | None = None) -> None:
@@ -37,9 +37,9 @@ process = Counts()
 
 
 def statistics() -> dict[str, int]:
-    """Counts of this process over all of its groups and ``px.put``, since it was started.
+    """Return the counts of this process since its start, over all of its groups and ``px.put``.
 
-    ``calls`` and ``failed`` calls; ``sent_bytes`` in messages to ranks, ``stored_bytes`` in the object store,
-    ``fetched_bytes`` of results that this process read. ``group.statistics()`` has the same for a single group.
+    ``calls`` and ``failed`` count calls. ``sent_bytes`` went into messages to ranks, ``stored_bytes`` into the object
+    store, and ``fetched_bytes`` of results were read. ``group.statistics()`` has the same for a single group.
     """
     return process.as_dict()

@@ -1,7 +1,7 @@
 """Diagnosis of each rank of a call that did not simply return, and the outcome of the call.
 
-Ranks that are still at a failed or cancelled call are interrupted on the way. The call itself stops ranks and breaks
-the group. A *position* is an index into the ranks of a call.
+Ranks that still run a failed or cancelled call are interrupted. Stopping ranks and breaking the group is left to the
+call. A *position* is an index into the ranks of a call.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CANCELLED_WITHIN_S = 10.0
 """Seconds that a caller waits for the result of a cancellation by another thread."""
 _SHORT_WAIT_S = 0.5
 _IN_ORDER = 32
-"""Waits for failures in their order; later failures are collected in batches."""
+"""Number of waits that collect failures in their order; later failures are collected in batches."""
 
 
 class Diagnosis:
     """Diagnosis of the ranks of a call that was sent.
 
-    ``ids`` are the ids by which the ranks know the call. ``owner`` is False if another process may end the group.
+    ``ids`` are the ids of the call on its ranks. ``owner`` is False if another process owns the group.
     """
 
     def __init__(self, call: CallInfo) -> None:
@@ -44,13 +44,13 @@ class Diagnosis:
         self.grace_s: float = call.core.grace_s
 
     def observe_failure(self) -> CallObservation:
-        """Report all ranks of a failed call that fail within the grace period, and its busy ranks.
+        """Report the ranks of a failed call that fail within the grace period, and the ranks that are busy after it.
 
-        Where living ranks are to be kept, the busy ranks are interrupted and cut off their peers on the way.
+        If living ranks are worth keeping, busy ranks are interrupted and their collectives are aborted.
         """
         reports, pending = self._failures()
         if self.owner and pending and all(map(tells_of_a_peer, reports)):
-            # Peers may report a loss before the backend does, which may take seconds to call a node lost.
+            # Peers may report a loss before the backend, which may need seconds to notice the loss of a node.
             gone = [position for position, sight in self._sights(pending).items() if sight.gone]
             known = [self.backend.post_mortem(self.endpoints[position], None) for position in gone]
             at = self.backend.now()
@@ -59,14 +59,14 @@ class Diagnosis:
             ]
             pending = [position for position in pending if position not in gone]
         severed, lost = False, list[Lost]()
-        if not self.owner:  # the owner would have closed it itself
+        if not self.owner:  # an owner knows whether it ended the ranks
             died = [self.ranks.index(report.rank) for report in reports if report.kind == "died"]
             lost = [self.arrivals.outcome(position).lost or Lost("unknown") for position in died]
         by_owner = bool(lost) and all(one.intended for one in lost)
         if pending and not self.owner and (by_owner or any(report.kind == "stale" for report in reports)):
             self._free(pending)  # for the owner's next calls; only the owner may stop the ranks
             pending = []
-        # Ranks of another process's group may be cut off only where that will learn that it is broken.
+        # Collectives of another process's group are aborted only if its owner will learn that the group is broken.
         if pending and self.call.core.spare and self.call.acts and (self.owner or lost):
             freed, pending, severed = self._free(pending)
             reports += freed
@@ -80,14 +80,14 @@ class Diagnosis:
         )
 
     def observe_late(self, waited: float | None, *, expired: bool = False) -> CallObservation:
-        """Observe the call when a caller's patience, or its own deadline, is over."""
+        """Observe the call at the end of a caller's wait of ``waited`` seconds or, if ``expired``, at its deadline."""
         pending = self.arrivals.pending()
         sights = self._sights(pending, stacks=True)
         reports = [self._late(p, sights.get(p)) for p in range(len(self.ranks))] if pending else []
         return self._seen("expired" if expired else "impatient", reports, pending, waited=waited)
 
     def observe_cancel(self) -> CallObservation | None:
-        """End the call on its ranks and report how each of them ended; None if all had ended before.
+        """End the call on its ranks and report the end of each rank; None if all had ended before.
 
         Ranks that have not begun drop the call; running ranks are interrupted, and their collectives are aborted if
         they are still running after the grace period.
@@ -107,7 +107,7 @@ class Diagnosis:
         return self._seen("cancelled", reports, pending, severed=severed)
 
     def interrupt(self) -> None:
-        """End a streaming call on the ranks that still run it: they would continue, or wait for a reader."""
+        """Interrupt a streaming call on the ranks that still run it: they would continue, or wait for a reader."""
         self._interrupt(self.arrivals.pending())
 
     def _seen(
@@ -117,7 +117,7 @@ class Diagnosis:
         return CallObservation(why, call.core.name, call.method, reports, ranks, init=call.is_init, **more)
 
     def _interrupt(self, busy: Sequence[int]) -> list[int]:
-        """Cancel the call on ranks; return the positions that certainly had not begun it, and never will."""
+        """Cancel the call on ranks; return the positions that had not begun it, and never will."""
         drops = self.backend.cancel([self.endpoints[p] for p in busy], [self.ids[p] for p in busy])
         self.arrivals.leave()
         return [position for position, drop in zip(busy, drops, strict=True) if drop]
@@ -135,11 +135,11 @@ class Diagnosis:
         """Interrupt ranks that are still running a failed call, then abort their collectives.
 
         Returns:
-            Their reports, the positions that are running even then, and whether process groups were aborted.
+            Reports of the ranks that failed, the positions that still run, and whether an abort made a rank fail.
         """
         self._interrupt(busy)
         cut = pending = self._still_at_it(busy, _SHORT_WAIT_S)
-        if not self.owner:  # other calls of these ranks may be the owner's recovery of the group
+        if not self.owner:  # these ranks may be in another call by now, such as the owner's recovery
             cut = pending = [p for p, sight in self._sights(pending).items() if self.ids[p] in sight.running]
         if cut:  # in a collective, which nothing else ends
             self._sever(cut)
@@ -150,15 +150,15 @@ class Diagnosis:
         return [replace(report, victim=True) for report in reports.values()], pending, severed
 
     def _still_at_it(self, positions: Sequence[int], seconds: float) -> list[int]:
-        """Return the positions that have not ended after some seconds."""
+        """Return the positions that have not ended after ``seconds``."""
         return self.arrivals.wait(positions, len(positions), seconds)[1] if positions else []
 
     def _failures(self) -> tuple[list[RankReport], list[int]]:
         """Return reports of the failed ranks, and the positions that had not ended at the end of the grace period.
 
         The grace period begins when the first failure is known, so that all ranks which fail with the same mistake, or
-        because of it, are named in the error. Each wait checks all ranks that have not ended, so that their order is
-        determined for the first failures only.
+        because of it, are named in the error. Each wait checks all pending ranks, so only the first failures are
+        collected in their order.
         """
         reports: list[RankReport] = []
         pending = list(range(len(self.ranks)))
@@ -196,7 +196,7 @@ class Diagnosis:
     def _before_stop(
         self, positions: Sequence[int], kind: FailureKind, message: str, victim: bool = False
     ) -> list[RankReport]:
-        """The reports of ranks that had not ended and are about to be stopped, with where they stood."""
+        """Return reports, with stacks, of ranks that have not ended and are about to be stopped."""
         at = self.backend.now()
         return [
             self._report(position, kind, victim=victim, message=message, stack=_stack(sight), at=at)
@@ -204,22 +204,22 @@ class Diagnosis:
         ]
 
     def _sights(self, positions: Sequence[int], stacks: bool = False) -> dict[int, ProcessStatus]:
-        """Observe ranks from outside, by position."""
+        """Return the status of the ranks' processes, observed from their nodes, by position."""
         endpoints = [self.endpoints[position] for position in positions]
         return dict(zip(positions, self.backend.sights(endpoints, stacks) if endpoints else (), strict=True))
 
     def _late(self, position: int, sight: ProcessStatus | None) -> RankReport:
-        """The report of a rank when time is over; without a sight it had finished."""
+        """Return the report of a rank after a timeout. A rank without a status had finished."""
         if sight is None:
             return self._report(position, "timeout", state="finished")
         began, waited = sight.running.get(self.ids[position]), self.backend.now() - self.call.started
         state: RankState = "queued"
         if not sight.reachable:
             state = "unreachable"
-        # Without a side channel nobody can tell a queued call from a running one.
+        # Without a side channel, a queued call cannot be told from a running call.
         elif began is not None or self.endpoints[position].facts.side is None:
             state = "running"
-        # The stack of a rank with a queued call shows the call that it is at instead.
+        # The stack of a rank with a queued call shows the call that it runs instead.
         stack = "" if state == "queued" and not sight.running else _stack(sight)
         return self._report(position, "timeout", state=state, since=began or waited, stack=stack)
 
@@ -231,7 +231,7 @@ class Diagnosis:
 
 
 def place_of(endpoint: Endpoint, rank: int, role: str, method: str) -> dict[str, Any]:
-    """Return the fields of a report that say which process it is about, and what that was called for."""
+    """Return the fields of a report that identify the process and the called method."""
     facts = endpoint.facts
     ids = facts.slot.accelerator_ids
     return {
@@ -265,7 +265,7 @@ def _stack(sight: ProcessStatus) -> str:
 
 
 def outcome_when_late(call: CallInfo, limit: float | None) -> CallOutcome:
-    """How it stands when ``limit``, the end of somebody's patience, or its own deadline is over."""
+    """Return the outcome of a call after ``limit``, the end of a caller's wait, or after its own deadline."""
     if call.deadline is not None and (limit is None or limit >= call.deadline):
         return decide(Diagnosis(call).observe_late(call.limit, expired=True))
     waited = (call.core.backend.now() if limit is None else limit) - call.started
@@ -273,7 +273,7 @@ def outcome_when_late(call: CallInfo, limit: float | None) -> CallOutcome:
 
 
 def not_yet(call: CallInfo, timeout: float | None) -> CallTimeout:
-    """The error for a wait that was over before another thread's wait for the same call."""
+    """Return the error of a wait that ended before another thread's wait for the same call."""
     error = decide(Diagnosis(call).observe_late(timeout)).error
     if isinstance(error, CallTimeout):
         return error
@@ -283,12 +283,12 @@ def not_yet(call: CallInfo, timeout: float | None) -> CallTimeout:
 
 
 def outcome_of_failure(call: CallInfo, cause: BaseException | None) -> CallOutcome:
-    """Return the outcome of a call of which a rank failed, or ended with another call, a close or a restart.
+    """Return the outcome of a call that failed on a rank, or was ended by another call, a close or a restart.
 
-    If all ranks returned, its error is ``cause``: of this process, which could not take an output.
+    If all ranks returned, its error is ``cause``: this process could not decode an output.
 
     Raises:
-        StaleEpoch: its ranks are others by now.
+        StaleEpoch: if a rank of the call was replaced.
     """
     core, ranks = call.core, call.plan.ranks
     core.check_current(call.epoch, ranks, call.method)
@@ -297,7 +297,7 @@ def outcome_of_failure(call: CallInfo, cause: BaseException | None) -> CallOutco
     if call.error is not None:
         return CallOutcome(call.error)
     if not core.closed and not call.epoch.stopped.isdisjoint(ranks):
-        # it went down with another call, which has the cause
+        # it failed together with another call, which has the cause
         return CallOutcome(core.lifecycle.broken_error())
     seen: CallObservation | None = None
     if not core.closed:

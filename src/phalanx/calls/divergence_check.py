@@ -1,4 +1,4 @@
-"""Checks of debug mode: did all ranks of a call really do the same? Pure."""
+"""Checks of debug mode that all ranks of a call did the same. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_order(group: str, method: str, orders: Sequence[Sequence[Executed]]) -
     """Compare the order in which the ranks ran the calls that all of them still remember.
 
     Raises:
-        RanksDiverged: some ran them in another order than most; collectives in them would meet wrongly, or never.
+        RanksDiverged: if some ranks ran them in another order than most: their collectives would not match.
     """
     common = set.intersection(*(set(order) for order in orders)) if orders else set[Executed]()
     seen = [tuple(call for call in order if call in common) for order in orders]
@@ -49,7 +49,7 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
     """Compare outputs that were declared ``replicated=True``.
 
     Raises:
-        RanksDiverged: some outputs differ from the output of most ranks.
+        RanksDiverged: if some outputs differ from the output of most ranks.
     """
     _compare(
         group,
@@ -83,7 +83,7 @@ def same(a: Value, b: Value) -> bool:
 
 
 def _bytes(array: Value) -> bytes:
-    """The content of a torch tensor or a numpy array."""
+    """Return the content of a torch tensor or a numpy array."""
     if hasattr(array, "detach"):
         import torch
 

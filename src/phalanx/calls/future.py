@@ -1,4 +1,4 @@
-"""Results that are not here yet."""
+"""Futures of submitted calls, and waits for several futures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stream(Iterator[tuple[int, Any]]):
 
 
 class Awaited(Generic[T]):
-    """Base of futures that ``px.gather`` accepts."""
+    """Base class of futures that ``px.gather`` accepts."""
 
     __slots__ = ()
 
@@ -51,15 +51,15 @@ class Awaited(Generic[T]):
         raise NotImplementedError
 
     def pending(self, deadline: float | None = None) -> Pending | None:
-        """Return the references that a wait for its end is for; None: a thread has to wait for it."""
+        """Return the references whose end makes the result available; None: a thread has to wait for it."""
         raise NotImplementedError
 
 
 class CallFuture(Awaited[T]):
     """The result of a call that was submitted.
 
-    ``result()`` waits for it, ``await`` does so in an event loop, ``stream()`` gives each rank's output as it
-    comes. Passed as an argument to a method of another group, its bytes go from worker to worker.
+    ``result()`` waits for it, and ``await`` does so in an event loop. ``stream()`` returns the output of each rank when
+    it arrives. If the future is an argument of another call, the bytes go from worker to worker.
     """
 
     __phalanx_future__ = True
@@ -70,7 +70,7 @@ class CallFuture(Awaited[T]):
 
     @property
     def __phalanx_rows__(self) -> int | None:
-        """Number of rows of a list by rank, which is known before its elements are there; None of other results."""
+        """Number of rows of a result that is a list by rank, known before it arrives; None for other results."""
         gather = self.call.plan.gather
         return len(gather.take) if gather.collect == "list" else None
 
@@ -78,16 +78,16 @@ class CallFuture(Awaited[T]):
         """Wait for the result and return it.
 
         Args:
-            timeout: the most seconds to wait; the call then continues, and its result can be requested again. (A
+            timeout: seconds to wait; None: no limit. The call then continues, and its result can be requested again. (A
                 deadline of the call itself, ``.options(timeout=...)``, ends the call.)
 
         Raises:
-            RemoteCallError: code on a rank raised; also an instance of the raised exception.
-            WorkerDiedError: a rank's process died.
-            CallTimeout: the result has not arrived yet.
-            CallCancelled: it was cancelled.
-            StaleEpoch: the group was restarted meanwhile.
-            GroupClosed, GroupBroken: the group ended before the call did.
+            RemoteCallError: if code on a rank raised; also an instance of the raised exception's class.
+            WorkerDiedError: if a rank's process died.
+            CallTimeout: if the result has not arrived in time.
+            CallCancelled: if the call was cancelled.
+            StaleEpoch: if ranks of the call were replaced or restarted before it ended.
+            GroupClosed, GroupBroken: if the group was closed or broke before the call ended.
         """
         return self.call.result(checked(timeout, "CallFuture.result"))
 
@@ -95,10 +95,10 @@ class CallFuture(Awaited[T]):
         """End the call, and wait until it has ended on every rank.
 
         A rank that has not begun the call drops it; a rank that runs it is interrupted (in Python code and in
-        collectives over sockets; an ``async`` method like any task). A rank that has not ended its part after the grace
-        period is stopped, and the group is broken; else the group stays ready. ``result()`` then raises
-        ``CallCancelled``, whose ``failures`` say for each rank whether it had not begun, was interrupted, had returned
-        or was stopped.
+        collectives over sockets; an ``async`` method like any task). If a rank has not ended after the grace period,
+        its collectives are aborted, it is stopped if it still runs, and the group is broken; else the group stays
+        ready. ``result()`` then raises ``CallCancelled``, whose ``failures`` say for each rank whether it had not
+        begun, was interrupted, had returned or was stopped.
 
         Returns:
             False if the call was over before: its result, or its error, stays.
@@ -106,7 +106,7 @@ class CallFuture(Awaited[T]):
         return self.call.cancel()
 
     def cancelled(self) -> bool:
-        """Return whether it was cancelled."""
+        """Return whether the call was cancelled."""
         return self.call.cancelled
 
     def done(self) -> bool:
@@ -119,7 +119,11 @@ class CallFuture(Awaited[T]):
         return self.call.over
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the call to end; return its error, or None."""
+        """Wait for the call to end; return its error, or None.
+
+        Raises:
+            CallTimeout: if the call has not ended after ``timeout`` seconds.
+        """
         timeout = checked(timeout, "CallFuture.exception")
         try:
             self.result(timeout)
@@ -138,21 +142,21 @@ class CallFuture(Awaited[T]):
         return await asyncio.wrap_future(session.waiters.submit(self.result, self.pending()))
 
     def pending(self, deadline: float | None = None) -> Pending:
-        """Return the references that a wait for its end is for."""
+        """Return the references whose end makes the result available."""
         call = self.call
         return Pending(call.core.backend, call.arrivals.awaited(), deadline)
 
     def stream(self, timeout: float | None = None) -> Stream | ItemStream[Any]:
         """Return an iterator over ``(rank, output)`` of every called rank, in the order in which they finish.
 
-        The output is None for a rank whose output the result leaves out, such as those of a dp coordinate but one.
+        The output is None for a rank whose output is not in the result, such as all ranks of a dp coordinate but one.
 
         If the method yields, the iterator returns its items as the ranks make them: ``(rank, item)``, or only the items
         if a single rank was called. The items are kept, so that ``result()`` works too, and leaving the stream does not
         affect the call.
 
         Raises:
-            Errors of :meth:`result`, at the first rank that failed.
+            Errors of :meth:`result`: if a rank failed, or the ranks have not ended after ``timeout`` seconds.
         """
         call = self.call
         if call.streams is not None:
@@ -177,7 +181,7 @@ class CallFuture(Awaited[T]):
         return tuple(self.call.plan.ranks)
 
     def parts(self, backend: Backend) -> list[Ticket] | None:
-        """Tickets to hand to another rank, which joins them as this call would; None where only the driver can."""
+        """Return the tickets of the outputs, for ranks to join them as this call would; None if only the driver can."""
         call = self.call
         self.refuse_stream()
         if call.error is not None:
@@ -192,16 +196,16 @@ class CallFuture(Awaited[T]):
         """Check that the future may be an argument.
 
         Raises:
-            DispatchError: its call streams.
+            DispatchError: if its call streams.
         """
         if self.call.streams is not None:
             raise DispatchError(f"the stream of {self.call.group}.{self.call.method} {NO_ARGUMENT}")
 
     def settled(self) -> T:
-        """The result, for a call of which it is an argument whose value has to be seen before it is sent.
+        """Return the result, for a call that needs the value of this argument before it is sent.
 
         Raises:
-            DispatchError: its call streams.
+            DispatchError: if the call of this future streams.
         """
         self.refuse_stream()
         return self.result()
@@ -222,12 +226,13 @@ def gather(*futures: Awaited[Any], timeout: float | None = None) -> list[Any]:
     """Return the results of several futures, of any groups, in their order.
 
     Args:
-        *futures: futures of methods (``.submit()``), of ``px.save`` or of a run.
-        timeout: seconds to wait for all of them together; the calls then continue.
+        *futures: futures of methods (``.submit()``) and of saves.
+        timeout: seconds to wait for all of them together; None: no limit. The calls then continue.
 
     Raises:
-        PhalanxError: the error of the future that fails first, as soon as it does.
-        CallTimeout: some results did not arrive in time.
+        PhalanxError: if a future fails: the first error, as soon as it is known.
+        CallTimeout: if some results have not arrived in time.
+        DispatchError: if an argument is not a future.
     """
     for future in futures:
         if not isinstance(future, Awaited):
@@ -257,8 +262,8 @@ def together(calls: Sequence[Call], timeout: float | None) -> bool:
     """Wait until all calls are over; return False if they cannot be fetched together.
 
     Raises:
-        PhalanxError: the error of a failed call, as soon as it fails.
-        CallTimeout: ``timeout`` seconds are over.
+        PhalanxError: if a call fails: its error, as soon as it fails.
+        CallTimeout: if some calls have not ended after ``timeout`` seconds.
     """
     refs = _refs_of(calls)
     if refs is None:

@@ -1,4 +1,4 @@
-"""Checks of open groups by the monitor: deadlines, stalls, ranks that died idle.
+"""Checks of open groups by the monitor: deadlines, stalls, and ranks that died between calls.
 
 A check takes some microseconds per group while no rank has failed: it reads cached state of the backend.
 """
@@ -24,32 +24,32 @@ _log = logging.getLogger("phalanx")
 
 
 def watch() -> None:
-    """Begin to check groups, until no group of this process is open."""
+    """Check groups on the monitor thread, until no group of this process is open."""
     _monitor.begin()
 
 
 def turn() -> float | None:
-    """Check each open group once."""
+    """Check each open group once. Return the seconds until the next turn, if any."""
     groups: list[Group] = [one for one in session.groups() if not one.closed and not one.backend.immediate]
     found = bool(groups)
     while groups:
-        check(groups.pop())  # and not held beyond its check
+        check(groups.pop())  # so that the group is not kept alive beyond its check
     return LOOK_EVERY_S if found else None
 
 
 def check(group: Group) -> None:
-    """Check a group, and whether its cluster was left."""
+    """Check a group, and whether its cluster is still connected."""
     try:
         if group.backend.connected():
             look_after(group)
         else:
             session.lost(group.backend)
-    except Exception:  # of the backend, while it shuts down: the next look, or the next call, tells more
+    except Exception:  # the backend is shutting down: the next check, or the next call, reports it
         _log.debug("looking after group %r failed", group.name, exc_info=True)
 
 
 def look_after(group: Group) -> None:
-    """End calls of a group whose deadline is over, report stalls, and find lost ranks."""
+    """End the calls of a group whose deadline has passed, report stalled calls, and find lost ranks."""
     epoch = group.epoch
     calls = [call for call in calls_of(group) if epoch.has_kept(call.plan.ranks, call.epoch)]
     now = group.backend.now()
@@ -59,7 +59,7 @@ def look_after(group: Group) -> None:
         elif call.stall_at is not None and now >= call.stall_at:
             _report_stall(call)
     if group.owner and group.lifecycle.state is State.READY and (dead := epoch.dead(group.backend)):
-        # A call that a rank died in tells more than the death alone: its own watch finds out first.
+        # The error of a call in which a rank died says more than the death alone, so such calls end first.
         failed = [call for call in calls if call.touches(dead)]
         for call in failed:
             call.conclude_now()

@@ -41,7 +41,7 @@ _FAILED = object()
 
 
 class Reader:
-    """Reads the items of all ranks that stream, in turn, each rank's in order."""
+    """Reader of the items of all streaming ranks as they arrive, in order for each rank."""
 
     def __init__(self, arrivals: PendingStream, backend: Backend) -> None:
         self._arrivals = arrivals
@@ -49,18 +49,18 @@ class Reader:
         self._places = dict.fromkeys(sorted(arrivals.streaming.positions), 0)
         self._silent = [position for position in range(len(arrivals)) if position not in self._places]
         self._ready: deque[int] = deque()
-        # Several items may be there: all are asked for at once, as often as that is so.
+        # True while several items may be available: they are all requested at once.
         self._is_behind = True
-        # Taking items does not let a rank without a buffer limit continue, so small items are fetched together.
+        # A rank without a buffer limit does not wait for its reader, so small items can be fetched together.
         self._may_fetch_ahead = arrivals.streaming.buffer is None and not backend.immediate
         self._ahead: dict[int, deque[Value]] = {position: deque() for position in self._places}
         self._are_small = False
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until :meth:`take` has something to say.
+        """Wait until :meth:`take` can return without waiting.
 
         Raises:
-            NotReady: time is up.
+            NotReady: if that takes longer than ``timeout`` seconds.
         """
         while (self._places or self._silent) and not self._ready:
             if self._is_behind or timeout == 0.0:
@@ -81,8 +81,8 @@ class Reader:
         At the end of a rank, return its position with a ``StreamEnd``; after the end of all ranks, None.
 
         Raises:
-            FetchFailed: a rank failed, or its item cannot be fetched.
-            NotReady: time is up.
+            FetchFailed: if a rank failed, or its item cannot be fetched.
+            NotReady: if no item arrives within ``timeout`` seconds.
         """
         while self._places or self._silent:
             if self._arrivals.left or self._arrivals.is_faulty:
@@ -118,7 +118,7 @@ class Reader:
         except Exception as error:
             if refs:
                 return self._fetched(position, ref, 0)
-            if isinstance(error, FetchFailed):  # the rank itself may have gone on after an unreadable item
+            if isinstance(error, FetchFailed):  # the rank may have continued after an unreadable item
                 failure = self._backend.outcome(ref).failure
                 if failure is not None and failure.report.rank < 0:
                     self._arrivals.fail(position, failure)
@@ -129,17 +129,17 @@ class Reader:
 
 
 class RowFault(ValueError):
-    """A rank broke the rule of ``stream(by="rows")``: every row of its piece once."""
+    """Error of a rank that broke the rule of ``stream(by="rows")``: yield every row of its shard once."""
 
 
 class StreamedRows:
-    """Puts rows that ranks yield individually, as ``(index in its shard, result)``, at their places in the call. Pure.
+    """Maps rows that ranks yield, as ``(index in its shard, result)``, to their places among the caller's rows. Pure.
 
     Args:
-        rows: of each piece, in order of the pieces.
-        ranks: the rank that streams each piece, aligned with ``rows``.
-        given: rows of each piece with its padding; results of padded rows are dropped. None: no padding.
-        order: place of row j of the joined pieces among the caller's rows; None: j.
+        rows: number of rows of each shard, in order of the shards.
+        ranks: the rank that streams each shard, aligned with ``rows``.
+        given: number of rows of each shard with its padding; results of padded rows are dropped. None: no padding.
+        order: place of row j of the joined shards among the caller's rows; None: j.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class StreamedRows:
         """Return the place among the caller's rows, and the result, of an item of a rank; None for a padded row.
 
         Raises:
-            RowFault: the item is no row of the rank's piece, or came before.
+            RowFault: if the item is not a row of the rank's shard, or repeats a row.
         """
         index = as_integer(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
         if index is None:
@@ -176,10 +176,10 @@ class StreamedRows:
         return place if self._order is None else int(self._order[place]), item[1]
 
     def finish(self, rank: int) -> None:
-        """Note that a rank yields no more.
+        """Check the rows of a rank that has ended.
 
         Raises:
-            RowFault: a row of its piece is missing.
+            RowFault: if a row of its shard is missing.
         """
         missing = sorted(set(range(self._rows[rank])) - self._seen[rank])
         if missing:
@@ -206,7 +206,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         call: the call that streams.
         arrivals: its items.
         alone: if True, a single rank was called: its items are returned without the rank.
-        rows: places of the rows that the ranks yield, for ``(index in the call, result)``; None for ``(rank, item)``.
+        rows: maps rows that ranks yield, to return ``(index in the call, result)``; None: return ``(rank, item)``.
         owner: if True, the call ends with this stream.
         timeout: seconds for all items; None: no limit.
     """
@@ -231,7 +231,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self._was_asked = False
         self._over = False
         self._failure: BaseException | None = None
-        self._waiting: Future[Any] | None = None  # of a thread, perhaps for a reader that has given up since
+        self._waiting: Future[Any] | None = None  # on a thread, perhaps for a reader that has given up
 
     @property
     def description(self) -> str:
@@ -240,11 +240,11 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         return f"{self.call.group}{role}.{self.call.method}"
 
     def __next__(self) -> Item:
-        """The next item, waiting for it.
+        """Wait for the next item and return it.
 
         Raises:
-            StopIteration: all ranks have ended, or the stream was left.
-            Errors of ``CallFuture.result``, as soon as a rank fails; then the call is over.
+            StopIteration: if all ranks have ended, or the stream was closed.
+            Errors of ``CallFuture.result``: if a rank fails, as soon as it does; then the call is over.
         """
         with self._lock:
             found = self._guarded(self._next)
@@ -256,7 +256,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         return self
 
     async def __anext__(self) -> Item:
-        """The same without blocking the event loop; an item is taken only when it can be given."""
+        """Await the next item and return it. An item is taken only when it can be returned."""
         found = self._guarded(self._poll)
         while found is _NOT_YET:
             if self._waiting is None or self._waiting.done():
@@ -264,14 +264,14 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
             await asyncio.wrap_future(self._waiting)
             found = self._guarded(self._poll)
         if found is _FAILED:
-            # It finds the cause of the failure.
+            # This finds the cause of the failure, which may take long.
             found = await asyncio.wrap_future(session.waiters.submit(lambda: self._guarded(self._next)))
         if found is _NOTHING:
             raise StopAsyncIteration
         return found
 
     def _guarded(self, work: Callable[[], Any]) -> Any:
-        """Do it, unless the stream is over; an error ends it, and the call with it, once and for all."""
+        """Return the result of ``work()``, ``_NOTHING`` once the stream is over. An error ends stream and call."""
         if not self._over:
             try:
                 return work()
@@ -284,7 +284,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         return _NOTHING
 
     def _end(self, failure: BaseException | None) -> None:
-        if self._over:  # it was left meanwhile
+        if self._over:  # it was closed in the meantime
             return
         self._over, self._failure = True, failure
         if self._owner:
@@ -305,7 +305,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         return found
 
     def _tell_asked(self) -> None:
-        """Tell the listener of the call, once, that a thread waits for an item."""
+        """Notify the listener of the call, once, that a thread waits for an item."""
         if not self._was_asked:
             self._was_asked = True
             self.call.listener.asked(self.call)
@@ -319,11 +319,11 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         call = self.call
         seconds = seconds_until(until, call.core.backend)
         if seconds == 0.0 and until == call.deadline:
-            raise NotReady  # also where there are items: the ranks would go on making them
+            raise NotReady  # even if there are items: the ranks would continue to make them
         return self._take(seconds)
 
     def _take(self, timeout: float | None) -> Any:
-        """An item as the caller gets it; ``_NOT_YET`` where there was something else."""
+        """Return an item as the caller gets it; ``_NOT_YET`` as in :meth:`_item`, ``_NOTHING`` after all items."""
         call = self.call
         with decoding(meter=call.meter):
             found = self._reader.take(timeout)
@@ -353,7 +353,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         return value if self._alone else (rank, value)
 
     def _poll(self) -> Any:
-        """Return an item that is there, without waiting; ``_FAILED`` where a look at the call is needed."""
+        """Return an available item, else ``_NOT_YET``; ``_FAILED`` if the call has to be checked. Do not wait."""
         deadline, found = self.call.deadline, _NOT_YET
         if not self._is_current or (deadline is not None and self.call.core.backend.now() >= deadline):
             return _FAILED
@@ -373,7 +373,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         self.call.attempt(lambda until: self._reader.wait(seconds_until(until, backend)), self._limit)
 
     def close(self) -> None:
-        """Leave it: the call is cancelled, where this stream made it, and has ended on every rank. Idempotent."""
+        """Leave the stream. If the stream made its call, cancel it, and wait until all ranks have ended. Idempotent."""
         if self._over:
             return
         self._over = True
@@ -414,11 +414,11 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
 
 def leave(call: Call) -> None:
     """Cancel a call that streams, and wait until it has ended on its ranks."""
-    with contextlib.suppress(PhalanxError):  # its group, or its epoch, is gone: then so is the call
+    with contextlib.suppress(PhalanxError):  # its group was closed, or its ranks were replaced
         call.cancel()
     if call.streams is not None:
         call.streams.leave()
-    call.end_with(None)  # where it was over on all ranks, and only its items had not been read
+    call.end_with(None)  # if all ranks had ended, and only items were unread
 
 
 def leave_soon(call: Call) -> None:

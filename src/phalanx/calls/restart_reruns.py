@@ -1,4 +1,4 @@
-"""Calls that a restart makes again, as they were sent."""
+"""Calls that a restart repeats, as they were sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Repeat:
         return self.role, self.method, self.ranks
 
     def extended(self, joining: range) -> Repeat | None:
-        """The same for ranks that join, and from now on for them too; None where it was not the same for all ranks."""
+        """Extend the call to ``joining`` ranks; return the call for them, None if not all ranks got equal messages."""
         everyone = tuple(range(joining.start))
         if self.ranks[: joining.start] != everyone or any(message != self.sent[0] for message in self.sent):
             return None
@@ -41,12 +41,12 @@ class Repeat:
         return for_them
 
     def within(self, size: int) -> Repeat | None:
-        """The same for the ranks that a group of that size has; None where it has none of them."""
+        """Return the call for the ranks below ``size``; None if there are none."""
         kept = {rank: sent for rank, sent in zip(self.ranks, self.sent, strict=True) if rank < size}
         return replace(self, ranks=tuple(kept), sent=tuple(kept.values())) if kept else None
 
     def messages(self, number: int, epoch: int, trace: str = "") -> Iterator[Message]:
-        """Its messages for the ranks of a new epoch; ``trace`` is the id of the trace that is on."""
+        """Yield the messages for the ranks of a new epoch; ``trace`` is the id of the trace that is on."""
         for message in self.sent:
             call = message.unpack()._replace(epoch=epoch, returns=OUTPUT, number=number, trace=trace)
             yield call.pack(message.refs)
@@ -64,25 +64,25 @@ class RerunLog:
         self.entries: list[Repeat] = []
 
     def add(self, call: CallInfo, sent: Sequence[Message]) -> None:
-        """Note a call that was just sent."""
+        """Record a call that was just sent."""
         entry = Repeat(call.role, call.method, tuple(call.plan.ranks), tuple(sent), weakref.ref(call))
         with self._lock:
             self.entries.append(entry)
             self._forget_older(entry.key)
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
-        """Note how a call ended: a failed call is not repeated, a successful call replaces earlier calls."""
+        """Record the end of a call: a failed call is not repeated, a successful call replaces earlier calls."""
         with self._lock:
             for entry in [entry for entry in self.entries if entry.call() is call]:
                 if entry.succeeded and isinstance(error, StaleEpoch):
-                    continue  # a restart took its end for a success, and has repeated it
+                    continue  # a restart has counted it as a success, and repeated it
                 entry.succeeded = True
                 if error is not None:
                     self.entries.remove(entry)
                 self._forget_older(entry.key)
 
     def _forget_older(self, key: tuple[str, str, tuple[int, ...]]) -> None:
-        """Forget all but the last of the calls that succeeded, or whose end will not be known."""
+        """Of the calls that succeeded, or whose end will not be known, forget all but the last."""
         over = [e for e in self.entries if e.key == key and (e.succeeded or e.call() is None)]
         for older in over[:-1]:
             self.entries.remove(older)

@@ -1,4 +1,4 @@
-"""Run library functions on the ranks of a group, in the order of each rank's calls."""
+"""Calls of library functions on the ranks of a group, in the order of each rank's calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_on(
     checked: bool = True,
     epoch: Epoch | None = None,
 ) -> Call:
-    """Send ``function(runtime, *args)`` to ranks, behind the calls that they have; return the call without waiting.
+    """Send ``function(runtime, *args)`` to ranks, after their earlier calls; return the call without waiting.
 
     Use ``Call.result`` for a value that all ranks must return, and ``Call.answers`` for the values that arrived.
 
@@ -38,17 +38,17 @@ def run_on(
         group: the group, ready or not.
         function: a function of the library; ``runtime`` is the rank's ``WorkerRuntime``.
         args: its further arguments, the same for every rank.
-        ranks: None: all ranks.
+        ranks: the called ranks; None: all ranks.
         each: a value for each rank, passed before ``args``.
         role: the role that a checked call belongs to in traces; unchecked calls are in no trace.
         title: name of the call in errors and traces.
-        checked: whether the call counts as a call of a user: it is refused by a group that takes no calls, and breaks
-            the group if it fails. An unchecked call is also sent while the group starts, is broken or closes, and has
-            no effect on its state.
+        checked: if True, the call counts as a call of a user: a group that takes no calls refuses it, and a failure can
+            break the group. An unchecked call is also sent while the group starts, is broken or closes, and has no
+            effect on its state.
         epoch: the epoch of the ranks, for an unchecked call; None: the present epoch. A checked call ignores it.
 
     Raises:
-        GroupClosed, GroupBroken, StaleEpoch: a checked call was refused.
+        GroupClosed, GroupBroken, StaleEpoch: if a checked call was refused.
     """
     epoch = group.epoch if epoch is None else epoch
     called = tuple(range(epoch.size) if ranks is None else ranks)
@@ -81,7 +81,7 @@ def submit_unchecked(
 
 
 def gather_before_end(group: Group, seconds: float) -> None:
-    """Fetch the data that traces and profiles gathered on ranks, before the ranks' processes end."""
+    """Fetch the data that traces and profiles gathered on ranks, within ``seconds``, before the processes end."""
     for gather in list(group.before_end):
         with contextlib.suppress(PhalanxError, NotReady, OSError):
             gather(seconds)

@@ -1,7 +1,7 @@
-"""Sends a call to the ranks of a group; ranks receive the calls of all threads in the same order.
+"""Sending of calls to the ranks of a group. Ranks receive the calls of all threads in the same order.
 
-If a single rank refuses a call of a view in another process, it is sent again, by the newest roster. Refused calls of
-several ranks raise StaleEpoch instead: ranks that died may have begun the call.
+If a rank refuses a call of a view in another process, a call of this rank alone is sent again, by the newest roster.
+A refused call of several ranks raises StaleEpoch instead: ranks that died may have begun the call.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ def send(
     streaming: Streaming | None = None,
     began: int = 0,
 ) -> Call:
-    """Send a call to its ranks; does not wait for its outputs.
+    """Send a call to its ranks, without waiting for its outputs.
 
     May wait for capacity in the object store, and for futures among the arguments that only this process can join.
 
     Args:
         core: the group.
         plan: ranks and arguments of the call.
-        spec: its method.
+        spec: the declaration of its method.
         role: the method's role.
         collector: passed to a custom collect function as the group.
-        timeout: seconds until the call ends with an error; None: as the group says.
-        stall_report_after: seconds after which its state is logged; None: as the group says.
+        timeout: seconds until the call ends with an error; None: the group's ``call_timeout``.
+        stall_report_after: seconds after which the call's state is logged; None: the group's.
         describe: ask each rank for the row count of its output, for a future that may be passed on by reference.
-        chosen: its rank is the least busy one.
-        streaming: how items of a method that yields are streamed.
-        began: when the caller began to plan it, for a trace.
+        chosen: its ranks were chosen as the least busy.
+        streaming: options of the streams; None: no rank streams.
+        began: start of the planning, as returned by :func:`planning_began`.
 
     Raises:
-        GroupClosed, GroupBroken: the group takes no calls.
-        StaleEpoch: the group was restarted while the call was being made; nothing was sent.
-        DispatchError: an argument cannot be pickled, or the object store cannot hold it.
+        GroupClosed, GroupBroken: if the group takes no calls.
+        StaleEpoch: if ranks were replaced while the call was being made; nothing was sent.
+        DispatchError: if an argument cannot be pickled, or the object store cannot hold it.
     """
     epoch = core.check()
     if core.card.independent or core.is_view:
@@ -95,7 +95,7 @@ def send(
     if spec.rerun_on_restart:
         composed = _noted(call, composed)
     _submit(core, call, composed, header.returns, streaming)
-    call.plan = plan.without_arguments()  # which may be large, and live no longer than the caller wants
+    call.plan = plan.without_arguments()  # the arguments may be large: the call does not keep them alive
     if chosen:
         add_chosen(core, call)
     core.recent.append(weakref.ref(call))
@@ -103,7 +103,7 @@ def send(
 
 
 def planning_began() -> int:
-    """Return the time at which planning of a call begins, in ns since 1970; 0 if no trace is on."""
+    """Return the current time, as the start of the planning of a call, in ns since 1970; 0 if no trace is on."""
     return time.time_ns() if listening.current is not SILENT else 0
 
 
@@ -119,7 +119,7 @@ def new_call(
     stall_report_after: float | None = None,
     began: int = 0,
 ) -> Call:
-    """Make a call of that epoch that is about to be sent; a deadline of it is looked after from now on."""
+    """Create a call that is about to be sent to ranks of ``epoch``. The monitor checks its deadline from now on."""
     limit = core.card.call_timeout if timeout is None else timeout
     stall = core.card.stall_report_after if stall_report_after is None else stall_report_after
     if (stall is not None or limit is not None) and not core.backend.immediate:
@@ -155,9 +155,9 @@ def submit(
         core: the group.
         epoch: the epoch whose processes are called.
         ranks: the ranks to call.
-        composed: their messages, made lazily; errors of making a message are raised.
+        composed: their messages, encoded lazily; errors of the encoding are raised.
         returns: number of objects that each rank returns.
-        streaming: the ranks whose items are streamed.
+        streaming: options of the streams; None: no rank streams.
         parts: is filled with the ticket or stream of each rank that was reached.
     """
     backend, endpoints, nbytes = core.backend, epoch.endpoints, 0
@@ -198,7 +198,7 @@ def _submit(
 
 
 def _half_sent(core: Group, call: Call, reached: int, error: BaseException) -> None:
-    """Note that only some ranks got a call: they would wait for the others in the next collective."""
+    """Break the group, because only some ranks got a call: they would wait for the others in the next collective."""
     got = set(call.plan.ranks[:reached])
     text = (
         f"group {core.name!r}, {call.method}: {rank_list(got)} got the call, "
@@ -211,7 +211,7 @@ def _check_there(core: Group, epoch: Epoch, plan: CallPlan, spec: MethodSpec) ->
     """Check that the ranks of a call, planned a moment ago, are still members.
 
     Raises:
-        StaleEpoch: a rank leaves, or has left.
+        StaleEpoch: if a rank is leaving or has left.
     """
     there = len(epoch.endpoints) if spec.name == LIBRARY else epoch.size
     if any(rank >= there for rank in plan.ranks):
@@ -220,7 +220,7 @@ def _check_there(core: Group, epoch: Epoch, plan: CallPlan, spec: MethodSpec) ->
 
 def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall:
     together = not core.card.independent and len(call.plan.ranks) == call.epoch.size
-    # Ranks that know of a newer roster refuse the epoch of a view, which does not know its owner's.
+    # A view may not know the newest roster: ranks of a newer epoch refuse its calls.
     is_told = core.is_view or (core.owner and together)
     return RankCall(
         epoch=call.epoch.number if is_told else ANY_EPOCH,
@@ -242,14 +242,14 @@ def _told(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
 
 
 def _noted(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
-    """The messages, which a restart sends again."""
+    """Yield the messages, and record them for restarts."""
     sent = list(composed)
     yield from sent
     call.core.reruns.add(call, sent)
 
 
 def _verify(spec: MethodSpec, call: Call, outputs: Sequence[Any]) -> None:
-    """Compare the ranks of a call before their outputs are joined, in debug mode."""
+    """Compare the outputs and the call order of ranks before the outputs are joined, in debug mode."""
     core = call.core
     if spec.replicated:
         check_replicated(core.name, call.method, call.plan.ranks, outputs)
@@ -261,12 +261,12 @@ def _verify(spec: MethodSpec, call: Call, outputs: Sequence[Any]) -> None:
 
 
 def _all_kept(plan: CallPlan) -> CallPlan:
-    """The same call with the outputs of all ranks given back, for them to be compared."""
+    """Return the plan with the outputs of all ranks returned, so that they can be compared."""
     return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
 
 
 class ResentResults(Results):
-    """Results of a call of a single rank. If the rank refused the call, it is sent again once its output is needed."""
+    """Results of a call of a single rank. If the rank refused it, the call is sent again once its output is needed."""
 
     def __init__(
         self, core: Group, epoch: Epoch, rank: int, message: Message, returns: int, sent: Results
@@ -297,7 +297,7 @@ class ResentResults(Results):
         return found
 
     def _send_again(self) -> bool:
-        """Send the call to the newest roster if its rank refused it. Return whether it was sent."""
+        """Send the call again, by the newest roster, if its rank refused it. Return whether it was sent."""
         core, (rank, endpoint) = self._core, self._at
         found = super().outcome(0)
         if found.ok or self._repeats >= _MOST_REPEATS or not was_refused(core, found, rank, endpoint):

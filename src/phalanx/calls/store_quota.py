@@ -12,27 +12,27 @@ from phalanx.errors import DispatchError
 
 _UNCHECKED = 32 << 20
 _REMEMBERED = 1024
-_REPORTED_WITHIN_S = 0.3  # how long ago something was stored that the backend's statistics may not know of
+_REPORTED_WITHIN_S = 0.3  # the backend's statistics may lack values that were stored more recently
 _LOOK_EVERY_S = 0.05
-_FREED_WITHIN_S = 2.0  # how long ago something may have been dropped that is still in the statistics
+_FREED_WITHIN_S = 2.0  # the statistics may still count values that were dropped more recently
 
 
 class Room:
     """Admits a call once the object store of this node has capacity for its values.
 
     Without flow control, a full store spills to disk, which is slower than the copies by an order of magnitude, and
-    processes are killed for memory in the end. A call that does not fit next to the calls in flight waits for them; a
-    call that does not fit at all fails.
+    finally processes are killed for lack of memory. A call that does not fit next to the calls in flight waits for
+    them; a call that does not fit at all fails.
     """
 
-    unchecked = _UNCHECKED  # bytes; less than that is not looked at
+    unchecked = _UNCHECKED  # bytes; smaller requests are not checked
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._lately: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
 
     def took(self, nbytes: int) -> None:
-        """Note that something was stored."""
+        """Note that a value of ``nbytes`` bytes was stored."""
         if nbytes >= self.unchecked // 32:
             self._lately.append((time.monotonic(), nbytes))
 
@@ -46,13 +46,13 @@ class Room:
         """Wait until the store has capacity for ``nbytes``, of which the largest value takes ``largest``.
 
         Args:
-            nbytes: of all values.
-            largest: bytes of the largest of them.
+            nbytes: bytes of all values.
+            largest: bytes of the largest value.
             what: subject of the error message.
             wait: waits up to the given seconds for a call to end; returns whether any call is in flight.
 
         Raises:
-            DispatchError: the values do not fit, and no call is in flight whose end would free capacity.
+            DispatchError: if the values do not fit, and no call is in flight whose end would free capacity.
         """
         if nbytes < self.unchecked:
             return
@@ -85,7 +85,7 @@ class Room:
 
     def _unreported(self) -> int:
         since = time.monotonic() - _REPORTED_WITHIN_S
-        return sum(nbytes for at, nbytes in [*self._lately] if at >= since)  # other threads may add some
+        return sum(nbytes for at, nbytes in [*self._lately] if at >= since)  # other threads may append
 
 
 _ADVICE = (

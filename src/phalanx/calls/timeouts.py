@@ -1,4 +1,4 @@
-"""Seconds that callers are willing to wait."""
+"""Checks of timeouts, in seconds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from phalanx.wire.value import Value
 
 
 def bounded(seconds: float) -> float | None:
-    """The seconds, or None where that is longer than any wait, such as ``float("inf")``: then there is no bound."""
+    """Return the seconds, or None (no limit) if no wait can be that long, such as ``float("inf")``."""
     return None if seconds > threading.TIMEOUT_MAX else seconds
 
 
 def checked(timeout: Value, where: str) -> float | None:
-    """Seconds to wait for a result, None for ever.
+    """Return a timeout in seconds; None: no limit.
 
     Raises:
-        DispatchError: that is no number from 0 on; the message starts with ``where``.
+        DispatchError: if the timeout is negative or not a number; the message starts with ``where``.
     """
     if timeout is None:
         return None

@@ -1,4 +1,4 @@
-"""Arguments by reference: values stored once, values that are only read, and values that others stored in parts."""
+"""Arguments by reference: values stored once, values that are only read, and values that are stored in parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Readonly(Generic[T]):
-    """Marks a value of a call to be read without a copy; made by :func:`readonly`."""
+    """Marker of an argument that is read without a copy; made by :func:`readonly`."""
 
     value: T
 
@@ -36,7 +36,7 @@ class StoredValue(Generic[T]):
 
     @property
     def ref(self) -> Ref:
-        """The backend's reference."""
+        """The backend's reference to the value."""
         return self._ref
 
     @property
@@ -45,10 +45,10 @@ class StoredValue(Generic[T]):
         return self._backend.name
 
     def get(self) -> T:
-        """The value, in private memory of the caller.
+        """Return the value, in private memory of the caller.
 
         Raises:
-            PhalanxError: it was lost with the node or cluster that stored it, or cannot be unpickled.
+            PhalanxError: if the value was lost with its node or cluster, or cannot be unpickled.
         """
         try:
             with decoding(meter=process.arrived):
@@ -75,11 +75,11 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
 
     Args:
         value: anything that could be an argument of a call.
-        readonly: workers read it without a copy; see :func:`readonly`.
+        readonly: if True, workers read it without a copy; see :func:`readonly`.
         backend: "ray" or "inline"; default as for pools.
 
     Raises:
-        DispatchError: the value cannot be pickled, or the object store has no room for it.
+        DispatchError: if the value cannot be pickled, or the object store has no capacity for it.
     """
     storing = session.get_backend(backend)
     encoded = encode(value, readonly=readonly)
@@ -89,7 +89,7 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
 
 
 def readonly(value: T) -> T:
-    """Pass ``value`` to a call so that workers read it in shared memory, without a copy.
+    """Mark an argument of a call so that workers read it in shared memory, without a copy.
 
     numpy arrays arrive read-only. torch has no read-only tensors: a worker that writes into such a tensor changes it
     for every reader on its node, so only pass values that no worker writes to.
@@ -98,7 +98,7 @@ def readonly(value: T) -> T:
 
 
 class StoredPart(NamedTuple):
-    """Rows ``start`` to ``stop`` of a stored value, or of a value that is here as bytes; all rows if ``whole``."""
+    """Rows ``start`` to ``stop`` of a stored value, or of a value as encoded bytes; all rows if ``whole``."""
 
     source: Ref | bytes
     start: int
@@ -107,7 +107,7 @@ class StoredPart(NamedTuple):
 
 
 class StoredParts(ABC):
-    """A value in parts; planned like a future. If ``joined``, it has the rows of the parts, else the parts as items."""
+    """Base class of values in parts, planned like futures: the rows of all parts if ``joined``, else a list."""
 
     __phalanx_future__: ClassVar[bool] = True
     kinds: ClassVar[set[type]] = set()
@@ -129,15 +129,15 @@ class StoredParts(ABC):
     @property
     @abstractmethod
     def backend(self) -> str:
-        """Name of the backend that stores them."""
+        """Name of the backend that stores the parts."""
 
     @abstractmethod
     def result(self) -> Value:
-        """The value, here."""
+        """Fetch the value and return it."""
 
 
 def rows_between(parts: Sequence[StoredPart], start: int, stop: int) -> list[StoredPart]:
-    """The parts with rows ``start`` to ``stop`` of all; of no rows, no row of the first, for its dtype and shape."""
+    """Return the parts of rows ``start`` to ``stop``; if there are none, an empty part, for its dtype and shape."""
     found: list[StoredPart] = []
     begin = 0
     for part in parts:
@@ -154,7 +154,7 @@ def piece_between(value: StoredParts, index: int, count: int, expected_rows: int
     """Return the parts of shard ``index`` of ``count`` even shards.
 
     Raises:
-        DispatchError: its number of rows differs from that of the other arguments.
+        DispatchError: if its number of rows differs from the number of rows of the other arguments.
     """
     check_rows(value.__phalanx_rows__, expected_rows, "a batch of a channel")
     start, stop = piece_bounds(value.__phalanx_rows__, count, index)
