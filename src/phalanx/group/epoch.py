@@ -1,4 +1,4 @@
-"""The membership of a group: the data that is serialized with its handles, and the processes of an epoch."""
+"""The membership of a group: the description that is serialized with its handles, and the processes of an epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phalanx.topology.mesh import Mesh
 
 @dataclass(frozen=True)
 class GroupCard:
-    """Facts that a view of a group in another process needs; travels with the group's handles."""
+    """Description of a group for its views in other processes; serialized with the group's handles."""
 
     name: str
     number: int
@@ -29,14 +29,13 @@ class GroupCard:
 
 
 class Epoch:
-    """The roster of a group from a change of its members to the next.
+    """The roster of a group between two changes of its members.
 
-    An endpoint is an *incarnation* of its rank: the process that is the rank until another process takes over. The
-    endpoints never change; a group replaces its epoch as a whole. ``endpoints`` is empty while the processes are
-    started.
+    ``endpoints`` has the process of each rank. It never changes: a group with other processes is in another epoch. It
+    is empty while processes are started.
 
-    Behind the ``size`` ranks that calls go to there may be others: new ranks of a growing group, which are ``joining``
-    and get their weights, or leaving ranks of a shrinking group, which finish their calls.
+    Only the first ``size`` ranks get calls. Further ranks are new ranks of a growing group, which get their weights
+    first (``joining``), or leaving ranks of a shrinking group, which finish their calls.
     """
 
     __slots__ = ("endpoints", "everyone", "joining", "meshes", "nodes", "number", "size", "stay", "stopped")
@@ -55,13 +54,13 @@ class Epoch:
         self.joining = joining
         self.everyone = tuple(range(size))
         self.endpoints = tuple(endpoints)
-        self.stay = stay  # of an epoch without endpoints: processes that will stay, by rank
+        self.stay = stay  # while endpoints is empty: the processes that will stay, by rank
         self.nodes = tuple(endpoint.facts.slot.node_id for endpoint in endpoints)  # by rank
         self.meshes: dict[str, Mesh] = {}  # reported by its ranks
         self.stopped: set[int] = set()  # ranks that were stopped on purpose
 
     def has_kept(self, ranks: Sequence[int], since: Epoch) -> bool:
-        """Return whether these ranks are still the processes that they were in an earlier epoch."""
+        """Return whether these ranks have the processes of an earlier epoch, or left after finishing their calls."""
         if self is since:
             return True
         mine, theirs = self.endpoints or self.stay, since.endpoints
@@ -73,14 +72,14 @@ class Epoch:
     def takes(self, ranks: Sequence[int], since: Epoch) -> bool:
         """Return whether a call made for these ranks in an earlier epoch can still be sent to them."""
         mine, theirs = self.endpoints, since.endpoints
-        there = min(self.size, len(mine), len(theirs))  # none of them are while the group restarts
+        there = min(self.size, len(mine), len(theirs))  # 0 while the group restarts
         return all(rank < there and mine[rank] is theirs[rank] for rank in ranks)
 
     @property
     def reached(self) -> tuple[int, ...]:
-        """The ranks that weights go to: joining ranks need them before they get calls."""
+        """The ranks that weights are sent to, including joining ranks, which need weights before calls."""
         return tuple(range(len(self.endpoints))) if self.joining else self.everyone
 
     def dead(self, backend: Backend) -> list[int]:
-        """Return the called ranks that are known to be dead; cheap."""
+        """Return the ranks below ``size`` that are known to be dead; cheap."""
         return backend.dead_of(self.endpoints[: self.size])

@@ -35,40 +35,40 @@ _FIRST_NUMBER = 1 << 16
 
 
 class Resync(Protocol):
-    """Brings weights to a group whose ranks are new: a sync of which it is a target."""
+    """A weight sync, as far as a target group with new ranks needs it."""
 
     def newest(self, key: tuple[str, str]) -> int | None:
-        """Return the newest version sent to weights of that role and name; 0: none yet; None: it does not go there."""
+        """Return the newest version sent to the weights ``key`` (role, name); 0: none yet; None: not a target."""
         ...
 
     def doubt(self) -> str:
-        """Return why the source may not have the weights any more that it had; "" where it has."""
+        """Return the reason why the source may not have its weights any more; "" if it has."""
         ...
 
     def mend_source(self) -> None:
-        """Have its source recovered, if that is broken and has a policy that says so."""
+        """Recover the source, if it is broken and its policy allows."""
         ...
 
     def bring(self, to: Group) -> None:
         """Sync the source's present weights to all ranks of a target, joining ranks included.
 
-        Other targets of the sync keep the version that they have.
+        Other targets of the sync keep their version.
 
         Raises:
-            PhalanxError: the weights were not transferred.
+            PhalanxError: if the weights were not transferred.
         """
         ...
 
 
 class Group:
-    """Fields of a group, and the changes of its state. It sends nothing, waits for nothing and starts nothing.
+    """State of a group, and its changes. This class sends no calls, waits for nothing and starts no processes.
 
     The functions of ``phalanx.calls`` and ``phalanx.members`` act on it. ``owner`` is False in a view that came from
     another process.
 
     Attributes:
-        pool: that the ranks run on; only in the process that made the group on it.
-        tenant: the group as its pool knows it; as ``pool``.
+        pool: the pool of the ranks; set only in the process that made the group.
+        tenant: the group as its pool knows it; set like ``pool``.
     """
 
     pool: ResourcePool
@@ -79,31 +79,31 @@ class Group:
         self.name = card.name
         self.backend = backend
         self.owner = owner
-        #: Id of the run whose process owns it; "" of a detached group that was attached.
+        #: Id of the owner's run; "" in a process that is not the owner.
         self.run = session.run_id if owner else ""
 
-        # Made of. Set by the process that owns it.
+        # Definition, set by the process that owns the group.
         self.options = GroupOptions()
         self.roles: Mapping[str, BoundClass] = {}
-        #: True if this process made the group, on a pool of its own.
+        #: True if this process made the group, on one of its pools.
         self.has_pool = False
-        #: Keys of the reserved resources beside the slots' own, by slot.
+        #: Keys of the resources reserved in addition to the slots, by slot.
         self.extras: dict[Slot, str] = {}
 
         # State.
         self.lifecycle = Lifecycle(card.name, epoch=number, owner=owner)
         self.epoch = Epoch(number, size)
-        #: When its state or its epoch changed, as a Unix time.
+        #: Unix time of the last change of state or epoch, in seconds.
         self.changed = time.time()
         self._lock = threading.RLock()
-        self._behind = 0  # ranks that the epoch before a restart had
+        self._behind = 0  # number of processes before the current restart
 
         # Calls.
         #: Held while a call is sent to its ranks; hold it to send several calls without others in between.
         self.send_lock = threading.RLock()
         #: Weak references to the calls that were sent, the oldest first; appended by the sender.
         self.recent: deque[weakref.ref[Any]] = deque()
-        #: By number, the calls whose rank was chosen for having the fewest: (epoch, ranks, results).
+        #: Calls whose ranks were chosen as the least busy, by number: (epoch, ranks, results).
         self.chosen: dict[int, tuple[Epoch, Sequence[int], Any]] = {}
         self.max_in_flight = settings().max_in_flight
         self.reruns = RerunLog()
@@ -114,11 +114,11 @@ class Group:
         self.inline_bytes = settings().inline_bytes
         self.debug = settings().debug
         self.grace_s = settings().grace_s
-        #: Whether living ranks are worth keeping: those of a failed call are interrupted before they are stopped. Set
-        #: by a policy that replaces ranks, by the first snapshot, and in views.
+        #: True if living ranks are worth keeping: a failed call interrupts its busy ranks before it stops them. Set by
+        #: a policy that replaces ranks, by the first snapshot, and in views.
         self.spare = False
-        #: Returns a number for a call. Not from 1: several processes may call one group, and its ranks tell the calls
-        #: apart by number.
+        #: Returns a number for a call. The first is random: several processes may call a group, and its ranks identify
+        #: calls by number.
         self.new_number = itertools.count(secrets.randbits(40) * _FIRST_NUMBER + _FIRST_NUMBER).__next__
 
         # Members.
@@ -127,43 +127,43 @@ class Group:
         #: True while the holder of ``changing`` may call the group without recovering it first.
         self.is_changed_here = False
         self._preparing: int | None = None
-        #: The question to ranks that leave, until they have answered.
+        #: The call of ``leave`` on leaving ranks, until they have left.
         self.leaving: Any = None
         #: The last snapshot of the ranks' states, and its epoch.
         self.snapshot: Snapshot | None = None
         self.snapshot_epoch = -1
         #: The known notices of draining nodes.
         self.notices = NoticeQueue(card.name)
-        #: When it was recovered by its policy, on the backend's clock.
+        #: Times of recoveries by its policy, in seconds on the backend's clock.
         self.recoveries: list[float] = []
-        #: Until when ranks on nodes that go are left there, and why.
+        #: Time of the next try to move ranks off draining nodes, and the reason why the last try moved none.
         self.move_after = 0.0
         self.stays_because = ""
-        #: Fetch data gathered on the ranks, within a number of seconds; called before their processes end.
+        #: Functions that fetch data gathered on the ranks, within a number of seconds; called before processes end.
         self.before_end: list[Callable[[float], None]] = []
 
         # Weights.
         #: The syncs that send weights to new ranks before they get calls.
         self.syncs: weakref.WeakSet[Resync] = weakref.WeakSet()
-        #: The newest versions of weights that its roles had, and published, by (role, name); restarts know of them.
+        #: The newest versions of weights that its roles had, and published, by (role, name); sent to new processes.
         self.had_weights: dict[tuple[str, str], int] = {}
         self.published_weights: dict[tuple[str, str], int] = {}
-        #: Of which version the weights of its roles are, in words, by ``role.name``.
+        #: Versions of the weights of its roles, as text, by ``role.name``.
         self.weights: dict[str, str] = {}
 
-        # Views of it in other processes.
-        #: Where they find the newest roster; "" where the group never travelled, or is detached.
+        # Views in other processes.
+        #: Key of the published roster for views; "" if the group was never serialized, or is detached.
         self.roster_key = ""
         #: The record of a detached group as it was last published, or read by ``px.attach``.
         self.detached_record: bytes | None = None
-        #: Of such a view: whether the ranks may be others than it knows.
+        #: True in a view whose ranks may have been replaced.
         self.is_doubtful = False
-        #: By rank, an epoch: processes that came with it or later, and ended, had finished their calls.
+        #: By rank, an epoch: processes that joined in it or later, and ended, had finished their calls.
         self.in_peace_since: dict[int, int] = {}
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The processes that are the ranks now; empty while they are being started."""
+        """The processes of the ranks; empty while they are being started."""
         return self.epoch.endpoints
 
     @property
@@ -172,7 +172,7 @@ class Group:
 
     @property
     def is_view(self) -> bool:
-        """True if it is a view of a group that another process owns, and publishes the roster of."""
+        """True if another process owns the group, and publishes its roster."""
         return bool(self.roster_key) and not self.owner
 
     @property
@@ -201,9 +201,9 @@ class Group:
         """Return the epoch to which a call can be sent now.
 
         Raises:
-            GroupClosed, GroupBroken: the group takes no calls.
+            GroupClosed, GroupBroken: if the group takes no calls.
         """
-        epoch = self.epoch  # before the state, so that an epoch without processes is not taken
+        epoch = self.epoch  # read before the state: after it, the epoch may lack processes
         state = self.lifecycle.state
         prepared = state is State.RESTARTING and self._preparing == threading.get_ident()
         if state is not State.READY and not prepared:
@@ -212,7 +212,7 @@ class Group:
 
     @contextlib.contextmanager
     def preparing(self) -> Generator[None]:
-        """Let this thread call ranks that are there, before the group takes the calls of others."""
+        """Return a context in which this thread may call ranks before the group takes other calls."""
         self._preparing = threading.get_ident()
         try:
             yield
@@ -221,7 +221,7 @@ class Group:
 
     @contextlib.contextmanager
     def as_it_is(self) -> Generator[None]:
-        """Hold ``changing``. Calls of this thread in this context do not trigger a recovery or move of the group."""
+        """Return a context that holds ``changing``, in which calls of this thread do not recover or move the group."""
         with self.changing:
             before, self.is_changed_here = self.is_changed_here, True
             try:
@@ -233,13 +233,13 @@ class Group:
         """Check that the ranks of a call are still the processes that it was made for.
 
         Raises:
-            StaleEpoch: they are not.
+            StaleEpoch: if a rank was replaced.
         """
         if self.epoch is not epoch and not self.epoch.has_kept(ranks, epoch):
             raise self.lifecycle.stale_error(epoch.number, method)
 
     def enter(self, endpoints: Sequence[Endpoint]) -> Epoch:
-        """Begin the epoch that the lifecycle is in, with these processes."""
+        """Begin the epoch of the lifecycle with these processes."""
         with self._lock:
             number = self.lifecycle.epoch
             self.epoch = Epoch(number, len(endpoints), endpoints)
@@ -251,10 +251,10 @@ class Group:
         return self.epoch
 
     def started(self) -> None:
-        """Note that all ranks are there.
+        """Note that all ranks have started.
 
         Raises:
-            PhalanxError: the failure by which the group broke meanwhile, of a call of a rank that stayed.
+            PhalanxError: if the group broke in the meantime, by the failure of a rank that stayed.
         """
         with self._lock:
             if self.lifecycle.state is State.BROKEN:
@@ -262,10 +262,10 @@ class Group:
             self._handle(Event.STARTED)
 
     def change(self, endpoints: Sequence[Endpoint], size: int, *, joining: bool = False) -> Epoch:
-        """Begin the next epoch with ranks that come or go, while the others are at work.
+        """Begin the next epoch, in which ranks join or leave while the others continue to work.
 
         Raises:
-            GroupClosed, GroupBroken: the group takes no calls.
+            GroupClosed, GroupBroken: if the group takes no calls.
         """
         with self._lock:
             self.lifecycle.check_callable()
@@ -274,12 +274,12 @@ class Group:
             self.epoch = Epoch(self.lifecycle.epoch, size, endpoints, joining=joining)
             self.epoch.stopped = stopped
             _numbered(endpoints, self.epoch.number)
-            self.snapshot = None  # of other ranks
+            self.snapshot = None  # taken of the previous ranks
         self._tell()
         return self.epoch
 
     def follow(self, endpoints: Sequence[Endpoint], number: int) -> None:
-        """Go on with the ranks of an epoch that the owner, in another process, has begun."""
+        """Continue with the ranks of an epoch that the owner, in another process, has begun."""
         with self._lock:
             if self.closed:
                 return
@@ -295,7 +295,7 @@ class Group:
         if not all do: calls of the other ranks continue.
 
         Raises:
-            GroupClosed: the group is closed.
+            GroupClosed: if the group is closed.
         """
         with self._lock:
             if self.closed:
@@ -310,9 +310,9 @@ class Group:
         return left
 
     def broken(self, cause: PhalanxError, epoch: Epoch | None = None) -> None:
-        """Note that the group takes no more calls, and why.
+        """Break the group because of a failure: it takes no more calls.
 
-        Reports of an earlier epoch have no effect, unless they are about a rank that the present epoch has kept.
+        A failure of an earlier epoch has no effect, unless the present epoch has kept the ranks that caused it.
         """
         with self._lock:
             number = self.lifecycle.epoch if epoch is None else epoch.number
@@ -329,7 +329,7 @@ class Group:
             return first
 
     def finish_close(self) -> None:
-        """Note that nothing of the group is left."""
+        """Note that the processes of the group have ended, and its slots are free."""
         with self._lock:
             if self.lifecycle.state is State.CLOSING:
                 self._handle(Event.CLOSED)
@@ -340,7 +340,7 @@ class Group:
             self._tell()
 
     def resyncs(self) -> dict[tuple[str, str], list[Resync]]:
-        """Return the syncs that the group's weights came from, by role and name of the weights."""
+        """Return the syncs that can resync the group's weights, by role and name of the weights."""
         found: dict[tuple[str, str], list[Resync]] = {}
         for key, number in self.had_weights.items():
             sent = {sync: newest for sync in list(self.syncs) if (newest := sync.newest(key)) is not None}
@@ -359,17 +359,17 @@ class Group:
         self._publish()
 
     def _publish(self) -> None:
-        """Have the changed state published for the commands, by the process that made the group."""
+        """Publish the changed state for the CLI, if this process made the group."""
         if self.has_pool and not self.backend.immediate:
             session.publisher.changed(self)
 
     @property
     def fully_closed(self) -> bool:
-        """True if nothing of the group is left."""
+        """True if the group is closed and its processes have ended."""
         return self.lifecycle.state is State.CLOSED
 
     def record(self) -> GroupRecord:
-        """Return the present state for the commands."""
+        """Return the record of the present state for the CLI."""
         card, life = self.card, self.lifecycle
         return GroupRecord(
             run=session.run_id,
@@ -390,7 +390,7 @@ class Group:
 
 
 def _numbered(endpoints: Sequence[Endpoint], number: int) -> list[int]:
-    """Note with which epoch new processes came, and return their ranks."""
+    """Store the epoch in which new processes joined; return their ranks."""
     new = [rank for rank, endpoint in enumerate(endpoints) if endpoint.since < 0]
     for rank in new:
         endpoints[rank].since = number

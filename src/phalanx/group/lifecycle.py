@@ -1,14 +1,14 @@
-"""The life of a group as a table of transitions. No IO, no clock, no threads.
+"""The lifecycle of a group as a table of transitions. No IO, no clock, no threads.
 
     starting ---started--> ready ---restart--> restarting ---started--> ready
         '------break-----> broken <---break---' |
                              '------restart-----'
     ready ---members--> ready, as the next epoch
-    ready, broken ---follow--> ready, of a view elsewhere, once the owner has given the group other ranks
-    close leads from every state to closing, closed from there to closed.
+    ready, broken ---follow--> ready, in a view, once the owner has given the group other ranks
+    close leads from every state to closing, and closed from there to closed.
 
-Everything that changes the state of a group is an event passed to `Lifecycle.handle`, and every effect of an event is a
-line of `TRANSITIONS`. `Group` passes the events of calls, restarts and closes, one at a time.
+Everything that changes the state of a group is an event passed to ``Lifecycle.handle``, and every effect of an event is
+an entry of ``TRANSITIONS``. ``Group`` passes the events of calls, restarts and closes, one at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from phalanx.errors import DispatchError, GroupBroken, GroupClosed, InternalErro
 
 
 class State(Enum):
-    """Where a group is in its life."""
+    """State of a group in its lifecycle."""
 
     STARTING = "starting"
     READY = "ready"
@@ -35,19 +35,19 @@ class Event(Enum):
     """Event that may change the state of a group."""
 
     STARTED = "started"
-    """All ranks of an epoch have been constructed (after a restart: and their calls made again)."""
+    """All ranks of an epoch have been constructed, and, after a restart, their calls were repeated."""
     BREAK = "break"
     """The ranks of an epoch cannot work together any more: a rank was lost, or was stopped."""
     RESTART = "restart"
     """Ranks get new processes, all or some; a new epoch begins."""
     MEMBERS = "members"
-    """Ranks come or go while the others work on; a new epoch begins."""
+    """Ranks join or leave while the others continue to work; a new epoch begins."""
     FOLLOW = "follow"
     """A view learned of an epoch that the group's owner, in another process, has begun."""
     CLOSE = "close"
     """The group is to be closed."""
     CLOSED = "closed"
-    """Nothing of the group is left."""
+    """The processes of the group have ended, and its slots are free."""
 
 
 #: Each event with the states in which it may happen, and the state after it.
@@ -60,24 +60,24 @@ _EFFECTS = (
     (Event.FOLLOW, (State.READY, State.BROKEN), State.READY),
     (Event.CLOSE, (State.STARTING, State.READY, State.BROKEN, State.RESTARTING), State.CLOSING),
     (Event.CLOSED, (State.CLOSING,), State.CLOSED),
-    # A start or a failure that was under way when the group was closed, and further calls of close().
+    # A start or a failure during the close, and further calls of close().
     *(
         (event, (state,), state)
         for state in (State.CLOSING, State.CLOSED)
         for event in (Event.STARTED, Event.BREAK, Event.CLOSE)
     ),
 )
-#: The state after each event; a pair that is not here is a bug of the sender of the event.
+#: The state after each event; a missing pair is a bug of the sender of the event.
 TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
     {(before, event): after for event, states, after in _EFFECTS for before in states}
 )
 
 
 class Lifecycle:
-    """State, epoch and cause of a group. Changed by `handle` alone.
+    """State, epoch and cause of failure of a group. Changed only by ``handle``.
 
-    `cause` is the first failure of the epoch that broke: set while broken, kept through restarting and
-    closing, gone once the group is ready again.
+    ``cause`` is the first failure of the epoch that broke. It is set while the group is broken, kept while it restarts
+    or closes, and removed once it is ready again.
     """
 
     def __init__(self, group: str, *, epoch: int = 0, owner: bool = True) -> None:
@@ -93,19 +93,19 @@ class Lifecycle:
         self.cause: PhalanxError | None = None
         #: Further information for callers of a broken group, such as why it was not restarted.
         self.remark = ""
-        #: Why it is closed and what to do, if it was not closed by a call of close().
+        #: Reason and remedy, if the group was not closed by a call of close().
         self.closed_because = ""
 
     def handle(self, event: Event, epoch: int | None = None, cause: PhalanxError | None = None) -> None:
         """Handle an event. Events of an older epoch have no effect.
 
         Args:
-            event: what happened.
-            epoch: the epoch that it is about, or that is followed; None: the present epoch.
-            cause: the failure, of a break.
+            event: the event.
+            epoch: the epoch of the event, or the epoch to follow; None: the present epoch.
+            cause: the failure, for ``Event.BREAK``.
 
         Raises:
-            InternalError: the event cannot happen in this state; nothing has changed.
+            InternalError: if the event cannot happen in this state; nothing has changed.
         """
         about = self.epoch if epoch is None else epoch
         if about < self.epoch:
@@ -123,12 +123,12 @@ class Lifecycle:
         self.state, self.epoch = after, about + (event in (Event.RESTART, Event.MEMBERS))
 
     def check_callable(self) -> None:
-        """Say whether a call may be made now.
+        """Check that the group takes calls now.
 
         Raises:
-            GroupClosed: the group is closed or closing.
-            GroupBroken: with the first cause; also while the group is being restarted.
-            DispatchError: the group is still starting.
+            GroupClosed: if the group is closed or closing.
+            GroupBroken: if the group is broken (with the first cause) or being restarted.
+            DispatchError: if the group is still starting.
         """
         if self.state is State.READY:
             return
@@ -164,7 +164,7 @@ class Lifecycle:
         )
 
     def changing_error(self, method: str) -> StaleEpoch:
-        """Return the error of a call of a view whose ranks the owner has ended, and has not followed by others yet."""
+        """Return the error of a view's call whose ranks the owner has ended, and not replaced yet."""
         return StaleEpoch(
             f"group {self._group!r}: its owner, in another process, has ended ranks of this call of {method}, to "
             "give the group other ones; make the call again once it has",

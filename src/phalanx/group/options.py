@@ -1,4 +1,4 @@
-"""Options of a group, checked when it is made, and its policies after a failure."""
+"""Options of a group, checked when the group is made, and its policies after a failure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class GroupOptions:
     on_notice: Callable[[PreemptionNotice], object] | None = None
 
     def extras(self) -> dict[str, float]:
-        """Resources in addition to the slot's own, reserved per rank on the slot's node."""
+        """Return the resources that are reserved for each rank on its node, in addition to its slot."""
         found = {"CPU": self.num_cpus, "memory": self.memory, **self.resources}
         return {name: float(amount) for name, amount in found.items() if amount}
 
@@ -47,10 +47,10 @@ class GroupOptions:
 
 
 def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> GroupOptions:
-    """The options, with meshes resolved to the group's size.
+    """Check options, and return them with meshes resolved to the group's size.
 
     Raises:
-        DeclarationError: an option of the wrong kind, or a mesh that does not fit the group's size.
+        DeclarationError: if an option has a wrong type or value, or a mesh does not fit the group's size.
     """
     values = {key: value for key, value in given.items() if value is not None}
     values.setdefault("start_timeout", settings().start_timeout)
@@ -63,7 +63,7 @@ def checked_options(mesh: Value, world_size: int, given: Mapping[str, Any]) -> G
         raise DeclarationError(
             "WorkerGroup(detached=True) needs name=..., under which px.attach(name) finds it again"
         )
-    # float("inf") too: no limit
+    # float("inf") is allowed: no limit
     values["start_timeout"] = min(float(values["start_timeout"]), threading.TIMEOUT_MAX)
     return GroupOptions(meshes=_meshes(mesh, world_size), **values)
 
@@ -115,7 +115,7 @@ def _check(owner: str, values: Mapping[str, Any]) -> None:
     """Check the options of ``owner``.
 
     Raises:
-        DeclarationError: an option of the wrong kind.
+        DeclarationError: if an option has a wrong type or value.
     """
     for names, fits, expected in _EXPECTED:
         for name in names:
@@ -142,7 +142,7 @@ def _meshes(given: Value, world_size: int) -> dict[str, Mesh]:
 
 
 class _Policy:
-    """Recovers a group a limited number of times within a window of time."""
+    """Base class of policies: a group is recovered a limited number of times within a window of time."""
 
     window_s: float
 
@@ -156,14 +156,14 @@ class _Policy:
 
 @dataclass(frozen=True)
 class RestartPolicy(_Policy):
-    """``WorkerGroup(..., on_failure=px.RestartPolicy(max_restarts=2, window_s=600))``.
+    """Restart of a broken group: ``WorkerGroup(..., on_failure=px.RestartPolicy(max_restarts=2, window_s=600))``.
 
     The call in which the group broke raises its error, as always; the next call on the group restarts it first, and
     then runs in the new epoch. After ``max_restarts`` restarts within the last ``window_s`` seconds, the group stays
     broken: restarts do not repair a failure that happens each time.
 
     Raises:
-        DeclarationError: a number that makes no sense.
+        DeclarationError: if ``max_restarts`` is not a whole number from 0, or ``window_s`` not positive.
     """
 
     max_restarts: int = 2
@@ -176,19 +176,18 @@ class RestartPolicy(_Policy):
 
 @dataclass(frozen=True)
 class ReplacePolicy(_Policy):
-    """``WorkerGroup(..., on_failure=px.ReplacePolicy(max_failures=2, window_s=600))``.
+    """Replacement of lost ranks: ``WorkerGroup(..., on_failure=px.ReplacePolicy(max_failures=2, window_s=600))``.
 
-    Like :class:`RestartPolicy`, but only the lost ranks get new processes, by ``px.replace_ranks``: all ranks go back
-    to the last ``px.snapshot``. If that is impossible, since there is no snapshot, no rank has a lost state any more,
-    or there is no capacity, the group is restarted. A caller that repeats the failed call repeats it from the state of
-    the snapshot.
+    Like :class:`RestartPolicy`, but only the lost ranks get new processes, by ``px.replace_ranks``: all ranks return to
+    the last ``px.snapshot``. The group is restarted instead if there is no snapshot, no copy of a lost state, or no
+    capacity. A caller that repeats the failed call repeats it from the state of the snapshot.
 
     Args:
-        max_failures: within ``window_s`` seconds; after that the group stays broken. Losses that
+        max_failures: number of recoveries within ``window_s`` seconds, after which the group stays broken. Losses that
             ``px.preemption_notices`` announced do not count.
 
     Raises:
-        DeclarationError: a number that makes no sense.
+        DeclarationError: if ``max_failures`` is not a whole number from 0, or ``window_s`` not positive.
     """
 
     max_failures: int = 2

@@ -1,4 +1,4 @@
-"""Draining nodes, as the groups of this process see them, and which notices were delivered already."""
+"""Notices of draining nodes for the groups of this process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _log = logging.getLogger("phalanx")
 
 @dataclass(frozen=True)
 class PreemptionNotice:
-    """Some ranks of a group will lose their node.
+    """Notice that some ranks of a group will lose their node.
 
-    ``deadline`` is a Unix time in seconds; None if it is not known. ``reason`` is a text.
+    ``node`` is the node's id. ``deadline`` is a Unix time in seconds; None if it is not known. ``reason`` is a text.
     """
 
     group: str
@@ -40,7 +40,7 @@ class PreemptionNotice:
 class NoticeQueue:
     """The notices of a group. Each is returned once by ``px.preemption_notices`` and passed once to ``on_notice``.
 
-    A node that was announced as draining stays so for ever: later failures of its ranks are not attributed to them.
+    A node that was announced as draining stays so for ever: later losses of its ranks are not failures of the group.
     """
 
     def __init__(self, group: str) -> None:
@@ -49,12 +49,12 @@ class NoticeQueue:
         self._draining = set[str]()
         self._seen: dict[str, tuple[float | None, frozenset[int]]] = {}
         self._notices: list[PreemptionNotice] = []
-        self._taken = Counter[str]()  # of the notices, by reader
+        self._taken = Counter[str]()  # number of notices taken, by reader
         #: True if the code that moves ranks has not handled a notice yet.
         self.urgent = False
 
     def see(self, draining: Sequence[DrainingNode], slots: Sequence[SlotFacts]) -> None:
-        """Record the draining nodes that the cluster reports now; ``slots`` are those of the ranks, by rank.
+        """Record the draining nodes that the cluster reports now; ``slots`` has the slot of each rank.
 
         A notice is new if its node, its deadline or a rank on that node is new.
         """
@@ -77,7 +77,7 @@ class NoticeQueue:
             return self._notices[first:]
 
     def ranks_to_move(self, nodes: Sequence[str]) -> tuple[int, ...]:
-        """Return the ranks whose node is draining; ``nodes`` is by rank."""
+        """Return the ranks whose node is draining; ``nodes`` has the node of each rank."""
         with self._lock:
             return tuple(rank for rank, node in enumerate(nodes) if node in self._draining)
 
@@ -94,7 +94,7 @@ def look_once(group: Any) -> None:
 
 
 def turn() -> float | None:
-    """Query each cluster once for all groups of this process, and call their ``on_notice``."""
+    """Query each cluster once for all groups, and call their ``on_notice``. Return the seconds until the next turn."""
     groups = [one for one in session.groups() if one.has_pool and not one.closed]
     backends: dict[int, Backend] = {id(group.backend): group.backend for group in groups}
     draining = {key: _draining(backend) for key, backend in backends.items()}
@@ -111,7 +111,7 @@ def turn() -> float | None:
 
 
 def watch() -> None:
-    """Begin to look for draining nodes, until no group of this process is open."""
+    """Look for draining nodes in the background, until no group of this process is open."""
     _looks.begin()
 
 
@@ -122,7 +122,7 @@ def _slots(group: Any) -> list[SlotFacts]:
 def _draining(backend: Backend) -> Sequence[DrainingNode]:
     try:
         return backend.draining_nodes() if backend.connected() else ()
-    except Exception:  # of the backend, while it shuts down: the next look tells more
+    except Exception:  # the backend is shutting down, which the monitor reports
         _log.debug("asking for draining nodes failed", exc_info=True)
         return ()
 

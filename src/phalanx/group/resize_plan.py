@@ -10,11 +10,11 @@ from phalanx.topology.mesh import Mesh
 
 
 def checked_size(group: str, wanted: object, slots: int, block: int = 1) -> int:
-    """Return the number of ranks of a group that is to have ``wanted`` blocks of ranks, on a pool of ``slots``.
+    """Return the number of ranks in ``wanted`` blocks of ``block`` ranks, for a pool of ``slots`` slots.
 
     Raises:
-        DeclarationError: that is no number of blocks.
-        PlacementError: the pool has fewer slots.
+        DeclarationError: if ``wanted`` is not a whole number from 1.
+        PlacementError: if the pool has fewer slots.
     """
     if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
         what = "ranks" if block == 1 else f"engines, of {block} ranks each"
@@ -35,7 +35,7 @@ def block_of(group: str, meshes: Mapping[str, Mesh]) -> int:
     """Return the number of ranks that join and leave together: a dp coordinate, whose ranks meet in collectives.
 
     Raises:
-        DeclarationError: the ranks of a coordinate are not consecutive, so that none can join or leave last.
+        DeclarationError: if a mesh has no axis dp, or the ranks of a dp coordinate are not consecutive.
     """
     block = 1
     for name, mesh in meshes.items():
@@ -54,10 +54,11 @@ def block_of(group: str, meshes: Mapping[str, Mesh]) -> int:
 
 
 def fitted(mesh: Mesh, world_size: int) -> Mesh:
-    """A mesh of so many ranks, with as many dp coordinates as that makes.
+    """Return a mesh for ``world_size`` ranks, which differs in the size of its axis dp.
 
     Raises:
-        DeclarationError: its other axes do not divide that number, or ranks reported their places by themselves.
+        DeclarationError: if the mesh has no axis dp, its other axes do not divide ``world_size``, or its ranks reported
+            their coordinates.
     """
     if mesh.world_size == world_size:
         return mesh

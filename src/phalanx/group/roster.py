@@ -1,7 +1,7 @@
-"""Who the ranks of a group are, published for its views in other processes, and of a detached group for later drivers.
+"""The published roster of a group for its views in other processes, and the record of a detached group for drivers.
 
-The owner publishes a roster after every change of members. A view reads it when a rank refuses a call, since it is of a
-later epoch, or has left. ``px.attach`` reads the record of a detached group.
+The owner publishes a roster after every change of members. A view reads it when a rank of a later epoch refuses a call,
+or a rank has left. ``px.attach`` reads the record of a detached group.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.wire.messages import ProcessInfo
 
-#: Of a detached record: raised where a driver could not read what another version has left.
+#: Version of the record of detached groups: increased if drivers cannot read the records of older versions.
 PROTOCOL = 4
 _HEADER = b"phalanx group, protocol %d\n"
 _HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
@@ -28,10 +28,10 @@ _HEADER_READ = re.compile(rb"phalanx group, protocol (\d+)\n")
 
 @dataclass(frozen=True)
 class Roster:
-    """The ranks of a group in an epoch, and which earlier processes have left after finishing their calls.
+    """The ranks of a group in an epoch, and the former processes that finished their calls before they left.
 
-    ``in_peace_since``: by rank, the epoch since which all processes of the rank that ended have finished their calls
-    first; a missing rank never lost a process. So its size does not grow with the number of changes.
+    ``in_peace_since`` has, by rank, an epoch: processes of the rank that joined in it or later, and ended, had finished
+    their calls. A missing rank never lost a process. So the size does not grow with the number of changes.
     """
 
     number: int
@@ -56,10 +56,11 @@ class Roster:
 
 @dataclass(frozen=True)
 class DetachedRecord:
-    """Record of a detached group for later drivers; plain values only: its ``members`` lack their handles.
+    """Record of a detached group for later drivers, without handles of processes: its ``members`` lack them.
 
-    ``reservations`` are keys of its pool, ``extras`` of what it reserved beside its slots. The record is published as a
-    line of bytes, which every version reads, and the pickled record, which versions of the same protocol read.
+    ``reservations`` has the keys of its pool's reservations, ``extras`` the keys of resources reserved in addition to
+    the slots. It is published as a header line, which every version can read, and the pickled record, which versions
+    with the same protocol can read.
     """
 
     card: GroupCard
@@ -82,7 +83,7 @@ class DetachedRecord:
         """Return the record of the group of that name.
 
         Raises:
-            DeclarationError: another version of the library started the group; nothing of its record was unpickled.
+            DeclarationError: if a version with another protocol started the group; its record is not unpickled.
         """
         head = _HEADER_READ.match(kept)
         if head is None or int(head[1]) != PROTOCOL:
@@ -94,12 +95,12 @@ class DetachedRecord:
 
 
 def key_of(facts: ProcessInfo) -> tuple[int, float]:
-    """Return the identity of a process: its id, and when it reported."""
+    """Return the identity of a process: its id, and the time of its report."""
     return facts.pid, facts.started
 
 
 def publish(group: Group) -> None:
-    """Publish the members of a group that has travelled, or is detached; called after every change of members."""
+    """Publish the members of a group that was serialized, or is detached; called after every change of members."""
     if group.roster_key and not group.closed:
         group.backend.publish(group.roster_key, Roster.of(group).to_bytes())
     if group.card.detached:
@@ -108,7 +109,7 @@ def publish(group: Group) -> None:
 
 
 def withdraw(group: Group) -> None:
-    """Withdraw what was published, since the group is closed; a record of another group of its name stays."""
+    """Withdraw the roster and the record of a closed group; a record of another group of its name stays."""
     if group.roster_key and group.backend.connected():
         group.backend.publish(group.roster_key, None)
     if group.card.detached and group.backend.published(detached_key(group.name)) == group.detached_record:
@@ -127,13 +128,13 @@ def look(group: Group) -> None:
 
 
 def note_change(group: Group) -> bool:
-    """Note that the ranks of a view are others by now, or will be. Return False where the group is closed."""
+    """Note that ranks of a view were replaced, or will be. Return False if the group was closed."""
     group.is_doubtful = True
     return group.backend.published(group.roster_key) is not None
 
 
 def refresh(group: Group) -> Roster | None:
-    """Read the newest roster, and let the view continue with it. Without a roster the group is closed."""
+    """Read and return the newest roster, and let the view continue with it. Without a roster, close the view."""
     with group.changing:
         found = group.backend.published(group.roster_key)
         if found is None:
@@ -150,7 +151,7 @@ def refresh(group: Group) -> Roster | None:
 
 
 def was_refused(group: Group, outcome: RankOutcome, rank: int, endpoint: Endpoint) -> bool:
-    """Return whether a rank did not begin a call of a view, since the group has other ranks by now."""
+    """Return whether a rank did not begin a call of a view, because the group has other ranks by now."""
     if outcome.failure is not None:
         if outcome.failure.report.kind != "stale":
             return False

@@ -1,4 +1,4 @@
-"""Snapshots of a group: which rank holds the copy of which state, and which states a loss affects. Pure."""
+"""Placement of snapshots: the holders of the copies of ranks' states, and the copies that a loss affects. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Snapshot:
         holders: by rank, the rank whose process has a second copy of its state; itself if there is no other rank.
         nbytes: bytes of the state of all ranks, each counted once.
         sent_bytes: bytes sent to the holders this time; unchanged tensors are not sent again.
-        seconds: time that the calls of the group waited.
+        seconds: duration of the snapshot, for which calls of the group waited.
     """
 
     number: int
@@ -27,7 +27,7 @@ class Snapshot:
     seconds: float
 
     def without(self, gone: Collection[int]) -> Snapshot:
-        """The same after the processes of some ranks are gone, with the copies that they held for others."""
+        """Return the snapshot after ``gone`` ranks were lost with the copies that they held for others."""
         held_by = (rank if holder in gone else holder for rank, holder in enumerate(self.holders))
         return replace(self, holders=tuple(held_by))
 
