@@ -1,1 +1,1 @@
-"""Membership: ranks start, restart, are replaced, join and leave."""
+"""Changes of membership: start, restart, replacement and resizing of ranks."""

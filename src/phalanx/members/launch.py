@@ -1,4 +1,4 @@
-"""Starts the processes of ranks: reserves what they need, puts them in rank order, and sends each its rank config."""
+"""Start of the processes of ranks: their resources, their order as ranks, and their rank configs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _NONE: Mapping[int, Endpoint] = MappingProxyType({})
 
 @dataclass
 class Launched:
-    """Processes that are becoming ranks, in their order: a ticket ends when its rank's constructors have returned.
+    """Processes that become ranks, in rank order. A ticket ends when its rank's constructors have returned.
 
-    ``extras`` are the keys of what is reserved beside their slots, by slot.
+    ``extras`` has the keys of resources reserved in addition to the slots, by slot. ``setups`` has the rank configs.
     """
 
     endpoints: list[Endpoint]
@@ -57,19 +57,19 @@ def launch(
     """Start a process per slot and send each process its rank config; does not wait for the constructors.
 
     Args:
-        core: the group, which says what ranks are made of.
+        core: the group, with the classes and options of its ranks.
         pool: the slots.
-        epoch: the epoch whose ranks they will be.
+        epoch: number of the epoch of the new ranks.
         trace: id of the trace for which ranks record events.
         kept: processes that are ranks already, by rank: only the other ranks are set up, and returned.
-        places: slot of each rank, if new ranks join a world with the kept ranks; a new rank serves its store then.
-            Without, new ranks get the numbers after the kept ranks.
-        name: name by which ranks know the group, if it differs from its own name.
+        places: slot of each rank, if new ranks take the places of lost ranks; the first of them then serves the store.
+            Empty: new ranks get the numbers after the kept ranks.
+        name: name by which ranks know the group, if it differs from the group's own name.
         amend_request: changes names, methods or runtime of the processes before they are started.
         amend: changes each rank's config before it is sent.
 
     Raises:
-        PlacementError: the processes, or the extra resources of the group, cannot be had.
+        PlacementError: if the processes cannot be placed, or the extra resources of the group cannot be reserved.
     """
     deadline = time.monotonic() + core.options.start_timeout
     name, backend = name or core.name, pool.backend_api
@@ -109,7 +109,7 @@ def launch(
 def _reserve_extras(
     pool: ResourcePool, slots: Sequence[Slot], name: str, options: GroupOptions
 ) -> dict[Slot, str]:
-    """Reserve CPUs, memory and custom resources that the group asks for beside its slots, on the slots' own nodes."""
+    """Reserve the CPUs, memory and custom resources that the group needs in addition to its slots, on their nodes."""
     bundle = options.extras()
     if not bundle:
         return {}
@@ -131,7 +131,7 @@ def _reserve_extras(
 def _request(
     core: Group, pool: ResourcePool, slots: Mapping[int, Slot], kept: Mapping[int, Endpoint]
 ) -> SpawnRequest:
-    """Return the request for processes on ``slots``, by rank, which bear the names of the classes and methods."""
+    """Return the request for processes on ``slots``, by rank, with the names of their classes and methods."""
     shares = [holding.share() for holding in pool.holdings.values()]
     if any(share != shares[0] for share in shares):
         raise PlacementError(
@@ -143,7 +143,7 @@ def _request(
         for role, bound in core.roles.items()
         for method in bound.methods
     ]
-    # By slot: ranks are known later, so a kept process may have the number of another rank.
+    # Numbered by slot: ranks are assigned later, so a kept process may have the number of another rank.
     taken = {endpoint.name for endpoint in kept.values()}
     free = (name for number in itertools.count() if (name := f"{core.name}:{number}") not in taken)
     return SpawnRequest(
@@ -164,7 +164,7 @@ def _check_names(core: Group, request: SpawnRequest) -> None:
     """Check that no process has the name of a new rank of a detached group.
 
     Raises:
-        PlacementError: a process has, of a group of the same name; the message says how to call or end it.
+        PlacementError: if a group of the same name has such a process; the message says how to call or end the group.
     """
     own = request.names or () if request.namespace is None else ()
     taken = [name for name in own if core.backend.find(name) is not None]
@@ -180,7 +180,7 @@ def _check_names(core: Group, request: SpawnRequest) -> None:
 def _in_rank_order(
     pool: ResourcePool, endpoints: Sequence[Endpoint], places: Sequence[Slot]
 ) -> list[Endpoint]:
-    """By the ranks that they have at ``places``, or else by where they turned out to be."""
+    """Return processes in the order of ``places``, or else in the rank order of the pool, given their reports."""
     by_slot = {endpoint.slot: endpoint for endpoint in endpoints}
     learnt = pool.learn({slot: e.facts.slot for slot, e in by_slot.items()})
     return [by_slot[slot] for slot in places or learnt]
@@ -213,7 +213,7 @@ def _rank_configs(
             visible=options.visible_devices,
             own_ids=own,
             node_ids=devices_on[facts.node_id],
-            # From a rank without any, CUDA is hidden, whose mask torch reads before anything else.
+            # A rank without accelerators gets a mask that hides CUDA, which torch would otherwise use.
             accelerator=kind or (None if facts.accelerator_ids else in_use("GPU", {})),
             cpus_of_node=facts.cpus_of_node,
             slots_on_node=slots_on[facts.node_id],
@@ -248,7 +248,7 @@ def _rank_configs(
 
 
 def _slots_by_node(pool: ResourcePool, endpoints: Sequence[Endpoint]) -> Counter[str]:
-    """Count the slots of the blocks that the ranks are in: other groups on them work at the same time."""
+    """Return the number of slots on each node, in all blocks with ranks: groups on other slots work concurrently."""
     by_block: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for endpoint in endpoints:
         by_block[endpoint.slot.pool, endpoint.slot.block][endpoint.facts.slot.node_id] += 1

@@ -11,15 +11,15 @@ from phalanx.group.resize_plan import fitted
 from phalanx.topology.mesh import Mesh
 from phalanx.worker import handlers
 
-#: Of a rank: the coordinates by axis in each mesh that its workers registered, by name.
+#: Coordinates of a rank by axis, in each mesh that its workers registered, by mesh name.
 Places = Mapping[str, Mapping[str, int]]
 
 
 def mesh_of(core: Group, name: str = "default") -> Mesh:
-    """Return a mesh that was given to the group, or that its ranks registered (asked once per epoch).
+    """Return a mesh that was declared for the group, or that its ranks registered (requested once per epoch).
 
     Raises:
-        DispatchError: there is none of that name, or not every rank registered its place.
+        DispatchError: if there is no mesh of that name, or a rank has not registered its coordinates.
     """
     epoch, given = core.epoch, core.card.meshes
     if name in given and given[name].world_size == epoch.size:
@@ -32,15 +32,15 @@ def mesh_of(core: Group, name: str = "default") -> Mesh:
 
 
 def known_meshes(core: Group) -> dict[str, Mesh]:
-    """Return the declared meshes, and meshes that the ranks of this epoch reported already; calls no rank."""
+    """Return the declared meshes, and meshes that the ranks of this epoch have reported; calls no rank."""
     return {**core.epoch.meshes, **{name: mesh_of(core, name) for name in core.card.meshes}}
 
 
 def _registered_mesh(core: Group, name: str) -> Mesh:
-    """Return the mesh of that name which the ranks registered.
+    """Request the coordinates that ranks registered for a mesh, and return the mesh.
 
     Raises:
-        DispatchError: there is none of that name, or not every rank registered its place.
+        DispatchError: if there is no mesh of that name, or a rank has not registered its coordinates.
     """
     places: list[Places] = run_on(core, handlers.meshes).result(None)
     registered = {key for meshes in places for key in meshes}

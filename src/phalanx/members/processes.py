@@ -1,7 +1,7 @@
 """The processes of a group: start, restart and end.
 
-Every change leaves an epoch, starts and constructs processes, and enters the next epoch. ``constructors`` is the call
-of the constructors, in which every start takes place; ``new_ranks`` breaks the group where one fails.
+Every change leaves an epoch, starts and constructs processes, and enters the next epoch. Every start runs in the
+context ``constructors``, the call of the constructors; ``new_ranks`` breaks the group if a start fails.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def constructors(core: Group, ranks: range | None = None) -> Generator[Call]:
 
 
 def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket]) -> None:
-    """Note that the processes of an epoch exist, and have received their rank configs."""
+    """Record that the processes of an epoch exist, and were sent their rank configs."""
     call.epoch = epoch
     call.arrivals = Results(call.core.backend, tickets)
     for _ in tickets:
@@ -100,7 +100,7 @@ def make_again(core: Group, trace: str = "", joining: range | None = None) -> No
     On ``joining`` ranks, only calls that went to all ranks with equal arguments are repeated.
 
     Raises:
-        RemoteCallError, WorkerDiedError, CallTimeout: a call failed.
+        RemoteCallError, WorkerDiedError, CallTimeout: if a call failed.
     """
     epoch, limit = core.epoch, core.options.start_timeout
     for made in core.reruns.to_make():
@@ -115,7 +115,7 @@ def make_again(core: Group, trace: str = "", joining: range | None = None) -> No
 
 
 def open_for_calls(core: Group) -> None:
-    """Take calls on the ranks that are there, and leave word of them for other processes."""
+    """Make the group ready for calls, and publish its members for other processes."""
     core.started()
     publish(core)
 
@@ -159,18 +159,18 @@ def start_status(call: Call) -> tuple[int, str]:
             return len(results), ""
         rank = waiting[0]
         sight = call.core.backend.sights([call.epoch.endpoints[rank]], stacks=True)[0]
-    except Exception:  # of the backend, while the start fails: the start itself tells
+    except Exception:  # the start is failing, and reports the error itself
         return 0, ""
     where = place(sight.stack) or sight.note
     return len(results) - len(waiting), f"rank {rank}: {where}" if where else f"waiting for rank {rank}"
 
 
 def restart(core: Group, size: int | None = None) -> None:
-    """End the remaining processes and start the group again, on the first ``size`` slots; see ``restart()``."""
+    """End the remaining processes and start the group again, with ``size`` ranks; see ``WorkerGroup.restart``."""
     with core.changing:
         was_ready = core.lifecycle.state is State.READY
         left = core.begin_restart(size)
-        core.snapshot = None  # it ends with the processes that hold it
+        core.snapshot = None  # it is lost with the processes that hold it
         with new_ranks(core, "be restarted", lambda: _abandon(core)):
             end(core, left, _patience(core) if was_ready else 0.0)
             core.pool.repair(core.options.start_timeout)
@@ -179,10 +179,10 @@ def restart(core: Group, size: int | None = None) -> None:
 
 @contextlib.contextmanager
 def new_ranks(core: Group, change: str, undo: Callable[[], None]) -> Generator[None]:
-    """Return a context in which the epoch begun gets ranks. After an error, ``undo()`` and break the group.
+    """Return a context in which the new epoch gets its ranks. After an error, call ``undo()`` and break the group.
 
     Raises:
-        GroupClosed: the group was closed meanwhile; nothing of it is left.
+        GroupClosed: if the group was closed in the meantime; its new processes were ended.
     """
     number = core.epoch.number
     try:
@@ -202,12 +202,12 @@ def new_ranks(core: Group, change: str, undo: Callable[[], None]) -> Generator[N
 
 
 def closed_while(group: str, change: str) -> GroupClosed:
-    """Return the error of a change that another thread's close of the group has ended."""
+    """Return the error of a change that failed because another thread closed the group."""
     return GroupClosed(f"group {group!r} was closed while it was to {change}", group=group)
 
 
 def _abandon(core: Group) -> None:
-    """End the processes that were started; all that they hold too, where ``close()`` was over before they came."""
+    """End the processes that were started; if the group was closed before, release their resources too."""
     if core.closed:
         end(core, core.epoch, 0.0)
     else:
@@ -222,7 +222,7 @@ def _as_cause(group: str, change: str, error: BaseException) -> PhalanxError:
 
 
 def close(core: Group, patience: float | None = None) -> None:
-    """End a group whose closing has begun: withdraw its roster, end its processes, give back its slots.
+    """End a group whose closing has begun: withdraw its roster, end its processes, release its slots.
 
     Args:
         core: the group.
@@ -237,20 +237,20 @@ def close(core: Group, patience: float | None = None) -> None:
 
 
 def end(core: Group, epoch: Epoch, patience: float) -> None:
-    """End the processes of an epoch, with all that they started; they have ``patience`` seconds to close first."""
+    """End the processes of an epoch and release their extra resources; workers first get ``patience`` s to close."""
     try:
         if patience:
             close_workers(core, epoch, range(len(epoch.endpoints)), patience)
         if core.before_end:
             gather_before_end(core, _patience(core))
-    finally:  # also after an interrupt: nobody else knows of these processes
+    finally:  # also after an interrupt: no other code would end these processes
         stop(core, epoch.endpoints or [endpoint for endpoint in epoch.stay if endpoint is not None])
         extras, core.extras = core.extras, {}
         core.backend.release(list(extras.values()))
 
 
 def close_workers(core: Group, epoch: Epoch, ranks: range, patience: float) -> None:
-    """Ask the living ones of some ranks to close their instances; wait ``patience`` seconds at most."""
+    """Run the workers' ``close()`` on the ranks that are alive; wait ``patience`` seconds at most."""
     with contextlib.suppress(PhalanxError, NotReady):
         dead = core.backend.dead_of(epoch.endpoints)
         living = [rank for rank in ranks if rank not in dead]
@@ -266,5 +266,5 @@ def stop(core: Group, endpoints: Sequence[Endpoint]) -> None:
 
 
 def _patience(core: Group) -> float:
-    """Seconds for the workers' own ``close()``: a rank that is at a call cannot begin it, perhaps for ever."""
+    """Return the seconds for the workers' own ``close()``: few if a rank is busy, since its call may never end."""
     return _BUSY_PATIENCE_S if is_busy(core) else _CLOSE_PATIENCE_S

@@ -1,4 +1,4 @@
-"""Recovery of a group when it is next called: it is broken, or nodes with ranks of it will be taken away.
+"""Recovery of a group before its next call, if it is broken or has ranks on draining nodes.
 
 Lost ranks are replaced or the group is restarted, as its policy says. Also the return to a snapshot, ``px.restore``.
 """
@@ -30,14 +30,15 @@ _log = logging.getLogger("phalanx")
 
 
 def ensure_ready(core: Group) -> None:
-    """Recover a broken group, or move its ranks off draining nodes, if its policy says so; learn of a newer roster.
+    """Recover a broken group, or move its ranks off draining nodes, if its policy says so.
 
-    Called before a call is planned, and never by a thread that holds ``send_lock`` or the lock of a sync.
+    Also refresh a view, and wait if too many calls are in flight. Called before a call is planned, and never by a
+    thread that holds ``send_lock`` or the lock of a sync.
     """
     if core.is_view:
         roster.look(core)
     if len(core.recent) >= core.max_in_flight:
-        make_room(core)  # may take long, and the group may break: first
+        make_room(core)  # first, because the group may break during the wait
     if core.lifecycle.state is not State.BROKEN and not core.notices.urgent:
         return
     policy = core.options.on_failure
@@ -47,15 +48,15 @@ def ensure_ready(core: Group) -> None:
     with core.changing:
         if core.is_changed_here:
             return
-        with core.as_it_is():  # moving and recovering makes calls itself
+        with core.as_it_is():  # a move or recovery makes calls itself
             if core.notices.urgent:
                 _move_away(core, policy)
             while core.lifecycle.state is State.BROKEN and _has_recovered(core, policy):
-                pass  # it may have lost another rank by then
+                pass  # another rank may have been lost by then
 
 
 def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
-    """Recover a group. Return False if the policy does not allow that once more."""
+    """Recover a group. Return False if the policy does not allow another recovery."""
     replaces = isinstance(policy, ReplacePolicy)
     if _was_preempted(core):
         why = "since its ranks lost their nodes as was announced"
@@ -80,13 +81,13 @@ def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
 
 
 def heal(core: Group) -> None:
-    """Replace the lost ranks of a broken group, or restart it if that is impossible.
+    """Replace the lost ranks of a broken group, or restart the group if a replacement is impossible.
 
-    A group may be broken without a lost rank: a call reached some ranks only, or their connections were aborted when a
-    call was cancelled. Then one rank is recreated, so that all ranks form their process groups again.
+    A group may be broken without a lost rank: a call reached some ranks only, or collectives were aborted when a call
+    was cancelled. Then one rank is recreated, so that all ranks form their process groups again.
 
     Raises:
-        Errors of ``px.replace_ranks`` and ``restart()``, if a constructor fails.
+        Errors of ``px.replace_ranks`` and ``restart()``: if a constructor fails.
     """
     gone = lost_ranks(core)
     if not gone:
@@ -100,7 +101,7 @@ def heal(core: Group) -> None:
 
 
 def _was_preempted(core: Group) -> bool:
-    """Return whether the group broke because nodes were taken away as was announced: no failure of it."""
+    """Return whether the group broke because announced nodes were drained, which does not count as a failure."""
     cause, nodes = core.lifecycle.cause, core.epoch.nodes
     ranks = cause.cause_ranks if isinstance(cause, WorkerDiedError) else ()
     if not ranks or max(ranks) >= len(nodes):
@@ -110,12 +111,12 @@ def _was_preempted(core: Group) -> bool:
 
 
 def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
-    """Give ranks whose nodes go new processes elsewhere, if the policy wants that."""
+    """Move ranks off draining nodes, if the policy replaces ranks."""
     if core.backend.now() < core.move_after:
         return
     core.notices.urgent = False
     ranks = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
-    # The recovery of a broken group starts no ranks on such nodes.
+    # The recovery of a broken group starts no ranks on draining nodes.
     if not isinstance(policy, ReplacePolicy) or not ranks or core.lifecycle.state is not State.READY:
         return
     stays_because, again = _move(core, ranks)
@@ -130,16 +131,16 @@ def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
 
 
 def _move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
-    """Replace ranks that live, on nodes that stay, with their states of now; see ``px.ReplacePolicy``.
+    """Move living ranks, with their current states, off draining nodes; see ``px.ReplacePolicy``.
 
-    Calls that were sent before end first. Where it cannot be done all is as it was, and the ranks are lost with their
-    nodes, unless it can be done later.
+    Earlier calls end first. If the ranks cannot be moved, nothing changes: they are lost with their nodes, unless a
+    later try succeeds.
 
     Returns:
-        Why the ranks stay, "" if they were moved; and whether to try again at a later call.
+        The reason why the ranks stay, "" if they were moved; and whether to try again at a later call.
 
     Raises:
-        Errors of the constructors and ``rejoin()``; the group is broken then.
+        Errors of the constructors and ``rejoin()``: if one of them fails; the group is then broken.
     """
     if len(ranks) == core.world_size:
         why = "all of its ranks are there, so that none could keep their state; px.save before the deadline"
@@ -147,7 +148,7 @@ def _move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
     if not _has_room_elsewhere(core.pool):
         return "no other node has room for their slots", True
     calls = [call for call in calls_of(core) if not call.all_ended()]
-    # Calls may need the driver to go on; an asynchronous rank begins calls in any order.
+    # A stream may need the driver to continue; an asynchronous rank begins calls in any order.
     if calls and (core.card.asynchronous or any(call.streams is not None for call in calls)):
         return "calls are under way", True
     is_stateful = any(run_on(core, handlers.has_state, title="px.snapshot").result(None))  # after these calls
@@ -159,7 +160,7 @@ def _move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
     try:
         replace_lost_ranks(core, ranks, "snapshot" if is_stateful else "none")
     except (GroupBroken, PlacementError) as error:
-        # Where it is broken by that, it is recovered as any broken group.
+        # If this broke the group, the group is recovered like any broken group.
         return _first_line(error), False
     return "", False
 
@@ -167,7 +168,7 @@ def _move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
 def _has_room_elsewhere(pool: ResourcePool) -> bool:
     """Return whether the other nodes now have capacity for the blocks of the pool on draining nodes.
 
-    The blocks of each pool behind it are checked alone, next to present reservations.
+    The blocks of each reservation are checked separately.
     """
     backend = pool.backend_api
     going = {node.node_id for node in backend.draining_nodes()}
@@ -183,23 +184,23 @@ def _has_room_elsewhere(pool: ResourcePool) -> bool:
 
 
 def go_back(cores: Sequence[Group]) -> None:
-    """Bring groups that this driver owns back to their last snapshots, in the processes that they have."""
+    """Restore groups that this driver owns to their last snapshots, in their present processes."""
     with contextlib.ExitStack() as held:
         for core in in_one_order(cores):
             held.enter_context(core.changing)
         for core in cores:
-            if core.card.asynchronous:  # other ranks start a restore only after the calls before it
+            if core.card.asynchronous:  # synchronous ranks begin a restore only after their earlier calls
                 for call in calls_of(core):
-                    with contextlib.suppress(PhalanxError):  # it belongs to processes that are gone
+                    with contextlib.suppress(PhalanxError):  # its ranks were replaced, or died
                         call.cancel()
             while not _has_gone_back(core):
                 pass
 
 
 def _has_gone_back(core: Group) -> bool:
-    """Reset a group to its snapshot, recovered first if it is broken and has a policy. Return False to retry.
+    """Restore a group to its snapshot, after a recovery if it is broken and has a policy. Return False to retry.
 
-    A loss that another group has reported may not be known to this group yet.
+    A loss may become known to this group only during the restore, even if another group has reported it.
     """
     ensure_ready(core)
     core.check()

@@ -1,4 +1,4 @@
-"""Replacement of ranks: new processes for some ranks, while the others keep theirs; see ``px.replace_ranks``.
+"""Replacement of ranks: some ranks get new processes, the others stay; see ``px.replace_ranks``.
 
 The new ranks are constructed while the others run ``rejoin()``. Then states are restored, and weights synced.
 """
@@ -32,10 +32,10 @@ _log = logging.getLogger("phalanx")
 
 
 def lost_ranks(core: Group) -> Sequence[int]:
-    """Return the ranks that died: all ranks, if a start has left none.
+    """Return the ranks that died; all ranks, if the epoch has no processes.
 
-    Ranks that the failure has named as dead count too, and ranks whose processes an inspection finds dead: not every
-    loss is known at once, least of all the loss of a node.
+    These include the ranks that the group's failure names as dead, and ranks that an inspection finds dead: the backend
+    may learn of a loss late, above all of the loss of a node.
     """
     backend, epoch = core.backend, core.epoch
     endpoints = epoch.endpoints[: epoch.size]
@@ -62,8 +62,8 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
         The ranks that were replaced.
 
     Raises:
-        GroupBroken: no rank has the state of a lost rank any more; the group is as it was.
-        Errors of the constructors and of ``rejoin()``.
+        GroupBroken: if no rank has a copy of the state of a lost rank; the group is unchanged.
+        Errors of the constructors and of ``rejoin()``: if one of them fails.
     """
     going = core.notices.ranks_to_move(core.epoch.nodes[: core.epoch.size])
     gone = tuple(sorted({*ranks, *going}))
@@ -90,17 +90,17 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
     else:
         # A new snapshot has a second copy of each state again. Until then, some states have none.
         core.snapshot = snapshot.without(gone)
-        # Another rank may be lost meanwhile, as it may be right after this.
+        # A rank that is lost now is handled like a rank that is lost right after the replacement.
         with contextlib.suppress(GroupBroken, WorkerDiedError):
             take_together([core])
     return gone
 
 
 def _complete_snapshot(core: Group, gone: Collection[int]) -> Snapshot:
-    """Return the snapshot that a group can go back to without some of its ranks.
+    """Return the snapshot that a group can be restored to without the processes of ``gone`` ranks.
 
     Raises:
-        GroupBroken: there is none, or the copies of some states were lost with their holders.
+        GroupBroken: if there is no snapshot, or the copies of some states were lost with their holders.
     """
     snapshot = core.snapshot
     if snapshot is None:
@@ -125,7 +125,7 @@ def _complete_snapshot(core: Group, gone: Collection[int]) -> Snapshot:
 
 
 def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None:
-    """Start processes for ranks that are gone from the epoch left, and have the ranks that stay rejoin with them."""
+    """Start processes for the ``gone`` ranks of the epoch ``left``, while the other ranks run ``rejoin()``."""
     members = left.endpoints[: left.size]
     stop(core, [left.endpoints[rank] for rank in gone] + list(left.endpoints[left.size :]))
     core.pool.repair(core.options.start_timeout)
@@ -156,7 +156,7 @@ def _restore(core: Group, snapshot: Snapshot, new: Collection[int]) -> None:
 
 
 def _copy_from_peer(core: Group, new: Collection[int]) -> None:
-    """Give ranks that are ``new`` the state of a rank that is not."""
+    """Copy the state of a rank that stayed to the ``new`` ranks."""
     peer = next(rank for rank in range(core.world_size) if rank not in new)
     copy = _run(core, [peer], handlers.copy_of_now)
     for rank in new:
@@ -164,23 +164,23 @@ def _copy_from_peer(core: Group, new: Collection[int]) -> None:
 
 
 def _run(core: Group, ranks: Sequence[int], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Run a function on some ranks of a group that gets new ranks; return the result of the first.
+    """Run a function on ranks during a replacement; return the result of the first rank.
 
     Raises:
-        CallTimeout: a rank has not returned within 300 s.
-        RemoteCallError, WorkerDiedError: a rank failed, or was lost.
+        CallTimeout: if a rank has not returned within 300 s.
+        RemoteCallError, WorkerDiedError: if a rank failed, or was lost.
     """
     call = run_on(core, function, *args, ranks=ranks, title="px.replace_ranks", checked=False, **options)
     return call.result(_RESTORED_WITHIN_S)[0]
 
 
 def _resync_weights(core: Group, new: Collection[int]) -> None:
-    """Sync weights to ranks that are ``new`` in place of others, and with them to all.
+    """Sync weights to all ranks of a group with ``new`` ranks.
 
-    Where that cannot be, the group works on without: the new ranks refuse methods that need weights.
+    If a sync is impossible or fails, the group continues, and the new ranks refuse methods that need weights.
 
     Raises:
-        PhalanxError: the group lost a rank during the sync.
+        PhalanxError: if the group lost a rank during the sync.
     """
     failures: dict[Resync, str] = {}
     for (role, name), syncs in core.resyncs().items():
@@ -202,7 +202,7 @@ def _resync_weights(core: Group, new: Collection[int]) -> None:
 
 
 def _resync_failure(core: Group, sync: Resync) -> str:
-    """Sync weights; return the reason of a failure as text."""
+    """Sync weights; return the reason of a failure as text, "" if there was none."""
     try:
         with core.preparing():
             sync.bring(core)
@@ -214,7 +214,7 @@ def _resync_failure(core: Group, sync: Resync) -> str:
 
 
 def _undo(core: Group, left: Epoch, number: int) -> None:
-    """End the ranks that were started where a replacement failed; have the others ready for another try."""
+    """End the new processes of a failed replacement, and make the other ranks ready for another try."""
     is_current = core.epoch.number == number
     started = [endpoint for endpoint in core.endpoints if endpoint not in left.endpoints]
     if is_current and not core.endpoints:  # ranks that stay are members again, for another try or to be ended

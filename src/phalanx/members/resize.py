@@ -1,7 +1,7 @@
 """Ranks that join a group, and ranks that leave it, while the other ranks continue to work.
 
-The ranks of their class work independently. Joining ranks are behind the ranks that calls go to until they are ready;
-leaving ranks stay until they have finished.
+The ranks of the group work independently. Joining ranks get no calls until they are ready; leaving ranks get no more
+calls, and stay until they have finished their calls.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _LEAVE_PATIENCE_S = 65.0  # a rank that leaves hands its items over, for which i
 
 
 def change_members(core: Group, size: int, timeout: float | None) -> None:
-    """Let ranks join, or leave, until ``size`` are there.
+    """Let ranks join or leave, until the group has ``size`` ranks.
 
     Raises:
-        GroupClosed, GroupBroken: the group takes no calls.
-        PlacementError, WorkerInitError, CallTimeout: ranks could not be started; the group is as it was.
-        CallTimeout: ranks that leave have not finished within ``timeout``; they take no calls, and leave with the
+        GroupClosed, GroupBroken: if the group takes no calls.
+        PlacementError, WorkerInitError, CallTimeout: if ranks could not be started; the group is unchanged.
+        CallTimeout: if leaving ranks have not finished after ``timeout`` seconds; they get no calls, and leave with the
             next change.
     """
     if size > core.world_size:
-        # Not while members change: the locks of several groups are taken in another order there.
+        # Before ``changing`` is held: a recovery of the source locks groups in another order.
         for sync in _syncs_to(core):
             sync.mend_source()
     with core.changing:
         ensure_ready(core)
         core.check()
-        _finish(core, timeout)  # ranks that had not finished the last time
-        # If a restart ended them, their slots are still booked.
+        _finish(core, timeout)  # ranks that were late in the last change
+        # If a restart ended these ranks, their slots are still claimed.
         core.pool.unclaim(core.tenant, core.pool.slots[core.world_size :])
         if size > core.world_size:
             _grow(core, size)
@@ -66,7 +66,7 @@ def restart_with(core: Group, size: int) -> None:
 
 
 def _grow(core: Group, size: int) -> None:
-    """Start ranks behind the present ones; they get weights, and then calls. After an error the group is as it was."""
+    """Add ranks to the group: they get weights, and then calls. After an error the group is unchanged."""
     old, snapshot, ranks = core.epoch, core.snapshot, range(core.world_size, size)
     ground = core.pool.first(size)
     slots = ground.slots[old.size :]
@@ -90,7 +90,7 @@ def _grow(core: Group, size: int) -> None:
 
 
 def _remove(core: Group, launched: Launched, old: Epoch, snapshot: Snapshot | None) -> None:
-    """End ranks that were to join, and return to the ranks before."""
+    """End ranks that failed to join, and return to the earlier ranks."""
     stop(core, launched.endpoints)
     core.backend.release(list(launched.extras.values()))
     with contextlib.suppress(GroupClosed, GroupBroken):
@@ -99,13 +99,13 @@ def _remove(core: Group, launched: Launched, old: Epoch, snapshot: Snapshot | No
 
 
 def _syncs_to(core: Group) -> set[Resync]:
-    """Return the syncs that joining ranks get weights by."""
+    """Return the syncs that send weights to joining ranks."""
     return {sync for syncs in core.resyncs().values() for sync in syncs}
 
 
 def _shrink(core: Group, size: int) -> None:
     tail = range(size, core.world_size)
-    if core.backend.immediate:  # a stream begins there when it is read
+    if core.backend.immediate:  # an inline stream runs only when it is read
         for stream in streams_on(core, tail):
             stream.run_to_end()
     with core.send_lock:  # earlier calls arrive before the request, and none after it
@@ -115,7 +115,7 @@ def _shrink(core: Group, size: int) -> None:
 
 
 def _tell(core: Group, epoch: Epoch) -> None:
-    """Tell the ranks of the group how many they are, each after the calls that it has; and views elsewhere."""
+    """Publish the members for views, and send the new size to each rank, after the rank's earlier calls."""
     publish(core)
     meshes = {name: mesh_of(core, name) for name in core.card.meshes}
     told = (epoch.number, epoch.size, meshes)
@@ -124,7 +124,7 @@ def _tell(core: Group, epoch: Epoch) -> None:
 
 
 def _finish(core: Group, timeout: float | None) -> None:
-    """Wait for the ranks that leave, and end their processes."""
+    """Wait ``timeout`` seconds at most for leaving ranks, and end their processes."""
     epoch = core.epoch
     tail = range(epoch.size, len(epoch.endpoints))
     if not tail:
@@ -153,7 +153,7 @@ def _finish(core: Group, timeout: float | None) -> None:
 
 
 def _late(core: Group, epoch: Epoch, limit: float | None) -> list[int]:
-    """The ranks that leave and have not finished, once that is known or the time is over."""
+    """Wait until leaving ranks have finished, or until ``limit``; return the ranks that have not finished."""
     tail = range(epoch.size, len(epoch.endpoints))
     streams = streams_on(core, tail)
     while True:
@@ -174,6 +174,6 @@ def _at_calls(core: Group, epoch: Epoch, tail: range, seconds: float | None) -> 
         if late:
             return [tail[position] for position in late]
     if not core.card.asynchronous or core.backend.immediate:
-        return []  # each of them has answered after all calls before
+        return []  # each rank responded after all of its earlier calls
     sights = core.backend.sights(epoch.endpoints[epoch.size :], False)
     return [rank for rank, sight in zip(tail, sights, strict=True) if sight.running]

@@ -1,4 +1,4 @@
-"""Snapshots of groups: the state of each rank, copied into the memory of another rank."""
+"""Creation of snapshots: the state of each rank is copied into the memory of another rank."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from phalanx.worker.handlers import SnapshotReply
 def take_together(cores: Sequence[Group]) -> list[Snapshot]:
     """Take snapshots of groups that this driver owns; they count only if all of them succeed.
 
-    A group that is broken, or breaks during the snapshot, is not recovered, since it would go back to the previous
+    A group that is broken, or breaks during the snapshot, is not recovered, since it would return to the previous
     snapshot.
 
     Raises:
-        GroupBroken: a group is broken.
+        GroupBroken: if a group is broken.
     """
     with contextlib.ExitStack() as held:  # no two snapshots at once, and none during a change of members
         for core in in_one_order(cores):
@@ -33,7 +33,7 @@ def take_together(cores: Sequence[Group]) -> list[Snapshot]:
         taken = [_taken(core, epoch) for core, epoch in zip(cores, epochs, strict=True)]
         for core, epoch, found in zip(cores, epochs, taken, strict=True):
             core.snapshot, core.snapshot_epoch = found, epoch.number
-            core.spare = True  # ranks that live are worth something now
+            core.spare = True  # surviving ranks hold snapshots now
         return taken
 
 
