@@ -1,4 +1,4 @@
-"""Background work of a driver, on two threads: they begin when there is work, and end when there is none."""
+"""Background work of a driver, on two threads that run only while there is work."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class BackgroundThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # Of an RLock: the collector may begin work while it is held.
+        # An RLock: a garbage collection on the thread that holds it may schedule work.
         self._changed = threading.Condition(threading.RLock())
         self._due: dict[Background, float] = {}
         self._now: Background | None = None
         self._thread: threading.Thread | None = None
 
     def _is_running(self) -> bool:
-        # Not so in a fork of the process that had it.
+        # A fork of the process has the object, but not its thread.
         return self._thread is not None and self._thread.is_alive()
 
     def has(self, work: Background) -> bool:
-        """Return whether a turn of this work is taken, or due."""
+        """Return whether a turn of this work is running or due."""
         return self._is_running() and (work is self._now or work in self._due)
 
     def take(self, work: Background, after: float) -> None:
-        """Schedule a turn of some work, unless a turn is due already: in ``after`` seconds.
+        """Schedule a turn of some work in ``after`` seconds, unless a turn is due already.
 
-        During a turn: at once after it, or after the pause that it asks for.
+        During a turn, the next turn follows at once, or after the pause that the turn returns.
         """
         with self._changed:
             is_new = not self.has(work)
@@ -54,10 +54,10 @@ class BackgroundThread:
                 self._now = None
                 if pause is not None:
                     self._due[work] = time.monotonic() + pause
-            del work  # else it would be kept until the next turn
+            del work  # otherwise it would be kept until the next turn
 
     def _next(self) -> Background | None:
-        """Wait for the work that is due first; None once there is none, which ends the thread."""
+        """Wait until some work is due, and return it; None if there is no work, which ends the thread."""
         with self._changed:
             while self._due:
                 work = min(self._due, key=self._due.__getitem__)
@@ -75,7 +75,7 @@ class BackgroundThread:
 background_thread = BackgroundThread("phalanx-background")
 """Runs work that may wait for the cluster or for a user's function; no other work may depend on it without a limit."""
 monitor_thread = BackgroundThread("phalanx-monitor")
-"""Takes deadlines, losses and waits for many futures: no function of a user may hold that up."""
+"""Checks deadlines, losses and waits for many futures: runs no function of a user, which could delay the checks."""
 
 
 class Background:

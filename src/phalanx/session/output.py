@@ -1,4 +1,4 @@
-"""Prints the output of chosen ranks on the driver: a thread polls their files, and writes full lines with a prefix."""
+"""Output of chosen ranks on the driver: a thread polls their files, and prints full lines with a prefix."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from phalanx.display.log_merging import Lines, Merged
 from phalanx.session.background import Background
 
 LOOK_EVERY_S = 0.1
-_WINDOW_S = 0.5  # in which equal lines of several ranks are one line
+_WINDOW_S = 0.5  # equal lines of several ranks within this time are merged
 _CHUNK = 256 * 1024
-_SHARE = 10  # a look may take a tenth of the time: files on other nodes are read less often
+_SHARE = 10  # polling may use a tenth of the time, so files on other nodes are polled less often
 
 
 class RankOutput:
@@ -40,9 +40,9 @@ class RankOutput:
         self._lock = threading.Lock()
 
     def look(self, last: bool = False) -> bool:
-        """Read new output; return False if none will follow: the process has ended, or this is the ``last`` look."""
+        """Read new output. Return False if the process has ended, or if this is the ``last`` read."""
         with self._lock:
-            last = last or not self._is_alive()  # before reading: all output of a dead process is there now
+            last = last or not self._is_alive()  # before reading: a dead process writes no more
             lines = [line for data in self._new() for line in self._lines.feed(data)]
             self.group.add(self._rank, [*lines, *(self._lines.finish() if last else [])], time.monotonic())
             return not last
@@ -69,7 +69,7 @@ class RankOutput:
 
 
 class Display:
-    """All ranks whose output this process shows."""
+    """The ranks whose output this process shows."""
 
     def __init__(self) -> None:
         self._sources: list[RankOutput] = []
@@ -95,7 +95,7 @@ class Display:
         self._background.begin()
 
     def finish(self, endpoints: Sequence[Endpoint] | None = None) -> None:
-        """Show all that these ranks (default: all) have printed, and let them go."""
+        """Show the remaining output of these ranks (default: all), and stop polling them."""
         files = None if endpoints is None else {endpoint.facts.files for endpoint in endpoints}
         with self._lock:
             ended = [one for one in self._sources if files is None or one.files in files]

@@ -1,4 +1,4 @@
-"""Publishes this driver's run and its groups where the commands find them: in the background, and never in the way."""
+"""Publication of this driver's run and its groups for the CLI, in the background."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def run_record(run: str, job: str) -> RunRecord:
 def _version() -> str:
     try:
         return importlib.metadata.version("phalanx")
-    except importlib.metadata.PackageNotFoundError:  # it is on the path of Python, and not installed
+    except importlib.metadata.PackageNotFoundError:  # imported from the path, and not installed
         return "unknown"
 
 
 class Publisher:
-    """Publishes records of groups. A group whose state cannot be published works nevertheless."""
+    """Publishes records of groups. Errors are only logged: a group works without its record."""
 
     def __init__(self, queue: WorkQueue) -> None:
         self._queue = queue
@@ -44,7 +44,7 @@ class Publisher:
         self._keys: dict[str, Backend] = {}
 
     def changed(self, group: Any) -> None:
-        """Publish the state of a ``Group`` as it is when the background thread gets to it; does not wait."""
+        """Publish the state that a ``Group`` has when the background thread gets to it; does not wait."""
         self._queue.add(self._publish, group)
 
     def add(self, backend: Backend, record: GroupRecord) -> Callable[[], None]:
@@ -57,7 +57,7 @@ class Publisher:
         return self._queue.flush(timeout)
 
     def finish(self, backend: Backend | None = None) -> None:
-        """Withdraw the published records of ``backend``, or all; detached groups excepted."""
+        """Withdraw the records published on ``backend`` (None: on any), except the records of detached groups."""
         if not self.flush():
             return
         with self._lock:

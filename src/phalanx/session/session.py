@@ -1,4 +1,4 @@
-"""The session of a driver: its connection to a cluster, and everything that it has open there."""
+"""The session of a driver: its connection to a cluster, and its open groups and pools."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("phalanx")
 
 
 class Session:
-    """The state of this process that outlives a call. There is one: a process has a single Ray connection.
+    """State of this process that outlives calls. A process has a single session, as it has a single Ray connection.
 
     Attributes:
         run_id: scopes the names of this run's placement groups and actors, so that two runs never meet.
@@ -36,7 +36,7 @@ class Session:
         display: shows the output of ranks.
         publisher: publishes groups for the commands.
         waiters: threads that wait for calls.
-        pool_numbers, group_numbers: count the pools and groups that are made here.
+        pool_numbers, group_numbers: count the pools and groups made in this process.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Session:
         self.display = Display()
         self.publisher = Publisher(self.queue)
         self.waiters = WaitThreads()
-        self._lock = threading.RLock()  # held while it connects or ends
+        self._lock = threading.RLock()  # held while the session connects or ends
         self._open_lock = threading.Lock()
         self._backends: dict[str, Backend] = {}
         self._backend: str | None = None  # as px.init named it
@@ -61,7 +61,7 @@ class Session:
         self._before_groups: list[Callable[[Backend | None], None]] = []
         self._at_shutdown: list[Callable[[], None]] = []
 
-    # Its connection
+    # Connection
 
     def connect(self, backend: str | None, given: Mapping[str, Any]) -> None:
         """Start or join the cluster of a backend, with options for ``ray.init``; see :func:`init`."""
@@ -79,7 +79,7 @@ class Session:
                 self._backend = chosen
 
     def _default_backend(self) -> str:
-        """Return the backend of an inline rank for its own code, else that which px.init or the environment names."""
+        """Return the name of the default backend: "inline" on an inline rank, else as ``px.init`` or settings say."""
         return "inline" if runs_inline() else self._backend or settings().backend
 
     def _start_ray(self, given: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ class Session:
         self._started_ray = True
 
     def get_backend(self, name: str | None = None) -> Backend:
-        """Return the backend of that name, else the default backend; created on first use."""
+        """Return the backend of that name (None: the default backend), created on first use."""
         name = backend_name(name or self._default_backend())
         with self._lock:
             if name == "ray":
@@ -114,7 +114,7 @@ class Session:
                     if meters.on:
                         Background(backend.export_metrics, first_after=_METRICS_AFTER_S).begin()
                 return self._backends["ray"]
-            from phalanx.backends.inline import InlineBackend  # not needed beside Ray
+            from phalanx.backends.inline import InlineBackend  # not needed with Ray
 
             if "inline" not in self._backends:
                 self._backends["inline"] = InlineBackend(_own_accelerators() | self._inline_resources)
@@ -136,7 +136,7 @@ class Session:
 
     @property
     def show_ranks(self) -> Shown:
-        """The ranks whose output this driver shows, of groups that say nothing of it."""
+        """The ranks whose output this driver shows, for groups without an option ``show_ranks``."""
         return settings().show_ranks if self._show_ranks is None else self._show_ranks
 
     @show_ranks.setter
@@ -154,14 +154,14 @@ class Session:
             return found
 
     def add_group(self, group: Any) -> None:
-        """Note a group that was made here, or a view that came here, and report its counts to a monitor, if any."""
+        """Add a group or view of this process. If metrics are on, they include its counts."""
         if meters.on and not group.backend.immediate:
             meters.watch(group)
         with self._open_lock:
             self._groups.add(group)
 
     def groups(self) -> list[Any]:
-        """Return the groups that are alive, each a ``group.Group``."""
+        """Return the groups that are still referenced in this process, each a ``group.Group``."""
         with self._open_lock:
             return list(self._groups)
 
@@ -170,12 +170,12 @@ class Session:
         return next((one for one in self.groups() if one.owner and one.card.number == number), None)
 
     def add_pool(self, pool: Any) -> None:
-        """Note a pool that has reserved slots."""
+        """Add a pool that has reserved slots."""
         with self._open_lock:
             self._pools.add(pool)
 
     def keep_pool(self, pool: Any) -> None:
-        """Keep a pool alive whose groups other processes know, even if no reference to it is left in this process."""
+        """Keep a pool alive while it is open, because other processes use its groups."""
         with self._open_lock:
             self._kept_pools.add(pool)
 
@@ -191,17 +191,17 @@ class Session:
             there = list(self._pools)
         return sorted((pool for pool in there if not pool.closed), key=lambda pool: pool.number)
 
-    # Its end
+    # End
 
     def before_groups_close(self, callback: Callable[[Backend | None], None]) -> None:
-        """Have a function called before the groups of a backend are closed: with that backend, or None for all.
+        """Register a function to call before the groups of a backend are closed: with the backend, or None for all.
 
-        The cluster may be lost already (``connected()`` is False): then nothing is freed, only noted.
+        The cluster may be lost already (``connected()`` is False): the function then has nothing to free there.
         """
         self._before_groups.append(callback)
 
     def at_shutdown(self, callback: Callable[[], None]) -> None:
-        """Have a function called by :meth:`shutdown`, after all groups are closed and before the backends are left."""
+        """Register a function that :meth:`shutdown` calls after all groups are closed and before backends are left."""
         self._at_shutdown.append(callback)
 
     def shutdown(self) -> None:
@@ -223,7 +223,7 @@ class Session:
             self._backends.clear()
 
     def lost(self, backend: Backend) -> None:
-        """Note that a backend's cluster was left without a word to this library. Idempotent."""
+        """Note that this process left a backend's cluster, not by :meth:`shutdown`. Idempotent."""
         with self._lock:
             if self._backends.get(backend.name) is backend:
                 del self._backends[backend.name]
@@ -232,9 +232,9 @@ class Session:
         backend.leave()
 
     def _let_go(self, backend: Backend | None) -> None:
-        """Close everything that is open on a backend, None: on any; channels first, so that no rank waits for another.
+        """Close everything on a backend (None: on any), channels first, so that no rank waits for another.
 
-        If a cluster was left, views of groups of other owners are closed here too.
+        If a cluster was left, views of other owners' groups are closed too.
         """
         groups = [one for one in self.groups() if backend in (None, one.backend) and not one.closed]
         for group in groups:
@@ -254,7 +254,7 @@ class Session:
 
 
 def _attempt(close: Callable[..., object], *args: object) -> None:
-    """Call a function that closes something; after an error the others are closed all the same."""
+    """Call a function that closes something. Its error is only logged, so that the rest is closed too."""
     try:
         close(*args)
     except Exception:
@@ -262,10 +262,10 @@ def _attempt(close: Callable[..., object], *args: object) -> None:
 
 
 def _with_address(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with an address; counts request a new local cluster, even if another cluster is running here.
+    """Return the options with an address: with counts, that of a new local cluster, even if another cluster runs here.
 
     Raises:
-        DeclarationError: counts for a cluster that exists already.
+        DeclarationError: if counts are given for a cluster that exists already.
     """
     counts = [name for name in ("num_cpus", "num_gpus") if name in given]
     named = given.get("address") or running_cluster()
@@ -305,23 +305,23 @@ def init(
     show_ranks: str | int | Sequence[int] | None = None,
     **ray_options: Value,
 ) -> None:
-    """Start or join the cluster with options of your own. Optional: the first pool does it with defaults.
+    """Start or join a cluster. Optional: the first pool does so with defaults.
 
     Args:
         backend: "ray" or "inline", from now on also the default of pools, groups, channels and stored values; default
             ``PHALANX_BACKEND``, else "ray".
         num_cpus: cores of a local cluster; default those of the machine.
-        num_gpus: its accelerators. On a machine without any they are logical: pools and ranks get numbers for them and
-            ``worker.device`` is the CPU.
-        address: of a running cluster ("auto", "host:port"); default ``RAY_ADDRESS``, else a cluster on this machine,
-            else a new local cluster.
+        num_gpus: accelerators of a local cluster. On a machine without accelerators they are logical: pools and ranks
+            get numbers for them, and ``worker.device`` is the CPU.
+        address: address of a running cluster ("auto", "host:port"); default ``RAY_ADDRESS``, else a cluster on this
+            machine, else a new local cluster.
         show_ranks: ranks whose output this driver shows, unless a group says otherwise: "all", "merged", "none", a rank
             or a list of ranks; default ``PHALANX_SHOW_RANKS``, else rank 0. Applies to groups that are made from now
             on.
         **ray_options: anything else that ``ray.init`` takes.
 
     Raises:
-        DeclarationError: this process is connected already and options are given that cannot be applied any more.
+        DeclarationError: if options cannot be applied because the process is connected or the cluster exists already.
     """
     named = {"num_cpus": num_cpus, "num_gpus": num_gpus, "address": address or None}
     given = {name: value for name, value in named.items() if value is not None} | ray_options

@@ -1,4 +1,4 @@
-"""Threads that wait for calls, so that an event loop, or a wait for several calls, need not."""
+"""Threads that wait for calls, on behalf of an event loop or of a wait for several calls."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Wait:
 
 
 class WaitThreads:
-    """A thread for each wait, up to ``most``; further waits are polled together, and a thread fetches finished waits.
+    """Threads for waits, one for each of up to ``most``. Further waits are polled, and get a thread once finished.
 
     Waits may depend on each other: if no thread makes progress, more are started. Idle threads end. Unlike the threads
     of a ``ThreadPoolExecutor`` they are daemons: the interpreter joins an executor's threads when it exits, so that an
@@ -97,7 +97,7 @@ class WaitThreads:
             wait = self._next()
 
     def _next(self) -> _Wait | None:
-        """The next wait for this thread; None if it is to end."""
+        """Return the next wait for this thread; None if the thread is to end."""
         with self._lock:
             self._done += 1
             if self._others and self._threads <= self._most:
@@ -113,7 +113,7 @@ class WaitThreads:
                     self._idle -= 1
                     self._threads -= 1
                     return None
-            return self._work.get()  # which is there, or about to be
+            return self._work.get()  # it is queued, or about to be
 
     def _look(self) -> float | None:
         """Hand finished waits to free threads; if no thread made progress, to an additional thread."""
@@ -136,9 +136,9 @@ class WaitThreads:
         with self._lock:
             free = self._idle + max(0, self._most + _SPARE - self._threads)
             is_stuck, self._done_before = self._done == self._done_before, self._done
-            # A wait that is over in part may take its thread for long: it is no reason for an additional one.
+            # A partly finished wait may occupy its thread for long, so it gets no additional thread.
             for wait in [*over, *in_part][:free] or over[: int(is_stuck)]:
-                if self._others.pop(wait, None) is not None:  # else a thread took it meanwhile
+                if self._others.pop(wait, None) is not None:  # else a thread took it in the meantime
                     self._begin(wait)
         return _LOOK_EVERY_S
 
