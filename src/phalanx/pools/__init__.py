@@ -1,1 +1,1 @@
-"""Resource pools: reserved slots and the groups on them."""
+"""Resource pools: reserved slots, and the groups on them."""

@@ -41,9 +41,9 @@ class ResourcePool:
         backend: "ray" or "inline"; default the backend of ``px.init``, else ``PHALANX_BACKEND``, else "ray".
 
     Raises:
-        DeclarationError: an option that makes no sense.
-        PlacementError: the cluster cannot hold it, or did not within ``timeout``; with a table of the request, the
-            capacity of each node and the holders.
+        DeclarationError: if an option has a wrong type or value.
+        PlacementError: if the cluster cannot hold the pool, or not within ``timeout`` seconds; with a table of the
+            request, the capacity of each node and the holders.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ResourcePool:
         resource = resource_of(chosen, use_gpu)
         number = next(session.pool_numbers)
         name = f"{name_prefix or 'pool'}-{number}"
-        # Without slots: the kind of slots, of which grow() may reserve more.
+        # A template without slots, whose reserve() makes reservations of the same kind.
         kind = SlotReservation(
             pool=name,
             backend=chosen,
@@ -95,14 +95,14 @@ class ResourcePool:
         self._view = view
         self._holdings = holdings
         self._owner = owner
-        self._whole = whole  # whole blocks: their slots are put in order once the accelerators are known
+        self._whole = whole  # complete blocks: their slots are sorted once the accelerators are known
         return self
 
     @classmethod
     def of(
         cls, name: str, view: SlotView, holdings: dict[str, SlotReservation], *, whole: bool = False
     ) -> ResourcePool:
-        """A view over slots that are reserved already."""
+        """Return a view over slots that are reserved already."""
         return cls.__new__(cls)._become(name, view, holdings, whole=whole)
 
     @property
@@ -112,12 +112,12 @@ class ResourcePool:
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
-        """By rank: its place in its block."""
+        """Index of each rank in its block, by rank."""
         return self._view.local_ranks
 
     @property
     def local_world_sizes(self) -> tuple[int, ...]:
-        """By rank: the size of its block."""
+        """Size of the block of each rank, by rank."""
         return self._view.local_world_sizes
 
     @property
@@ -127,7 +127,7 @@ class ResourcePool:
 
     @property
     def closed(self) -> bool:
-        """True if any of its slots were given back."""
+        """True if any of its slots were released."""
         return not all(holding.open for holding in self._holdings.values())
 
     @property
@@ -155,7 +155,7 @@ class ResourcePool:
 
     @property
     def holdings(self) -> Mapping[str, SlotReservation]:
-        """The reservations behind its slots, by the name of the pool that made them."""
+        """The reservations of its slots, by ``Slot.pool``."""
         return self._holdings
 
     def __len__(self) -> int:
@@ -179,12 +179,12 @@ class ResourcePool:
         return ResourcePool.of(f"{self.name}+{other.name}", self._view + other._view, holdings, whole=whole)
 
     def __getitem__(self, key: int | slice) -> ResourcePool:
-        """A view over some slots, in rank order: ``pool[0:4]``."""
+        """Return a view over some slots, in rank order: ``pool[0:4]``."""
         self.locate()
         return self._sub(self._view[key])
 
     def split(self, sizes: int | Sequence[int]) -> tuple[ResourcePool, ...]:
-        """Views over consecutive slots: parts of ``sizes`` slots each, or of these sizes where it is a list."""
+        """Return views over consecutive slots: of ``sizes`` slots each or, if it is a list, of the listed sizes."""
         self.locate()
         return tuple(self._sub(part) for part in self._view.split(sizes))
 
@@ -193,13 +193,13 @@ class ResourcePool:
         return ResourcePool.of(self.name, view, {n: h for n, h in self._holdings.items() if n in names})
 
     def first(self, count: int) -> ResourcePool:
-        """The first slots, in the order in which they are; the pool itself where that is all of them."""
+        """Return a view over the first ``count`` slots, in their present order; the pool itself if these are all."""
         return self if count == self.world_size else self._sub(self._view[0:count])
 
     def locate(self) -> None:
         """Learn the accelerator of each slot and put the slots in rank order.
 
-        The first group on a whole pool does this for nothing; views need it before, so that a slice means the same
+        The first group on a complete pool reports this at no cost. Views need it earlier, so that a slice has the same
         devices whichever group is started first.
         """
         self._check_open()
@@ -212,7 +212,7 @@ class ResourcePool:
         self._sort()
 
     def _sort(self) -> None:
-        """Put whole blocks in order of their accelerators; a slice keeps the order that it was taken in."""
+        """Sort the slots of complete blocks by their accelerators. A slice keeps its order."""
         if self._whole:
             ids = [self._holdings[slot.pool].accelerators.get(slot, ()) for slot in self._view.slots]
             order = order_ranks(self._view.slots, [SlotFacts("", "", "", found) for found in ids])
@@ -232,7 +232,7 @@ class ResourcePool:
         """Reserve the slots of lost nodes again; stored facts about them are forgotten.
 
         Raises:
-            PlacementError: there is no capacity for them.
+            PlacementError: if there is no capacity for them.
         """
         self._check_open()
         for holding in self._holdings.values():
@@ -249,7 +249,7 @@ class ResourcePool:
         return explain_slots(self.name, self._view, self._holdings, nodes)
 
     def close(self) -> None:
-        """Close every group on these slots; the pool that reserved them gives them back. Idempotent."""
+        """Close every group on these slots, and release the slots if this pool reserved them. Idempotent."""
         for group in reversed(self.groups):
             group.close()
         for holding in self._holdings.values() if self._owner else ():
@@ -271,13 +271,13 @@ class ResourcePool:
         return any(holding.detached for holding in self._holdings.values())
 
     def grow(self, process_on_nodes: int | Sequence[int] = 1, timeout: float = 120.0) -> None:
-        """Reserve more slots behind the present slots: ``pool.grow([8, 8])`` adds two blocks of 8.
+        """Reserve more slots after the present slots: ``pool.grow([8, 8])`` adds two blocks of 8.
 
-        Groups stay as they are; ``px.resize`` has them use the slots. Earlier views do not see them.
+        Groups stay as they are until ``px.resize``. Earlier views do not have the new slots.
 
         Raises:
-            PlacementError: the cluster cannot hold them, or not within ``timeout`` seconds; nothing has changed.
-            DeclarationError: this is a view, or a detached pool.
+            PlacementError: if the cluster cannot hold them, or not within ``timeout`` seconds; nothing has changed.
+            DeclarationError: if this is a view, or a detached pool.
         """
         self._check_own("grow")
         blocks = [process_on_nodes] if isinstance(process_on_nodes, int) else process_on_nodes
@@ -288,11 +288,11 @@ class ResourcePool:
         self._view = self._view + slots_of(shape, name)
 
     def shrink(self) -> None:
-        """Give back the slots that the last ``grow()`` reserved.
+        """Release the slots that the last ``grow()`` reserved.
 
         Raises:
-            PlacementError: groups are on them; the message names the groups, and says how to proceed.
-            DeclarationError: this is a view, or the pool has not grown.
+            PlacementError: if groups are on these slots; the message names the groups, and says how to proceed.
+            DeclarationError: if this is a view or a detached pool, or the pool has not grown.
         """
         self._check_own("shrink")
         *kept, last = self._holdings
@@ -305,7 +305,7 @@ class ResourcePool:
             _check_free(self.name, holding, self._view.slots)
             self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
             self._holdings = {name: self._holdings[name] for name in kept}
-            holding.open = False  # no group is booked any more
+            holding.open = False  # no group can claim these slots any more
         holding.close()
 
     def _check_own(self, verb: str) -> None:
@@ -317,7 +317,7 @@ class ResourcePool:
             )
 
     def keep(self) -> None:
-        """Hold the slots until they are given back, even if no reference to the pool is left in this process."""
+        """Keep the slots until they are released, even if no reference to the pool is left in this process."""
         if not self.closed:
             session.keep_pool(self)
 
@@ -347,10 +347,10 @@ class ResourcePool:
             )
 
     def claim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
-        """Book a share of every slot, or of ``slots``, for a group, unless it has one.
+        """Claim a share of every slot, or of ``slots``, for a group, unless the group has a share already.
 
         Raises:
-            PlacementError: the pool is closed, or a slot has no share left; nothing was booked.
+            PlacementError: if the pool is closed, or a slot has no share left; nothing was claimed.
         """
         self._check_open()
         wanted = self._view.slots if slots is None else slots
@@ -370,7 +370,7 @@ class ResourcePool:
                     on_it.append(group)
 
     def unclaim(self, group: Tenant, slots: Sequence[Slot] | None = None) -> None:
-        """Take a group out of the books, or off these slots. Idempotent."""
+        """Release a group's shares of all slots, or of ``slots``. Idempotent."""
         with books:
             for slot in self._view.slots if slots is None else slots:
                 on_it = self._holdings[slot.pool].groups[slot]
@@ -379,10 +379,10 @@ class ResourcePool:
 
 
 def _check_free(pool: str, holding: SlotReservation, slots: Sequence[Slot]) -> None:
-    """Check that no group is on slots that are to be given back; ``slots`` are the pool's, by rank.
+    """Check that no group is on slots that are to be released; ``slots`` has the pool's slots, by rank.
 
     Raises:
-        PlacementError: a group is on them; the table lists these groups with their ranks there, and how to proceed.
+        PlacementError: if a group is on them; the table lists these groups with their ranks there, and how to proceed.
     """
     ranks: dict[int, list[int]] = {}
     tenants: dict[int, Tenant] = {}

@@ -1,4 +1,4 @@
-"""The reservation of a pool: its slots, the groups on each slot, and the known facts about each slot."""
+"""Reservations behind pools: their slots, the groups on each slot, and the known facts about each slot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from phalanx.topology.slots import Slot, SlotFacts, SlotView
 
 
 class Tenant(Protocol):
-    """A group, as far as the pool that it is on needs to know it."""
+    """A group, as far as its pool needs to know it."""
 
     number: int
     """Counts the groups in the order in which they were started."""
@@ -38,8 +38,8 @@ class Tenant(Protocol):
 class SlotReservation:
     """A reservation with the groups on each slot, and the known facts about each slot.
 
-    ``blocks`` are the sizes of its blocks, in slots. While it is ``open`` groups may start on it, and while it is
-    ``held`` its slots are not released.
+    ``blocks`` has the size of each block, in slots. While ``open`` is True, groups may start on it; while ``held`` is
+    True, its slots are reserved.
     """
 
     pool: str
@@ -61,11 +61,11 @@ class SlotReservation:
     finalizer: weakref.finalize[..., Any] | None = field(default=None, init=False)
 
     def reserve(self, name: str, pool: str, blocks: tuple[int, ...], timeout: float) -> SlotReservation:
-        """Reserve blocks of slots of the same kind under a name; they are released once no pool holds them any more.
+        """Reserve blocks of slots like these under a name; they are released once no pool holds them any more.
 
         Raises:
-            DeclarationError: ``timeout`` is no positive number.
-            PlacementError: the cluster cannot hold them, or did not within ``timeout``; with the table.
+            DeclarationError: if ``timeout`` is not a positive number.
+            PlacementError: if the cluster cannot hold the slots, or not within ``timeout`` seconds; with a table.
         """
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             raise DeclarationError(f"timeout={timeout!r}: expected seconds as a positive number")
@@ -77,7 +77,7 @@ class SlotReservation:
         return made
 
     def close(self, release: bool = True) -> None:
-        """Take no more groups, and release the slots, unless their cluster was left; after an error, call it again."""
+        """Take no more groups, and release the slots if ``release``. After an error, it can be called again."""
         self.open = False
         if self.held and release:
             self.backend.release(self.reservation.keys)
@@ -96,13 +96,13 @@ class SlotReservation:
             return {} if cpus is None else {"CPU": cpus / self.max_colocate_count}
         if self.max_colocate_count == 1:
             return {self.resource: float(self.accelerators_per_slot)}
-        # Of several accelerators Ray would give a fraction of one only: the process asks for a share of one, which
-        # keeps Ray's books, and is shown all of the slot's.
+        # Ray grants a fraction of a single accelerator only: the process requests a fraction of one, for Ray's
+        # accounting, and sees all accelerators of the slot.
         return {self.resource: share(self.max_colocate_count)}
 
 
 def resource_of(backend: Backend, use_gpu: bool | str) -> str | None:
-    """Return the name of the accelerator resource to ask for; None for slots without accelerators."""
+    """Return the name of the accelerator resource to request; None for slots without accelerators."""
     if use_gpu is False:
         return None
     totals: dict[str, float] = {}
@@ -143,13 +143,13 @@ def accelerator_text(holding: SlotReservation, slot: Slot) -> str | None:
 
 
 books = threading.Lock()
-"""Held during changes of the bookings: several threads may start groups."""
+"""Held while slots are claimed or unclaimed: several threads may start groups."""
 
 
 def explain_slots(
     pool: str, view: SlotView, holdings: Mapping[str, SlotReservation], nodes: Sequence[str]
 ) -> Table:
-    """Return a table of the slots with their nodes (``nodes`` by rank, if known) and groups."""
+    """Return a table of the slots with their groups and nodes (``nodes`` by rank; empty: not known)."""
     rows: list[tuple[Any, ...]] = []
     for rank, slot in enumerate(view.slots):
         holding = holdings[slot.pool]
