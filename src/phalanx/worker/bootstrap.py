@@ -1,4 +1,4 @@
-"""Turns a worker process into a rank: its environment, its output, and imports of users' modules."""
+"""Setup of a worker process as a rank: its environment, its output, and imports of users' modules."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from phalanx.wire.messages import RankConfig
 
 
 def apply(setup: RankConfig, in_driver: bool) -> str | None:
-    """Create the folder of the rank's files; in a process of its own set environment and output.
+    """Create the folder of the rank's files and, in a process of its own, set environment and output.
 
     Ranks in the driver's process swap the environment per call.
 
     Returns:
-        The file with the rank's output.
+        The path of the file with the rank's output; None if it has no file.
     """
     if setup.files:
-        with contextlib.suppress(OSError):  # a full disk: reported by whatever writes there
+        with contextlib.suppress(OSError):  # such as a full disk: reported when a file is written
             os.makedirs(os.path.dirname(setup.files), exist_ok=True)
     if in_driver:
         return None
@@ -41,8 +41,8 @@ def apply(setup: RankConfig, in_driver: bool) -> str | None:
 def importing() -> Generator[None, None, None]:
     """Import without garbage collections, which would visit the growing set of new objects again and again.
 
-    That is an eighth of the time of ``import torch``. The imported objects are excluded from later collections too
-    (``gc.freeze``), which would else stop the rank for a tenth of a second at each collection of the oldest
+    Collections take an eighth of the time of ``import torch``. The imported objects are excluded from later collections
+    too (``gc.freeze``), which would otherwise stop the rank for a tenth of a second at each collection of the oldest
     generation. If a module sets the collector's thresholds, or disables it, its settings remain.
     """
     first, *others = gc.get_threshold()

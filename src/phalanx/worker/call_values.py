@@ -1,4 +1,4 @@
-"""Values of a call on its rank: arguments from a message and its references, and outputs as they are sent."""
+"""Values of a call on its rank: arguments from a message and its references, and outputs to send."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def arguments_of(
         fetch: returns the values of the backend's references.
         device: where tensors go; None: the CPU.
     """
-    if call.body is not None and call.body[:1] == PLAIN_HEAD:  # most calls: no tensors and no tokens
+    if call.body is not None and call.body[:1] == PLAIN_HEAD:  # most calls: no tensors and no placeholders
         return pickle.loads(call.body)
     restore = Arguments(refs, fetch).restore
     with decoding(readonly=call.readonly, restore=restore, device=device, every_tensor=device is not None):
@@ -54,7 +54,7 @@ class Arguments:
     def __init__(self, refs: Sequence[Any], fetch: Fetch) -> None:
         self._refs = refs
         self._fetch = fetch
-        self._rows: int | None = None  # that this rank got of each future so far
+        self._rows: int | None = None  # rows that this rank got of each future so far
 
     def restore(self, token: Any) -> Any:
         """Return the value of a placeholder."""
@@ -101,7 +101,7 @@ class Arguments:
         return piece
 
     def _check_rows(self, rows: int | None) -> None:
-        """Check that a future brings this rank as many rows as the one before, unless it has none."""
+        """Check that a future has as many rows for this rank as earlier futures, if it has rows."""
         if rows is not None:
             check_rows(rows, self._rows)
             self._rows = rows

@@ -1,9 +1,9 @@
 """Access to a busy rank from outside: interrupts of cancelled calls, stacks of threads, and the call page.
 
-A busy process answers no request, so all of this works while its main thread is elsewhere. A daemon thread reads
-requests from a pipe: it interrupts calls, aborts collectives and writes stacks. If native code holds the interpreter,
-a signal handler in C (``faulthandler``) writes the main thread's stack. The page is plain shared memory. All are file
-descriptors without a name, which the node's agent opens through ``/proc/<pid>/fd``: a killed process leaves nothing.
+All of this works while the main thread is busy. A daemon thread reads requests from a pipe: it interrupts calls, aborts
+collectives and writes stacks. If native code holds the interpreter, a signal handler in C (``faulthandler``) writes the
+main thread's stack. The page is plain shared memory. All are file descriptors without a name, which the node's agent
+opens through ``/proc/<pid>/fd``: a killed process leaves nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Control:
         self.page = CallPage()
         self._stacks = os.memfd_create("phalanx-stacks")
         fcntl.fcntl(self._stacks, fcntl.F_SETFL, os.O_APPEND)  # so that the reader may truncate it
-        # Only the thread that gets the signal, which stands still in its handler; the others would run on.
+        # Only the thread that gets the signal, since it stops in the handler; other threads would continue to run.
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=False, chain=False)
         self._requests, self._wake = os.pipe()
         #: Number of the call that runs on the main thread; 0 between calls.
@@ -66,7 +66,7 @@ class Control:
         threading.Thread(target=self._serve, name="phalanx-control", daemon=True).start()
 
     def describe(self) -> SideChannel:
-        """Return the file descriptors for the node's agent."""
+        """Return the file descriptors and the identity of this process, for the node's agent."""
         return SideChannel(_start_ticks(), self.page.fd, self._stacks, self._wake, self._mark)
 
     @contextlib.contextmanager
@@ -141,7 +141,7 @@ class Control:
             self._tasks[number][1].cancel()
 
 
-# Every call passes these two. As generators they would take several times longer.
+# Every call enters these two contexts. As generators they would take several times longer.
 
 
 class _Listed:

@@ -31,9 +31,9 @@ class Closers:
         self.hands_over = False
         #: The rank as text, from its setup on: "rank 2 of group 'actor'".
         self.place = ""
-        #: Called before the result of a call is sent, which waits for the future that they may return.
+        #: Called before the result of a call is sent; the result waits for the futures that they return, if any.
         self.before_result: list[Callable[[], Future[Any] | None]] = []
-        #: Called with the reason if the rank ends without having run its hooks.
+        #: Called with the reason if the rank ends without running its hooks.
         self.if_lost: list[Callable[[str], object]] = []
 
     def add(self, callback: Callable[..., object], *args: Any) -> None:
@@ -52,7 +52,7 @@ class Closers:
                 callback(*args)
             except BaseException as error:
                 errors.append(error)
-                with suppress(Exception):  # nothing to print to, such as a closed stderr
+                with suppress(Exception):  # stderr may be closed
                     report(f"closer {getattr(callback, '__qualname__', callback)}", error)
         return errors
 

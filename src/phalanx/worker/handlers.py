@@ -47,14 +47,14 @@ def call_log(runtime: WorkerRuntime) -> list[tuple[int, str]]:
 
 
 def close(runtime: WorkerRuntime) -> Any:
-    """Run the users' ``close()`` of each role, and the exit hooks: on the event loop of the rank, if it has one."""
+    """Run the users' ``close()`` of each role, and the exit hooks, on the event loop of the rank if it has one."""
     return runtime.close()
 
 
 def follow(
     runtime: WorkerRuntime, number: int, world_size: int, meshes: Mapping[str, Mesh] | None = None
 ) -> None:
-    """Belong to another epoch, of a group of that size with these meshes: other ranks have joined or left."""
+    """Enter an epoch in which other ranks have joined or left, with the new size and meshes of the group."""
     runtime.epoch = number
     for context in (runtime.context, *map(context_of, runtime.instances.values())):
         context.epoch, context.world_size, context.meshes = number, world_size, dict(meshes or {})
@@ -74,7 +74,7 @@ def arm_profile(runtime: WorkerRuntime, key: str, order: ProfileOrder) -> None:
     """Profile the next calls of this rank.
 
     Raises:
-        DeclarationError: if calls of the rank interleave, or as for :class:`Profiling`.
+        DeclarationError: if calls of the rank interleave, or :class:`Profiling` raises it.
     """
     if runtime.asynchronous:
         raise DeclarationError(
@@ -97,7 +97,7 @@ def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
     return profiling.finish()
 
 
-#: Key of the world that a rank left and has not joined again: that may need another try.
+#: Key of the world that a rank left and, after a failed try, has not joined again.
 _LEFT = "left world"
 
 
@@ -108,8 +108,8 @@ _World = tuple[str, timedelta]
 def rejoin(runtime: WorkerRuntime, epoch: int, environment: Mapping[str, str]) -> None:
     """Enter an epoch, together with the constructors of the new ranks.
 
-    Each object's ``rejoin()`` is called, in the order of their creation. The variables that differ in the epoch are set
-    before: where the ranks meet.
+    Each object's ``rejoin()`` is called, in the order of their creation. Before, ``environment`` is set: the variables
+    by which the ranks meet in the epoch.
 
     Raises:
         BaseException: if a ``rejoin()`` raises it.
@@ -140,7 +140,7 @@ def _leave_world() -> _World | None:
     if dist is None or not dist.is_available():
         return None
     if not dist.is_initialized():
-        # An attempt that failed used up the first name of a group, under which new ranks meet.
+        # A failed try has used up the first name of a group, under which new ranks meet.
         dist.distributed_c10d._world.group_count = 0
         return None
     from torch.distributed.constants import default_pg_timeout
@@ -175,7 +175,7 @@ FETCH_S = 300.0
 
 
 class SnapshotReply(NamedTuple):
-    """Reference to the part that the holder lacks, the bytes of the copy, and the bytes of that part."""
+    """Reference to the data that the holder lacks, the bytes of the complete copy, and the bytes of that data."""
 
     copy: BackendRef
     nbytes: int
@@ -189,11 +189,11 @@ def has_state(runtime: WorkerRuntime) -> bool:
 
 
 def take_snapshot(runtime: WorkerRuntime, number: int, last: int, again: bool) -> SnapshotReply:
-    """Copy the state of this rank's roles as snapshot ``number``, and store the part that its holder lacks.
+    """Copy the state of this rank's roles as snapshot ``number``, and store the data that its holder lacks.
 
     Args:
         last: the previous complete snapshot; 0: none.
-        again: the holder has ``last``, so that only the changes since then are sent.
+        again: if True, the holder has ``last``, so that only the changes since then are sent.
     """
     copy, sent = _copies(runtime).take(number, last, _states(runtime), again=again)
     return SnapshotReply(runtime.put(sent), copy.nbytes, sent.nbytes)
@@ -223,8 +223,8 @@ async def restore_snapshot(
     """Restore snapshot ``number``.
 
     Args:
-        copy: a copy that another rank holds; None: the rank's own.
-        keep_rng: leave the random generators as they are.
+        copy: a copy that another rank held; None: use the rank's own copy.
+        keep_rng: if True, leave the random generators as they are.
     """
     held = None if copy is None else await runtime.fetch(copy, FETCH_S)
     states = _states(runtime, rng=not keep_rng)

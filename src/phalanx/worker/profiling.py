@@ -56,7 +56,7 @@ class ProfileOrder:
 
 @dataclass
 class ProfileReport:
-    """Result of a rank: names of the profiled calls, and the trace (gzip of Chrome's JSON), None without a trace."""
+    """Result of a rank: names of the profiled and failed calls, and the trace, if any, as gzip of Chrome's JSON."""
 
     calls: list[str] = field(default_factory=list[str])
     failed: list[str] = field(default_factory=list[str])
@@ -88,7 +88,7 @@ class Profiling:
         _running_profile = key
 
     def finish(self) -> ProfileReport:
-        """Stop, and return the report."""
+        """Stop the profiler, and return the report."""
         global _running_profile
         if _running_profile == self.key:
             _running_profile = ""

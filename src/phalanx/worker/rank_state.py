@@ -1,6 +1,6 @@
-"""The state of a worker as leaves by key, and back: model, optimizer, other components and random generators.
+"""Conversion of a worker's state to leaves by key, and back: model, optimizer, other components, random generators.
 
-Saves and snapshots share this module. It knows nothing of files.
+Saves and snapshots share this module. It does not use files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from phalanx.weights.local_layout import ShardSpec, boxes_of, filled, local_of, 
 from phalanx.weights.tensors import cut
 
 Path = tuple[str | int | tuple[str, int], ...]
-"""Place of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
+"""Path of a leaf in a state: keys of dicts; ("list", index) and ("tuple", index) only in states of format 1."""
 
 GENERATORS = "rng"
 """Outermost key of a rank's random generators."""
@@ -39,7 +39,7 @@ class LocalTensor:
 
     Attributes:
         local: the rank's own memory.
-        shape: of the global tensor.
+        shape: shape of the global tensor.
         patches: boxes of the global tensor, each with its place in ``local``.
         declared: True if the layout was declared; else the ranks compare their values.
         original: the tensor of the state, such as the ``DTensor`` around ``local``; None: ``local`` itself.
@@ -77,7 +77,7 @@ class LocalTensor:
         return cut(self.local, patch.at, patch.box.sizes)
 
     def like(self, parameter: LocalTensor) -> LocalTensor:
-        """Return the tensor with the layout of its parameter, if it has the same local shape and none of its own."""
+        """Return the tensor with the layout of its parameter, if it has the same local shape and no declared layout."""
         if self.declared or not self.local.dim() or self.local.shape != parameter.local.shape:
             return self
         return replace(parameter, local=self.local, original=self.original)
@@ -87,11 +87,11 @@ class SavedLeaf(NamedTuple):
     """A leaf that was saved.
 
     Attributes:
-        path: its place in the state.
-        dtype: None for a pickled value.
-        shape: of the global tensor.
-        sharded: it was saved in several boxes.
-        ranks: that had it; None: all.
+        path: its path in the state.
+        dtype: type of the tensor; None for a pickled value.
+        shape: shape of the global tensor.
+        sharded: True if it was saved in several boxes.
+        ranks: the ranks that had it; None: all.
     """
 
     path: Path
@@ -124,7 +124,7 @@ class RankState:
 
     @property
     def names(self) -> list[str]:
-        """Outermost keys of the components; "" for a complete worker."""
+        """Outermost keys of the components; "" for a worker without declared components."""
         return [component.name for component in self._components]
 
     def leaves(self) -> dict[str, tuple[Path, Any]]:
@@ -150,8 +150,8 @@ class RankState:
         """Plan a load: return the tensors to fill and the values to read (None), by key. Change nothing.
 
         Args:
-            saved: leaves for this rank.
-            where: name of their origin, for errors.
+            saved: saved leaves for this rank, by key.
+            where: name of the save or snapshot, for errors.
             parts: outermost keys to load; None: all.
 
         Raises:
@@ -174,7 +174,7 @@ class RankState:
         return found
 
     def apply(self, values: Mapping[str, Any]) -> None:
-        """Give each component its loaded leaves, once the targets are filled."""
+        """Load the values into the components of the planned load, once its target tensors are filled."""
         planned, self._planned = self._planned, []
         for component, targets in planned:
             leaves = targets.items()
@@ -182,7 +182,7 @@ class RankState:
 
 
 def has_state(worker: Any, declared: StateOf | None) -> bool:
-    """Return whether a worker declares its state."""
+    """Return whether a worker declares its state, or has ``state_dict()`` and ``load_state_dict(state)``."""
     return declared is not None or all(
         callable(getattr(worker, name, None)) for name in ("state_dict", "load_state_dict")
     )
@@ -194,7 +194,7 @@ def states_of(
     """Return the state of ``role``, or of each role with a state. Warn of roles without one.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if no role has a state.
     """
     declared = declared_states(context)
     names = [role] if role in workers else []
@@ -236,7 +236,7 @@ class Generators:
         return {name: get() for name, (get, _) in self._generators.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the generators that were saved and that this process has."""
+        """Set the saved generators that this process has."""
         for name in self._generators.keys() & state.keys():
             self._generators[name][1](state[name])
 
@@ -255,7 +255,7 @@ def _components(worker: Any, declared: StateOf | None, device: Any) -> list[_Com
 
 
 def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the state of parameters is its own, not that of an optimizer within, as in torch's ZeRO."""
+    """Return whether an optimizer holds the state of its parameters itself, not in an inner one as torch's ZeRO."""
     inner = (one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer))
     elsewhere = [one for one in inner if one.state is not optimizer.state and _ids(one) & _ids(optimizer)]
     return not elsewhere or type(optimizer).state_dict is torch.optim.Optimizer.state_dict
@@ -270,7 +270,7 @@ Targets = dict[str, tuple[Path, LocalTensor | None]]
 
 
 class _Component:
-    """An object with ``state_dict()`` and ``load_state_dict(state)``; "" is a complete worker."""
+    """An object with ``state_dict()`` and ``load_state_dict(state)``; the name "" is a worker without components."""
 
     def __init__(self, name: str, owner: Any) -> None:
         self.name = name
@@ -282,15 +282,15 @@ class _Component:
         return _flat(self._owner.state_dict(), self._root)
 
     def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
-        """Return the targets of the leaves of this component; of tensors that were not saved, too. Change nothing."""
+        """Return the targets of this component's leaves, including tensors that were not saved. Change nothing."""
         current = {key_of(path): (path, value) for path, value in self.leaves()}
         found: Targets = {}
         for key, leaf in saved.items():
             if leaf.path[: len(self._root)] == self._root:
                 path, value = current.get(key, (leaf.path, None))
                 found[key] = path, _target(key, leaf, value)
-        # Loading parts, a worker without declared components has leaves that are not asked for. A generator that was
-        # not saved, such as that of an accelerator, keeps its state.
+        # In a load of parts, a worker without declared components has leaves that are not requested. A generator that
+        # was not saved, such as an accelerator's, keeps its state.
         chosen = {leaf.path[0] for leaf in saved.values() if leaf.path} - {GENERATORS}
         values = {leaf.path for leaf in saved.values()}
         for key, (path, value) in current.items():
@@ -302,7 +302,7 @@ class _Component:
         return found
 
     def apply(self, leaves: Mapping[Path, Any]) -> None:
-        """Take over the loaded leaves, by path."""
+        """Load the leaves, by path, into the object."""
         self._owner.load_state_dict(_nested({path[len(self._root) :]: one for path, one in leaves.items()}))
 
 
@@ -331,7 +331,7 @@ class _Model(_Component):
     def targets(self, saved: Mapping[str, SavedLeaf]) -> Targets:
         tensors = {key_of(path): (path, tensor) for path, tensor in self.leaves()}
         present = {_identity(tensor.value) for key, (_, tensor) in tensors.items() if key in saved}
-        # A tensor that has the storage of a tensor that was saved is filled with it.
+        # A tensor that shares the storage of a saved tensor is filled with it.
         return {
             key: (path, tensor)
             for key, (path, tensor) in tensors.items()
@@ -427,7 +427,7 @@ class _Optimizer(_Component):
 def _state_target(
     key: str, leaf: SavedLeaf, current: Any, parameter: torch.Tensor, layout: LocalTensor, group: Any
 ) -> LocalTensor | None:
-    """Return the tensor of a parameter's state to fill, created if there is none. None for a value."""
+    """Return the tensor of a parameter's state to fill, created if there is none; None for a value."""
     if leaf.dtype is None or isinstance(current, LocalTensor):
         return None if leaf.dtype is None else current
     if leaf.shape and leaf.shape == layout.shape:
@@ -440,7 +440,7 @@ def _state_target(
 
 
 def _target(key: str, leaf: SavedLeaf, current: Any) -> LocalTensor | None:
-    """Return the tensor to fill: the current tensor if it fits, else a new tensor. None for a value."""
+    """Return the tensor to fill: the current tensor if it fits, else a new tensor; None for a value."""
     if leaf.dtype is None:
         return None
     if isinstance(current, LocalTensor):
@@ -489,7 +489,7 @@ def _check_forms(saved: Mapping[str, SavedLeaf], targets: Mapping[str, LocalTens
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return the memory of a tensor: equal for a parameter and for its local tensor."""
+    """Return the identity of a tensor's memory: equal for a parameter and for its local tensor."""
     local = local_of(tensor.detach())
     if local.numel() == 0:
         return ("empty", id(tensor))
@@ -497,7 +497,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _flat(state: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the leaves of nested dicts. Lists, and dicts of a kind without tensors (``Counter``), are leaves."""
+    """Yield the leaves of nested dicts. Lists, and special dicts without tensors (such as ``Counter``), are leaves."""
     if _is_nested(state):
         for key, value in state.items():
             yield from _flat(value, (*path, key))

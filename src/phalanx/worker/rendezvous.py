@@ -1,12 +1,12 @@
 """Rendezvous of the ranks of a group, without a port that another process could take in between.
 
-Every worker process binds a socket to port 0 before it gets a rank. Rank 0 keeps its own, and serves torch's
-``TCPStore`` on it once torch is imported. ``MASTER_ADDR`` and ``MASTER_PORT`` name it, so a plain
-``torch.distributed.init_process_group("gloo")`` joins it as a client. torch's own ``env://`` handler would bind the
-port again in rank 0, and would read the keys of an earlier world in a second ``init_process_group``. So this module
-puts its own handler in front, which gives every world a key prefix and leaves every other address to torch's.
+Every worker process binds a socket to port 0 before it gets a rank. Rank 0 (after a replacement, a new rank) keeps its
+socket, and serves torch's ``TCPStore`` on it once torch is imported. ``MASTER_ADDR`` and ``MASTER_PORT`` name it, so a
+plain ``torch.distributed.init_process_group("gloo")`` joins it as a client. torch's own ``env://`` handler would bind
+the port again in rank 0, and would read the keys of an earlier world in a second ``init_process_group``. So this module
+puts its own handler in front, which gives every world a key prefix and leaves other addresses to torch's handler.
 
-Sockets of process groups are noted while a group is created, and shut down to free a hanging rank.
+Sockets of process groups are recorded while a group is created, and shut down to free a hanging rank.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _served: dict[int, Any] = {}
 
 
 def listen(address: str) -> socket.socket:
-    """Listen on a free port of this host, on which the process may have to serve torch's store."""
+    """Return a socket that listens on a free port of this host, for torch's store if the process is to serve it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     server.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
@@ -45,7 +45,7 @@ def listen(address: str) -> socket.socket:
 
 
 def join_store(listening: socket.socket | None, *, serves: bool) -> None:
-    """Make this process join the store of its group. It serves the store at ``listening``, or gives that port back."""
+    """Make this process join the store of its group. It serves the store on ``listening``, or closes this socket."""
     _when_imported(_put_handler)
     if listening is not None and serves:
         _when_imported(lambda _: _serve(listening))
@@ -117,7 +117,7 @@ def _note_connections(original: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 
 class _PostImport(importlib.abc.MetaPathFinder):
-    """Runs a function once torch's rendezvous module was imported; the import itself is left to other finders."""
+    """Finder that runs a function once torch's rendezvous module was imported, and leaves the import to others."""
 
     def __init__(self, action: Callable[[ModuleType], None]) -> None:
         self.action = action
@@ -153,7 +153,7 @@ class Collectives:
 
     def __init__(self) -> None:
         self._noted = set[str]()
-        self._before: list[frozenset[str]] = []  # of each block that runs: the sockets from before it
+        self._before: list[frozenset[str]] = []  # for each running block: the sockets from before it
         self._kept_ports = set[int]()
 
     @contextlib.contextmanager

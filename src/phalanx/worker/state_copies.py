@@ -1,4 +1,4 @@
-"""Copies of the states of ranks in the memory of ranks: its own state, and states it holds for other ranks."""
+"""Copies of states in the memory of a rank: its own state, and states that it holds for other ranks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from phalanx.worker.rank_state import LocalTensor, RankState, SavedLeaf
 Place = tuple[str, str]
 """Role and key of a leaf."""
 RNG = "random generators"
-"""In place of a role: the state of the process's random generators."""
+"""Key of the state of the process's random generators, in place of a role."""
 
 
 @dataclass
 class StateCopy:
     """The state of a rank: by role and key, each leaf, and its local tensor or pickled value.
 
-    A copy for a holder lacks the data that the holder has.
+    A copy that is sent to a holder lacks the data that the holder has.
     """
 
     leaves: dict[Place, SavedLeaf] = field(default_factory=dict[Place, SavedLeaf])
@@ -50,7 +50,7 @@ def copy_state(states: Mapping[str, RankState], older: StateCopy | None = None) 
 
 
 def host_copy(tensor: torch.Tensor, buffer: Any) -> torch.Tensor:
-    """Copy a tensor into host memory: into ``buffer`` if that is a tensor of the same shape and type."""
+    """Copy a tensor into host memory: into ``buffer`` if it is a tensor of the same shape and type."""
     if not _is_alike(buffer, tensor):
         buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return buffer.copy_(tensor)
@@ -108,15 +108,15 @@ class StateCopies:
     def take(
         self, number: int, last: int, states: Mapping[str, RankState], *, again: bool
     ) -> tuple[StateCopy, StateCopy]:
-        """Copy the state of each role as snapshot ``number``. Copies that are older than the ``last`` complete one go.
+        """Copy the state of each role as snapshot ``number``; drop copies except ``last``, the last complete snapshot.
 
         Returns:
-            The copy, and the part that its holder lacks: with ``again``, tensors that changed since ``last``. A failed
-            snapshot in between does not count: the holder may have none of it.
+            The copy, and a copy with the data that its holder lacks: if ``again``, the changes since ``last``. A failed
+            snapshot in between does not count: its data may not have reached the holder.
         """
         older = next((copy for at, copy in self._own.items() if at != last), None)
         self._own = {at: copy for at, copy in self._own.items() if at == last}
-        # Ranks that left, or whose copies are elsewhere by now, have none of it.
+        # Drop the copies of ranks that left, or that have another holder by now: these are not of ``last``.
         self._held = {rank: copies for rank, copies in self._held.items() if last in copies}
         copy = self._own[number] = copy_state(states, older)
         before = self._own[last].data if again and last in self._own else {}
@@ -134,7 +134,7 @@ class StateCopies:
         for place in copy.leaves:
             data = copy.data.get(place)
             if isinstance(data, torch.Tensor):
-                data = data.detach().clone()  # it is memory of the object store
+                data = data.detach().clone()  # its memory belongs to the object store
             elif data is None and before is not None:
                 data = before.data.get(place)
             if data is None:

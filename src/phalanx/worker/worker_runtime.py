@@ -78,7 +78,7 @@ class Services(Protocol):
         ...
 
     def folder(self) -> str:
-        """Return the folder on this node for files of this process, created by the first that writes there."""
+        """Return the folder on this node for files of this process, created by its first writer."""
         ...
 
     def put(self, value: Any) -> Any:
@@ -86,12 +86,12 @@ class Services(Protocol):
         ...
 
     def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
-        """Return the values of references. Raise TimeoutError if that takes longer."""
+        """Return the values of references. Raise TimeoutError if that takes longer than ``timeout`` seconds."""
         ...
 
 
 class Loop:
-    """The event loop of all ``async`` methods of a rank whose process has none, created at their first call.
+    """The event loop for ``async`` methods of a rank whose process has none, created at their first call.
 
     It runs awaitables to their end on the calling thread.
     """
@@ -132,7 +132,7 @@ class Loop:
 class TraceFiles:
     """The trace files of a rank, opened at the first call of each trace.
 
-    ``own_process``: the process has no driver or other rank.
+    ``own_process`` is False if the process is the driver's.
     """
 
     def __init__(self, own_process: bool) -> None:
@@ -143,7 +143,7 @@ class TraceFiles:
         self._open: dict[str, SpanWriter] = {}
 
     def of(self, trace: str, number: int) -> AbstractContextManager[Noted | None]:
-        """Return a context around a call; its value is None if the call is not traced."""
+        """Return a context around a call that records it in ``trace``; its value is None if there is no trace."""
         if not trace:
             if self._on:
                 spans.process.sink = None  # the driver has ended its trace
@@ -166,13 +166,13 @@ class WorkerRuntime:
     Attributes:
         in_driver: True if the rank shares the driver's process.
         instances: the users' objects by role.
-        context: the place of the rank, shared by its objects; before its setup, that of no rank.
+        context: the context of the rank, shared by its objects; of no rank before :meth:`setup`.
         loop: runs ``async`` functions of users to their end.
-        weights: its published and accepted weights, and why methods of a role may not run on them.
+        weights: its published and accepted weights, and the reasons why methods of a role may not run on them.
         closers: its exit hooks.
         profiling: its running profile.
-        epoch: the epoch that it belongs to.
-        leaves: True if it leaves its group and rejects new user calls.
+        epoch: number of its epoch.
+        leaves: True if the rank is leaving its group, and rejects new user calls.
         call_log: number and name of calls that ran in debug mode or in a trace, in their order.
         trace_files: its trace files.
     """
@@ -190,14 +190,14 @@ class WorkerRuntime:
         self._listening: socket.socket | None = None
         self._control = None if services.in_driver else control()
         side = self._control
-        #: Context in which a call is shown as running.
+        #: Returns a context in which a call is shown as running.
         self._listed = side.listed if side else lambda number, method: _NOTHING
-        #: Context in which a call, or an item of it, can be interrupted; its task, if calls interleave. Of ranks that
-        #: share the driver's process: in which the calling thread is this rank.
+        #: Returns a context in which a call, or an item of it, can be interrupted; in the driver's process, a context
+        #: in which the calling thread is this rank.
         self._step = side.step if side else lambda number: present(self.context)
-        #: True if the group has ``max_concurrency``, and if calls interleave on the running loop of the process.
+        #: True if the group has ``max_concurrency``, and True if calls therefore interleave on the process's own loop.
         self.asynchronous = self.interleaves = False
-        # Ctrl-C reaches ranks in the driver's process; in another process a method raised it.
+        # Errors that are not failures of the call. In a rank's own process, only a method raises KeyboardInterrupt.
         self._passes = (SystemExit, KeyboardInterrupt) if services.in_driver else (SystemExit,)
         self._log: str | None = None
         self.epoch = ANY_EPOCH
@@ -207,7 +207,7 @@ class WorkerRuntime:
     # The rank
 
     def report(self) -> ProcessInfo:
-        """Describe this process before it has a rank. Binds the socket on which rank 0 will serve the store."""
+        """Describe this process before it has a rank. Bind the socket on which it may have to serve the store."""
         slot, log_paths = self._services.facts()
         self._listening = None if self.in_driver else listen(slot.node_ip)
         port = 0 if self._listening is None else self._listening.getsockname()[1]
@@ -220,11 +220,11 @@ class WorkerRuntime:
         (setup, body), call_id = RankConfig.unpack(data), self._services.call_id()
         self.epoch = setup.epoch
         self._set_context(setup)
-        step = self._step  # constructors are no tasks
+        step = self._step  # constructors do not run as tasks
         self.asynchronous = setup.asynchronous
         self.interleaves = setup.asynchronous and not self.in_driver
         if self.interleaves:
-            self._passes = (GeneratorExit,)  # sys.exit() would end the loop of all calls, but not the process
+            self._passes = (GeneratorExit,)  # SystemExit would end the loop of all calls, but not the process
             self._step = self._control.task_step if self._control else step
         try:
             self._log = apply(setup, self.in_driver)
@@ -252,7 +252,7 @@ class WorkerRuntime:
 
     def _set_context(self, setup: RankConfig) -> None:
         self.closers.place = f"rank {setup.rank} of group {setup.group!r}"
-        # The users' objects see the fields of the configuration that have equal names.
+        # Fields of equal names are copied from the rank config to the context of the users' objects.
         names = {one.name for one in fields(WorkerContext)} & {one.name for one in fields(RankConfig)}
         self.context = context = WorkerContext(
             in_driver=self.in_driver,
@@ -270,7 +270,7 @@ class WorkerRuntime:
 
     @property
     def device(self) -> Any:
-        """The device of this rank, as in ``Worker.device``."""
+        """The device of this rank; see ``Worker.device``."""
         worker = Worker()
         worker.__dict__["_phalanx_context"] = self.context
         return worker.device
@@ -303,7 +303,7 @@ class WorkerRuntime:
         A rank with an event loop of its own returns the coroutine for it.
 
         Raises:
-            BaseException: the first of their errors, once all have run.
+            BaseException: if any of them raised: the first error, once all have run.
         """
         closing = self._close()
         return closing if self.interleaves else _completed(closing)
@@ -414,9 +414,9 @@ class WorkerRuntime:
         yield end
 
     def _stream_failure(self, call: RankCall, error: BaseException) -> RankFailure:
-        """Return the failure of an interrupted stream. Raise that of another.
+        """Return the failure of an interrupted stream, and raise any other failure.
 
-        Not in the frame of the generator, which would be in a cycle with the error, and keep what its method holds.
+        A separate method: in a cycle with the error, the generator's frame would keep the method's objects alive.
         """
         if isinstance(error, GeneratorExit):
             error = Interrupted("its reader left it between two items")
@@ -594,7 +594,7 @@ def _noted(result: Any, note: Noted, pack: Callable[[Any], Any]) -> Any:
 
 
 def _is_in_loop() -> bool:
-    """Return whether a loop runs on this thread. The answer is no context of later errors."""
+    """Return whether an event loop runs on this thread, without a RuntimeError as context of later errors."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -606,7 +606,7 @@ def _run_until_complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]
     try:
         return loop.run_until_complete(task)
     except BaseException:
-        if not task.done():  # a signal handler raised: the task would go on during the next call
+        if not task.done():  # a signal handler raised: the task would continue during the next call
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 loop.run_until_complete(task)
