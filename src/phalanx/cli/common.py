@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
 
-#: Methods of the library, as people know them.
+#: Displayed names of internal methods.
 _NAMES = {"__phalanx_run__": "run(...)", "": "a call"}
 _GROUP_HELP = "Name of a group, or the beginning or end of it; RUN/NAME where names repeat."
 _ADDRESS_HELP = "The cluster, host:port. (default: RAY_ADDRESS, else the one on this machine)"
 
 
 def cluster_reader(address: str | None) -> ClusterReader:
-    """Return a reader of the cluster of that address.
+    """Return a reader of the cluster at ``address``.
 
     Raises:
-        PlacementError: if there is none, or it does not answer.
+        PlacementError: if there is no cluster, or it does not respond.
     """
     from phalanx.backends.ray.cluster_reader import ClusterReader  # loads Ray
 
@@ -41,10 +41,11 @@ def cluster_reader(address: str | None) -> ClusterReader:
 def observed_ranks(
     address: str | None, name: str, numbers: Sequence[int] | None
 ) -> Generator[tuple[RankObserver, GroupRecord, tuple[RankRecord, ...]]]:
-    """Find a group and these of its ranks (default: all), and an observer of them for the time of the block.
+    """Yield an observer of ranks, the group called ``name``, and its ranks ``numbers`` (default: all).
 
     Raises:
-        PlacementError, NoSuchGroup: if there is no cluster, or no such group.
+        PlacementError: if there is no cluster.
+        NoSuchGroup: if there is no such group.
         DispatchError: if the group has no such rank.
     """
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
@@ -61,7 +62,7 @@ def observed_ranks(
 
 
 def show(as_json: bool, data: Any, view: RenderableType) -> None:
-    """Print plain data as JSON, or else its view; text is printed as it is."""
+    """Print plain data as JSON, or else its view; text is printed unchanged."""
     if as_json or isinstance(view, str):
         typer.echo(json.dumps(data, indent=1, default=str) if as_json else view)
     else:
@@ -69,13 +70,13 @@ def show(as_json: bool, data: Any, view: RenderableType) -> None:
 
 
 def titled_table(title: Text, rows: Sequence[dict[str, Any]], *notes: str) -> RenderableType:
-    """Return a title and a table of rows, which are cells by column."""
+    """Return a title and a table of rows, which are dicts of cells by column."""
     columns = tuple(rows[0]) if rows else ()
     return Group(title, Table("", columns, tuple(tuple(row.values()) for row in rows), notes))
 
 
 def running_calls(status: ProcessStatus) -> list[dict[str, Any]]:
-    """Return method and seconds of the calls that a rank is at, the longest first."""
+    """Return method and seconds of the running calls of a rank, the longest first."""
     calls: list[dict[str, Any]] = []
     for number, seconds in sorted(status.running.items(), key=lambda call: -call[1]):
         role, dot, method = status.methods.get(number, "").rpartition(".")
@@ -94,7 +95,7 @@ def rank_status(entry: RankRecord, status: ProcessStatus) -> dict[str, Any]:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people say them: 0.4 s, 12 s, 3 min, 2 h 5 min, 3 d 2 h."""
+    """Return seconds as text: 0.4 s, 12 s, 3 min, 2 h 5 min, 3 d 2 h."""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f} s"
     if seconds < 120:
@@ -107,8 +108,8 @@ def duration(seconds: float) -> str:
 
 
 def complete_group(incomplete: str) -> list[str]:
-    """Return names of groups for the shell; none without a cluster."""
-    with contextlib.suppress(Exception):  # a shell that completes a word shows no errors
+    """Return the names of groups for shell completion; none without a cluster."""
+    with contextlib.suppress(Exception):  # shell completion shows no errors
         groups = cluster_reader(None).notices().groups
         return sorted(group.name for group in groups if group.name.startswith(incomplete))
     return []

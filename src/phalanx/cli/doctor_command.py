@@ -1,4 +1,4 @@
-"""`phalanx doctor`: describes this machine and the cluster's own count of it, and names problems with their fixes."""
+"""`phalanx doctor`: facts about this machine and Ray's resources of it, and problems with their fixes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PACKAGES = ("phalanx", "ray", "torch", "numpy")
 _LIMITS = ("nofile", "nproc", "memlock", "core")
 _VERL_LINE = "0.9."
 _VERL_HOOK = "phalanx.compat.verl_plugin"
-#: Least soft limits, with the flag of ``ulimit``.
+#: Minimum soft limits, with the flag of ``ulimit`` and the reason.
 _LEAST = {
     "nofile": ("n", 8192, "each rank and each connection takes some"),
     "nproc": ("u", 4096, "threads count too, and each rank has dozens"),
@@ -44,17 +44,17 @@ _EPHEMERAL_PORTS = 5000
 _WORKER_PORTS = (10002, 19999)  # of Ray's worker processes, unless `ray start` was told otherwise
 _GOOD_PORTS = (32768, 60999)
 _SET_PORTS = '`sysctl -w net.ipv4.ip_local_port_range="{} {}"`'.format(*_GOOD_PORTS)
-_STORE_SHARE, _STORE_LIMIT = 0.3, 200 * _GIB  # default share of the memory that Ray's object store uses
+_STORE_SHARE, _STORE_LIMIT = 0.3, 200 * _GIB  # fraction of the memory for Ray's object store by default
 _DISK_FULL = 0.9  # from 0.95 on, Ray refuses to spill objects
 _MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-#: Beginnings of the variables that matter to ranks.
+#: Prefixes of the variables that matter to ranks.
 _VARIABLES = (
     *(*_MASKS, "ASCEND_RT_VISIBLE_DEVICES", "RAY_EXPERIMENTAL_NOSET_", "OMP_NUM_THREADS"),
     *("RAY_ADDRESS", "RAY_AUTH_MODE", "PHALANX_VERL", "VERL_USE_EXTERNAL_"),
 )
 _SHARED, _TOKEN = "/dev/shm", "~/.ray/auth_token"
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_NO_LIMIT = 1 << 60  # version 1 of control groups says "none" by a number near 2^63
+_NO_LIMIT = 1 << 60  # version 1 of control groups stands for "no limit" by a number near 2^63
 
 _GPU_HELP = "Check CUDA IPC, NCCL and device tensors through a call, and nothing else."
 Gpu = Annotated[bool, typer.Option("--gpu", help=_GPU_HELP)]
@@ -77,7 +77,7 @@ def _version(name: str) -> str | None:
 
 
 def _usable_cores() -> int:
-    """Return the cores that this process may run on, by its affinity and its control group's quota."""
+    """Return the number of cores that this process may use, by its affinity and its control group's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
     return min(cores, max(1, math.ceil(int(quota) / int(period)))) if quota.isdigit() else cores
@@ -106,7 +106,7 @@ def _port_range() -> tuple[int, int] | None:
 
 
 def _page_mode() -> str | None:
-    """Return the chosen mode of a line such as "always [madvise] never"."""
+    """Return the mode of transparent huge pages, which a line such as "always [madvise] never" has in brackets."""
     return _read("/sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0] or None
 
 
@@ -117,7 +117,7 @@ def _used_share_of_disk() -> float:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ray's counts of the nodes that are this host, its number of nodes, and versions it was started with."""
+    """A cluster: its number of nodes, Ray's resources of this host, and the versions that it was started with."""
 
     address: str
     nodes: int
@@ -129,15 +129,15 @@ class Cluster:
 
 
 def _probed(probe: Callable[[], Any]) -> Any:
-    """Return a field whose default is what ``probe`` finds on this machine."""
+    """Return a dataclass field whose default is the result of ``probe`` on this machine."""
     return field(default_factory=probe)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Properties of a machine that concern ranks; by default those of this machine.
+    """Properties of a machine that concern ranks; by default of this machine.
 
-    Sizes are in bytes. ``cores`` counts the cores that this process may use. ``limits`` are soft and hard, None for no
+    Sizes are in bytes. ``cores`` counts the cores that this process may use. ``limits`` are (soft, hard), None for no
     limit. ``gpus`` are names of accelerators. ``disk_used`` is the used fraction of the disk with Ray's files.
     ``verl_hook`` is True if verl finds this library's plugin: the library is installed, not merely on the path.
     """
@@ -176,10 +176,10 @@ class Finding(NamedTuple):
 
 
 def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -> None:
-    """Problems of this machine that concern ranks, each with its fix.
+    """Find problems of this machine that concern ranks, each with its fix.
 
-    Looks at versions, cores, accelerators and variables that hide them, shared memory, limits, ports, huge pages; and
-    at what a cluster counts on this host, where one runs. Run it on each node that is suspect.
+    Checks versions, cores, accelerators and variables that hide them, shared memory, limits, ports, huge pages; and
+    the resources that a running cluster counts on this host. Run it on each suspect node.
 
     Examples:
 
@@ -189,7 +189,7 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
 
       phalanx doctor --gpu
 
-    Exit codes: 0 no findings; 1 findings; 2 the cluster that was named does not answer.
+    Exit codes: 0 no findings; 1 findings; 2 the named cluster does not respond.
     """
     if gpu:
         from phalanx.cli.gpu_check import check_devices, report  # torch: only for this option
@@ -197,7 +197,7 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
         results = check_devices()
         show(as_json, [result._asdict() for result in results], report(results))
         raise typer.Exit(_FINDINGS if any(result.result != "ok" for result in results) else 0)
-    environment = _relevant_variables()  # before the cluster is asked, which may show it the user's token
+    environment = _relevant_variables()  # before the connection, which may set RAY_AUTH_MODE
     cluster, why_not = find_cluster(address)
     machine = Machine(environment=environment, cluster=cluster, no_cluster=why_not)
     facts, findings = examine(machine)
@@ -207,7 +207,11 @@ def doctor(address: Address = None, as_json: AsJson = False, gpu: Gpu = False) -
 
 
 def find_cluster(address: str | None) -> tuple[Cluster | None, str]:
-    """Describe the named cluster, or the cluster of this machine; without a cluster return None and the reason."""
+    """Describe the named cluster, or the cluster of this machine; without a cluster, return None and the reason.
+
+    Raises:
+        PlacementError: if the cluster is named by ``address`` or a variable, and does not respond.
+    """
     try:
         reader = cluster_reader(address)
     except PlacementError as error:
@@ -245,7 +249,7 @@ def examine(machine: Machine) -> tuple[dict[str, str], list[Finding]]:
 
 
 def describe(m: Machine) -> dict[str, str]:
-    """Return the facts of a machine as text by topic, the gravest topics first."""
+    """Return the facts of a machine as text by topic, the most important topics first."""
     cluster = m.cluster
     versions = {"python": m.python, **m.versions}
     limits = ", ".join(f"{name} {_limit(name, soft)}" for name, (soft, _) in m.limits.items())
@@ -284,7 +288,7 @@ def _controller_of_verl(m: Machine) -> str:
 
 
 def _overlay_failure(m: Machine) -> str:
-    """Return why verl cannot be overlaid by PHALANX_VERL; empty if it can."""
+    """Return the reason why PHALANX_VERL cannot overlay verl; empty if it can."""
     if m.verl is None:
         return "verl is not installed"
     if not m.verl.startswith(_VERL_LINE):
@@ -297,7 +301,7 @@ def _overlay_failure(m: Machine) -> str:
     return "" if m.verl_hook else "phalanx is on the path but not installed, so verl does not find its plugin"
 
 
-# Each of the functions below yields topic, problem and fix; ``cluster`` counts nothing where there is none.
+# Each function below yields (topic, problem, fix). Without a cluster, all counts of ``cluster`` are 0.
 
 
 def _software(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:

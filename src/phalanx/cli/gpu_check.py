@@ -1,4 +1,4 @@
-"""Check the device paths of this machine: CUDA IPC, NCCL, and device tensors through a call."""
+"""Checks of the device paths of this machine: CUDA IPC, NCCL, and device tensors through a call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CheckResult(NamedTuple):
 
 
 class TensorHolder(px.Worker):
-    """A rank with a tensor that is synced to another rank, or from it."""
+    """A rank with a tensor that a sync sends or receives."""
 
     def __init__(self, megabytes: int, is_source: bool) -> None:
         self.tensor = torch.arange(megabytes * 250_000, dtype=torch.int32, device=self.device)
@@ -37,7 +37,7 @@ class TensorHolder(px.Worker):
 
 
 def check_devices(megabytes: int = _MEGABYTES) -> list[CheckResult]:
-    """Check every device path that the devices of this machine allow; none without a device."""
+    """Check every device path that is possible on this machine. Without a device, return no results."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         return []
@@ -56,7 +56,7 @@ def check_transport(
     target_pool: px.ResourcePool,
     megabytes: int = _MEGABYTES,
 ) -> CheckResult:
-    """Sync a tensor from a process to another over a weight transport."""
+    """Sync a tensor from a process to another over a weight transport; report the fastest of some syncs."""
     devices = "one device" if source_pool is target_pool else "two devices"
     try:
         with (

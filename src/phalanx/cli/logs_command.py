@@ -37,9 +37,9 @@ def logs(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Output of the ranks of a group: of Python, of native libraries and of child processes.
+    """Print the output of the ranks of a group: of Python, of native libraries and of child processes.
 
-    Each line has its rank's prefix, as \\[actor r3@host]; nothing is left out, not even equal lines of many ranks.
+    Each line has its rank's prefix, such as \\[actor r3@host]. Equal lines of many ranks are not merged.
 
     Examples:
 
@@ -63,15 +63,15 @@ def logs(
                     if not follow:
                         break
                     time.sleep(_POLL_S)
-                    order, tail = "rank", None  # only what is there already is sorted and cut
+                    order, tail = "rank", None  # only existing output is sorted and cut
         except BrokenPipeError:
-            raise  # the reader of the output has left
+            raise  # the reader of the output ended
         except OSError as error:
             raise DispatchError(f"group {found.name!r}: {error}") from None
 
 
 def new_lines(read: Callable[[int, int], bytes], *, follow: bool) -> Iterator[list[str]]:
-    """Read a log file again and again: its new lines, without ``follow`` also a last line without an end.
+    """Yield the new lines of a log file at each read; without ``follow``, also a last line without a newline.
 
     Raises:
         OSError: if the file cannot be read.
@@ -90,9 +90,9 @@ def new_lines(read: Callable[[int, int], bytes], *, follow: bool) -> Iterator[li
 def merged(
     files: Sequence[list[str]], order: Order = "rank", tail: int | None = None
 ) -> list[tuple[int, str]]:
-    """Return the lines of several files with the index of each line's file.
+    """Return the last ``tail`` lines of several files (None: all), with the index of each line's file.
 
-    By time, a line without a time stays behind the line before it.
+    In order of time, a line without a time stays behind the previous line of its file.
     """
     lines: list[tuple[str, int, str]] = []
     for index, texts in enumerate(files):

@@ -1,4 +1,4 @@
-"""The command ``phalanx``. Its commands import other packages than typer and rich when they run."""
+"""The command ``phalanx``. Packages other than typer and rich are imported only when a command runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAILED = 2
 
 
 class Commands(TyperGroup):
-    """The commands; an error of the library becomes one message and exit code 2."""
+    """The group of commands. An error of the library is printed as a message, with exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -52,10 +52,10 @@ Words = Annotated[
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def verl(command: Words = None) -> None:
-    """Run a program of verl's with Phalanx as its single controller: your command, with two words before it.
+    """Run a program of verl with Phalanx as its single controller: put `phalanx verl` before your command.
 
-    verl is the one that is installed, unmodified; only `verl.single_controller` comes from here, in this process, in
-    the actors and tasks of the program, and in all ranks. Needs verl 0.9.
+    The installed verl is not modified; only `verl.single_controller` comes from Phalanx, in this process, in the actors
+    and tasks of the program, and in all ranks. Needs verl 0.9.
 
     Examples:
 
@@ -67,11 +67,11 @@ def verl(command: Words = None) -> None:
 
       ray job submit -- phalanx verl -m verl.trainer.main_ppo ...
 
-    Exit codes: those of the program; 2 where Phalanx cannot be the controller, with the reason.
+    Exit codes: of the program; 2 if Phalanx cannot be the controller, with the reason.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    # In the place of this process: interrupts, errors and the exit code are then the program's alone.
+    # Replace this process, so that interrupts, errors and the exit code are the program's alone.
     os.execv(sys.executable, [sys.executable, "-m", "phalanx.cli.verl_program", *(command or ())])
 
 

@@ -26,9 +26,9 @@ Check = Annotated[bool, typer.Option("--check", help="Compare every file with it
 
 
 def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None:
-    """Saved steps of a run: sizes, ages, contents, and which are complete.
+    """List the saved steps of a run: sizes, ages, contents, and which are complete.
 
-    Without --check, a file counts as whole if it is there and as long as it was.
+    Without --check, a file counts as complete if it exists with its original size.
 
     Examples:
 
@@ -50,7 +50,7 @@ def runs(path: SavedPath, check: Check = False, as_json: AsJson = False) -> None
 
 
 def described(steps: Iterable[Step], check: bool) -> Iterator[dict[str, Any]]:
-    """Return steps as plain data, without those that their writer removes meanwhile."""
+    """Yield steps as plain data, except steps that their writer removes during the check."""
     for step in steps:
         faults = step.faults
         if check and step.whole:
@@ -79,7 +79,7 @@ def described(steps: Iterable[Step], check: bool) -> Iterator[dict[str, Any]]:
 
 
 def render(root: str, steps: Sequence[dict[str, Any]]) -> RenderableType:
-    """Return the steps as a table, the last commit last, and below it the contents of each step."""
+    """Return the steps as a table, the last commit last, with the contents of each step below."""
     cells = [
         {
             "step": step["step"],
@@ -95,7 +95,7 @@ def render(root: str, steps: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def _contents(step: dict[str, Any]) -> Iterator[str]:
-    """Return the faults of a step, and a line for each part; a group without roles is named alone."""
+    """Yield the faults of a step, and a line for each part that has a text."""
     faults = step["faults"]
     if faults:
         more = f" and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""

@@ -10,9 +10,9 @@ from phalanx.collect.message import rank_list
 
 
 def stack(group: GroupName, rank: Ranks = None, address: Address = None, as_json: AsJson = False) -> None:
-    """Stack of each rank of a group now, also while it is inside native code or a collective.
+    """Print the current stack of each rank of a group, even inside native code or a collective.
 
-    Ranks that stand at the same place are shown together.
+    Ranks with equal stacks are shown together.
 
     Examples:
 
@@ -30,7 +30,7 @@ def stack(group: GroupName, rank: Ranks = None, address: Address = None, as_json
 
 
 def by_place(ranks: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return ranks with their calls, and their stack. Ranks with equal stacks are grouped, in order of the first."""
+    """Return pairs of ranks with their calls, and stack. Ranks with equal stacks and calls are grouped."""
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for rank in ranks:
         lines = rank["stack"] or rank["note"].splitlines() or ["no stack"]

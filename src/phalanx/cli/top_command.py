@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _BETWEEN_LOOKS_S = 0.3
 _LINES_PER_GROUP = 6
-#: Columns of the table of channels: values of a channel, some with another title.
+#: Columns of the table of channels, which are fields of a channel, and the titles of some.
 _CHANNEL_VALUES = (
     *("name", "limit", "waiting", "waiting_bytes", "oldest", "taken"),
     *("puts", "takes", "per_second", "dropped", "lost"),
@@ -57,9 +57,9 @@ def top(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Live view of runs, groups and ranks: busy with which method since when, memory, CPU, GPU.
+    """Show runs, groups and ranks live: running methods and their seconds, memory, CPU, GPU.
 
-    A rank is never asked: what it does is read from beside it, also while it is inside native code. Ends with q or
+    Ranks are observed from another process, so busy ranks are shown too, even inside native code. Ends with q or
     Ctrl-C.
 
     Examples:
@@ -87,9 +87,9 @@ def top(
 
 
 def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None) -> Iterator[dict[str, Any]]:
-    """Return the runs as plain data, again and again; the difference of two overviews gives the use of processors.
+    """Yield overviews of the cluster as plain data; CPU use is the difference from the previous overview.
 
-    Each has the groups and channels of a run, and the calls of each rank.
+    Each overview has the groups and channels of each run, and the calls of each rank.
 
     Raises:
         NoSuchGroup: if the requested group does not exist.
@@ -174,7 +174,7 @@ def _group_table(group: dict[str, Any], at: float, rows: int | None) -> Any:
 
 
 def _doing(rank: dict[str, Any]) -> Text:
-    """Return the calls of a rank, and the line that it reports of itself below them."""
+    """Return the calls of a rank, and below them the line that the rank reports about itself."""
     if not rank["reachable"]:
         return Text(rank["note"], "red")
     calls = ", ".join(f"{call['method']} {duration(call['seconds'])}" for call in rank["doing"])
@@ -205,7 +205,7 @@ def _show_live(found: Iterator[dict[str, Any]], every: float) -> None:
         return render(overview, max(2, (console.height - 2) // max(1, groups) - _LINES_PER_GROUP))
 
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
-        for terminal in terminals:  # which then passes on keys without Enter
+        for terminal in terminals:  # to read keys without Enter
             stack.callback(termios.tcsetattr, terminal, termios.TCSADRAIN, termios.tcgetattr(terminal))
             tty.setcbreak(terminal)
         live = stack.enter_context(Live(view(), console=console, screen=True, auto_refresh=False))

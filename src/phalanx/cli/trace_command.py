@@ -18,7 +18,7 @@ To = Annotated[Path | None, typer.Option("--to", help="Write it in another forma
 
 
 def trace(file: TraceFile, html: Html = None, to: To = None, as_json: AsJson = False) -> None:
-    """Summary of a trace: calls, p50 and p95 of times and bytes by method, and the idle share of each rank.
+    """Summarize a trace: calls, p50 and p95 of their times, and bytes by method; and the idle share of each rank.
 
     Examples:
 

@@ -1,7 +1,7 @@
-"""``python -m phalanx.cli.verl_program COMMAND...``: a program with this library as verl's single controller.
+"""``python -m phalanx.cli.verl_program COMMAND...``: runs a program with Phalanx as verl's single controller.
 
-``phalanx verl`` becomes this process, in which only the overlay is installed before the program. So the program ends,
-is interrupted and shows its errors as without Phalanx.
+``phalanx verl`` is replaced by this process, which only installs the overlay before the program. So exit codes,
+interrupts and errors of the program are as without Phalanx.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from phalanx.errors import DeclarationError, PhalanxError
 
-_FAILED = 2  # as the other commands that could not do their work
+_FAILED = 2  # exit code, as of the other commands
 _ADVICE = "`phalanx verl -m verl.trainer.main_ppo ...`, `phalanx verl train.py` or `phalanx verl python3 ...`"
 
 
@@ -28,11 +28,11 @@ def main(words: Sequence[str]) -> None:
 
         install(overlay=True)
         if words[0] != "-m" and not words[0].endswith(".py"):
-            _become(words)  # its Python processes have the variables by which verl asks for its plugins
+            _become(words)  # its Python processes inherit variables that make verl import the plugin
     except PhalanxError as error:
         print(f"phalanx: {error}", file=sys.stderr)
         raise SystemExit(_FAILED) from None
-    # The last collection of an interpreter with a trainer takes seconds, and frees memory that ends with the process.
+    # The last collection of an interpreter with a trainer takes seconds, for memory that is freed with the process.
     atexit.register(gc.freeze)
     if words[0] == "-m":
         sys.path[0], sys.argv = os.getcwd(), list(words[1:])
@@ -45,7 +45,7 @@ def main(words: Sequence[str]) -> None:
 def _become(words: Sequence[str]) -> None:
     try:
         os.execvp(words[0], list(words))
-    except OSError as error:  # not executable, or without a first line that names the interpreter
+    except OSError as error:  # not executable, or without an interpreter line
         raise DeclarationError(
             f"{words[0]} cannot be run ({error.strerror}): is it a script of a shell? Then `phalanx verl bash "
             f"{words[0]} ...`"

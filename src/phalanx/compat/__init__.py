@@ -1,1 +1,1 @@
-"""Drop-in names of other libraries."""
+"""Drop-in replacements for other libraries."""

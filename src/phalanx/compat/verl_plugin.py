@@ -1,8 +1,8 @@
 """The plugin that verl imports at the end of its own import, by verl's hooks for plugins.
 
-Row types of verl are always registered. The overlay is installed with ``PHALANX_VERL=1`` only: an installed Phalanx
-does not replace the controller unasked. verl ignores the exceptions of a plugin silently, and its own controller would
-run. So this plugin ends the process if the overlay cannot take effect.
+Row types of verl are always registered. The overlay is installed only with ``PHALANX_VERL=1``: an installed Phalanx
+does not replace the controller unasked. verl would ignore an exception of the plugin and run its own controller, so
+this plugin ends the process if the overlay cannot take effect.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Inspection of a running driver: status, statistics, progress and profiler settings.
 
-Its modules also have ``px.trace``, ``group.method.explain`` and ``group.profile``.
+Its modules also implement ``px.trace``, ``group.method.explain`` and ``group.profile``.
 """
 
 from __future__ import annotations

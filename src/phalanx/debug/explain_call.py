@@ -1,4 +1,4 @@
-"""``group.method.explain(...)``: describes a call by its plan, without making its messages."""
+"""``group.method.explain(...)``: the description of a call by its plan, without encoding its messages."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class ArgumentInfo:
     """An argument of a call.
 
     Attributes:
-        name: of the parameter.
+        name: name of the parameter.
         value: description, such as "tensor float32 [8, 4]".
-        given: how the ranks get it: "the same to all", "rows split", "one element each" and so on.
-        travels: "in the message", "stored once", "stored, once per piece", "by reference" and so on.
-        nbytes: of the complete value; None if it is the result of another call.
+        given: distribution over the ranks: "the same to all", "rows split", "one element each" and so on.
+        travels: transfer: "in the message", "stored once", "stored, once per piece", "by reference" and so on.
+        nbytes: bytes of the complete value; None if it includes the result of another call.
     """
 
     name: str
@@ -48,17 +48,17 @@ class ArgumentInfo:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """The share of a rank in a call.
+    """A rank's part of a call.
 
     Attributes:
         rank, host: number and node of the rank.
-        place: its coordinates if the call goes over a mesh.
-        returns: "kept" or "dropped".
-        start, stop: its rows of the caller, ``stop`` not included; None if no rows are split, or if they are not
+        place: coordinates of the rank, if the call uses a mesh.
+        returns: "kept" if the output goes into the result, else "dropped".
+        start, stop: range of the caller's rows, ``stop`` not included; None if no rows are split, or if they are not
             consecutive.
-        rows: their number; None if nothing is split, or if it depends on the result of another call.
-        given_rows: rows that reach the method, padding included.
-        order: the caller's rows in order, if they are not consecutive.
+        rows: number of rows; None if no rows are split, or if it depends on the result of another call.
+        given_rows: number of rows that reach the method, including padding.
+        order: indices of the caller's rows, if they are not consecutive.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class RankInfo:
     order: tuple[int, ...] | None = None
 
     def rows_text(self) -> str | None:
-        """Return its rows, such as "0:2 (padded to 4)"."""
+        """Return the rows as text, such as "0:2 (padded to 4)"; None without rows."""
         if self.rows is None:
             return None
         text = f"{self.start}:{self.stop}"
@@ -95,7 +95,7 @@ class CallExplanation:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data, with every rank."""
+        """Return the explanation as plain data, with every rank."""
         return asdict(self)
 
     def tables(self) -> tuple[Table, ...]:
@@ -133,10 +133,10 @@ class CallExplanation:
 
 
 def finished_result(future: CallFuture[Any]) -> Value:
-    """Return the value of a future that planning must see; explaining a call waits for nothing.
+    """Return the value of a future on which the plan depends, without waiting.
 
     Raises:
-        DispatchError: if it is not here yet.
+        DispatchError: if the future is not done.
     """
     if future.done():
         return future.result()
@@ -153,7 +153,7 @@ def explain_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> CallExplanation:
-    """Describe the call of a plan. ``args`` and ``kwargs`` are the arguments as they were given."""
+    """Describe the call of a plan. ``args`` and ``kwargs`` are the caller's arguments."""
     mode, mesh = spec.mode, None
     if mode.mesh is not None and plan.gather.collect != "first":
         mesh = selection.mesh(mode.mesh)
@@ -181,7 +181,7 @@ def _streams(plan: CallPlan) -> str:
 
 
 def _ranks(core: Group, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankInfo]:
-    """Describe each rank, with its rows of the caller if rows are split and the plan has their number."""
+    """Describe each rank, with its rows if rows are split and the plan has their number."""
     gather, pieces, rows_by_piece = plan.gather, plan.pieces or (), dict[int, int]()
     if plan.rows is not None:
         rows_by_piece = dict(zip(pieces, plan.rows, strict=True))
@@ -262,7 +262,7 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Argument, key: int | str)
 
 
 def _reference(core: Group, value: Value) -> str:
-    """Describe how a value reaches the ranks that is passed by reference; empty for others."""
+    """Describe how a value that is passed by reference reaches the ranks; empty for other values."""
     future = next(_futures(value), None)
     if future is not None:
         return "through the driver" if future.parts(core.backend) is None else "by reference, rank to rank"
@@ -274,18 +274,18 @@ def _reference(core: Group, value: Value) -> str:
 
 
 def _values(argument: Argument) -> list[Any]:
-    """Return the different values of an argument."""
+    """Return the distinct values of an argument, by identity."""
     values = [argument.value] if isinstance(argument, Same) else argument.values
     return list({id(value): value for value in values}.values())
 
 
 def _size(value: Value) -> int:
-    """Return the bytes of a value, without those that are passed by reference."""
+    """Return the bytes of a value, without parts that are passed by reference."""
     return nbytes_of(value, (CallFuture, FuturePiece, StoredValue))
 
 
 def _nbytes(values: Sequence[Any]) -> int | None:
-    """Return the bytes of an argument; None if results of other calls are in it."""
+    """Return the bytes of an argument; None if it includes results of other calls."""
     if any(True for value in values for _ in _futures(value)):
         return None
     stored = {id(leaf): leaf.nbytes for value in values for leaf in _leaves(value, StoredValue)}
@@ -293,7 +293,7 @@ def _nbytes(values: Sequence[Any]) -> int | None:
 
 
 def _leaves(value: Value, kinds: type | tuple[type, ...]) -> Iterator[Any]:
-    """Return the objects of some types in a value; tuples, dicts and dataclasses are searched, as in planning."""
+    """Yield the objects of type ``kinds`` in a value; tuples, dicts and dataclasses are searched, as in planning."""
     if isinstance(value, kinds):
         yield value
         return
@@ -303,7 +303,7 @@ def _leaves(value: Value, kinds: type | tuple[type, ...]) -> Iterator[Any]:
 
 
 def _futures(value: Value) -> Iterator[CallFuture[Any]]:
-    """Return the futures in a value, also if only a piece of the future is in it."""
+    """Yield the futures in a value, including futures of which only a piece is in the value."""
     for leaf in _leaves(value, (CallFuture, FuturePiece)):
         yield leaf.future if isinstance(leaf, FuturePiece) else leaf
 
@@ -329,7 +329,7 @@ def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
 
 
 def _output_axes(mesh: Mesh, spec: MethodSpec) -> str:
-    """Return the coordinates whose outputs count, such as "tp=0, last pp"."""
+    """Return the coordinates whose outputs are collected, such as "tp=0, last pp (pp=1)"."""
     dp = PP_AS_DP if spec.mode.pp_as_dp else DP
     others = [axis for axis in mesh.axes if axis not in dp]
     last = f"last pp (pp={mesh.size('pp') - 1})"

@@ -1,4 +1,4 @@
-"""``group.profile``: traces of the next calls of some ranks."""
+"""``group.profile``: profiler traces of the next calls of some ranks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SHORT_WAIT_S = 1.0
 
 
 def nsight_environment(**options: str) -> dict[str, Any]:
-    """The ``runtime_env`` of a group that ``group.profile(tool="nsys")`` can profile with Nsight Systems.
+    """Return the ``runtime_env`` of a group that ``group.profile(tool="nsys")`` can profile with Nsight Systems.
 
-    ``nsys`` must be installed on the nodes. The ranks start under it, and it records nothing but the profiled calls.
+    ``nsys`` must be installed on the nodes. The ranks start under ``nsys``, which records only the profiled calls.
 
     Args:
         **options: further options of ``nsys profile``, by their long names, such as ``gpu_metrics_devices="all"``.
@@ -42,13 +42,13 @@ def nsight_environment(**options: str) -> dict[str, Any]:
 
 
 class Profile:
-    """A running profile, and then its traces. Made by ``group.profile``.
+    """A running profile, and its traces once it has ended; ``group.profile`` returns it.
 
-    As a context manager it ends with the block, also if the block raises. Otherwise ``wait()``, or asking for
-    ``paths``, ends it. If the group closes or restarts, the traces are fetched before that.
+    As a context manager, a profile ends with the block, even if the block raises. Otherwise ``wait()``, or reading
+    ``paths``, ends it. If the group is closed or restarted, the traces are fetched first.
 
     Attributes:
-        folder: where the traces are, on this machine.
+        folder: folder of the traces, on this machine.
         calls: the profiled calls of each rank, by name; empty until the profile has ended.
         notes: deviations from the request, with reasons: calls that raised, ranks without a trace.
     """
@@ -81,24 +81,23 @@ class Profile:
         )
 
     def wait(self, timeout: float | None = None) -> tuple[Path, ...]:
-        """Wait until the calls that were made have ended, end the profile, and fetch the traces.
+        """Wait until the calls in progress have ended, end the profile, and fetch the traces.
 
-        It does not wait for calls that were not made yet: if there were fewer than requested, the trace has the calls
-        that were made, and ``str(profile)`` says so.
+        Further calls are not awaited. If fewer calls than requested were made, ``str(profile)`` says so.
 
         Args:
-            timeout: seconds to wait for ranks that are still at a call; then they are left out.
+            timeout: seconds to wait for ranks with a running call, which are left out then; None: no limit.
 
         Returns:
             The trace files on this machine, by rank: Chrome's JSON, gzipped, for https://ui.perfetto.dev or
-            chrome://tracing. A rank on which no call was made has none.
+            chrome://tracing. A rank without a call has no file.
         """
         self._end(timeout)
         return tuple(self._paths.values())
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The trace files; ends the profile if that has not been done, as :meth:`wait` does."""
+        """The trace files. Reading it ends the profile, as :meth:`wait` does."""
         return self.wait()
 
     def _end(self, timeout: float | None) -> None:
@@ -109,7 +108,7 @@ class Profile:
             core = self._core
             if self._end in core.before_end:
                 core.before_end.remove(self._end)
-            if core.endpoints:  # else the known ranks are about to end, and there are no new ones yet
+            if core.endpoints:  # else the known ranks are about to end, and there are no new ranks yet
                 self._epoch = core.epoch
             there = self._epoch.endpoints
             dead = core.backend.dead_of(there)
@@ -174,7 +173,7 @@ def start_profile(
     activities: Sequence[str] | None,
     options: dict[str, Any],
 ) -> Profile:
-    """Check the request, and begin with the next call of the ranks."""
+    """Start a profile, from the next call of the ranks on; see ``group.profile``."""
     if tool not in _TOOLS:
         raise DeclarationError(f"{selection.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
     wrong = [name for name in activities or () if name not in _ACTIVITIES]
@@ -194,7 +193,7 @@ def start_profile(
 
 
 def _check_refusals(group: str, armed: Call) -> None:
-    """Raise the error of a rank that refused the profile, or failed; a rank at a call may still refuse later."""
+    """Raise the error of a rank that refused the profile, or failed; a busy rank may still refuse later."""
     answers = armed.answers(_SHORT_WAIT_S)
     errors = [answer for answer in answers.values() if isinstance(answer, PhalanxError)]
     for error in sorted(errors, key=lambda error: not isinstance(error, DeclarationError)):

@@ -1,4 +1,4 @@
-"""``px.trace``: records every call of this process's groups, with the events of each rank in it."""
+"""``px.trace``: the record of every call that this process makes on groups, with the events of each rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from phalanx.wire.messages import RUN, Message
 from phalanx.wire.value import Value
 from phalanx.worker.control import MARK_VARIABLE
 
-#: Calls on ranks that a trace keeps; the oldest of more are dropped. Each takes some hundred bytes.
+#: Maximum number of parts of calls, on a rank each, that a trace keeps; the oldest calls are dropped. A part takes a
+#: few hundred bytes.
 LIMIT = 2_000_000
 _CHUNK = 8 << 20
 _SAVE_EVERY_S = 5.0
@@ -42,7 +43,7 @@ _log = logging.getLogger("phalanx")
 
 
 class Tracer:
-    """A trace that is on between ``start()`` and ``stop()``, or for the time of a ``with`` block; see :func:`trace`."""
+    """A trace that is on between ``start()`` and ``stop()``, or during a ``with`` block; see :func:`trace`."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, title: str = "") -> None:
         self._path = None if path is None else Path(os.path.abspath(path))
@@ -55,10 +56,10 @@ class Tracer:
             check_path(self._path)
 
     def start(self) -> Tracer:
-        """Record from now on.
+        """Start recording.
 
         Raises:
-            DeclarationError: if it was started before, or its file could not be written.
+            DeclarationError: if the trace was started before, or its file could not be written.
         """
         if self._calls is not None:
             raise DeclarationError(
@@ -71,7 +72,7 @@ class Tracer:
         return self
 
     def stop(self) -> None:
-        """Record no more, and write the file that was named. Idempotent. Unfinished calls stay as far as they were."""
+        """Stop recording, and write the file if a path was given. Idempotent. Unfinished calls are kept unfinished."""
         if self._calls is None or self._is_over:
             return
         self._is_over = True
@@ -87,7 +88,7 @@ class Tracer:
         """The recorded events, so far or between start and stop.
 
         Raises:
-            DeclarationError: if it was not started.
+            DeclarationError: if the trace was not started.
         """
         if self._trace is not None:
             return self._trace
@@ -98,7 +99,7 @@ class Tracer:
         return self._calls.trace(self._began, self._before, self._title)
 
     def summary(self) -> Summary:
-        """Return a row per method, recorded so far: calls, percentiles of their times, bytes, and idle ranks."""
+        """Return a summary of the recorded calls, a row per method: percentiles of times, bytes, and idle ranks."""
         return summarize(self.events)
 
     def save(
@@ -112,11 +113,11 @@ class Tracer:
 
         Args:
             path: ``.json`` (Chrome's and Perfetto's), ``.jsonl``, or ``.html`` (a report that needs nothing else).
-            title: of the report; default the trace's own.
+            title: title of the report; by default the trace's title.
             charts: curves to show above the timeline of a report, by name.
 
         Raises:
-            DeclarationError: if the suffix is another.
+            DeclarationError: if the suffix is unknown.
             OSError: if the file cannot be written.
         """
         made = self.events
@@ -126,7 +127,7 @@ class Tracer:
         """Send the recorded events to OpenTelemetry as spans; return their number. Needs the extra ``phalanx[otel]``.
 
         Args:
-            provider: a tracer provider of its SDK; default the global one.
+            provider: a tracer provider of its SDK; by default the global provider.
 
         Raises:
             DeclarationError: if the package ``opentelemetry`` is not installed.
@@ -149,23 +150,23 @@ class Tracer:
 def trace(path: str | os.PathLike[str] | None = None, *, title: str = "") -> Tracer:
     """Record every call that this process makes on any group: ``with px.trace("run.json"): ...``.
 
-    For each call and rank the times are recorded at which it was planned, encoded, sent, taken up, had its arguments,
-    was finished, returned, fetched and joined; and bytes each way and errors. Spans of :class:`span` are recorded with
-    them. ``start()`` and ``stop()`` do the same without a block. Several may be on at once. The variable
-    ``PHALANX_TRACE=run.json`` traces a whole run.
+    Of each call and rank, the times are recorded at which the call was planned, encoded, sent, received, started,
+    finished, returned, fetched and joined; and bytes in each direction and errors. Spans of :class:`span` are recorded,
+    too. ``start()`` and ``stop()`` do the same without a block. Several traces may be on at once. The variable
+    ``PHALANX_TRACE=run.json`` traces a complete run.
 
     Args:
-        path: where to write it when it ends; the suffix names the format, see :meth:`Tracer.save`.
-        title: of the report.
+        path: file to write when the trace ends; the suffix names the format, see :meth:`Tracer.save`.
+        title: title of the report.
 
     Raises:
-        DeclarationError: if the suffix names no format; on entry: if nothing can be written there.
+        DeclarationError: if the suffix is unknown; on entry: if the file cannot be written.
     """
     return Tracer(path, title=title)
 
 
 class OpenCall(NamedTuple):
-    """A call that is recorded, with its parts whose messages are not encoded and not sent yet."""
+    """A call that is being recorded, with the parts whose messages are not encoded, and not sent, yet."""
 
     call: TracedCall
     unencoded: Iterator[Part]
@@ -173,7 +174,7 @@ class OpenCall(NamedTuple):
 
 
 class CallTracer(CallListener):
-    """Records the steps of the calls of all groups, while a trace is on. ``id`` names the ranks' files."""
+    """Listener that records the steps of calls of all groups, while a trace is on. ``id`` names the ranks' files."""
 
     def __init__(self) -> None:
         self.id = secrets.token_hex(4)
@@ -192,7 +193,7 @@ class CallTracer(CallListener):
             function = getattr(call.plan.args[0], "value", None)
             method = f"run {getattr(function, '__name__', type(function).__name__)}"
         elif method.startswith("__phalanx_"):
-            return  # the library's own
+            return  # internal
         epoch, parts = self._epoch(call), [Part(rank) for rank in call.plan.ranks]
         traced = TracedCall(0, epoch.group, epoch.epoch, call.role, method, call.began or now)
         traced.number, traced.parts = call.number, parts
@@ -224,7 +225,7 @@ class CallTracer(CallListener):
         part = next(traced.unencoded, None) if traced else None
         if part is not None:
             part.encoded, part.message_bytes = time.time_ns(), len(message.data)
-            if call.core.backend.immediate:  # a message is run at once when it is sent
+            if call.core.backend.immediate:  # sending a message runs it at once
                 part.sent = part.encoded
 
     def posted(self, call: CallInfo) -> None:
@@ -257,9 +258,9 @@ class CallTracer(CallListener):
             traced.call.error = None if error is None else describe(error)
 
     def trace(self, began: int, before: int, title: str) -> Trace:
-        """Return the calls and spans that began since a time, and the counters, on the driver's clock.
+        """Return the calls and spans that began since ``began``, and the counters, on the driver's clock.
 
-        ``before`` is the number of calls until then.
+        ``before`` is the number of calls made before ``began``.
         """
         with self._lock:
             epochs, calls = list(self._epochs), list(self._calls)
@@ -274,11 +275,11 @@ class CallTracer(CallListener):
         return replace(trace, notes=(*trace.notes, note)) if dropped > 0 else trace
 
     def end(self) -> None:
-        """Leave the groups: no trace needs their files any more."""
+        """Detach from the groups: no trace needs their files any more."""
         with self._lock:
             for core in list(self._current):
                 for epoch in self._epochs:
-                    with suppress(ValueError):  # it had ended
+                    with suppress(ValueError):  # the epoch had ended
                         core.before_end.remove(epoch.collect_last)
 
     def _epoch(self, call: CallInfo) -> TracedEpoch:
@@ -296,10 +297,10 @@ class CallTracer(CallListener):
             return epoch
 
     def _know_ranks(self, epoch: TracedEpoch, call: CallInfo) -> None:
-        """Record where the ranks are, once their processes are there."""
+        """Add the tracks of the ranks, once their processes are known."""
         if epoch.tracks or not call.epoch.endpoints:
             return
-        # Without handles, which would keep the actors of a group alive that its driver has dropped.
+        # Without handles, which would keep alive the actors of a group that the driver has dropped.
         endpoints = [replace(one, handle=None) for one in call.epoch.endpoints]
         backend, trace = call.core.backend, self.id
 
@@ -322,7 +323,7 @@ class CallTracer(CallListener):
 
 
 class _Traces:
-    """The traces of this process that are on: a tracer of calls for all, and the trace of ``PHALANX_TRACE``."""
+    """The traces of this process that are on: their common tracer of calls, and the trace of ``PHALANX_TRACE``."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -331,7 +332,7 @@ class _Traces:
         self._count = 0
 
     def begin(self) -> CallTracer:
-        """Begin a trace."""
+        """Begin a trace, and return the common tracer."""
         with self.lock:
             if self.tracer is None:
                 self.tracer = CallTracer()
@@ -355,7 +356,7 @@ _traces = _Traces()
 
 
 def from_environment() -> None:
-    """Start the trace that ``PHALANX_TRACE`` asks for, unless it is on; never in a process of a group."""
+    """Start the trace that ``PHALANX_TRACE`` requests, unless it is on; never in a process of a group."""
     path = settings().trace
     if path is None or MARK_VARIABLE in os.environ:
         return
@@ -366,7 +367,7 @@ def from_environment() -> None:
 
 
 def save_environment_trace(pid: int | None = None) -> None:
-    """Write the trace that ``PHALANX_TRACE`` asked for, as it is now; it stays on."""
+    """Write the current trace of ``PHALANX_TRACE``, which stays on; not in a process other than ``pid``."""
     tracer = _traces.whole_run
     if tracer is None or tracer._path is None or (pid is not None and pid != os.getpid()):
         return
@@ -377,7 +378,7 @@ def save_environment_trace(pid: int | None = None) -> None:
 
 
 def _save_again() -> float:
-    """Write that trace, and return the seconds until the next time. Saving takes a twentieth of the time at most."""
+    """Write the trace of ``PHALANX_TRACE``; return the seconds until the next write, 20 times this duration or more."""
     began = time.monotonic()
     save_environment_trace()
     return max(_SAVE_EVERY_S, 20 * (time.monotonic() - began))
@@ -387,7 +388,7 @@ _saver = Background(_save_again, first_after=_SAVE_EVERY_S)
 
 
 def keep_saved() -> None:
-    """Write that trace again and again, in a process that is killed at its end, as a Ray actor. Idempotent."""
+    """Write the trace of ``PHALANX_TRACE`` periodically, for a process that will be killed, as an actor. Idempotent."""
     if _traces.whole_run is not None:
         _saver.begin()
 

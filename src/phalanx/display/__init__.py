@@ -1,1 +1,1 @@
-"""Tables, progress and output of ranks for people; records for the commands, and numbers for metrics."""
+"""Display: tables, progress and output of ranks; registry records for the commands; and buffered metrics."""

@@ -1,8 +1,8 @@
-"""Output of ranks: complete lines of a file that grows, labeled with their rank, equal lines merged. Pure.
+"""Output of ranks: complete lines of growing files, labeled with their ranks, with equal lines merged. Pure.
 
-A rank's file has the output of the process, byte for byte, behind a line that names the rank: the prefix of each line
-is added when the file is shown. A prefix in the file would have to be written by a process in between, and the output
-that it buffers is lost when the rank is killed.
+A rank's file has a line that names the rank, then the unchanged output of the process. The prefix of each line is added
+when the file is shown: only a process between rank and file could add it earlier, and its buffered output would be lost
+if the rank is killed.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-#: Beginning of the first line of a rank's file, which names the rank.
+#: Prefix of the first line of a rank's file, which names the rank.
 HEADER = "# phalanx log: "
-#: Lines for programs: Ray's marks of a process's output, and the states of its progress bars.
+#: Prefixes of lines for programs: Ray's marks of a process's output, and the states of its progress bars.
 _MARKS = (HEADER, ":job_id:", ":actor_name:", ":task_name:", "::task_name::", "__ray_tqdm_magic_token__")
 _TRACEBACK = "Traceback (most recent call last):"
 _IDLE_READS = 5  # reads without new bytes, after which held lines are returned
 
 
 def label_of(classes: Iterable[tuple[str, str]]) -> str:
-    """Return the name of a rank's process: its roles, or the only class; from pairs of role and class."""
+    """Return the label of a rank's process from (role, class) pairs: its roles, or the only class."""
     return "+".join(role or name for role, name in classes)
 
 
@@ -33,7 +33,7 @@ def prefix_of(label: str, ranks: Iterable[int], hosts: Iterable[str]) -> str:
 
 
 def rank_ranges(ranks: Iterable[int]) -> list[str]:
-    """Return ranks as people write them: ``0-3``, ``6``."""
+    """Return ranks as ranges: ``0-3``, ``6``."""
     runs = itertools.groupby(enumerate(sorted(set(ranks))), key=lambda pair: pair[1] - pair[0])
     members = ([rank for _, rank in run] for _, run in runs)
     return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in members]
@@ -45,9 +45,9 @@ def is_shown(line: str) -> bool:
 
 
 class Lines:
-    """Complete lines of a file that grows; a traceback is returned when its last line is there.
+    """Splitter of a growing file into complete lines and complete tracebacks.
 
-    Ranks are shown in turns, so a traceback that came in pieces would be mixed up with others.
+    Ranks are shown in turns, so a traceback in pieces would be mixed with the lines of other ranks.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Lines:
         return self._take(sum(len(unit) for unit, is_complete in _units(self._held) if is_complete))
 
     def finish(self) -> list[str]:
-        """Return all lines that are left, also a last line without an end."""
+        """Return all remaining lines, including a last line without a newline."""
         last, self._rest = _decoded(self._rest), b""
         if last and is_shown(last):
             self._held.append(last)
@@ -79,7 +79,7 @@ class Lines:
 
 @dataclass
 class _Printed:
-    """A line or a traceback, and the ranks that printed it since a time."""
+    """A line or a traceback, the ranks that printed it, and the time of the first, in seconds."""
 
     unit: list[str]
     ranks: set[int]
@@ -89,8 +89,8 @@ class _Printed:
 class Merged:
     """Lines of the ranks of a group; equal lines of several ranks within ``window_s`` seconds are merged.
 
-    Without a window, no lines are. No line is left out: a line that a rank prints twice comes twice, and a rank that
-    comes later has its own line. A traceback counts as a single line. Safe for several threads.
+    A window of 0 merges no lines. No line is left out: a line that a rank prints twice is shown twice, and a rank that
+    prints it later gets its own line. A traceback counts as a single line. Thread-safe.
     """
 
     def __init__(self, label: str, hosts: Sequence[str], window_s: float = 0.0) -> None:
@@ -110,7 +110,7 @@ class Merged:
                     printed.ranks.add(rank)
 
     def take(self, now: float | None) -> list[str]:
-        """Return the lines whose window is over at ``now``, with the prefix of their ranks; None: all lines."""
+        """Return the lines whose window ended by ``now`` (None: all lines), with the prefix of their ranks."""
         with self._lock:
             until = float("inf") if now is None else now - self._window_s
             due = [other for other in self._printed if other.since <= until]
@@ -120,7 +120,7 @@ class Merged:
 
 
 def _units(lines: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
-    """Return single lines and complete tracebacks; False marks a last traceback that has not ended."""
+    """Yield single lines and tracebacks, and whether each is complete; only a last traceback can be incomplete."""
     held: list[str] = []
     for line in lines:
         if not held and not line.lstrip(" +|").startswith(_TRACEBACK):
@@ -136,5 +136,5 @@ def _units(lines: Sequence[str]) -> Iterator[tuple[list[str], bool]]:
 
 
 def _decoded(line: bytes) -> str:
-    """Return a line as a terminal leaves it: the last state of a progress bar that was overwritten."""
+    """Return a line as a terminal shows it: only the last state of a progress bar."""
     return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]

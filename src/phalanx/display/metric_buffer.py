@@ -1,6 +1,6 @@
-"""Metrics that wait for their export: buffered by the code that makes calls, drained now and then by an exporter.
+"""Buffer of metrics: filled by the code that makes calls, drained periodically by an exporter.
 
-A call costs an append while an exporter is there, and the test of an attribute otherwise.
+With an exporter, a call costs an append; without, the test of an attribute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _WAITING = 100_000
 
 
 class Ended(NamedTuple):
-    """A call that is over; ``seconds`` from its sending to its value or error."""
+    """A finished call; ``seconds`` is the time from its start to its value or error."""
 
     group: str
     method: str
@@ -22,7 +22,7 @@ class Ended(NamedTuple):
 
 
 class MetricBuffer:
-    """Metrics of this process. ``on`` is True once an exporter is there; the oldest of very many calls are dropped."""
+    """Metrics of this process. ``on`` is True with an exporter. Beyond 100,000 calls, the oldest are dropped."""
 
     def __init__(self) -> None:
         self.on = False
@@ -30,16 +30,16 @@ class MetricBuffer:
         self._groups: list[tuple[weakref.ref[Any], str, Any, dict[str, int]]] = []
 
     def watch(self, group: Any) -> None:
-        """Include the bytes that a group sent, stored and fetched in :meth:`drain`, while the group is there."""
+        """Include the bytes that a group sends, stores and fetches in :meth:`drain`, while the group exists."""
         exported = {"sent": 0, "stored": 0, "fetched": 0}
         self._groups.append((weakref.ref(group), group.name, group.counts, exported))
 
     def ended(self, group: str, method: str, seconds: float, failed: bool) -> None:
-        """Add a call that is over."""
+        """Add a finished call."""
         self._ended.append(Ended(group, method, seconds, failed))
 
     def drain(self) -> tuple[list[Ended], list[tuple[str, str, int]]]:
-        """Return the calls since the last time, and the bytes by group and kind: "sent", "stored", "fetched"."""
+        """Return the calls and the (group, kind, bytes) since the last drain; kinds: "sent", "stored", "fetched"."""
         ended = [self._ended.popleft() for _ in range(len(self._ended))]
         moved: list[tuple[str, str, int]] = []
         for watched in list(self._groups):

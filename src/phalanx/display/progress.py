@@ -1,4 +1,4 @@
-"""Progress for people: a bar around any iterable, and a line about the reason of a wait.
+"""Progress on the terminal: a bar around any iterable, and the place in the code where a process is.
 
 Nothing is shown outside a terminal, or with ``PHALANX_PROGRESS=0``.
 """
@@ -30,7 +30,7 @@ _LIBRARY = re.compile(
 def progress(
     iterable: Iterable[T], *, total: int | None = None, description: str | None = None
 ) -> Iterator[T]:
-    """Return the items of an iterable, with a bar on stderr that counts them.
+    """Yield the items of an iterable, with a bar on stderr that counts them.
 
         for rank, output in px.debug.progress(group.generate.submit(prompts).stream()):
             ...
@@ -54,7 +54,7 @@ def progress(
 
 
 def terminal() -> Console | None:
-    """Return the console for progress; None outside a terminal."""
+    """Return the console for progress; None outside a terminal, or with ``PHALANX_PROGRESS=0``."""
     if not settings().progress:
         return None
     console = rich_console()(stderr=True)
@@ -63,7 +63,7 @@ def terminal() -> Console | None:
 
 
 def rich_console() -> type[Console]:
-    """Return rich's ``Console``. The import of rich draws from the generator of ``random``, which stays as it was."""
+    """Return rich's ``Console``. The import of rich uses the generator of ``random``, whose state is restored."""
     state = random.getstate()
     from rich.console import Console  # only where something is shown
 
@@ -86,7 +86,7 @@ def bar(console: Console, transient: bool) -> Progress:
 def place(stack: str) -> str:
     """Describe where a process is: the package that it imports, else the innermost frame of the user's code.
 
-    ``stack`` is as ``faulthandler`` writes it, innermost first. The result is empty if nothing is known.
+    ``stack`` is the output of ``faulthandler``, innermost frame first. The result is empty if it has no frames.
     """
     frames = [frame for frame in map(_FRAME.search, stack.splitlines()) if frame]
     importing = False

@@ -1,4 +1,4 @@
-"""Records that each driver publishes of its run, for others on the cluster to see: plain values, as JSON. Pure."""
+"""Records of the cluster registry, which each driver publishes about its run: plain values, as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from phalanx.errors import PhalanxError
 from phalanx.wire.messages import SideChannel
 
-#: Beginning of the keys of handles on channels, "channel/<job>/<name>"; their bytes are read by other drivers only.
+#: Prefix of the keys of channel handles, "channel/<job>/<name>", whose values only other drivers read.
 CHANNEL_PREFIX = "channel/"
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """A rank of a group: where it runs, and where its output and its side channel are."""
+    """A rank of a group: its process, the file of its output, and its side channel."""
 
     rank: int
     node_id: str
@@ -30,9 +30,10 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """A group. ``roles`` are classes by role, ``methods`` registered names by role; ``changed`` is a Unix time.
+    """A group. ``roles`` are classes by role, ``methods`` names of registered methods by role.
 
-    ``weights`` has the version of the weights of each role, as text, by ``role.name``.
+    ``changed`` is the Unix time of the last change of state. ``weights`` are versions of weights as text, by
+    ``role.name``.
     """
 
     run: str
@@ -52,18 +53,18 @@ class GroupRecord:
 
     @property
     def key(self) -> str:
-        """The key under which it is published."""
+        """Key under which the record is published."""
         return f"group/{self.run}/{self.number}"
 
     @property
     def full_name(self) -> str:
-        """Its run and its name."""
+        """The group's run and name, ``<run>/<name>``."""
         return f"{self.run}/{self.name}"
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A driver. ``started`` is a Unix time; ``job`` is the backend's id of it."""
+    """A run, by its driver. ``started`` is a Unix time; ``job`` is the backend's id of the driver."""
 
     run: str
     job: str
@@ -75,13 +76,13 @@ class RunRecord:
 
     @property
     def key(self) -> str:
-        """The key under which it is published."""
+        """Key under which the record is published."""
         return f"run/{self.run}"
 
 
 @dataclass(frozen=True)
 class ChannelEntry:
-    """A channel, as its owner saw it at ``changed``. That and ``oldest``, of the waiting items, are Unix times."""
+    """State of a channel at ``changed``. ``changed`` and ``oldest``, of the oldest waiting item, are Unix times."""
 
     run: str
     name: str
@@ -100,18 +101,18 @@ class ChannelEntry:
 
     @property
     def key(self) -> str:
-        """The key under which it is published."""
+        """Key under which the record is published."""
         return f"flow/{self.run}/{self.name}"
 
 
 def to_bytes(record: RunRecord | GroupRecord | ChannelEntry) -> bytes:
-    """Return a record as it is published."""
+    """Return a record in its published form."""
     return json.dumps(asdict(record)).encode()
 
 
 @dataclass(frozen=True)
 class ClusterRegistry:
-    """All records of a cluster; ``handles`` are the keys of handles on channels."""
+    """All records of a cluster; ``handles`` are the keys of channel handles."""
 
     runs: tuple[RunRecord, ...]
     groups: tuple[GroupRecord, ...]
@@ -119,9 +120,9 @@ class ClusterRegistry:
     handles: tuple[str, ...] = ()
 
     def stale(self, alive_jobs: Iterable[str], alive_names: Iterable[str]) -> list[str]:
-        """Return the keys of records that dead drivers have left.
+        """Return the keys of the records of dead drivers.
 
-        A detached group outlives its driver for as long as a process named ``<group>:0`` is there.
+        A detached group outlives its driver while a process named ``<group>:0`` exists.
         """
         jobs, names = set(alive_jobs), set(alive_names)
         alive = {run.run for run in self.runs if run.job in jobs}
@@ -133,12 +134,12 @@ class ClusterRegistry:
         return lost + [key for key in self.handles if key.split("/")[1] not in jobs]
 
     def find(self, text: str) -> GroupRecord:
-        """Return the group of that name, or the only group whose name begins, or else ends like this.
+        """Return the group named ``text``, else the only group whose name begins with it, else ends with it.
 
-        ``<run>/<name>`` if names repeat. Groups of verl have a random beginning before the name of their class.
+        ``text`` may be ``<run>/<name>``, if names repeat. Names of verl's groups are a random prefix and a class.
 
         Raises:
-            NoSuchGroup: if there is none, or several; with a list of the existing groups.
+            NoSuchGroup: if no group or several groups match; the message lists the groups.
         """
         named = [group for group in self.groups if text in (group.name, group.full_name)]
         named = named or [g for g in self.groups if g.name.startswith(text) or g.full_name.startswith(text)]
@@ -153,11 +154,11 @@ class ClusterRegistry:
 
 
 class NoSuchGroup(PhalanxError):
-    """No published group has the name that was given, or several have."""
+    """No published group has the given name, or several have it."""
 
 
 def read_notices(entries: Mapping[str, bytes]) -> ClusterRegistry:
-    """Return the records by their keys; records in the format of another version are left out."""
+    """Return the records in registry entries by key; records in the format of another version are left out."""
     read: dict[str, list[Any]] = {"run": [], "group": [], "flow": []}
     for key, data in sorted(entries.items()):
         kind = key.partition("/")[0]

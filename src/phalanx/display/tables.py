@@ -1,4 +1,4 @@
-"""Tables for people: in a terminal, in a notebook, or as data."""
+"""Tables: in a terminal, in a notebook, or as data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from phalanx.display.byte_format import size
 from phalanx.display.progress import rich_console
 
-_UNLIMITED = 100_000  # columns: text that goes elsewhere than to a terminal is not wrapped
+_UNLIMITED = 100_000  # width in columns: text outside a terminal is not wrapped
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the table as plain data."""
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {"title": self.title, "rows": rows, "notes": list(self.notes)}
 
@@ -54,7 +54,7 @@ class Table:
         return self.to_html('style="text-align: left; padding: 2px 10px"')  # notebooks align to the right
 
     def to_html(self, cell: str = "") -> str:
-        """Return it as HTML; ``cell`` are attributes of each cell."""
+        """Return the table as HTML; ``cell`` is text with HTML attributes for each cell."""
         head = "".join(f"<th {cell}>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
             "<tr>" + "".join(f"<td {cell}>{html.escape(text)}</td>" for text in texts) + "</tr>"

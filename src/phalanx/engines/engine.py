@@ -1,4 +1,4 @@
-"""``px.engines.RolloutEngine``: base class of engines, with their loop of steps, and ``px.engines.endpoints``."""
+"""``px.engines.RolloutEngine``, the base class of engines, with their step loop; and ``px.engines.endpoints``."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ Ids: TypeAlias = "Sequence[str] | None"
 
 
 class TokenRate:
-    """Tokens per second over the last ten seconds of work; ``clock`` returns seconds."""
+    """Tokens per second, without idle time, of the steps in the last ten seconds; ``clock`` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._steps: deque[tuple[float, float, int]] = deque()  # time of its end, seconds, tokens
+        self._steps: deque[tuple[float, float, int]] = deque()  # end time, seconds, tokens
         self._last = 0.0
 
     def start(self) -> None:
-        """Begin to work; the time since the last step was idle."""
+        """Begin a series of steps. The time since the last step was idle."""
         self._last = self._clock()
 
     def add(self, tokens: int) -> None:
@@ -79,7 +79,7 @@ class EngineLoop:
     """Steps of an engine, on the event loop of its rank.
 
     Answers wait in order until the runner has room. A pause with mode "keep" stops between two steps, "wait" finishes
-    the running answers and starts no others, "abort" ends all. Sleeping parts stop the loop too.
+    the running answers and starts no others, "abort" ends all. The loop also stops while parts of the engine sleep.
 
     Args:
         runner: model runner of the engine.
@@ -94,7 +94,7 @@ class EngineLoop:
         self._runner, self._context, self._weights, self._clock = runner, context, weights, clock
         self._waiting: dict[int, Answer] = {}
         self._running: dict[int, Answer] = {}
-        self._rows: set[Row] = set()  # whose end has not been reported
+        self._rows: set[Row] = set()  # rows whose end has not been reported
         self._mode: PauseMode | None = None
         self._asleep = frozenset[str]()
         self._task: asyncio.Task[None] | None = None
@@ -106,7 +106,7 @@ class EngineLoop:
 
     @property
     def is_open(self) -> bool:
-        """True if waiting answers may start: neither paused nor asleep."""
+        """True if waiting answers may start: the engine is neither paused nor asleep."""
         return self._mode is None and not self._asleep
 
     @property
@@ -115,7 +115,7 @@ class EngineLoop:
         return WeightsDeclared.of(self._context).versions.get((self._context.role, self._weights or ""), 0)
 
     async def run(self, rows: Sequence[Row], *, streams: bool = False) -> AsyncGenerator[Row | Tokens]:
-        """Yield each row when it is finished, and its tokens if ``streams``. Drop unfinished rows at the end."""
+        """Yield each row when it is finished, and its tokens if ``streams``. Drop unfinished rows on exit."""
         events: asyncio.Queue[Row | Tokens | BaseException] = asyncio.Queue()
         self._rows.update(rows)
         for row in rows:
@@ -140,7 +140,7 @@ class EngineLoop:
             self._drop([answer for row in rows for answer in row.answers])
 
     def abort(self, wanted: Callable[[Answer], bool]) -> int:
-        """End the wanted answers as they are; return the number of their rows."""
+        """End the ``wanted`` answers with their tokens so far; return the number of their rows."""
         answers = [answer for answer in (*self._running.values(), *self._waiting.values()) if wanted(answer)]
         self._drop(answers)
         for answer in answers:
@@ -149,12 +149,12 @@ class EngineLoop:
         return self._finish(answer.row for answer in answers)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop; with "wait", return once no answer is running."""
+        """Stop the loop. Mode "wait" returns when no answer is running; "abort" ends all answers."""
         self._mode = mode
         if mode == "abort":
             self.abort(lambda _: True)
         elif mode == "wait" and not self._asleep:
-            self._runner.release()  # an earlier pause may hold it
+            self._runner.release()  # an earlier pause may have held the runner
             self._start_steps()
             while self._running and self._task is not None:
                 await asyncio.wait([self._task])
@@ -222,7 +222,7 @@ class EngineLoop:
             self._report()
             if self._idle_report is not None:
                 self._idle_report.cancel()
-            loop = asyncio.get_running_loop()  # once more when the rate has dropped to 0
+            loop = asyncio.get_running_loop()  # report again when the rate has dropped to 0
             self._idle_report = loop.call_later(_RATE_S + _REPORT_S, self._report)
 
     async def _step(self) -> None:
@@ -258,7 +258,7 @@ class EngineLoop:
         for (answer, token_version), tokens in itertools.groupby(sampled, source):
             start, ended = len(answer.tokens), len(finished)
             for token in tokens:
-                if answer.key in self._running:  # else it ended, or was aborted during the step
+                if answer.key in self._running:  # else the answer ended, or was aborted during the step
                     answer.take(token, token_version, self._runner.vocabulary)
                     if answer.finish_reason is not None:
                         finished.append(self._running.pop(answer.key))
@@ -269,7 +269,7 @@ class EngineLoop:
             self._finish(answer.row for answer in finished)
 
     def _stream(self, answer: Answer, start: int) -> None:
-        """Queue the tokens of an answer from number ``start``, if its call streams tokens."""
+        """Queue the tokens of an answer from index ``start`` on, if its call streams tokens."""
         row = answer.row
         if row.streams:
             row.report(
@@ -286,7 +286,7 @@ class EngineLoop:
             )
 
     def _finish(self, rows: Iterable[Row]) -> int:
-        """Queue the ends of the finished rows among these, and return the number of these rows."""
+        """Queue the finished rows among ``rows``, and return the number of all ``rows``."""
         rows = dict.fromkeys(rows)
         for row in rows:
             if row.is_finished:
@@ -325,16 +325,16 @@ class EngineLoop:
 
 
 class RolloutEngine(Worker):
-    """Base class of engines, roles that generate.
+    """Base class of rollout engines.
 
     Ranks are asynchronous: calls, and syncs of weights, run between two steps of the engine. Prompts are sharded over
-    the axis ``dp`` of the mesh "engine", by default a coordinate per rank.
+    the axis ``dp`` of the mesh "engine"; by default, each rank has its own coordinate.
 
     A subclass creates its :class:`ModelRunner` in its constructor and calls :meth:`serve`.
     """
 
     __phalanx_options__ = {"max_concurrency": 10_000}
-    #: Engines do not wait for each other, so groups of them are resized while they work.
+    #: Engines do not wait for each other, so their groups can be resized while they work.
     independent = True
 
     def serve(
@@ -346,12 +346,12 @@ class RolloutEngine(Worker):
         encode: Encode | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Accept calls from now on.
+        """Start to accept calls. The constructor of an engine calls it.
 
         Args:
             runner: model runner that samples the tokens.
             weights: name under which this role accepts weights; each token is labeled with their version.
-            seed: of the generator that draws a seed for each row without one, different on each rank; None: random.
+            seed: seed of the generator of seeds for rows that have none; ranks get different seeds. None: random.
             encode: function that returns the tokens of a text.
             clock: function that returns seconds, for statistics.
         """
@@ -377,7 +377,7 @@ class RolloutEngine(Worker):
         return self._loop.version
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for checkpoints: the generator of seeds. Weights come by a sync."""
+        """Return the state for checkpoints: the generator of seeds. Weights are left to syncs."""
         return {"seeds": self._seeds.getstate()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -392,16 +392,17 @@ class RolloutEngine(Worker):
         """Answer each prompt.
 
         Args:
-            prompts: rows: tokens of each, or texts if the engine has a tokenizer.
-            sampling: sampling parameters: for all rows, or for each row.
-            prefix: rows: answers to continue. Finished answers are returned as they are.
-            ids: rows: names of the requests, for :meth:`abort`.
+            prompts: tokens of each row, or texts if the engine has a tokenizer.
+            sampling: parameters for all rows, or a list with an object per row.
+            prefix: answer of each row to continue, or None. Finished answers are returned unchanged.
+            ids: request name of each row, for :meth:`abort`.
 
         Returns:
-            An answer per row, in order. The error of a row is its ``error``.
+            A completion per row, in order. A row that cannot be served has the reason as its ``error``.
 
         Raises:
-            WeightsTorn: if a sync failed halfway, so that the weights have no version.
+            ValueError: if an argument has a wrong type or length.
+            WeightsTorn: if a sync failed halfway and left partly updated weights.
         """
         rows = self.generate_rows(prompts, sampling, prefix=prefix, ids=ids)
         return [completion for _, completion in sorted([row async for row in rows], key=lambda row: row[0])]
@@ -410,8 +411,9 @@ class RolloutEngine(Worker):
     async def generate_rows(
         self, prompts: Prompts, sampling: Sampling = _DEFAULT, *, prefix: Prefixes = None, ids: Ids = None
     ) -> AsyncGenerator[tuple[int, Completion]]:
-        """Yield each answer of :meth:`generate` when it is finished, for ``group.generate_rows.stream(...,
-        by="rows")``.
+        """Yield (row, completion) of :meth:`generate` when a row is finished.
+
+        For ``group.generate_rows.stream(..., by="rows")``.
         """
         async with self._begin(prompts, sampling, prefix, ids) as events:
             async for row in events:
@@ -433,7 +435,7 @@ class RolloutEngine(Worker):
         """Compute the log-probability of every token of each prompt but the first, by the current weights.
 
         Returns:
-            Per row a completion with the tokens of the prompt without the first; ``finish_reason`` is "length".
+            A completion per row, with the tokens of the prompt but the first, and ``finish_reason`` "length".
         """
         version = self.version
         rows = self._requests.rows(prompts, _DEFAULT, None, None, version, room=0)
@@ -446,11 +448,14 @@ class RolloutEngine(Worker):
 
     @register(needs_weights=False)
     async def pause(self, mode: PauseMode = "keep") -> None:
-        """Take no further step until :meth:`resume`; new calls wait.
+        """Pause the engine until :meth:`resume`; new calls wait.
 
         Args:
-            mode: "keep" keeps all answers, and they continue afterwards; "wait" returns once the running answers are
+            mode: "keep" keeps all answers, which continue afterwards; "wait" returns once the running answers are
                 finished; "abort" ends all with ``finish_reason="abort"``: callers can continue them by ``prefix=``.
+
+        Raises:
+            ValueError: if the mode is unknown.
         """
         if mode not in ("keep", "wait", "abort"):
             raise ValueError(f'pause({mode!r}): expected "keep", "wait" or "abort"')
@@ -463,7 +468,7 @@ class RolloutEngine(Worker):
 
     @register(needs_weights=False)
     async def abort(self, ids: Iterable[str] | None = None) -> int:
-        """End the answers of the requests ``ids``, or all, with ``finish_reason="abort"``.
+        """End the answers of the requests ``ids``, or all answers, with ``finish_reason="abort"``.
 
         Returns:
             Number of aborted rows on this rank.
@@ -473,14 +478,14 @@ class RolloutEngine(Worker):
 
     @register(needs_weights=False)
     async def reset_cache(self) -> None:
-        """Drop the cache of prompts. A change of weights does so too."""
+        """Drop the cache of prompts. A change of weights drops it too."""
         self._runner.reset_cache()
 
     @register(needs_weights=False)
     async def sleep(self, tags: Sequence[str] = TAGS) -> None:
-        """Release the memory of "weights" and "kv_cache" until :meth:`wake`; no steps run before that.
+        """Release the memory of ``tags`` ("weights", "kv_cache") until :meth:`wake`; no steps run before.
 
-        An engine that cannot do that (``capabilities``) warns once, and continues.
+        An engine that cannot sleep (see :meth:`capabilities`) warns once, and continues.
         """
         _check_tags("sleep", tags)
         if self._runner.capabilities.sleep:
@@ -492,7 +497,7 @@ class RolloutEngine(Worker):
 
     @register(needs_weights=False)
     async def wake(self, tags: Sequence[str] = TAGS) -> None:
-        """Allocate the memory of ``tags`` again."""
+        """Allocate the memory of ``tags`` again. Steps run once no memory is released."""
         _check_tags("wake", tags)
         if self._runner.capabilities.sleep:
             self._loop.wake(tags)
@@ -515,7 +520,7 @@ class RolloutEngine(Worker):
     def _begin(
         self, prompts: Prompts, sampling: Sampling, prefix: Prefixes, ids: Ids, *, streams: bool = False
     ) -> contextlib.aclosing[AsyncGenerator[Row | Tokens]]:
-        """Return the events of a call."""
+        """Return the events of a call: finished rows, and tokens if ``streams``."""
         if self._context.in_driver and not self._loop.is_open:
             raise RuntimeError(
                 'the engine is paused, and with backend="inline" nobody could resume it while this call waits: '
@@ -534,13 +539,13 @@ def _check_tags(method: str, tags: Sequence[str]) -> None:
 
 
 def endpoints(group: Any) -> list[Endpoint]:
-    """Return the HTTP endpoint of each engine of a group, in the order of its ranks. Endpoints end with the group.
+    """Return the HTTP endpoint of each engine of a group, in rank order. Endpoints end with the group.
 
     Args:
-        group: group, or role of a group, of a class whose engines serve, such as ``VllmRollout``.
+        group: group, or role of a group, whose engines have an HTTP server, such as ``VllmRollout``.
 
     Raises:
-        DeclarationError: if its engines have no server.
+        DeclarationError: if the engines have no server.
     """
     method = getattr(group, "endpoint", None)
     served = [] if method is None else [endpoint for endpoint in method() if endpoint is not None]

@@ -1,7 +1,7 @@
-"""Requests of an engine: input checks, rows, and their answers while tokens arrive. No engine is known here.
+"""Requests of any engine: input checks, rows, and their answers while tokens arrive.
 
-A row has ``n`` answers. Each of them gets tokens step by step, with the version of the weights that sampled them, until
-an end is reached.
+A row has ``n`` answers. An answer gets tokens step by step, with the version of the weights that sampled them, until
+it ends.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from phalanx.engines.vocabulary import Encode, Vocabulary
 class SampledToken(NamedTuple):
     """A token of an answer, from a step of a model runner.
 
-    ``log_prob`` is None if the sampling requests none. ``finish`` is an end that only the runner knows: with the token
-    None, the answer ends without another token. ``version`` is the version of the weights that sampled the token, if
-    the runner knows better than the caller of its step. ``error`` is the reason of the end "error".
+    ``log_prob`` is None if the sampling requests none. ``finish`` is an end that only the runner knows; with the token
+    None, the answer ends without another token. ``version`` is the version of the weights that sampled the token; None
+    stands for the version at the start of the step. ``error`` is the reason of the end "error".
     """
 
     answer: Answer
@@ -46,11 +46,11 @@ class SampledToken(NamedTuple):
 
 @dataclass(eq=False)
 class Answer:
-    """An answer while it is made.
+    """An answer in progress.
 
     ``key`` is its number in the engine, ``sample`` its index among the row's answers. ``tokens`` begins with the tokens
-    of the prefix; ``versions`` has the version of the weights of each token. ``given`` is the completion of an answer
-    that needs no tokens.
+    of the prefix; ``versions`` has the version of the weights for each token. ``given`` is the completion, if the
+    answer needs no tokens or ended without a token.
     """
 
     row: Row
@@ -82,7 +82,7 @@ class Answer:
 
     @property
     def error(self) -> str | None:
-        """Reason why it cannot be served."""
+        """Reason why the answer cannot be served, or None."""
         return None if self.given is None else self.given.error
 
     def take(self, sampled: SampledToken, version: int, vocabulary: Vocabulary) -> None:
@@ -116,8 +116,8 @@ class Answer:
             return self.tokens[-1] == stop
         if isinstance(stop, tuple):
             return tuple(self.tokens[-len(stop) :]) == stop
-        # Earlier tokens were searched before. A character has at most four tokens; the first tokens of a text can be
-        # decoded differently, hence the second search in the whole text.
+        # Earlier tokens were searched before, and a character has at most four tokens. The first tokens of a text can
+        # be decoded differently, hence the second search in the complete text.
         tail = "" if vocabulary.text is None else vocabulary.text(self.tokens[-4 * len(stop) - 8 :])
         if vocabulary.text is None or stop not in tail:
             return False
@@ -129,7 +129,7 @@ class Answer:
         return bool(starts)
 
     def completion(self, version: int, vocabulary: Vocabulary) -> Completion:
-        """Return the completion; ``version``, the current version, is for an answer without tokens."""
+        """Return the completion. ``version``, the current version, is used for an answer without tokens."""
         if self.given is not None:
             return self.given
         text = self.text
@@ -151,7 +151,7 @@ class Answer:
 class Row:
     """A prompt of a call, with its answers. ``index`` is its index in the rank's shard.
 
-    ``report`` tells the call the end of the row, its tokens if it ``streams``, and an error of the engine.
+    ``report`` gets the finished row, the tokens of its answers if ``streams``, and an error of the engine.
     """
 
     index: int
@@ -174,13 +174,13 @@ class Row:
 
 
 class RequestFactory:
-    """Checks the arguments of calls and makes their rows.
+    """Factory of rows from the arguments of calls, which are checked.
 
     Args:
         vocabulary: vocabulary of the engine.
         encode: function that encodes a text; None without a tokenizer.
-        refuses: function that returns why a sampling cannot be served, or None.
-        next_seed: function that returns the seed of a row without one.
+        refuses: function that returns the reason why sampling parameters cannot be served, or None.
+        next_seed: function that returns a seed for a row that has none.
     """
 
     def __init__(
@@ -193,17 +193,18 @@ class RequestFactory:
         self.vocabulary = vocabulary
         self._encode, self._refuses, self._next_seed = encode, refuses, next_seed
         self._keys, self._ids = itertools.count(1), itertools.count(1)
-        self._name = f"request-{secrets.token_hex(4)}"  # other ranks have other names
+        self._name = f"request-{secrets.token_hex(4)}"  # unique among the ranks
 
     def rows(
         self, prompts: Sequence[Prompt], sampling: Any, prefix: Any, ids: Any, version: int, *, room: int = 1
     ) -> list[Row]:
-        """Return a row for each prompt. A row that cannot be served, or needs no tokens, is finished.
+        """Return a row for each prompt. A row that cannot be served, or needs no tokens, is already finished.
 
         Args:
-            sampling: a ``SamplingParams``, or a list. prefix, ids: None, or a list, each with an element per prompt.
+            sampling: a ``SamplingParams``, or a list with an element per prompt.
+            prefix, ids: None, or a list with an element per prompt.
             version: current version of the weights.
-            room: tokens that the context must have room for after a prompt.
+            room: number of tokens for which the context must have room after a prompt.
 
         Raises:
             ValueError: if an argument is of the wrong type or length.
@@ -293,7 +294,7 @@ def _tokens(name: str, given: Any, expected: str) -> list[int]:
 
 
 def _prefixes(prefix: Prefix, count: int) -> Sequence[Completion]:
-    """Return the prefix of each of the ``count`` answers of a row; without a prefix it has no tokens."""
+    """Return a prefix for each of the ``count`` answers of a row; it has no tokens if ``prefix`` is None."""
     if isinstance(prefix, Completion):
         return prefix.all
     given = () if prefix is None else prefix
@@ -302,7 +303,7 @@ def _prefixes(prefix: Prefix, count: int) -> Sequence[Completion]:
 
 
 def _continue(answer: Answer, given: Completion) -> None:
-    """Let an answer begin with its prefix. Log-probabilities that the prefix lacks are nan."""
+    """Start an answer with its prefix. Log-probabilities that the prefix lacks are nan."""
     if given.finished:
         answer.given, answer.finish_reason = given, given.finish_reason
         return

@@ -10,7 +10,7 @@ from phalanx.dispatch.shardable import register_row_type
 from phalanx.errors import DeclarationError
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
-"""Stop token or text; ``max_tokens`` or the context reached; aborted; the row cannot be served."""
+"""Ends of an answer: stop token or text; ``max_tokens`` or context reached; aborted; the row cannot be served."""
 
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]
 
@@ -18,13 +18,13 @@ Prompt: TypeAlias = "Sequence[int] | str"
 """Tokens, or text if the engine has a tokenizer."""
 
 Stop: TypeAlias = "int | str | tuple[int, ...]"
-"""A token, a text (if the engine has a tokenizer), or several tokens in a row."""
+"""A token, a text (if the engine has a tokenizer), or a sequence of tokens."""
 
 UNKNOWN_VERSION = -1
 """Weights version of tokens that were given as a prefix without their completion."""
 
 Runs: TypeAlias = "tuple[tuple[int, int], ...]"
-"""Pairs of a weights version and the number of tokens in a row that were sampled with it."""
+"""Pairs of a weights version and the number of consecutive tokens that were sampled with it."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class SamplingParams:
     """Sampling parameters: an object for all prompts of a call, or a list with an object per prompt.
 
     Attributes:
-        max_tokens: most tokens of an answer, including the prefix.
+        max_tokens: maximum number of tokens of an answer, including the prefix.
         temperature: 0 takes the likeliest token; 1 samples from the model's own distribution.
         top_p: sample from the likeliest tokens that together have this probability.
-        n: answers to each prompt; ``Completion.all`` has them.
-        seed: seed of the row's own random numbers. Token i of an answer is sampled with number i of its seed,
-            independent of the batch, and also after ``prefix=``. One ``SamplingParams`` for many rows gives equal
-            prompts equal answers; :meth:`each` does not. None: the engine chooses one.
-        stop: ends of an answer: tokens, several tokens in a row, or texts. A stop token is the last of the
+        n: number of answers to each prompt; ``Completion.all`` has them.
+        seed: seed of the row's own random numbers. Token i of an answer is sampled with number i of the seed,
+            independent of the batch, and also after ``prefix=``. The same object for many rows gives equal
+            prompts equal answers; :meth:`each` does not. None: the engine chooses one per answer.
+        stop: tokens, sequences of tokens, or texts that end an answer. A stop token is the last token of the
             answer; ``text`` ends before a stop text.
         log_probs: None for no log-probabilities; 0 for the answer's tokens; k also for the k likeliest
-            tokens at each position. They are the model's own, before temperature and ``top_p``.
+            tokens at each position. Values are the model's own, before temperature and ``top_p``.
         ignore_eos: do not stop at the model's own end tokens.
 
     Raises:
@@ -89,12 +89,12 @@ class Completion:
             for tokens of a prefix without log-probabilities.
         finish_reason: "stop", "length", "abort", or "error".
         versions: runs of (version, number of tokens). Version 0 is before the first sync, -1 is a prefix of plain
-            tokens. An answer without tokens has a run of no tokens.
+            tokens. An answer without tokens has a run of 0 tokens.
         id: name of the request, for ``abort``.
         text: decoded tokens, if the engine has a tokenizer.
-        error: reason why this row has no answer; other rows have theirs.
-        top: for each token the likeliest tokens with their log-probabilities, if ``SamplingParams(log_probs=k)``
-            requested k. more: further answers to the same prompt, of ``SamplingParams(n=)``.
+        error: reason why the row cannot be served, or None. Other rows are not affected.
+        top: for each token the k likeliest tokens with their log-probabilities, if ``SamplingParams(log_probs=k)``.
+        more: further answers to the same prompt, if ``SamplingParams(n=)`` requested several.
     """
 
     tokens: tuple[int, ...]
@@ -131,18 +131,19 @@ class Completion:
 
 
 Prefix: TypeAlias = "Completion | Sequence[int] | None"
-"""Answer to continue: an aborted completion, or its tokens."""
+"""Answer to continue: an aborted completion, or its tokens. None for a new answer."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of an answer while it is made; :meth:`RolloutEngine.generate_tokens` yields them.
+    """New tokens of an answer in progress; :meth:`RolloutEngine.generate_tokens` yields them.
 
     Attributes:
-        row: index of the prompt in the rank's shard. sample: which of the ``n`` answers.
+        row: index of the prompt in the rank's shard.
+        sample: index of the answer among the row's ``n`` answers.
         id: name of the request.
         tokens, log_probs, version: as in :class:`Completion`.
-        finish_reason: set with the last tokens; None before.
+        finish_reason: end of the answer, with its last tokens; None before.
         error: as in :class:`Completion`.
     """
 
@@ -158,10 +159,10 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Features of an engine. A missing feature is ignored with a warning if that is harmless, else refused.
+    """Features of an engine. Use of a missing feature is ignored with a warning if that is harmless, else rejected.
 
     Attributes:
-        context: most tokens of prompt and answer together.
+        context: maximum number of tokens of prompt and answer together.
         sleep: whether ``sleep`` releases memory.
         seeds: whether ``SamplingParams(seed=)`` gives a row the same tokens in every batch.
         top: largest k of ``SamplingParams(log_probs=k)``.
@@ -180,11 +181,13 @@ class EngineStatistics:
     """Activity of a rank's engine.
 
     Attributes:
-        running, waiting: answers in work, and answers in the queue.
-        requests: finished rows since the start. aborted: aborted rows among them.
-        tokens: tokens since the start. tokens_per_second: rate over the last ten seconds of work.
+        running, waiting: numbers of answers in progress and in the queue.
+        requests, aborted: finished rows since the start, and aborted rows among them.
+        tokens: tokens since the start.
+        tokens_per_second: rate of the steps in the last ten seconds.
         cache_use: used fraction of the memory for keys and values, 0 to 1.
-        version: version of the weights. paused: pause mode, or None.
+        version: version of the weights.
+        paused: mode of the pause, or None.
     """
 
     running: int = 0

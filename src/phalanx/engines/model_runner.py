@@ -1,4 +1,4 @@
-"""Interface of the part of an engine that runs the model; ``RolloutEngine`` supplies requests, pauses, versions."""
+"""Interface of the part of an engine that runs the model; ``RolloutEngine`` handles requests, pauses, versions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from phalanx.engines.vocabulary import Vocabulary
 
 
 class ModelRunner(abc.ABC):
-    """Runs the model of an engine. :class:`RolloutEngine` calls its methods from a single thread, in sequence.
+    """Base class of model runners. :class:`RolloutEngine` calls the methods from a single thread, in sequence.
 
-    Weights change only between two calls, or while a step is awaited. A runner does not end answers, except by
-    ``SampledToken.finish`` at an end that ``vocabulary`` does not tell; its token is None at an end without a token.
+    Weights change only between two calls, or while a step is awaited. The engine ends answers by ``vocabulary`` and
+    their sampling parameters. A runner reports other ends by ``SampledToken.finish``.
     """
 
     #: Features of the engine.
@@ -24,37 +24,37 @@ class ModelRunner(abc.ABC):
 
     @abc.abstractmethod
     def add(self, answers: Sequence[Answer]) -> None:
-        """Sample tokens for ``answers`` from the next step on, after ``answer.so_far``.
+        """Add ``answers``: the next steps sample their tokens, after ``answer.so_far``.
 
-        Token i of an answer is sampled with number i of ``answer.seed`` and ``answer.sample``, including
-        tokens of a prefix.
+        Token i of an answer is sampled with random number i of ``answer.seed`` and ``answer.sample``; i counts
+        the tokens of a prefix, too.
         """
 
     @abc.abstractmethod
     def step(self) -> Iterable[SampledToken] | Awaitable[Iterable[SampledToken]]:
-        """Sample tokens for some or all of the added answers."""
+        """Sample tokens for some or all of the added answers, and return them."""
 
     @abc.abstractmethod
     def remove(self, answers: Sequence[Answer]) -> None:
-        """Forget ``answers``: they ended or were aborted. Some may be unknown."""
+        """Remove ``answers``, which ended or were aborted. Some may be unknown."""
 
     @abc.abstractmethod
     def weights_changed(self) -> None:
-        """Drop results of the old weights: they have changed since the last step."""
+        """Drop cached results of the old weights: the weights have changed since the last step."""
 
     @abc.abstractmethod
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the log-probability of every token of each prompt but the first."""
 
     def refuses(self, sampling: SamplingParams) -> str | None:
-        """Return why rows with this sampling cannot be served, or None."""
+        """Return the reason why rows with these parameters cannot be served, or None."""
         top, most = sampling.log_probs or 0, self.capabilities.top
         if top > most:
             return f"SamplingParams(log_probs={top}): this engine returns at most the {most} likeliest tokens"
         return None
 
     def room(self) -> int | None:
-        """Return how many more answers can be added now, or None without a limit."""
+        """Return the number of answers that can be added now, or None without a limit."""
         return None
 
     def cache_use(self) -> float:
@@ -66,9 +66,9 @@ class ModelRunner(abc.ABC):
         return
 
     def hold(self) -> None:
-        """Stop until :meth:`release`, if tokens are sampled concurrently to steps. A pending step ends.
+        """Stop until :meth:`release`, if the runner samples tokens between steps, too. A pending step ends.
 
-        Both methods may be called several times in a row.
+        ``hold`` and ``release`` are idempotent.
         """
         return
 
@@ -77,13 +77,13 @@ class ModelRunner(abc.ABC):
         return
 
     def sleep(self, tags: Sequence[str]) -> None:
-        """Release memory; called if ``capabilities.sleep``."""
+        """Release the memory of ``tags``; called only if ``capabilities.sleep``."""
         return
 
     def wake(self, tags: Sequence[str]) -> None:
-        """Allocate the memory again."""
+        """Allocate the memory of ``tags`` again."""
         return
 
     def close(self) -> None:
-        """Release everything."""
+        """Release all resources."""
         return

@@ -1,7 +1,7 @@
 """Sampling of tokens from logits, each row by its own parameters and its own random numbers.
 
-A row's tokens depend on its own seed alone, not on the batch, nor on where an answer was interrupted: number i of a
-seed is known without the earlier numbers. The generator is splitmix64 (Steele, Lea and Flood 2014, "Fast splittable
+A row's random numbers depend on its own seed alone, not on the batch or on interruptions of the answer: number i of a
+seed is computed without the earlier numbers. The generator is splitmix64 (Steele, Lea and Flood 2014, "Fast splittable
 pseudorandom number generators"), whose state after i numbers is seed + i * GOLDEN.
 """
 
@@ -30,7 +30,7 @@ def sample_tokens(answers: Sequence[Answer], logits: Tensor) -> tuple[list[Sampl
         logits: (rows, vocabulary), of any device and dtype.
 
     Returns:
-        The sampled tokens, and the same as a tensor, (rows,).
+        The sampled tokens, and a tensor of their ids, (rows,).
     """
     log_probs = logits.float().log_softmax(dim=-1)
     tokens = log_probs.argmax(dim=-1)
@@ -68,7 +68,7 @@ def _sample_randomly(answers: Sequence[Answer], log_probs: Tensor) -> Tensor:
 
 
 def sample_by_numbers(weights: Tensor, streams: Sequence[int], positions: Sequence[int]) -> Tensor:
-    """Sample a token of each row of ``weights``, (rows, vocabulary), by the random number of its position; (rows,)."""
+    """Sample a token, (rows,), from each row of ``weights``, (rows, vocabulary), by the number of its position."""
     cumulative = weights.cumsum(dim=-1)
     points = torch.from_numpy(uniform_numbers(streams, positions)).to(weights.device) * cumulative[:, -1]
     tokens = torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]
@@ -76,7 +76,7 @@ def sample_by_numbers(weights: Tensor, streams: Sequence[int], positions: Sequen
 
 
 def keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Set the weights to 0 except for the likeliest tokens that together have the probability ``top_p``."""
+    """Return the weights, set to 0 except for the likeliest tokens that together have the probability ``top_p``."""
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
     kept = ordered.masked_fill(before >= top_p[:, None], 0.0)
@@ -84,12 +84,12 @@ def keep_top_p(weights: Tensor, top_p: Tensor) -> Tensor:
 
 
 def random_stream(seed: int, sample: int) -> int:
-    """Return the stream of numbers of sample ``sample`` of a row with ``seed``, as a number below 2**64."""
+    """Return the random stream of answer ``sample`` of a row with ``seed``: a state below 2**64."""
     return _mix((_mix(seed & _MASK) + sample * _GOLDEN) & _MASK)
 
 
 def uniform_numbers(streams: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return number ``positions[i]`` of ``streams[i]``, each from 0 to below 1."""
+    """Return random number ``positions[i]`` of ``streams[i]``, for each i; numbers are from 0 to below 1."""
     steps = (np.asarray(positions, np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
     state = np.asarray(streams, np.uint64) + steps
     state = (state ^ (state >> np.uint64(30))) * np.uint64(_FIRST)

@@ -1,8 +1,8 @@
-"""``TransformersRollout``: a causal language model of transformers as a role that generates, for small models.
+"""``TransformersRollout``: an engine for small models, a causal language model of transformers.
 
-All running answers are a batch, padded on the left. Keys and values are a tensor per layer, with a row for each
-answer. New answers are read in a batch of their own, whose keys and values are then appended to the others;
-finished rows are cut out. Positions and masks are given, so that padding does not affect a row.
+All running answers form a batch, padded on the left. Keys and values are a tensor each per layer, with a row for
+each answer. New answers are computed in a batch of their own, whose keys and values are then appended; finished
+rows are removed. Positions and masks are explicit, so that padding does not affect a row.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from phalanx.engines.vocabulary import Decode, Vocabulary, check_folder, end_tok
 
 _TOP = 64
 _READ_AT_ONCE = 2048
-"""Most tokens of prompts whose log-probabilities, over the whole vocabulary, are in memory at the same time."""
+"""Maximum number of prompt tokens whose log-probabilities, over the vocabulary, are in memory at the same time."""
 
 
 class TransformersRollout(RolloutEngine):
-    """Engine in the worker's process, by transformers alone, on CPUs and GPUs.
+    """Engine of transformers in the worker's process, on CPUs and GPUs.
 
-    Each rank has the complete model. With ``weights`` it accepts syncs, in place::
+    Each rank has the complete model. With ``weights``, syncs update it in place::
 
         rollout = px.WorkerGroup(pool, TransformersRollout.bind("path/of/model", weights="policy"))
         sync = px.WeightSync(actor, rollout, "policy")
@@ -39,11 +39,11 @@ class TransformersRollout(RolloutEngine):
         model: a folder with a model (or its name on the hub), a module, or a function that returns one.
         weights: name under which syncs send weights; None for constant weights.
         tokenizer: a folder, or a tokenizer: prompts and stops can then be texts, and answers have ``text``.
-        dtype: type of a model that is loaded from a folder; None for its own.
-        context: most tokens of prompt and answer together; None for the model's own limit. A model with positions of
-            type "longrope" has its original limit: a longer row would change the others of its batch.
-        max_running: most answers in a batch.
-        seed: seed of the seeds of rows that have none; None for others in every run.
+        dtype: dtype of a model that is loaded from a folder; None for its own.
+        context: maximum number of tokens of prompt and answer together; None for the model's own limit. A model with
+            positions of type "longrope" has its original limit: a longer row would change the others of its batch.
+        max_running: maximum number of answers in a batch.
+        seed: seed of the generator of seeds for rows that have none; None for different seeds in every run.
 
     Raises:
         ValueError: if an argument is invalid.
@@ -71,17 +71,17 @@ class TransformersRollout(RolloutEngine):
 
 
 class DecodeBatch:
-    """Rows that a model has read: answers, keys and values.
+    """Batch of answers with their keys and values.
 
-    ``mask`` is (rows, places), True at a token; the cache has the same places. ``tokens`` are the last token of each
-    row, (rows,), which is not in the cache yet.
+    ``mask`` is (rows, places), True at a token; the cache has the same places. ``tokens``, (rows,), has the last token
+    of each row, which is not in the cache yet.
     """
 
     def __init__(self, answers: Sequence[Answer], cache: Any, mask: Tensor, tokens: Tensor) -> None:
         self.answers, self.cache, self.mask, self.tokens = list(answers), cache, mask, tokens
 
     def keep(self, rows: Sequence[int], *, all_places: bool) -> None:
-        """Cut out all other rows and, unless ``all_places``, the first places, in which the kept rows have padding."""
+        """Remove all other rows and, unless ``all_places``, the first places, if all kept rows have padding there."""
         chosen = torch.tensor(rows, device=self.mask.device)
         self.answers = [self.answers[row] for row in rows]
         self.mask, self.tokens = self.mask[chosen], self.tokens[chosen]
@@ -104,12 +104,12 @@ class DecodeBatch:
 
 
 class PaddedRunner(ModelRunner):
-    """Samples a token for every running answer in each step.
+    """Model runner that samples a token for every running answer in each step.
 
     Args:
         model: causal language model that takes ``input_ids``, ``attention_mask`` and ``past_key_values``.
-        vocabulary: limits of answers.
-        max_running: most answers in a batch.
+        vocabulary: limits and decoding of tokens.
+        max_running: maximum number of answers in a batch.
     """
 
     def __init__(self, model: Any, vocabulary: Vocabulary, *, max_running: int = 256) -> None:
@@ -137,13 +137,13 @@ class PaddedRunner(ModelRunner):
     def remove(self, answers: Sequence[Answer]) -> None:
         removed = {answer.key for answer in answers}
         if self._batch is not None and _has_states(self._batch.cache):
-            self.weights_changed()  # transformers cuts no rows out of states: the others are read again
+            self.weights_changed()  # transformers cannot remove rows from states: compute the others again
         self._new = [answer for answer in self._new if answer.key not in removed]
         rows = [row for row, answer in enumerate(self._running()) if answer.key not in removed]
         if not rows:
             self._batch = None
         elif self._batch is not None and len(rows) < len(self._batch.answers):
-            # Without ``position_ids`` a model counts the places of its cache.
+            # A model without ``position_ids`` counts the places of its cache, so all places stay.
             self._batch.keep(rows, all_places="position_ids" in self._unknown)
 
     def weights_changed(self) -> None:
@@ -170,7 +170,7 @@ class PaddedRunner(ModelRunner):
     def _sample(
         self, answers: Sequence[Answer], ids: Tensor, mask: Tensor, cache: Any = None
     ) -> tuple[DecodeBatch, list[SampledToken]]:
-        """Read the last tokens of each answer, those that are not in the cache, and sample the next token."""
+        """Run the model on ``ids``, the tokens of each answer that are not in the cache, and sample the next token."""
         out = self._forward(ids, mask, past_key_values=cache, use_cache=True, logits_to_keep=1)
         sampled, tokens = sample_tokens(answers, out.logits[:, -1])
         return DecodeBatch(answers, out.past_key_values, mask, tokens), sampled
@@ -192,7 +192,7 @@ class PaddedRunner(ModelRunner):
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         log_probs: dict[int, list[float]] = {}
         left = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-        while left:  # those of similar length together, the longest first
+        while left:  # prompts of similar length together, the longest first
             rows = left[-max(1, _READ_AT_ONCE // len(prompts[left[-1]])) :]
             del left[-len(rows) :]
             ids, mask = self._padded([prompts[row] for row in rows])
@@ -207,19 +207,19 @@ class PaddedRunner(ModelRunner):
 
 
 def _is_plain(cache: Any) -> bool:
-    """Return whether all layers are plain tensors of keys and values, with a place per token."""
+    """Return whether all layers of a cache have plain tensors of keys and values, with a place per token."""
     from transformers.cache_utils import DynamicLayer
 
     return all(type(layer) is DynamicLayer for layer in getattr(cache, "layers", [None]))
 
 
 def _has_states(cache: Any) -> bool:
-    """Return whether a layer has states of convolutions or of linear attention."""
+    """Return whether a layer of a cache has states of convolutions or of linear attention."""
     return any(hasattr(layer, "conv_states") for layer in getattr(cache, "layers", ()))
 
 
 def _joined(upper: Tensor, lower: Tensor, places: int, dim: int) -> Tensor:
-    """Concatenate rows, with zeros before the places of tensor dim ``dim``."""
+    """Concatenate rows, padded with zeros to ``places`` places at the beginning of tensor dim ``dim``."""
 
     def padded(tensor: Tensor) -> Tensor:
         after = 2 * (tensor.ndim - 1 - dim)
@@ -229,7 +229,7 @@ def _joined(upper: Tensor, lower: Tensor, places: int, dim: int) -> Tensor:
 
 
 def _vocabulary(model: nn.Module, context: int | None, text: Decode | None) -> Vocabulary:
-    """Return the vocabulary of a model by its configuration.
+    """Return the vocabulary of a model from its configuration.
 
     Raises:
         ValueError: if its context is unknown, or smaller than ``context``.

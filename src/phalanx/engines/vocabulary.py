@@ -16,9 +16,9 @@ class Vocabulary:
     """Limits and decoding of a model's tokens.
 
     Attributes:
-        context: most tokens of prompt and answer together.
+        context: maximum number of tokens of prompt and answer together.
         end: the model's own end tokens.
-        size: number of tokens; a token is below it.
+        size: number of tokens, which are 0 to ``size - 1``; None if unknown.
         text: function that decodes tokens, if there is a tokenizer.
     """
 
@@ -29,14 +29,14 @@ class Vocabulary:
 
 
 def end_tokens(eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
-    """Return the end tokens of a generation configuration."""
+    """Return the end tokens in ``eos_token_id`` of a generation configuration."""
     if eos_token_id is None:
         return frozenset()
     return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
 
 
 def load_tokenizer(tokenizer: Any) -> tuple[Encode | None, Decode | None]:
-    """Return the functions of a tokenizer, or of the folder of a tokenizer of transformers; None without any."""
+    """Return functions that encode and decode, by a tokenizer or a folder with a tokenizer; (None, None) without."""
     if tokenizer is None:
         return None, None
     if isinstance(tokenizer, str | Path):
@@ -48,10 +48,10 @@ def load_tokenizer(tokenizer: Any) -> tuple[Encode | None, Decode | None]:
 
 
 def check_folder(argument: str, folder: str | Path) -> None:
-    """Check that a folder exists, unless its name can be a name on the hub, with a single slash.
+    """Check that a folder exists, unless its name can be a name on the hub, with at most a single slash.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: if the folder does not exist.
     """
     name = str(folder)
     if (name.startswith(("/", ".", "~")) or name.count("/") > 1) and not Path(name).is_dir():

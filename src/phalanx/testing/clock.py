@@ -6,7 +6,7 @@ import threading
 
 
 class FakeClock:
-    """Seconds that pass only by :meth:`advance`. Safe to read and move from several threads."""
+    """A clock whose time passes only by :meth:`advance` and :meth:`advance_to`. Thread-safe."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -17,7 +17,7 @@ class FakeClock:
         return self._now
 
     def advance(self, seconds: float) -> float:
-        """Let time pass; return the new time.
+        """Advance the clock by ``seconds``; return the new time.
 
         Raises:
             ValueError: if ``seconds`` is negative.
@@ -29,7 +29,7 @@ class FakeClock:
             return self._now
 
     def advance_to(self, time: float) -> float:
-        """Let time pass until ``time``, if that is still to come; return the new time."""
+        """Advance the clock to ``time``, unless it is later already; return the new time."""
         with self._lock:
             self._now = max(self._now, time)
             return self._now

@@ -1,4 +1,4 @@
-"""Faults to inject into a running group, and schedules of them that a seed decides.
+"""Faults to inject into a running group, and schedules of faults by a seed.
 
     faults.raises(group, rank=2, error=ValueError("bad batch"), method="update")
     faults.kill(group, rank=1)
@@ -50,18 +50,18 @@ def resume(group: GroupView, rank: int) -> None:
 def raises(
     group: GroupView, rank: int, error: BaseException | None = None, *, method: str, on_call: int = 1
 ) -> None:
-    """Make a method raise on a rank, at its ``on_call``-th call from now, once."""
+    """Make a method raise ``error`` on a rank, once, at its ``on_call``-th call from now."""
     raised = error if error is not None else InjectedFault(f"injected into rank {rank}")
     group[rank].run(_patch, method, on_call, raised, 0.0)
 
 
 def slow(group: GroupView, rank: int, seconds: float, *, method: str, on_call: int = 1) -> None:
-    """Make a method take ``seconds`` longer on a rank, at its ``on_call``-th call from now, once."""
+    """Make a method take ``seconds`` longer on a rank, once, at its ``on_call``-th call from now."""
     group[rank].run(_patch, method, on_call, None, seconds)
 
 
 def _patch(worker: Any, method: str, on_call: int, error: BaseException | None, seconds: float) -> None:
-    """Add a fault, with the number of calls until it acts, to a method of this instance, which is wrapped once."""
+    """Add a fault to a method of ``worker``, at its ``on_call``-th call from now. The method is wrapped once."""
     waiting = vars(worker).setdefault(f"faults of {method}", [])
     waiting.append([on_call, seconds, error])
     if len(waiting) > 1:
@@ -81,7 +81,7 @@ def _patch(worker: Any, method: str, on_call: int, error: BaseException | None, 
 
 
 def drop_node(ray_cluster: Any, group: GroupView, rank: int) -> str:
-    """Kill the raylet of a rank's node, which looks like a lost node. Return the id of the node.
+    """Kill the raylet of a rank's node, as if the node was lost. Return the id of the node.
 
     Args:
         ray_cluster: a ``ray.cluster_utils.Cluster`` on whose worker nodes the group runs.
@@ -89,7 +89,7 @@ def drop_node(ray_cluster: Any, group: GroupView, rank: int) -> str:
         rank: the rank whose node is killed.
 
     Raises:
-        DeclarationError: the rank is not on a worker node of that cluster.
+        DeclarationError: if the rank is not on a worker node of the cluster.
     """
     node_id = group.core.endpoints[rank].facts.slot.node_id
     for node in list(ray_cluster.worker_nodes):
@@ -104,7 +104,7 @@ def drop_node(ray_cluster: Any, group: GroupView, rank: int) -> str:
 
 @contextlib.contextmanager
 def full_store(fraction: float = 0.9, *, backend: str | None = None) -> Generator[int]:
-    """Fill the object store of the first node up to ``fraction`` of its size. Yield the bytes that were put."""
+    """Fill the object store of the first node up to ``fraction`` of its size. Yield the number of stored bytes."""
     if not 0 < fraction <= 1:
         raise DeclarationError(f"full_store({fraction!r}): expected a fraction from 0 to 1")
     storing = session.get_backend(backend)
@@ -131,7 +131,7 @@ def taken_ports(count: int = 32, *, seed: int = 0) -> Generator[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of a schedule: before call ``call`` (from 0), on ``rank``."""
+    """A fault of a schedule, before call ``call`` (from 0), on ``rank``; ``seconds`` are of the kind "slow"."""
 
     kind: FaultKind
     call: int
@@ -151,7 +151,7 @@ class Fault:
 def schedule(
     seed: int, *, ranks: int, calls: int, faults: int = 1, kinds: Sequence[FaultKind] = KINDS
 ) -> tuple[Fault, ...]:
-    """Return faults that ``seed`` alone decides, in the order of the calls that they precede."""
+    """Return random faults, equal for equal seeds, in the order of the calls that they precede."""
     if not kinds or not set(kinds) <= set(KINDS):
         raise DeclarationError(f"faults.schedule(kinds={kinds!r}): expected some of {KINDS}")
     choice = random.Random(seed)

@@ -1,8 +1,7 @@
 """The inline backend with faults by script and a clock of its own: hours of failures in milliseconds, without Ray.
 
-Ranks run as they do inline; a script decides of every process that is started and every call that reaches a rank
-whether it goes well, raises, takes its time, never ends, or takes the rank with it. Time passes only while a caller
-waits.
+Ranks run inline. For every start of a process and every call on a rank, a script decides whether it succeeds, raises,
+is slow, never ends, or kills the rank. Time passes only while a caller waits.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ from phalanx.wire.messages import OUTPUT, Message
 
 Event = Literal["fine", "raise", "die", "hang", "slow", "refuse"]
 Script = Callable[[str, int], Event]
-"""(operation, number) -> event; the operation is "reserve", "spawn", "setup" or "call", counted from 0 each."""
+"""(operation, number) -> event; the operation is "reserve", "spawn", "setup" or "call", each counted from 0."""
 
 _FOREVER = float("inf")
 
 
 class Result(NamedTuple):
-    """The time from which the result of a rank's call is ready."""
+    """The time from which the result of a rank's call is ready, in seconds, and the rank's endpoint."""
 
     at: float
     endpoint: Endpoint
 
 
 class ScriptedBackend(InlineBackend):
-    """An inline backend under a script; :func:`scripted` puts it in place."""
+    """An inline backend whose faults a script decides; :func:`scripted` installs it."""
 
     def __init__(self, script: Script, clock: FakeClock | None = None, slow_s: float = 3.0) -> None:
         super().__init__({"GPU": 8.0})
@@ -92,7 +91,7 @@ class ScriptedBackend(InlineBackend):
         ref = self._scripted("call", endpoint, call)
         if returns == OUTPUT:
             return Ticket(ref)
-        info = infos[0] if infos else ref  # of a call that fails, both are the failure
+        info = infos[0] if infos else ref  # if the call fails, both references are the failure
         self._results[info] = self._results[ref]
         return Ticket(ref, info)
 
@@ -113,7 +112,7 @@ class ScriptedBackend(InlineBackend):
         return ref
 
     def _take(self, endpoint: Endpoint, lost: Lost) -> None:
-        """End a rank: results that it has not returned by now are lost."""
+        """Kill a rank: results that it has not returned yet are lost."""
         endpoint.handle.alive = False
         endpoint.handle.lost = lost
         for ref, result in list(self._results.items()):
@@ -153,7 +152,7 @@ class ScriptedBackend(InlineBackend):
         return _FOREVER if isinstance(ref, Unended) and ref.under_way else 0.0
 
     def _pass(self, until: float, timeout: float | None) -> None:
-        """Advance the clock to that time, or to the time limit."""
+        """Advance the clock to ``until``, by at most ``timeout`` seconds."""
         limit = _FOREVER if timeout is None else self.clock.now() + timeout
         if min(until, limit) == _FOREVER:
             raise InternalError("a caller waits without a limit for a rank that never ends")
@@ -162,14 +161,14 @@ class ScriptedBackend(InlineBackend):
 
 @contextlib.contextmanager
 def scripted(script: Script, clock: FakeClock | None = None) -> Generator[ScriptedBackend]:
-    """Put all pools of backend "inline" that are created in the block under a script."""
+    """Let a script decide the faults of all pools of backend "inline" that are created in the block."""
     backend = ScriptedBackend(script, clock)
     with session.replaced_backend("inline", backend):
         yield backend
 
 
 def random_script(seed: int, probability: float = 0.08) -> Script:
-    """Return a script that a seed decides: each start and each call fails in some way with the given probability."""
+    """Return a random script, equal for equal seeds: each start and each call fails with the given probability."""
     choice = random.Random(seed)
     failures: tuple[Event, ...] = ("raise", "die", "hang", "slow")
 

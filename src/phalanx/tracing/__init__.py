@@ -1,1 +1,1 @@
-"""Events of calls: recorded, merged, and written to files and pages."""
+"""Traces: events of calls that are recorded, merged, and written to files and reports."""

@@ -1,4 +1,4 @@
-"""Traces in the JSON that Perfetto's UI and chrome://tracing open.
+"""Traces in the JSON format of Perfetto's UI and chrome://tracing.
 
 The format: "Trace Event Format" (Google, 2016). Complete events ("X") for slices, metadata ("M") for names and order,
 flow events ("s", "f") for the arrows, counters ("C"). Times are microseconds since the start of the trace. The file
@@ -19,7 +19,7 @@ DRIVER_PID = 1
 
 
 def to_chrome(trace: Trace, entries: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield the text of the file in pieces, of which a long trace has millions.
+    """Yield the text of the file in pieces; a long trace has millions of events.
 
     ``entries`` are the trace itself as plain data.
     """
@@ -34,7 +34,7 @@ def to_chrome(trace: Trace, entries: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def events(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Return the events of the file: names first, then slices, counters and arrows."""
+    """Yield the events of the file: names first, then slices, counters and arrows."""
     tracks = drawn_tracks(trace)
     threads: dict[tuple[TrackKey | str, int], dict[str, int]] = {}
     pids: dict[tuple[bool, str], int] = {(True, "driver"): DRIVER_PID}
@@ -72,7 +72,7 @@ def _names(kind: str, thread: dict[str, int], name: str, order: int) -> Iterator
 
 
 def _arrows(trace: Trace, at: Mapping[Any, dict[str, int]]) -> Iterator[dict[str, Any]]:
-    """Return the arrows from the driver to each rank, and from a call to the call that got its result by reference."""
+    """Yield the arrows from the driver to each rank, and from a call to the call that got its result by reference."""
     numbers = itertools.count(1)
     calls = {call.id: call for call in trace.calls}
 

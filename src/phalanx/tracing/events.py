@@ -1,8 +1,8 @@
-"""The events of a trace: calls with the part of each rank, spans and counters, on tracks. Values only.
+"""The events of a trace: calls with the part of each rank, spans and counters, on tracks. Plain data.
 
-All times are whole nanoseconds of a wall clock: the driver's, once the trace is merged. None stands for an event that
-has not happened, or that was not seen: the end of a call on a rank that was killed in it, the arrival of a result that
-was never asked for.
+All times are integers, in nanoseconds of a wall clock: the driver's, once the trace is merged. None stands for an event
+that did not happen or was not observed, such as the end of a call on a rank that was killed, or the arrival of a result
+that was never fetched.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from phalanx.wire.messages import full_name
 #: Name of the constructors of a group in a trace.
 STARTING = "__init__"
 
-#: Beginning of the name of a channel's counter, and its two series.
+#: Prefix of the name of a channel's counter, and the names of its two series.
 CHANNEL, WAITING, OLDEST = "channel ", "items that wait", "age of the oldest, ms"
 
-#: The times of a part, in their order.
+#: Fields of a part that are times, in chronological order.
 PART_TIMES = ("encoded", "sent", "received", "started", "finished", "returned", "fetched")
 
 
 class TrackKey(NamedTuple):
-    """A rank of an epoch of a group: a process."""
+    """Key of a track: a rank in an epoch of a group, which is a process."""
 
     group: str
     epoch: int
@@ -33,7 +33,7 @@ class TrackKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The process of a rank: its place, when the trace first knew of it, and when it ended."""
+    """The process of a rank. The trace has known it since ``opened``; it ended at ``closed``."""
 
     key: TrackKey
     host: str = ""
@@ -45,7 +45,7 @@ class Track:
 
     @property
     def place(self) -> str:
-        """The accelerator that it had, or its host."""
+        """Host and accelerators of the process, such as "node1 GPU 0,1" or "node1 CPU"."""
         return f"{self.host} GPU {','.join(self.accelerators)}" if self.accelerators else f"{self.host} CPU"
 
 
@@ -53,10 +53,10 @@ class Track:
 class Part:
     """A rank's part of a call.
 
-    ``encoded``: its message was ready; ``sent``: the backend had it; ``received``: the rank took it up; ``started``:
-    its arguments were there, the method began; ``finished``: the method was over; ``returned``: its output was
-    encoded, the rank was free; ``fetched``: the driver had the output. ``items`` is the number of items that it
-    streamed.
+    ``encoded``: the message was ready; ``sent``: the backend had the message; ``received``: the rank began to handle
+    it; ``started``: the arguments were there, and the method began; ``finished``: the method ended; ``returned``: the
+    output was encoded, and the rank was free; ``fetched``: the driver had the output. ``items`` is the number of
+    streamed items.
     """
 
     rank: int
@@ -76,11 +76,11 @@ class Part:
 
 @dataclass(slots=True)
 class TracedCall:
-    """A call of a group. ``number`` is its number on the ranks.
+    """A call of a group. ``id`` is unique in the trace; ``number`` is the call's number on the ranks.
 
-    ``began``: planning began; ``planned``: it was over; ``asked``: a thread began to wait for the value; ``joined``:
-    the value was made from all outputs; ``ended``: the thread had the value or the error. ``stored_bytes`` were stored
-    for it besides its messages. ``sources`` are the ids of calls whose results are its arguments by reference.
+    ``began``: planning began; ``planned``: planning ended; ``asked``: a thread began to wait for the value; ``joined``:
+    all outputs were joined to the value; ``ended``: the thread had the value or the error. ``stored_bytes`` are bytes
+    in the object store, besides messages. ``sources`` are ids of calls whose results are arguments by reference.
     """
 
     id: int
@@ -106,7 +106,7 @@ class TracedCall:
 
     @property
     def sent(self) -> int | None:
-        """When the last message was sent."""
+        """Time when the last message was sent."""
         return max((part.sent for part in self.parts if part.sent is not None), default=None)
 
     @property
@@ -117,36 +117,36 @@ class TracedCall:
 
     @property
     def fetched(self) -> int | None:
-        """When the last output was on the driver."""
+        """Time when the driver had the last output."""
         return max((part.fetched for part in self.parts if part.fetched is not None), default=None)
 
     @property
     def last_seen(self) -> int:
-        """The latest time that is known of it."""
+        """The latest known time of the call."""
         times = [self.began, self.planned, self.joined, self.ended]
         times += [getattr(part, name) for part in self.parts for name in PART_TIMES]
         return max(time or 0 for time in times)
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of its messages."""
+        """Bytes of the call's messages."""
         return sum(part.message_bytes for part in self.parts)
 
     @property
     def result_bytes(self) -> int:
-        """Bytes that its ranks returned."""
+        """Bytes that the ranks returned."""
         return sum(part.result_bytes for part in self.parts)
 
     def key(self, part: Part) -> TrackKey:
-        """Return the track of a part."""
+        """Return the key of a part's track."""
         return TrackKey(self.group, self.epoch, part.rank)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Work that the user named, on a rank's track or (``track`` None) on the driver's.
+    """A ``px.span`` of the user, on a rank's track or, if ``track`` is None, on the driver's.
 
-    ``call`` is the id of the call around it; ``ended`` is None for a span that was never left.
+    ``call`` is the id of the enclosing call; ``ended`` is None if the span was never left.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """Quantities over time, such as the items of a channel: ``values`` has a series for each, as long as ``at``."""
+    """Quantities over time, such as the items of a channel: ``values`` has a series each, with a value per ``at``."""
 
     name: str
     at: tuple[int, ...]
@@ -169,7 +169,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A host's clock: the time by which it is ahead of the driver's, and its uncertainty, in ns."""
+    """A host's clock: its offset, by which it is ahead of the driver's clock, and the offset's uncertainty, in ns."""
 
     host: str
     offset: int
@@ -200,6 +200,6 @@ class Trace:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The groups in the order of their first appearance."""
+        """Names of the groups, in the order of their first appearance."""
         names = [*(track.key.group for track in self.tracks), *(call.group for call in self.calls)]
         return tuple(dict.fromkeys(names))

@@ -1,7 +1,7 @@
 """Files of traces: the suffix chooses the format; ``.json`` and ``.jsonl`` can be read back.
 
-Both contain the events as JSON objects: the head, then tracks, calls, spans and counters. Times are relative to the
-start of the trace, so that files of long runs stay small.
+Both contain the events as JSON objects: the head, then clocks, tracks, calls, spans and counters. Times are relative
+to the start of the trace, so that files of long runs stay small.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_path(path: Path) -> None:
     """Check that the suffix names a format.
 
     Raises:
-        DeclarationError: if it does not.
+        DeclarationError: if the suffix is unknown.
     """
     if path.suffix not in (".json", ".jsonl", ".html"):
         raise DeclarationError(
@@ -39,10 +39,10 @@ def check_path(path: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be made in the folder of a trace; make the folder.
+    """Create the folder of a trace, and check that it is writable.
 
     Raises:
-        DeclarationError: if it cannot, with the system's reason.
+        DeclarationError: if it is not writable, with the system's reason.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,10 +55,10 @@ def check_writable(path: Path) -> None:
 
 
 def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None = None) -> Path:
-    """Write a trace, completely or not at all. ``charts`` are curves for an HTML report.
+    """Write a trace, completely or not at all, and return ``path``. ``charts`` are curves for an HTML report.
 
     Raises:
-        DeclarationError: as :func:`check_path`.
+        DeclarationError: if the suffix is unknown.
         OSError: if the file cannot be written.
     """
     check_path(path)
@@ -81,11 +81,11 @@ def write(trace: Trace, path: Path, charts: Mapping[str, Sequence[float]] | None
 
 
 def load(path: Path) -> Trace:
-    """Read the trace in a file that was written as ``.json`` or ``.jsonl``.
+    """Read a trace from a ``.json`` or ``.jsonl`` file.
 
     Raises:
-        DeclarationError: if it is not a trace of phalanx, or in a format that cannot be read back.
-        OSError: if it cannot be read.
+        DeclarationError: if the file is not a trace of Phalanx, or its format cannot be read back.
+        OSError: if the file cannot be read.
     """
     if path.suffix not in (".json", ".jsonl"):
         raise DeclarationError(
@@ -103,7 +103,7 @@ def load(path: Path) -> Trace:
 
 
 def entries(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Return a trace as plain data: its head, then clocks, tracks, calls, spans and counters."""
+    """Yield a trace as plain data: its head, then clocks, tracks, calls, spans and counters."""
     yield {"kind": _FORMAT, "version": _VERSION, **{name: getattr(trace, name) for name in _HEAD}}
     for kind in _KINDS:
         for event in getattr(trace, f"{kind}s"):
@@ -122,10 +122,10 @@ def _data(event: Any, zero: int) -> dict[str, Any]:
 
 
 def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
-    """Return the trace of :func:`entries`; entries of unknown kinds are left out.
+    """Return the trace from the output of :func:`entries`; entries of unknown kinds are left out.
 
     Raises:
-        DeclarationError: if they are not of a trace; ``where`` names their source in the message.
+        DeclarationError: if the entries are not a trace of this version; the message names their source, ``where``.
     """
     head, *found = [*entries] or [{}]
     if not isinstance(head, dict) or head.get("kind") != _FORMAT:
@@ -149,7 +149,7 @@ def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
 
 
 def _event(kind: type, data: dict[str, Any], zero: int) -> Any:
-    """Return the event of :func:`_data`."""
+    """Return the event of type ``kind`` from the output of :func:`_data`."""
     values = {name: value for name, value in data.items() if name != "kind"}
     values |= {name: None if data[name] is None else data[name] + zero for name in _TIMES & data.keys()}
     values |= {name: tuple(data[name]) for name in ("accelerators", "sources") if name in data}

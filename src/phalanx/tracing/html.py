@@ -43,13 +43,13 @@ _SHORT_NS = 100_000
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 640, 220, 10, 26, 8  # of a chart
 _DIGIT_WIDTH = 8  # of a digit of the largest font of labels
 _POINTS = 320
-_MOST = 1e300  # larger values are not drawn, as NaN is not
+_MOST = 1e300  # larger values and NaN are not drawn
 _CALLS = "Calls, from the plan to the value or the last return"
 _RANK_COUNTER = re.compile(r"^(.*) rank (\d+)$")
 
 
 def to_html(trace: Trace, charts: Mapping[str, Sequence[float]] | None = None) -> str:
-    """Return the text of the page, which loads nothing from elsewhere.
+    """Return the text of the page, which loads no other files.
 
     Args:
         trace: the trace.
@@ -99,9 +99,9 @@ def _tiles(trace: Trace) -> str:
 
 
 def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
-    """Return the data that the page's script draws, and the labels of its rows.
+    """Return the data that the page's script draws, and the HTML labels of the rows.
 
-    Texts are numbered, and a slice is nine numbers: start, duration, lane, depth, name, kind, call, open, error.
+    Names and errors are numbered. A slice is nine numbers: start, duration, lane, depth, name, kind, call, open, error.
     """
     drawn = drawn_tracks(trace)
     names: dict[str, int] = {}
@@ -155,7 +155,7 @@ def _timeline(trace: Trace) -> tuple[dict[str, Any], str]:
 
 
 def _legend(data: dict[str, Any]) -> str:
-    """Return the colors of methods, which can be faded, and of phases."""
+    """Return the legend: the colors of methods, as buttons that fade them, and of phases."""
     parts: list[str] = []
     for number in [*data["methods"], *(number for number in data["colors"] if number not in data["methods"])]:
         name, box = html.escape(data["names"][number]), f'<i style="background:{data["colors"][number]}"></i>'
@@ -165,7 +165,7 @@ def _legend(data: dict[str, Any]) -> str:
 
 
 def _counter_charts(trace: Trace) -> Iterator[str]:
-    """Return a chart for each series of the trace's counters, with a line per rank that counts it."""
+    """Yield a chart for each series of the trace's counters, with a line per rank that counts it."""
     seconds = (trace.ended - trace.began) / 1e9
     charts: dict[str, dict[str, list[float]]] = {}
     for counter in trace.counters:
@@ -179,18 +179,18 @@ def _counter_charts(trace: Trace) -> Iterator[str]:
 
 
 def resampled(at: Sequence[int], values: Sequence[float], began: int, ended: int, count: int) -> list[float]:
-    """Return the values at ``count`` times at equal distances; 0 before the first value."""
+    """Return the values at ``count`` evenly spaced times; 0 before the first value."""
     times = [began + (ended - began) * index // max(1, count - 1) for index in range(count)]
     places = [bisect_right(at, time) - 1 for time in times]
     return [0.0 if place < 0 else values[place] for place in places]
 
 
 def line_chart(title: str, lines: Mapping[str, Sequence[float]], seconds: float | None = None) -> str:
-    """Return a chart of some lines as SVG.
+    """Return a line chart as HTML with SVG.
 
     Args:
-        title: of the chart.
-        lines: values at equal distances, by label. A single line without a label is drawn with its running mean.
+        title: title of the chart.
+        lines: evenly spaced values, by label. A single line without a label is drawn with its running mean.
         seconds: length of the horizontal axis; None: the values are numbered from 1.
     """
     heading = f'<div class="chart"><h2>{html.escape(title)}</h2>'
@@ -242,7 +242,7 @@ def _means(values: Sequence[float]) -> list[float]:
 
 
 def _marks(low: float, high: float, parts: int) -> list[float]:
-    """Return round numbers at even distances, about ``parts`` of them, from at most ``low`` to at least ``high``."""
+    """Return about ``parts`` evenly spaced round numbers, from at most ``low`` to at least ``high``."""
     rough = (high - low) / parts
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
@@ -250,5 +250,5 @@ def _marks(low: float, high: float, parts: int) -> list[float]:
 
 
 def _label(value: float) -> str:
-    """Return the label of a number at an axis: 0.25, 7.5, 12,500."""
+    """Return the label of a number on an axis: 0.25, 7.5, 12,500."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,9 +1,9 @@
 """Merge of the events that the driver and the ranks recorded into a single trace.
 
-Clocks of other hosts are estimated from the messages that went back and forth anyway: a message cannot be taken up
-before it was encoded, nor an output be fetched before it was returned. With a clock that is ``offset`` ahead of the
-driver's, ``returned - fetched <= offset <= received - encoded`` (Cristian, "Probabilistic clock synchronization",
-1989). The tightest bounds of all calls give the estimate, half their distance its uncertainty.
+Clocks of other hosts are estimated from the times of calls: a message is received after it was encoded, and an output
+is fetched after it was returned. So if a clock is ``offset`` ahead of the driver's,
+``returned - fetched <= offset <= received - encoded`` (Cristian, "Probabilistic clock synchronization", 1989). The
+middle of the tightest bounds of all calls is the estimate, half their distance its uncertainty.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MOST_POINTS = 10_000
 class TracedEpoch:
     """An epoch of a group: its tracks, and the content of its ranks' files.
 
-    ``shares_clock``: its ranks tell the time by the driver's clock, on whichever host they are. ``read`` returns bytes
-    of a rank's file from an offset; None before its processes are known, and after they ended.
+    ``shares_clock`` is True if the ranks run on the driver's clock. ``read(rank, offset)`` returns bytes of a rank's
+    file; it is None before the processes are known, and after they ended.
     """
 
     group: str
@@ -43,7 +43,7 @@ class TracedEpoch:
     def collect(self) -> None:
         """Read the ranks' files.
 
-        A file that cannot be read is noted in the trace: no work of the user fails for it.
+        A file that cannot be read becomes a note in the trace, not an error of the user's work.
         """
         with self._lock:
             for track in self.tracks if self.read is not None else ():
@@ -53,7 +53,7 @@ class TracedEpoch:
                         raw += chunk
                     self.logs[track.key] = read_log(raw.splitlines(), track.key)
                 except FileNotFoundError:
-                    pass  # no traced call has reached it, or it could not write, which its log says
+                    pass  # no traced call reached the rank, or the rank logged that it cannot write
                 except Exception as error:
                     note = f"What rank {rank} of {self.group} wrote cannot be read: {error}"
                     self.notes += [note] if note not in self.notes else []
@@ -66,7 +66,7 @@ class TracedEpoch:
             self.end()
 
     def end(self) -> None:
-        """Note that the group is in its next epoch, or that its processes end."""
+        """Close the tracks: the group enters its next epoch, or its processes end."""
         now = time.time_ns()
         self.tracks = [replace(track, closed=track.closed or now) for track in self.tracks]
 
@@ -79,7 +79,7 @@ def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
     here = socket.gethostname()
     logs: dict[TrackKey | None, SpanLog] = {None: own}
     tracks: dict[TrackKey, Track] = {}
-    by_host: dict[str, list[TrackKey]] = {}  # of other hosts with clocks of their own
+    by_host: dict[str, list[TrackKey]] = {}  # for hosts with clocks of their own
     for epoch in epochs:
         logs |= epoch.logs
         tracks |= {track.key: track for track in epoch.tracks}
@@ -106,7 +106,7 @@ def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
             for name in ("received", "started", "finished", "returned"):
                 seen = getattr(part, name)
                 setattr(part, name, None if seen is None else seen - offset)
-    # A rank that stays through a resize is read in each of its epochs: a span belongs to the last that had begun.
+    # The file of a rank that stays through a resize is read in each epoch; a span belongs to the last epoch before it.
     opened = {key: track.opened or 0 for key, track in tracks.items()}
     found: dict[tuple[Any, ...], Span] = {}
     for span in _spans(logs, merged, offsets, frame):
@@ -133,11 +133,11 @@ def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
 
 
 def _merged_parts(call: TracedCall, logs: Mapping[TrackKey | None, SpanLog]) -> Iterator[Part]:
-    """Return the parts of a call, with the times and bytes of the ranks."""
+    """Yield the parts of a call, with the times and bytes that the ranks recorded."""
     for part in call.parts:
         log = logs.get(call.key(part))
         seen = (log.parts.get(call.number) if log else None) or part
-        yield Part(  # not replace(), which takes twice as long: there are as many as ranks, for each call
+        yield Part(  # replace() takes twice as long, and each call has a part per rank
             *(part.rank, part.encoded, part.sent),
             *(seen.received, seen.started, seen.finished, seen.returned),
             *(part.fetched, part.message_bytes),
@@ -146,10 +146,10 @@ def _merged_parts(call: TracedCall, logs: Mapping[TrackKey | None, SpanLog]) -> 
 
 
 def estimate_clock(host: str, parts: Sequence[Part]) -> Clock | None:
-    """Estimate the clock of a host from parts with the times of its ranks; None if a side has no bound.
+    """Estimate the clock of a host from the parts of its ranks; return None if a bound is missing.
 
-    Clocks that drift, or are set during the trace, give bounds that contradict each other: the middle is taken then as
-    well, and the uncertainty says how far the bounds are apart.
+    A clock that drifts, or is set during the trace, gives contradictory bounds. Their middle is used then, too, with
+    half their distance as the uncertainty.
     """
     lows = [p.returned - p.fetched for p in parts if p.returned is not None and p.fetched is not None]
     highs = [p.received - p.encoded for p in parts if p.received is not None and p.encoded is not None]
@@ -165,7 +165,7 @@ def _spans(
     offsets: Mapping[TrackKey | None, int],
     frame: Trace,
 ) -> Iterator[Span]:
-    """Return the spans within these calls, or outside calls in the time of the trace."""
+    """Yield the spans within ``calls``, and the spans outside calls that began during the trace."""
     ids = {(call.group, call.epoch, call.number): call.id for call in calls}
     for key, log in logs.items():
         offset = offsets.get(key, 0)
@@ -179,9 +179,9 @@ def _spans(
 def _counters(
     logs: Mapping[TrackKey | None, SpanLog], offsets: Mapping[TrackKey | None, int], frame: Trace
 ) -> Iterator[Counter]:
-    """Return the counters that have values in the time of the trace, each value at the time from which it counts.
+    """Yield the counters that have values during the trace, each value at the time from which it applies.
 
-    Of very many values, some at even distances are kept, and the last.
+    Of more than ``MOST_POINTS`` values, evenly spaced values and the last are kept.
     """
     points: dict[str, dict[int, dict[str, float]]] = {}
     for key, log in logs.items():

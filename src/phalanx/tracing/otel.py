@@ -1,8 +1,8 @@
 """Traces as OpenTelemetry spans; needs the extra ``phalanx[otel]``.
 
-A span per call, below it a span per rank, and the user's own spans. A call whose arguments are results of others by
-reference has links to them. Names of attributes follow OpenTelemetry's semantic conventions: lower case, with dots;
-the library's own begin with "phalanx".
+A call has a span, with a child span per rank; the user's own spans are sent too. A call whose arguments are results of
+other calls by reference has links to their spans. Names of attributes follow OpenTelemetry's semantic conventions:
+lower case, with dots; the library's own names begin with "phalanx".
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def export(trace: Trace, provider: Any = None) -> int:
 
     Args:
         trace: the trace.
-        provider: an ``opentelemetry`` tracer provider; default the global one.
+        provider: an ``opentelemetry`` tracer provider; by default the global provider.
 
     Raises:
         DeclarationError: if the package ``opentelemetry`` is not installed.
     """
     try:
-        from opentelemetry import trace as api  # an extra
+        from opentelemetry import trace as api  # optional
     except ImportError as error:
         raise DeclarationError(
             "spans for OpenTelemetry need the package opentelemetry-sdk: pip install 'phalanx[otel]'"
@@ -69,7 +69,7 @@ def export(trace: Trace, provider: Any = None) -> int:
 
 
 def _attributes(event: object, names: Sequence[str], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known attributes of an event: some of its fields, and more."""
+    """Return the attributes of an event that are not None: its fields ``names``, and ``more``."""
     values = {f"phalanx.{name}": getattr(event, name) for name in names} | dict(more)
     return {name: value for name, value in values.items() if value is not None}
 

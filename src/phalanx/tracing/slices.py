@@ -1,4 +1,4 @@
-"""Slices that a viewer draws of a trace: they nest, on lanes that never overlap. Pure."""
+"""Slices of a trace for viewers: nested or disjoint intervals on lanes. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Slice:
     """A named interval on a lane of a track, in ns.
 
     ``kind``: "call" (a call on the driver, or a rank's part of it), "phase" of a call, or "span". ``depth`` counts
-    the slices around it. ``open``: its end was not seen, and it is drawn to the end of the trace.
+    the slices around it. ``open``: its end was not observed, and it is drawn to the end of the trace.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Slice:
 
 
 class DrawnTrack(NamedTuple):
-    """The slices of a rank; or of the driver: of its calls of a group (``key`` is the name), or its spans ("")."""
+    """Slices of a rank, or of the driver: its calls of a group (``key`` is the group's name), or its spans ("")."""
 
     key: TrackKey | str
     group: str
@@ -59,7 +59,7 @@ def drawn_tracks(trace: Trace) -> list[DrawnTrack]:
 
 
 def driver_slices(trace: Trace) -> dict[str, list[Slice]]:
-    """Return the slices on the driver: the calls of each group by its name, and its own spans by ""."""
+    """Return the slices on the driver: the calls of each group by the group's name, and the driver's spans by ""."""
     slices = {
         group: place([_driver_family(call, trace.ended) for call in trace.calls if call.group == group])
         for group in trace.groups
@@ -69,7 +69,7 @@ def driver_slices(trace: Trace) -> dict[str, list[Slice]]:
 
 
 def rank_slices(trace: Trace) -> dict[TrackKey, list[Slice]]:
-    """Return the slices of each rank: its parts of calls with their phases and spans, and other spans."""
+    """Return the slices of each rank: its parts of calls with their phases and spans, and spans outside calls."""
     families: dict[TrackKey, list[list[Slice]]] = {track.key: [] for track in trace.tracks}
     family_of_call: dict[tuple[TrackKey, int | None], list[Slice]] = {}
     calls = {call.id: call for call in trace.calls}
@@ -93,7 +93,7 @@ def rank_slices(trace: Trace) -> dict[TrackKey, list[Slice]]:
 
 
 def _driver_family(call: TracedCall, until: int) -> list[Slice]:
-    """Return a call as the driver saw it, and its phases: plan, send, wait, fetch, join."""
+    """Return the slices of a call on the driver and of its phases: plan, send, wait, fetch, join."""
     is_open = call.ended is None and call.returned is None
     end = call.ended if call.ended is not None else until if is_open else call.last_seen
     root = Slice(call.name, call.began, max(end, call.began), "call", call.id, is_open, call.error)
@@ -112,7 +112,7 @@ def _driver_family(call: TracedCall, until: int) -> list[Slice]:
 def _rank_family(
     call: TracedCall, index: int, received: int, calls: Mapping[int, TracedCall], until: int
 ) -> list[Slice]:
-    """Return a rank's part of a call, and its phases: waiting for results of other calls, arguments, return."""
+    """Return the slices of a rank's part of a call and of its phases: wait for other results, arguments, return."""
     part = call.parts[index]
     known = [time for time in (part.returned, part.finished, part.started) if time is not None]
     end = max(received, *known[:1], until if part.returned is None else 0)
@@ -126,7 +126,7 @@ def _rank_family(
 
 
 def _family(root: Slice, marks: Iterable[tuple[str, int | None]]) -> list[Slice]:
-    """Return a slice and its phases, each from the known mark before to its own; unnamed phases are not drawn."""
+    """Return ``root`` and its phases, each from the previous known mark to its own; unnamed phases are left out."""
     family, at = [root], root.start
     for name, mark in marks:
         end = at if mark is None else min(mark, root.end)
@@ -145,9 +145,9 @@ def _span_slice(span: Span, until: int) -> Slice:
 def sources_of(
     call: TracedCall, index: int, calls: Mapping[int, TracedCall]
 ) -> Iterator[tuple[TracedCall, Part]]:
-    """Return the part of each source call that the part at ``index`` is drawn to come from.
+    """Yield each source of a call, with the part from which an arrow goes to the call's part at ``index``.
 
-    It is the part at the same place if both calls have as many ranks; else the part that returned last.
+    It is the part at the same index if both calls have equally many ranks, else the part that returned last.
     """
     for number in call.sources:
         source = calls.get(number)
@@ -157,7 +157,7 @@ def sources_of(
 
 
 def _results_arrival(call: TracedCall, index: int, calls: Mapping[int, TracedCall]) -> int | None:
-    """Return when the results that a part gets by reference were there; None if it did not wait for them."""
+    """Return the time when the results that a part gets by reference were there; None if it did not wait for them."""
     part = call.parts[index]
     times = [source.returned for _, source in sources_of(call, index, calls) if source.returned is not None]
     if part.received is None or not times or max(times) <= part.received:
@@ -168,15 +168,15 @@ def _results_arrival(call: TracedCall, index: int, calls: Mapping[int, TracedCal
 def place(families: Iterable[Sequence[Slice]]) -> list[Slice]:
     """Return the slices of families with lanes and depths, by start; the first slice of a family spans the others.
 
-    A slice goes to the lowest lane that is free, or in which it lies within a slice of its family, from the lane of
-    the first slice on. So slices of a lane either nest or lie apart.
+    A slice gets the lowest lane, from the lane of its family's first slice on, that is free or where a slice of the
+    family encloses it. So slices of a lane are nested or disjoint.
     """
     numbered = (
         (one.start, -one.end, number, index, one)
         for number, family in enumerate(families)
         for index, one in enumerate(family)
     )
-    # By lane, the slices that are open at the time, outermost first.
+    # For each lane, the slices that are open at the time with their families, outermost first.
     lanes: list[list[tuple[int, Slice]]] = []
     lowest: dict[int, int] = {}
     placed: list[Slice] = []

@@ -1,7 +1,7 @@
-"""``px.span``, and the file that a process writes for a trace: a line per event, and their reader.
+"""``px.span``, the file of a process in a trace, with a line per event, and the reader of such files.
 
-Each line leaves the process as soon as it is written, so that the events of a rank that hangs or was killed are
-known too. The driver reads the files of ranks without them, and has a file of its own.
+Files are unbuffered, so that the events of a rank that hangs or was killed are known too. The driver reads the files
+of ranks without their help, and has a file of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("phalanx")
 
 
 class _Receiver:
-    """The file that spans and counters go to, while a trace of this driver, or of this rank's calls, is on."""
+    """Holder of the file for spans and counters, ``sink``, while a trace of this driver or of this rank is on."""
 
     sink: SpanWriter | None = None
 
@@ -40,15 +40,15 @@ process = _Receiver()
 
 
 class span:
-    """Name work in the trace: ``with px.span("load batch", rows=128): ...``, or ``@px.span("score")``.
+    """A named span of work in the trace: ``with px.span("load batch", rows=128): ...``, or ``@px.span("score")``.
 
-    In a worker it is on its rank's track, inside the call around it; elsewhere on the driver's. Functions can be
-    decorated, also ``async`` functions and functions that yield. While no trace is on it costs about a microsecond. An
-    object may be entered again, but only by a single thread or task at a time; a decorated function has no such limit.
+    In a worker, the span is on the rank's track, inside the current call; elsewhere it is on the driver's track. Plain,
+    ``async`` and generator functions can be decorated. Without a trace, a span costs about a microsecond. An object
+    may be entered again, but only by a single thread or task at a time; a decorated function has no such limit.
 
     Args:
-        name: of the slice.
-        **attributes: shown with it; values other than numbers and text are turned into text.
+        name: name of the slice.
+        **attributes: values shown with the slice; values other than numbers and text are converted to text.
     """
 
     __slots__ = ("_attributes", "_name", "_open")
@@ -108,7 +108,7 @@ class span:
 
 
 def path_of(files: str, trace: str) -> str:
-    """Return the file of a rank for a trace; ``files`` is the beginning of the names of the rank's files."""
+    """Return the path of a rank's file for a trace; ``files`` is the prefix of the paths of the rank's files."""
     return f"{files}.{trace}.events"
 
 
@@ -119,12 +119,12 @@ def describe(error: BaseException) -> str:
 
 
 def _plain(value: Any) -> bool | int | float | str | None:
-    """Return a value as JSON allows it; others than numbers and text, NaN included, become text."""
+    """Return a value that JSON allows: finite numbers, booleans, text and None unchanged, others as text."""
     if type(value) in (bool, int, str, type(None)) or (type(value) is float and math.isfinite(value)):
         return value
     try:
         return _cut(str(value))
-    except Exception as error:  # a user's __str__ must not end the user's work
+    except Exception as error:  # a faulty __str__ must not fail the user's work
         return f"<{type(value).__name__}: {describe(error)}>"
 
 
@@ -133,10 +133,10 @@ def _cut(text: str) -> str:
 
 
 class SpanWriter:
-    """The file of a rank or a driver for a trace. If it cannot be written, that is logged once, and nothing is written.
+    """The file of a rank or a driver for a trace. If it cannot be written, a warning is logged once.
 
     Args:
-        path: of the file; default an unnamed file, which ends with this process.
+        path: path of the file; by default an unnamed file, which ends with this process.
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -154,11 +154,11 @@ class SpanWriter:
             _log.warning("this process's part of the trace is lost: %s cannot be written: %s", path, error)
 
     def write(self, *values: Any) -> None:
-        """Add a line."""
+        """Write values as a line of JSON."""
         self.put(json.dumps(values, separators=(",", ":")))
 
     def put(self, text: str) -> None:
-        """Add a line that is JSON already."""
+        """Write a line that is JSON already."""
         if self._file is None or self._left < 0 or self._pid != os.getpid():
             return  # a forked process would number its spans as this one does
         line = text.encode() + b"\n"
@@ -170,11 +170,11 @@ class SpanWriter:
             self._left = -1
 
     def read(self) -> bytes:
-        """Return the content of a file without a name."""
+        """Return the content of the unnamed file."""
         return b"" if self._file is None else os.pread(self._file.fileno(), self._file.tell(), 0)
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Close the file; later lines are dropped."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -183,23 +183,23 @@ class SpanWriter:
         self.close()
 
     def enter(self, name: str, attributes: dict[str, Any], call: int | None = None) -> int:
-        """Record that a span begins, in a call of a rank; return the number for :meth:`leave`."""
+        """Record that a span begins, in the rank's call number ``call``; return the number for :meth:`leave`."""
         number = next(self._numbers)
         plain = {key: _plain(value) for key, value in attributes.items()}
         self.write("enter", number, call, time.time_ns(), name, plain)
         return number
 
     def leave(self, number: int, error: BaseException | None) -> None:
-        """Record that a span ends."""
+        """Record that a span ends, with its error."""
         self.write("leave", number, time.time_ns(), None if error is None else describe(error))
 
     def count(self, name: str, values: Mapping[str, float]) -> None:
-        """Record quantities from now on."""
+        """Record the values of a counter from now on."""
         self.write("count", time.time_ns(), name, dict(values))
 
 
 class Noted:
-    """A call on a rank, recorded in the rank's file: a context manager around the call.
+    """Context manager around a call on a rank, which records the call in the rank's file.
 
     Its three lines are formatted by hand: tracing must cost a call of 10 ms less than 2 %.
     """
@@ -208,7 +208,7 @@ class Noted:
         self.writer = writer
         self.number = number
         self._finished: int | None = None
-        #: Bytes of its encoded output, and the number of items that it streamed.
+        #: Bytes of the encoded output, and the number of streamed items.
         self.result_bytes = 0
         self.items: int | None = None
 
@@ -218,11 +218,11 @@ class Noted:
         return self
 
     def started(self, nbytes: int) -> None:
-        """Record that the arguments are there, of ``nbytes`` decoded bytes, and the method begins."""
+        """Record that the method begins, with arguments of ``nbytes`` decoded bytes."""
         self.writer.put(f'["run",{self.number},{time.time_ns()},{nbytes}]')
 
     def finished(self) -> None:
-        """Record that the method is over."""
+        """Record that the method ended."""
         self._finished = time.time_ns()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -234,7 +234,7 @@ class Noted:
         self.writer.put(f'["out",{self.number},{finished},{now},{self.result_bytes},{text}{items}]')
 
 
-#: The call of this thread or task, on a rank that is traced.
+#: The traced call of this thread or task, on a rank.
 current: ContextVar[Noted | None] = ContextVar("phalanx_traced_call", default=None)
 
 
@@ -242,7 +242,8 @@ current: ContextVar[Noted | None] = ContextVar("phalanx_traced_call", default=No
 class SpanLog:
     """Content of a process's file, by the clock of its host.
 
-    ``parts`` are its parts of calls by number, ``counts`` the name, time and values of its counters.
+    ``parts`` are parts of calls by call number; ``counts`` are name, time and values of counters. ``full`` is True if
+    the file reached its size limit.
     """
 
     parts: dict[int, Part] = field(default_factory=dict[int, Part])
@@ -252,9 +253,9 @@ class SpanLog:
 
 
 def read_log(lines: Iterable[bytes], track: TrackKey | None = None) -> SpanLog:
-    """Read the lines of a rank's file, or of the driver's (``track`` None).
+    """Read the lines of a rank's file, or of the driver's if ``track`` is None.
 
-    A line that was cut off, as by the end of the process, is left out.
+    Incomplete lines, such as the last line of a killed process, are left out.
     """
     log = SpanLog()
     parts, spans = log.parts, log.spans

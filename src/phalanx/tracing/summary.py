@@ -19,10 +19,9 @@ _TIMES_AND_BYTES = ("p50 ms", "p95 ms", "bytes to ranks", "bytes from ranks")
 class Summary(Table):
     """The summary of a trace, with a row per method.
 
-    The columns are the number of calls and of failures, the 50th and 95th percentile of the time from the beginning of
-    the plan to the value or the last return, bytes each way over all calls, and for each rank of the group, in its
-    newest epoch, the share of its time without any call, in percent. The notes are facts that a reader has to know,
-    such as lost parts of the trace.
+    The columns are the numbers of calls and failures, the 50th and 95th percentile of the time from the beginning of
+    the plan to the value or the last return in ms, bytes in each direction over all calls, and the idle share of each
+    rank in the group's newest epoch, in percent. The notes are important facts, such as lost parts of the trace.
     """
 
     def to_dict(self) -> dict[str, Any]:
@@ -40,7 +39,7 @@ def summarize(trace: Trace) -> Summary:
     for call in trace.calls:
         methods.setdefault(f"{call.group}.{call.name}", []).append(call)
     rows = [_row(name, calls, idle) for name, calls in methods.items()]
-    rows.sort(key=lambda row: -(row[3] or 0.0) * row[1])  # about the time of all calls, the longest first
+    rows.sort(key=lambda row: -(row[3] or 0.0) * row[1])  # by approximate total time, the longest first
     clocks = [
         f"The clock of {clock.host} is {clock.offset / _MS:+.3f} ms from the driver's (± "
         f"{clock.uncertainty / _MS:.3f} ms); times of its ranks are corrected by that."
@@ -51,10 +50,10 @@ def summarize(trace: Trace) -> Summary:
 
 
 def idle_shares(trace: Trace) -> dict[TrackKey, float]:
-    """Return the share of its time, in percent, in which each rank of a group's newest epoch was at no call.
+    """Return the share of time, in percent, that each rank of a group's newest epoch spent without a call.
 
-    Its time begins with the end of its constructor or, if that was not traced, with its first traced call. Time in
-    which it waits for the results of other calls counts as idle.
+    The time of a rank begins with the end of its constructor or, if the constructor was not traced, with its first
+    traced call. Waiting for the results of other calls counts as idle.
     """
     starting = {call.id for call in trace.calls if call.method == STARTING}
     slices = rank_slices(trace)
@@ -99,7 +98,7 @@ def _percentile(times: Sequence[float], percent: int) -> float | None:
 
 
 def _failures(trace: Trace) -> list[str]:
-    """Return a line for each of the first failures."""
+    """Return a line for each of the first failures, and the number of further failures."""
     lines: list[str] = []
     for call in trace.calls:
         at = f"At {(call.began - trace.began) / 1e9:.3g} s, {call.group}.{call.name}"
@@ -110,5 +109,5 @@ def _failures(trace: Trace) -> list[str]:
 
 
 def _rounded(value: float) -> float:
-    """Return a number of four digits."""
+    """Round a number to four significant digits."""
     return float(f"{value:.4g}")

@@ -2,8 +2,8 @@
 
 Call :func:`install` once, before anything of verl is imported and best before ``ray.init``. If verl is installed, its
 trainers, engines and ``DataProto`` stay, and only ``verl.single_controller`` comes from this package: in the driver, in
-the workers, and in Ray's tasks and actors of this driver. Without verl, ``import verl`` gives the single controller and
-the few other names that verl's tutorial imports.
+the workers, and in Ray's tasks and actors of this driver. Without verl, ``import verl`` imports the single controller
+and the few other names that verl's tutorial imports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from phalanx.compat.verl.installation import install as install
 from phalanx.compat.verl.installation import install_here as install_here
 from phalanx.config import overlays_verl
 
-#: The version of verl whose names and behavior these are.
+#: The version of verl whose names and behavior this package has.
 __version__ = overlay.TESTED
 
 __all__ = ["__version__", "install"]

@@ -17,7 +17,7 @@ def protocol() -> Any:
     """Return ``verl.protocol``.
 
     Raises:
-        VerlNotInstalled: if there is no verl.
+        VerlNotInstalled: if verl is not installed.
     """
     try:
         return importlib.import_module("verl.protocol")

@@ -1,4 +1,4 @@
-"""Names of accelerators: as the installed verl's platform has them, else as Ray and the driver's variables do."""
+"""Names of accelerators: from the platform of the installed verl, else from Ray and the driver's variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from phalanx.topology.accelerators import in_use
 
 
 def resource_name(device_name: str) -> str:
-    """Return Ray's name of the accelerators for a device name of torch."""
+    """Return Ray's resource name for a device name of torch."""
     if not overlay.active():
         return "NPU" if device_name == "npu" else "GPU"
     return importlib.import_module("verl.plugin.platform").get_platform().ray_resource_name()

@@ -1,4 +1,4 @@
-"""``install()``, the names of verl's tutorial for machines without verl, and the worker processes that get them."""
+"""``install()``, the names of verl's tutorial for machines without verl, and the runtimes of worker processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from phalanx.compat.verl.redirect import Redirect
 
 _NAME = "verl"
 _HOME = "phalanx.compat.verl"
-#: Parts of this package that ``import verl`` gives without verl. The other modules are not names of verl.
+#: Parts of this package that ``import verl`` provides without verl. The other modules are not names of verl.
 _PROVIDED = ("single_controller", "models", "utils")
-#: A folder with a package ``verl`` that provides the names in processes which import it by its path.
+#: A folder with a package ``verl`` that provides the names in processes with the folder on their path.
 ALIAS_FOLDER = str(Path(__file__).parents[1] / "_alias")
 
 
 class _TutorialNames(Redirect):
-    """The tutorial's names of verl. Other names of verl raise an error with advice."""
+    """Finder of the tutorial's names of verl. Other names of verl raise an error with advice."""
 
     def home_of(self, fullname: str) -> str | None:
-        """Return the module of this package.
+        """Return the module of this package for a name of verl; None for other packages.
 
         Raises:
             ModuleNotFoundError: if this package does not provide that name of verl.
@@ -57,8 +57,8 @@ def install(*, overlay: bool = False) -> None:
     """Make Phalanx verl's single controller, in this process and in the Ray processes of this driver. Idempotent.
 
     If verl is installed, only ``verl.single_controller`` comes from Phalanx. Call it before ``ray.init``, and before
-    verl's own controller is imported. Without verl, ``import verl`` gives the single controller and the other names of
-    verl's tutorial; called after ``ray.init``, it reaches the workers of groups only and warns.
+    verl's own controller is imported. Without verl, ``import verl`` imports the single controller and the other names
+    of verl's tutorial; after ``ray.init``, only workers of groups get the names, with a warning.
 
     Args:
         overlay: True requires an installed verl.
@@ -100,7 +100,7 @@ def install_here(*, strict: bool) -> None:
 
 
 def make_runtime(services: Any) -> Any:
-    """Return the runtime of a worker process, in which ``import verl`` gives the tutorial's names."""
+    """Return the runtime of a worker process, in which ``import verl`` imports the tutorial's names."""
     install_here(strict=False)
     return _runtime(services)
 
@@ -129,7 +129,7 @@ def _is_alias(module: ModuleType) -> bool:
 
 
 def _reach_children() -> None:
-    """Provide the names in child processes, those of a local Ray cluster among them."""
+    """Provide the names in child processes, including the processes of a local Ray cluster."""
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if ALIAS_FOLDER not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([ALIAS_FOLDER, *paths])

@@ -1,6 +1,6 @@
-"""The overlay: the installed verl, whose single controller is this package.
+"""The overlay: the installed verl with this package as its single controller.
 
-``import verl.single_controller...`` gives ``phalanx.compat.verl.single_controller...``. All else is verl's own.
+``import verl.single_controller...`` imports ``phalanx.compat.verl.single_controller...``. All else is verl's own.
 
 :func:`install` puts the overlay into the driver. Every process that has ``PHALANX_VERL=1`` in its environment gets the
 overlay when verl (by verl's own hooks for plugins) or this package is imported. If the overlay cannot take effect, an
@@ -30,7 +30,7 @@ from phalanx.worker.bootstrap import importing
 #: The module that verl imports at the end of its own import, and verl's variable that names it.
 PLUGIN, HOOK = "phalanx.compat.verl_plugin", "VERL_USE_EXTERNAL_MODULES"
 ASKED = "PHALANX_VERL"
-#: Ray's variable in the process of a job (`ray job submit`) with the job's configuration.
+#: Ray's variable with the configuration of a job, in the job's process (`ray job submit`).
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _CONTROLLER = "verl.single_controller"
 _HOME = "phalanx.compat.verl.single_controller"
@@ -41,10 +41,10 @@ _USED = ("protocol", "single_controller", "utils.device", "utils.transferqueue_u
 
 
 class _Overlay(Redirect):
-    """verl's controller, taken from this package."""
+    """Finder that imports verl's controller from this package."""
 
     def home_of(self, fullname: str) -> str | None:
-        """Return this package's module for a module of verl's controller."""
+        """Return this package's module for a module of verl's controller; None for other modules."""
         if fullname == _CONTROLLER or fullname.startswith(f"{_CONTROLLER}."):
             return _HOME + fullname[len(_CONTROLLER) :]
         return None
@@ -79,7 +79,7 @@ def install_here() -> None:
 
 
 def import_verl() -> None:
-    """Import verl, completely and before the controller: verl's plugins may import it, and it needs parts of verl.
+    """Import verl completely, before the controller: verl's plugins may import the controller, which needs verl.
 
     Raises:
         UnfitVerl: if verl cannot be imported.
@@ -114,7 +114,7 @@ def _folder() -> Path | None:
 
 
 def check_verl() -> None:
-    """Check that the installed verl fits this controller. Raises UnfitVerl."""
+    """Check that the installed verl fits this controller. Raises UnfitVerl if it does not."""
     version, folder = installed_version()
     reinstall = f"pip install --force-reinstall --no-deps 'verl=={TESTED}'"
     if not folder:
@@ -188,19 +188,19 @@ def _check_jobs() -> None:
 
 
 def _has_variables(ray: Any) -> bool:
-    """Return whether Ray starts its processes with the overlay's variables, which this process has."""
+    """Return whether this process has the overlay's variables, and Ray starts its processes with them."""
     if not overlays_verl():
         return False
     from phalanx.backends.ray import private  # loads Ray
 
-    if private.runs_in_cluster_process():  # which has this process's environment
+    if private.runs_in_cluster_process():  # Ray started this process with them
         return True
     environment = ray.get_runtime_context().runtime_env.get("env_vars") or {}
     return ASKED in environment
 
 
 def carried(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that bring the overlay to another process with this environment."""
+    """Return the variables that install the overlay in another process with ``environment``."""
     modules = [name for name in environment.get(HOOK, "").split(",") if name and name != PLUGIN]
     return {ASKED: "1", HOOK: ",".join([PLUGIN, *modules])}
 
@@ -237,8 +237,8 @@ def _with_environment(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def _in_a_job(kwargs: Mapping[str, Any], submitted: str) -> tuple[dict[str, Any], str]:
     """Return arguments of ``ray.init`` and the job's configuration, for a process that ``ray job submit`` started.
 
-    Ray rejects a variable that both name, even with equal values. So a variable that the job names is changed there.
-    Ray ignores the runtime_env of ``job_config`` here.
+    Ray rejects a variable that both set, even to equal values. So a variable that the job sets is changed in the job's
+    configuration. Ray ignores the runtime_env of ``job_config`` in such a process.
     """
     given = kwargs.get("runtime_env") or {}
     runtime_env = _amended(given)
@@ -255,6 +255,6 @@ def _amended(given: Mapping[str, Any] | None) -> dict[str, Any]:
     theirs = dict(runtime_env.get("env_vars") or {})
     hooks = {HOOK: theirs.get(HOOK, os.environ.get(HOOK, ""))}
     ours = own_variables()
-    if ours.get("PHALANX_TRACE"):  # other processes have other folders
+    if ours.get("PHALANX_TRACE"):  # other processes have other working folders
         ours["PHALANX_TRACE"] = os.path.abspath(ours["PHALANX_TRACE"])
     return {**runtime_env, "env_vars": {**ours, **theirs, **carried(hooks)}}

@@ -1,4 +1,4 @@
-"""vLLM as a role. vLLM itself is imported in the ranks, when an engine is created."""
+"""vLLM as a role. vLLM itself is imported only in ranks, when an engine is created."""
 
 from phalanx.engines.vllm.rollout import VllmRollout
 

@@ -20,7 +20,7 @@ from phalanx.engines.vllm.vllm_imports import find
 from phalanx.errors import DeclarationError, PhalanxError
 
 MIN_KEY_LENGTH = 16
-"""Characters of the shortest key that is accepted."""
+"""Minimum number of characters of a key."""
 
 _Message: TypeAlias = "MutableMapping[str, Any]"
 _Receive: TypeAlias = "Callable[[], Awaitable[_Message]]"
@@ -64,7 +64,7 @@ def choose_key(token: str | None) -> str:
 class BearerAuth:
     """An ASGI application that passes requests with the key on to ``app``, and answers all others with 401.
 
-    The key is checked for every path and method, and for websockets. Only the server's own lifespan events need none.
+    The key is checked for every path and method, and for websockets. Only the server's lifespan events need no key.
 
     Args:
         app: the protected ASGI application.
@@ -79,21 +79,21 @@ class BearerAuth:
         if scope["type"] == "lifespan" or self._is_authorized(scope):
             await self.app(scope, receive, send)
             return
-        kind = "websocket.http" if scope["type"] == "websocket" else "http"  # an extension that uvicorn has
+        kind = "websocket.http" if scope["type"] == "websocket" else "http"  # uvicorn supports this extension
         await send({"type": f"{kind}.response.start", "status": 401, "headers": list(_HEADERS)})
         body = b"" if scope.get("method") == "HEAD" else _BODY
         await send({"type": f"{kind}.response.body", "body": body})
 
     def _is_authorized(self, scope: _Message) -> bool:
         values = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
-        if len(values) != 1:  # of several headers, vLLM could read another than this check
+        if len(values) != 1:  # with several headers, vLLM could check another header than this class
             return False
         scheme, _, key = values[0].partition(b" ")
         return secrets.compare_digest(_digest(key), self._digest) and scheme.lower() == b"bearer"
 
 
 def _digest(key: bytes) -> bytes:
-    """Return a digest, so that the time of a comparison does not depend on the length of the key either."""
+    """Return a digest, so that the time of a comparison does not reveal the length of the key either."""
     return hashlib.sha256(key).digest()
 
 
@@ -105,12 +105,12 @@ _OWN_ARGUMENTS = {"api_key": "token=", "host": "host=", "port": "port="}
 
 
 class EndpointServer:
-    """The HTTP server of an engine: it has its port from the constructor on, and serves after :meth:`start`.
+    """The HTTP server of an engine. The constructor binds its port; :meth:`start` begins to serve.
 
     Args:
         model: folder of the model.
-        host: address to listen at.
-        port: port to listen at. 0 takes a free port.
+        host: address to listen on.
+        port: port to listen on. 0 takes a free port.
         key: key that every request needs.
         options: options of ``vllm serve``.
 
@@ -123,7 +123,7 @@ class EndpointServer:
     def __init__(self, model: str, host: str, port: int, key: str, options: dict[str, Any]) -> None:
         options = {name.replace("-", "_"): value for name, value in options.items()}
         _check_options(options)
-        if not host:  # sockets take it for every address
+        if not host:  # sockets would listen on every address
             raise DeclarationError(f"host={host!r}; expected an address; leave it out for 127.0.0.1")
         if type(port) is not int or not 0 <= port < 1 << 16:
             raise DeclarationError(
@@ -142,9 +142,13 @@ class EndpointServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, llm: Any) -> Endpoint:
-        """Serve ``llm`` on the running event loop, and return the endpoint."""
+        """Serve ``llm`` on the running event loop, and return the endpoint.
+
+        Raises:
+            PhalanxError: if the server does not start within 60 s.
+        """
         if llm.model_config.skip_tokenizer_init:
-            # A chat is tried first, which has no tokenizer then: a warning with a traceback, in every start.
+            # Without a tokenizer, vLLM's trial of a chat logs a warning with a traceback at every start.
             logging.getLogger("vllm.renderers.base").setLevel(logging.ERROR)
         tasks = await llm.get_supported_tasks()
         given = self._given
@@ -154,7 +158,7 @@ class EndpointServer:
         # The outermost application: vLLM itself checks the key on some of its routes only.
         options = {"log_level": "warning", "access_log": False, "timeout_graceful_shutdown": 1}
         config = find("uvicorn.Config")(BearerAuth(app, self._key), **options)  # uvicorn comes with vLLM
-        self._server = find("uvicorn.Server")(config)  # without signal handlers, since this is no main thread
+        self._server = find("uvicorn.Server")(config)  # no signal handlers: not the main thread
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         until = time.monotonic() + _START_S
         while not self._server.started:
@@ -165,28 +169,28 @@ class EndpointServer:
         return Endpoint(f"http://{self._address()}/v1", self._key, name)
 
     def _address(self) -> str:
-        """Return host and port for URLs."""
+        """Return ``host:port`` for URLs."""
         host, port = self._socket.getsockname()[:2]
         if host in ("0.0.0.0", "::"):  # not an address that a client on another node can connect to
             host = find("vllm.utils.network_utils.get_ip")()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def stop(self) -> None:
-        """End it; requests under way are broken off."""
+        """Stop the server, and release its port. Requests in progress are interrupted after a second."""
         if self._server is not None and self._task is not None:
             self._server.should_exit = True
             await asyncio.wait([self._task], timeout=5.0)
         self.close()
 
     def close(self) -> None:
-        """Give the port back, where it does not serve yet, or any more."""
+        """Release the port of a server that was not started or has stopped."""
         self._socket.close()
 
 
 def _check_options(options: dict[str, Any]) -> None:
     """Reject options that other arguments set, and options that this server would ignore.
 
-    Also the mode in which vLLM adds routes that pause the engine, replace its weights and call its workers.
+    Also reject vLLM's development mode, whose routes pause the engine, replace its weights and call its workers.
     """
     mode = os.environ.get("VLLM_SERVER_DEV_MODE", "0")
     if mode != "0":
@@ -207,7 +211,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def _arguments(model: str, key: str, options: dict[str, Any]) -> Any:
-    """Return the arguments of ``vllm serve``."""
+    """Return the parsed arguments of ``vllm serve``."""
     parser = find("vllm.entrypoints.launchers.cli_args.make_arg_parser")(
         find("vllm.utils.argparse_utils.FlexibleArgumentParser")(exit_on_error=False)
     )
@@ -225,5 +229,5 @@ def _arguments(model: str, key: str, options: dict[str, Any]) -> Any:
             flags += [f"--{name}={text}" for text in texts]
     try:
         return parser.parse_args(flags)
-    except (argparse.ArgumentError, SystemExit) as error:  # the latter after a message in the rank's log
+    except (argparse.ArgumentError, SystemExit) as error:  # SystemExit comes with a message in the rank's log
         raise DeclarationError(f"server_options={options!r}: {error}; see `vllm serve --help`") from None

@@ -18,15 +18,15 @@ from phalanx.errors import DeclarationError
 
 
 class VllmRollout(RolloutEngine):
-    """vLLM generates: an engine for each rank, in processes of its own, optionally with an HTTP server.
+    """vLLM as an engine on each rank, in processes of its own, optionally with an HTTP server.
 
     With ``px.ResourcePool(..., accelerators_per_slot=4)`` an engine has four accelerators.
-    ``px.engines.endpoints(group)`` returns the URLs and keys of the servers, vLLM's OpenAI-compatible servers.
+    ``px.engines.endpoints(group)`` returns the URLs and keys of the servers, which are OpenAI-compatible.
 
     Args:
         model: folder of the model: its configuration, and its weights, unless ``load_format="dummy"``.
         weights: name under which the engine accepts weights; None for constant weights of the folder.
-        seed: seed of answers that have none; None for others in every run.
+        seed: seed of the generator of seeds for rows that have none; None for different answers in every run.
         tokenizer: a folder, or a tokenizer: prompts and stops can then be texts, and answers have ``text``. The server
             needs a folder for texts.
         serve: whether each engine has a server.
@@ -39,8 +39,9 @@ class VllmRollout(RolloutEngine):
             and so on. ``tensor_parallel_size`` defaults to the number of the slot's accelerators.
 
     Raises:
-        DeclarationError: if vLLM is not installed, this engine sets an option itself, ``token`` is too short, or
-            ``VLLM_SERVER_DEV_MODE`` is set.
+        DeclarationError: if vLLM is not installed, an option is unknown or set by this engine itself, ``token`` is too
+            short, or ``VLLM_SERVER_DEV_MODE`` is set.
+        ValueError: if the folder of the model does not exist.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class VllmRollout(RolloutEngine):
         key = choose_key(token) if serve else ""
         prepare()
         check_folder("model", model)
-        from phalanx.engines.vllm.vllm_runner import VllmRunner  # torch: in the ranks
+        from phalanx.engines.vllm.vllm_runner import VllmRunner  # loads torch
         from phalanx.engines.vllm.vllm_weights import expected_weights
 
         context = self._context
@@ -99,7 +100,7 @@ class VllmRollout(RolloutEngine):
 
     @register(Dispatch.ONE_TO_ALL, needs_weights=False)
     async def endpoint(self) -> Endpoint | None:
-        """Return the endpoint of this rank's engine; see ``px.engines.endpoints``."""
+        """Return the endpoint of this rank's engine, None without a server; see ``px.engines.endpoints``."""
         return self._endpoint
 
     def close(self) -> None:

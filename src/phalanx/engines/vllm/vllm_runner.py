@@ -35,11 +35,11 @@ from phalanx.worker.control import MARK_VARIABLE
 _CPU_CACHE_BYTES = 512 << 20
 _END_S = 10.0
 _EXIT_S = 2.0
-"""Time for the teardown of vLLM, which takes a second. Exits of its interpreters can take longer, and are cut short."""
+"""Seconds for the shutdown of vLLM, which takes about one. Processes that take longer to exit are killed."""
 
 
 class VllmRunner(ModelRunner):
-    """Runs an ``AsyncLLM`` on an event loop and thread of its own, so that it continues while the rank is busy.
+    """Model runner of an ``AsyncLLM``, whose own event loop and thread continue while the rank is busy.
 
     Args:
         model: folder of the model.
@@ -49,7 +49,7 @@ class VllmRunner(ModelRunner):
         next_version: function that returns the number of the version that is being loaded.
 
     Raises:
-        DeclarationError: if vLLM has no such option, or the runner sets it.
+        DeclarationError: if an option is unknown to vLLM, or set by the runner itself.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class VllmRunner(ModelRunner):
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="phalanx-vllm", daemon=True)
         self._thread.start()
-        mark = os.environ.get(MARK_VARIABLE, "inline")  # folders with it are removed when the rank is killed
+        mark = os.environ.get(MARK_VARIABLE, "inline")  # folders with it are removed if the rank is killed
         self._sockets = tempfile.mkdtemp(prefix=f"phalanx-{mark}-")
         os.environ["VLLM_RPC_BASE_PATH"] = self._sockets
         self.llm: Any = None
@@ -84,7 +84,7 @@ class VllmRunner(ModelRunner):
         except BaseException:
             self.close()
             raise
-        # Only copies of weights use torch here: more threads would spin beside those of vLLM's processes.
+        # Only copies of weights use torch here; more threads would compete with the threads of vLLM's processes.
         torch.set_num_threads(1)
         config = self.llm.vllm_config.model_config
         self.dtype: torch.dtype = config.dtype
@@ -119,11 +119,11 @@ class VllmRunner(ModelRunner):
         self._shared_memory = await self.llm.collective_rpc("phalanx_shared_memory")
 
     def wait(self, work: Coroutine[Any, Any, Any], timeout: float | None = None) -> Any:
-        """Run ``work`` on the loop of ``llm``, and return its result. Not to be called on that loop."""
+        """Run ``work`` on the event loop of ``llm``, and return its result. Must not be called on that loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
 
     def room(self) -> int | None:
-        return max(0, 2 * self._slots - len(self._answers))  # vLLM never waits for the next ones
+        return max(0, 2 * self._slots - len(self._answers))  # so that vLLM never waits for answers
 
     def add(self, answers: Sequence[Answer]) -> None:
         self._answers.update(answer.key for answer in answers)
@@ -134,7 +134,7 @@ class VllmRunner(ModelRunner):
             self._tasks[answer.key] = self._loop.create_task(self._follow(answer))
 
     async def _follow(self, answer: Answer) -> None:
-        """Collect the tokens of an answer. vLLM's server has the same requests: names that no client guesses."""
+        """Generate the tokens of an answer. Clients of vLLM's server cannot guess the names of its requests."""
         name = f"{secrets.token_hex(8)}-{answer.key}"
         try:
             prompt, params = token_prompt(answer.so_far), self._sampling.for_answer(answer)
@@ -144,7 +144,7 @@ class VllmRunner(ModelRunner):
             why = f"vLLM raised {type(error).__name__}: {error}"
             if self.llm.errored:
                 self._broken = why
-                self._complete_step(())  # the next one raises that
+                self._complete_step(())  # the next step raises the error
             else:
                 self._complete_step([SampledToken(answer, None, finish="error", error=why)])
         finally:
@@ -198,10 +198,10 @@ class VllmRunner(ModelRunner):
         self._is_held = False
 
     def load(self, pairs: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load a complete version of the weights; running answers continue with it.
+        """Load a version of the weights from all pairs of name and tensor; running answers continue with it.
 
         Raises:
-            WeightsError: if vLLM failed; it cannot be used any more.
+            WeightsError: if vLLM fails to load them; the engine cannot be used any more.
         """
         self._check()
         location, number = location_of(dict(pairs)), self._next_version()
@@ -209,7 +209,7 @@ class VllmRunner(ModelRunner):
             self.wait(self._load(location, number))
         except BaseException as error:
             self._broken = f"a load of weights failed in vLLM: {type(error).__name__}: {error}"
-            self._complete_step(())  # running answers raise WeightsTorn then
+            self._complete_step(())  # so that running answers raise WeightsTorn
             raise WeightsError(f"{self._broken}; the group has to be restarted: group.restart()") from error
 
     async def _load(self, location: str, number: int) -> None:
@@ -256,7 +256,7 @@ class VllmRunner(ModelRunner):
         self.wait(self._set_asleep(self._asleep.difference(tags)))
 
     async def _set_asleep(self, wanted: frozenset[str]) -> None:
-        """Let exactly these parts sleep: vLLM puts all parts to sleep together, and wakes only parts that sleep."""
+        """Let exactly the ``wanted`` parts sleep. vLLM puts all to sleep together, and wakes only sleeping parts."""
         asleep = self._asleep
         if not wanted <= asleep:
             await self._wake(asleep)
@@ -302,7 +302,7 @@ def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
     """Return vLLM's ``AsyncEngineArgs`` from defaults, the user's options, and the runner's needs.
 
     Raises:
-        DeclarationError: if vLLM has no such option, or the runner sets it.
+        DeclarationError: if an option is unknown to vLLM, or set by the runner itself.
     """
     defaults: dict[str, Any] = {
         "seed": secrets.randbits(31),
@@ -314,7 +314,7 @@ def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
     if on_cpu():
         defaults["enforce_eager"] = True
         if options.get("enforce_eager", True):
-            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else vLLM compiles log_softmax: half a minute
+            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else log_softmax is compiled: half a minute
         if not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & options.keys():
             defaults["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES  # vLLM would take most of the memory
         if size > 1:  # the engine's processes share the threads of the rank
@@ -326,7 +326,7 @@ def _engine_arguments(model: str, options: dict[str, Any]) -> Any:
         "model": model,
         "async_scheduling": False,  # a token is reported before the next step
         "data_parallel_size": 1,
-        "distributed_executor_backend": "mp" if size > 1 else None,  # inside Ray, vLLM's default are actors
+        "distributed_executor_backend": "mp" if size > 1 else None,  # inside Ray, vLLM would start actors
         "logits_processors": [PROCESSOR],
         "worker_extension_cls": EXTENSION,
     }

@@ -1,9 +1,9 @@
 """Sampling by vLLM: its parameters for an answer, seeded samples, and its outputs as sampled tokens.
 
 vLLM gives a request with a seed a generator of its own, so an interrupted answer would get other tokens when it is
-continued. Therefore rows with a seed are sampled by a logits processor, vLLM's interface for such purposes, with number
-i of the seed for token i. It leaves vLLM a single token to choose; log-probabilities are computed before. vLLM imports
-the processor from this module in its workers, as ``SeededProcessor``.
+continued. Therefore rows with a seed are sampled by a logits processor, with random number i of the seed for token i.
+The processor leaves vLLM a single token to choose; log-probabilities are computed before. vLLM imports it from this
+module in its workers, as ``SeededProcessor``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _MASK = (1 << 64) - 1
 
 
 def token_prompt(tokens: Sequence[int]) -> dict[str, Any]:
-    """Return a prompt of vLLM."""
+    """Return tokens as a prompt of vLLM."""
     return {"type": "token", "prompt_token_ids": list(tokens), "arrival_time": time.time()}
 
 
 class VllmSampling:
-    """Creates vLLM's sampling parameters.
+    """Factory of vLLM's sampling parameters.
 
     Args:
         vocabulary: vocabulary of the engine.
-        seeds: sample all rows by their seeds; else rows without a seed share vLLM's generator, which is faster.
+        seeds: whether all rows are sampled by seeds; else rows without a seed share vLLM's generator, which is faster.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, seeds: bool) -> None:
@@ -46,7 +46,7 @@ class VllmSampling:
         self._delta = find("vllm.sampling_params.RequestOutputKind").DELTA
 
     def for_answer(self, answer: Answer) -> Any:
-        """Return the parameters of the tokens that an answer still gets. vLLM raises if it refuses them."""
+        """Return the parameters for the remaining tokens of an answer. vLLM raises an error if it rejects them."""
         sampling, count = answer.sampling, len(answer.tokens)
         is_seeded = (self._seeds or sampling.seed is not None) and sampling.temperature > 0
         seed = (answer.seed & _MASK, answer.sample, count) if is_seeded else None
@@ -66,9 +66,9 @@ class VllmSampling:
         )
 
     def for_prompt(self, prompt: Sequence[int]) -> tuple[Sequence[int], Any]:
-        """Return the prompt and the parameters that give the log-probabilities of ``prompt``.
+        """Return a prompt and the parameters that yield the log-probabilities of ``prompt``.
 
-        vLLM needs room for a token. If the prompt fills the context, its last token is sampled instead.
+        vLLM needs room for a new token. If the prompt fills the context, its last token is sampled instead.
         """
         options = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0, "detokenize": False}
         if len(prompt) < self._vocabulary.context:

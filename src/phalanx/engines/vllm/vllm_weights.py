@@ -1,8 +1,8 @@
-"""Weights of vLLM's model: expected tensors, the memory that its workers read them from, and the load in a worker.
+"""Weights of vLLM's model: expected tensors, the memory from which its workers read them, and the load in a worker.
 
-vLLM imports this module in its workers, as ``worker_extension_cls``. It is no ``WeightTransferEngine``: such an engine
-has to call the layer-by-layer reload of vLLM too, in more code, and an update would take three rounds of calls instead
-of one. vLLM's ``reload_weights`` only logs which parameters got no weights, and here that is an error.
+vLLM imports this module in its workers, as ``worker_extension_cls``. A ``WeightTransferEngine`` would call vLLM's
+layer-by-layer reload too, with more code, and an update would take three rounds of calls instead of a single round.
+vLLM's ``reload_weights`` only logs parameters that got no weights, which are an error here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RELOAD = "vllm.model_executor.model_loader.reload"
 
 
 def expected_weights(folder: str, dtype: torch.dtype, *, trust_remote_code: bool) -> dict[str, torch.Tensor]:
-    """Return every tensor of the model in ``folder`` by its checkpoint name, without memory; tied tensors by each name.
+    """Return every tensor of the model in ``folder``, on the meta device, by checkpoint name (tied tensors by each).
 
     A sync compares them with its source before it sends anything, since vLLM does not recover from a failed load.
     """
@@ -47,7 +47,7 @@ def location_of(tensors: Mapping[str, torch.Tensor]) -> str:
     """Return the location of tensors that a sync received, for :meth:`WorkerExtension.phalanx_load`.
 
     Raises:
-        KeyError: if they are not in memory that other processes of this node and user can open.
+        KeyError: if the tensors are not in memory that other processes of this node and user can open.
     """
     memory = HostMemory.holding(next(iter(tensors.values())))
     table = [
@@ -58,7 +58,7 @@ def location_of(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 class WorkerExtension:
-    """Methods that vLLM mixes into its workers; called by ``collective_rpc``."""
+    """Methods that vLLM adds to its workers, for ``collective_rpc``."""
 
     vllm_config: Any
     model_runner: Any
@@ -73,7 +73,7 @@ class WorkerExtension:
         memory = HostMemory.open(handle.encode(), nbytes)
         tensors = {name: memory.view(at, dtype_named(dtype), shape) for name, at, dtype, shape in table}
         model = self.model_runner.get_model()
-        # It warns of layers without weights in every sync; missing weights are an error below.
+        # vLLM warns of layers without weights in every sync; missing weights are an error below.
         logging.getLogger(f"{_RELOAD}.layerwise").setLevel(logging.ERROR)
         try:
             with find("vllm.config.set_current_vllm_config")(self.vllm_config):
@@ -91,11 +91,11 @@ class WorkerExtension:
     def phalanx_shared_memory(self) -> list[str]:
         """Return the paths of vLLM's shared memory and semaphores in this worker.
 
-        The memory for collectives on CPUs loses its name now, since vLLM never removes it.
+        The memory for collectives on CPUs is unlinked, since vLLM never removes it.
         """
         if not os.path.exists("/proc/self/maps"):
             return []
-        with open("/proc/self/maps") as maps:  # a semaphore is mapped by an earlier name than its own
+        with open("/proc/self/maps") as maps:  # by inode: a semaphore is mapped under its temporary name
             inodes = {int(line.split(maxsplit=5)[4]) for line in maps if "/dev/shm/" in line}
         mapped = [entry.path for entry in os.scandir("/dev/shm") if entry.inode() in inodes]
         for path in mapped:

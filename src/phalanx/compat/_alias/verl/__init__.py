@@ -1,4 +1,4 @@
-"""Stand-in for verl in processes that import it by this folder: it installs the tutorial's names."""
+"""Stand-in for verl in processes with this folder on their path: it installs the tutorial's names."""
 
 from phalanx.compat.verl import install_here
 

@@ -33,11 +33,11 @@ def init_model_parallel_config(config: Mapping[str, Any]) -> Any:
     """Return Megatron's ``ModelParallelConfig`` from a mapping or an OmegaConf node.
 
     ``param_dtype`` may be a name ("fp32", "bf16", "fp16"). Entries that megatron-core's class does not have
-    (``pipeline_model_parallel_rank``, ...) are left out: they describe the rank, not the model. Weights are made
-    on the CPU where there is no GPU.
+    (``pipeline_model_parallel_rank``, ...) are left out: they describe the rank, not the model. Weights are
+    initialized on the CPU if there is no GPU.
 
     Raises:
-        CheckFailed: an unknown ``param_dtype``.
+        CheckFailed: if ``param_dtype`` is unknown.
     """
     from megatron.core import ModelParallelConfig
 

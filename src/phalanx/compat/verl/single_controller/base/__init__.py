@@ -1,4 +1,4 @@
-"""Workers, groups and pools, as ``verl.single_controller.base`` has them."""
+"""Workers, groups and pools: the names of ``verl.single_controller.base``."""
 
 from phalanx.compat.verl.single_controller.base.worker import Worker
 from phalanx.compat.verl.single_controller.base.worker_group import (

@@ -1,7 +1,7 @@
-"""``@register`` and the dispatch modes, as ``verl.single_controller.base.decorator`` has them.
+"""``@register`` and the dispatch modes: the names of ``verl.single_controller.base.decorator``.
 
-What a mode does is in a table that users extend and change: ``DISPATCH_MODE_FN_REGISTRY``. The functions of the
-table are in ``dispatch_functions`` and have their names here, too.
+The functions of each mode are in a table that users may extend and change: ``DISPATCH_MODE_FN_REGISTRY``. They are
+defined in ``dispatch_functions``, and can be imported from this module, too.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # n
     dummy_direct_rollout_call,
 )
 
-#: Name of the attribute in which a registered function keeps how it was registered.
+#: Name of the attribute of a registered function that has its modes.
 MAGIC_ATTR = "attrs_3141562937"
 
 
 class DynamicEnumMeta(type):
-    """Iteration, ``in`` and ``[name]`` over the members of a ``DynamicEnum``."""
+    """Metaclass with iteration, ``in`` and ``[name]`` over the members of a ``DynamicEnum``."""
 
     _registry: dict[str, Any]
 
@@ -140,7 +140,7 @@ def _pair(dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> di
     return {"dispatch_fn": dispatch_fn, "collect_fn": collect_fn}
 
 
-#: What each mode does. Replacing an entry changes the groups that are made afterwards.
+#: Functions of each mode. Replacing an entry changes the groups that are created afterwards.
 DISPATCH_MODE_FN_REGISTRY: dict[Any, dict[str, Callable[..., Any]]] = {
     Dispatch.RANK_ZERO: _pair(dispatch_all_to_all, collect_all_to_all),
     Dispatch.ONE_TO_ALL: _pair(dispatch_one_to_all, collect_all_to_all),
@@ -180,7 +180,7 @@ def register_dispatch_mode(
     """Add a mode, named ``Dispatch.<dispatch_mode_name>``.
 
     Raises:
-        ValueError: there is one of that name.
+        ValueError: if a mode has this name.
     """
     mode = Dispatch.register(dispatch_mode_name)
     _check_dispatch_mode(mode)
@@ -190,10 +190,10 @@ def register_dispatch_mode(
 def update_dispatch_mode(
     dispatch_mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
 ) -> None:
-    """Replace a mode's functions. Existing groups keep theirs.
+    """Replace a mode's functions. Existing groups keep the old functions.
 
     Raises:
-        CheckFailed: there is no such mode.
+        CheckFailed: if there is no such mode.
     """
     _check_dispatch_mode(dispatch_mode)
     if isinstance(dispatch_mode, dict) or dispatch_mode not in DISPATCH_MODE_FN_REGISTRY:
@@ -260,10 +260,10 @@ def register(
         dispatch_mode: one of ``Dispatch``, or a dict of ``dispatch_fn`` and ``collect_fn``.
         execute_mode: ``Execute.ALL`` or ``Execute.RANK_ZERO``.
         blocking: ``False`` makes the call return Ray's references, or a ``DataProtoFuture``.
-        materialize_futures: wait in the worker for arguments that are a ``DataProtoFuture``.
+        materialize_futures: whether the worker waits for arguments that are a ``DataProtoFuture``.
 
     Raises:
-        CheckFailed: neither of these (an AssertionError, too).
+        CheckFailed: if a mode is neither of these (also an AssertionError).
     """
     _check_dispatch_mode(dispatch_mode)
     _check_execute_mode(execute_mode)

@@ -1,6 +1,6 @@
 """Functions of the dispatch modes: from the caller's arguments to one list per argument, and back.
 
-A dispatch function gives every argument as a list with one element per rank; a collect function gets the
+A dispatch function returns every argument as a list with one element per rank; a collect function gets the
 outputs (or Ray's references to them) by rank.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from phalanx.compat.verl.batches import is_future, protocol
 from phalanx.compat.verl.errors import CallCheckFailed, DirectCallOnly
 
-#: Keyword under which a dispatch function tells how many rows it added.
+#: Keyword argument in which a dispatch function returns the number of rows that it added.
 _padding_size_key = "_padding_size_key_x123d"
 
 Arguments = tuple[Any, dict[str, Any]]
@@ -65,7 +65,7 @@ def collect_dp_compute(worker_group: Any, output: Any) -> Any:
 
 
 def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
-    """Split each argument into ``chunks`` equal shards. Futures are split when their value is there."""
+    """Split each argument into ``chunks`` equal shards. A future is split when its value is there."""
     batches = protocol()
 
     def cut(value: Any, where: str) -> list[Any]:
@@ -106,9 +106,9 @@ def _share(earlier: Callable[[Any], Any] | None, index: int, chunks: int, batch:
 
 
 def _split_args_kwargs_data_proto_with_auto_padding(chunks: int, *args: Any, **kwargs: Any) -> Arguments:
-    """Split each argument. A copy of a ``DataProto`` with auto padding is padded before.
+    """Split each argument. Of a ``DataProto`` with auto padding, a padded copy is split.
 
-    The number of rows added is in the keyword arguments, under ``_padding_size_key``.
+    The returned keyword arguments have the number of added rows under ``_padding_size_key``.
     """
     padded: dict[int, int] = {}
     data_proto = protocol().DataProto
@@ -156,7 +156,7 @@ def dispatch_dp_compute_data_proto_with_func(worker_group: Any, *args: Any, **kw
 
 
 def _concat_data_proto_or_future(output: list[Any]) -> Any:
-    """Join the rows of all outputs. Of references, return a future of the join."""
+    """Join the rows of all outputs. For references, return a future of the joined rows."""
     return protocol().BatchData(output).concat()
 
 

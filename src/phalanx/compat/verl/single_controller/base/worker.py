@@ -1,4 +1,4 @@
-"""The base class of workers, as ``verl.single_controller.base.worker`` has it."""
+"""The base class of workers: the names of ``verl.single_controller.base.worker``."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Worker(WorkerHelper):
         """Register this rank's dp rank in a mesh, and whether its outputs are collected.
 
         Raises:
-            ValueError: the mesh was declared before.
+            ValueError: if the mesh was registered before.
         """
         if mesh_name in self.__dispatch_dp_rank or mesh_name in self.__collect_dp_rank:
             raise ValueError(
@@ -172,11 +172,12 @@ class Worker(WorkerHelper):
         """Register the mesh of another role of this process as ``mesh_name``.
 
         Args:
-            dispatch_dp_rank, collect_dp_rank: as ``get_dispatch_collect`` of the other role gives them. Of several
-                meshes the one named ``mesh_name`` is taken, else the last.
+            mesh_name: name of the mesh.
+            dispatch_dp_rank, collect_dp_rank: tables from ``get_dispatch_collect`` of the other role. Of several
+                meshes, the mesh named ``mesh_name`` is taken, else the last.
 
         Raises:
-            CheckFailed: the mesh was registered before.
+            CheckFailed: if the mesh was registered before.
         """
         for table, given in (
             (self.__dispatch_dp_rank, dispatch_dp_rank),

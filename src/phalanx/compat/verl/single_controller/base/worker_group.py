@@ -1,4 +1,4 @@
-"""Pools, bound classes and groups without a backend, as ``verl.single_controller.base.worker_group`` has them."""
+"""Pools, bound classes and groups without a backend: the names of ``verl.single_controller.base.worker_group``."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class ResourcePool:
         return self._store
 
     def local_world_size_list(self) -> list[int]:
-        """Return by rank the number of processes on its node."""
+        """Return, by rank, the number of processes on the rank's node."""
         return [count for count in self._store for _ in range(count)]
 
     def local_rank_list(self) -> list[int]:
-        """Return by rank its local rank on its node."""
+        """Return, by rank, the local rank on its node."""
         return [index for count in self._store for index in range(count)]
 
 
@@ -78,7 +78,7 @@ class ClassWithInitArgs:
 def check_workers_alive(workers: list[Any], is_alive: Callable[[Any], bool], gap_time: float = 1) -> None:
     """Check the workers every ``gap_time`` seconds. Raise SIGABRT in this process if a worker died.
 
-    Returns when ``is_alive`` raises GroupClosed: the cluster was left, and its workers went with it.
+    Returns when ``is_alive`` raises GroupClosed: this process left the cluster, and the workers ended with it.
     """
     with contextlib.suppress(GroupClosed):
         while True:
@@ -141,8 +141,8 @@ class WorkerGroup:
             The names of the methods.
 
         Raises:
-            CheckFailed: a method's dispatch mode lacks a function.
-            UnusableName: a method has the name of a property of groups.
+            CheckFailed: if a method's dispatch mode lacks a function.
+            UnusableName: if a method has the name of a property of groups.
         """
         names: list[str] = []
         for name in dir(user_defined_cls):

@@ -1,4 +1,4 @@
-"""Groups on Ray, as ``verl.single_controller.ray`` has them."""
+"""Groups on Ray: the names of ``verl.single_controller.ray``."""
 
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs
 from phalanx.compat.verl.single_controller.ray.colocated import (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GroupMethod:
-    """A registered method of a group: it dispatches, calls and collects."""
+    """A registered method of a group, which dispatches, calls and collects."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ func_generator = GroupMethod
 
 
 def _tracked(output: Any, call: Call) -> Any:
-    """Return a ``DataProtoFuture`` that raises the call's one error instead of Ray's error of one rank.
+    """Return a ``DataProtoFuture`` that raises the error of the call instead of Ray's error of one rank.
 
     Other outputs are returned unchanged.
     """
@@ -78,7 +78,7 @@ def _tracked(output: Any, call: Call) -> Any:
 @functools.cache
 def _future_class(base: type) -> Any:
     class TrackedFuture(base):  # type: ignore[misc, valid-type]
-        """A future of verl's whose call is tracked."""
+        """A future of verl with a tracked call."""
 
         _call: Call
 
@@ -102,7 +102,7 @@ def _own(value: Any) -> Any:
 
 
 def _without_padding(output: Any, padding: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Remove the rows that were added from a joined output, or from a future when it is joined.
+    """Remove the added rows from a joined output, or from the value of a future once it is joined.
 
     Lists by rank are returned unchanged.
     """
@@ -126,7 +126,7 @@ def _trimmed(padding: int, total: int, output: Any) -> Any:
 
 
 def traced(call: Call | None, nbytes: int) -> dict[str, Any]:
-    """Return the extra argument of a traced call."""
+    """Return the extra argument of a traced call; empty for other calls."""
     return {TRACED: (call.trace, call.number, nbytes)} if call is not None and call.trace else {}
 
 
@@ -147,7 +147,7 @@ class PayloadEncoder:
     """Encoder of one call's arguments. A value for several ranks is encoded and stored once.
 
     Attributes:
-        stored: bytes that are put into the object store. Ray stores large values that are not shared.
+        stored: bytes of the large values, which go into the object store; Ray itself stores values for a single rank.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class PayloadEncoder:
             if nbytes > self._limit:
                 self.stored += nbytes
                 made = ray.put(made) if shared else made
-            # The value is kept, so that its id stays its own.
+            # The value is kept, so that its id is not reused.
             known = self._made[id(value)] = (value, made, nbytes)
         return known[1]
 

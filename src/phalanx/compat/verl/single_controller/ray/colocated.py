@@ -21,7 +21,7 @@ def _determine_fsdp_megatron_base_class(mros: list[Any]) -> type:
     """Return the base class of all roles: ``MegatronWorker`` if all derive from it, else ``Worker``.
 
     Raises:
-        NoSharedBase: a role is no ``Worker``.
+        NoSharedBase: if a role does not derive from ``Worker``.
     """
     from phalanx.compat.verl.single_controller.base.megatron.worker import MegatronWorker
 
@@ -56,7 +56,7 @@ def _made(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
     """Return a class whose instances hold one worker of each role, with methods ``{role}_{method}``.
 
-    ``RayWorkerGroup(pool, cls).spawn(roles)`` gives a group for each role.
+    ``RayWorkerGroup(pool, cls).spawn(roles)`` returns a group for each role.
     """
     classes, base = _classes(class_dict)
     arguments = {role: (given.args, given.kwargs) for role, given in class_dict.items()}
@@ -78,7 +78,7 @@ def _bind_workers_method_to_parent(cls: type, key: str, user_defined_cls: type) 
     """Add a role's registered methods to ``cls``, as ``{role}_{method}``.
 
     Raises:
-        UnusableName: the name of a method for rollout clients is taken.
+        UnusableName: if the name of a method for rollout clients is taken.
     """
     bound: dict[str, str] = {}
     for name in dir(user_defined_cls):

@@ -27,11 +27,11 @@ from phalanx.compat.verl.single_controller.ray.pools import get_random_string as
 from phalanx.compat.verl.single_controller.ray.start import StartRequest, check_request, start
 
 if TYPE_CHECKING:
-    # It loads the runtime.
+    # This module loads the runtime.
     from phalanx.compat.verl.single_controller.ray.native import Call, StartedRanks, TrackedCalls
 
 _OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict", "_calls", "_started", "_made")
-"""Attributes that no other group of the same workers gets."""
+"""Attributes that are not copied to other groups of the same workers."""
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -41,23 +41,23 @@ class RayWorkerGroup(WorkerGroup):
     ``execute_all*`` and ``execute_rank_zero*``.
 
     Args:
-        resource_pool: where the ranks run; None attaches to workers that exist.
-        ray_cls_with_init: the class and what it is made with.
+        resource_pool: slots of the ranks; None attaches to existing workers.
+        ray_cls_with_init: the class and its constructor arguments.
         bin_pack: whether the slots of each node must be on one node ("STRICT_PACK"; else "PACK").
-        name_prefix: beginning of the actors' names; random by default.
-        detached: the workers outlive this driver.
+        name_prefix: prefix of the actors' names; random by default.
+        detached: whether the workers outlive this driver.
         worker_names, worker_handles: the workers to attach to.
         ray_wait_register_center_timeout: seconds within which all constructors must have returned.
-        **kwargs: ``master_addr``, ``master_port``, ``master_port_range``: where the ranks meet; ``device_name``
+        **kwargs: ``master_addr``, ``master_port``, ``master_port_range``: rendezvous of the ranks; ``device_name``
             ("cuda", "npu", "cpu"); ``worker_env``: variables for every rank; ``profile_steps`` and
             ``worker_nsight_options``: profile the ranks with nsight; ``use_gpu``: False gives the ranks none of the
             pool's accelerators.
 
     Raises:
-        PlacementError: the slots cannot be had.
-        WorkerInitError: a constructor raised; also an instance of what it raised.
-        ValueError: no actor of a given name; ``worker_env`` sets what the controller sets, such as RANK; ``use_gpu``
-            on a pool without accelerators.
+        PlacementError: if the slots cannot be reserved.
+        WorkerInitError: if a constructor raised; also an instance of the raised type.
+        ValueError: if there is no actor of a given name, ``worker_env`` sets a variable of the controller, such as
+            RANK, or ``use_gpu`` is True on a pool without accelerators.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RayWorkerGroup(WorkerGroup):
         self._role = ""
         self._connection: Connection | None = None
         self._calls: TrackedCalls | None = None
-        self._started: StartedRanks | None = None  # of this group, or of that whose role it is
+        self._started: StartedRanks | None = None  # of this group, or of the group whose role it is
         self._made = threading.local()
         if resource_pool is None:
             self.use_gpu = kwargs.get("use_gpu", True)
@@ -147,7 +147,7 @@ class RayWorkerGroup(WorkerGroup):
         ray_cls_with_init: RayClassWithInitArgs | None = None,
         **kwargs: Any,
     ) -> RayWorkerGroup:
-        """Return a group of existing workers, by their names or handles. It does not own them."""
+        """Return a group of existing workers, by their names or handles. The group does not own the workers."""
         return cls(
             resource_pool=None,
             ray_cls_with_init=ray_cls_with_init,
@@ -158,19 +158,19 @@ class RayWorkerGroup(WorkerGroup):
         )
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
-        """Return the roles of a colocated group by name, each as a group of its own."""
+        """Return a group for each role of a colocated group, by name."""
         if self.fused_worker_used or getattr(self._user_class, "is_fused_worker", False):
             return self.spawn_fused(prefix_set)
         roles = self._known_roles(prefix_set, "role_methods")
         return {role: self._role_group(_role=role) for role in roles}
 
     def spawn_fused(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
-        """Return the roles of a fused group by name, each as a group of its own."""
+        """Return a group for each role of a fused group, by name."""
         roles = self._known_roles(prefix_set, "raw_cls_dict")
         return {role: self._role_group(sub_cls_name=role, fused_worker_used=True) for role in roles}
 
     def _known_roles(self, roles: Iterable[str], table: str) -> list[str]:
-        """Check the names of roles against a table of the class. Raises CheckFailed for an unknown role."""
+        """Return the names of roles, checked against a table of the class. Raises CheckFailed for an unknown role."""
         known: dict[str, Any] = getattr(self._user_class, table, {})
         chosen = list(roles)
         for role in chosen:
@@ -229,8 +229,8 @@ class RayWorkerGroup(WorkerGroup):
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call every rank. Return Ray's references to the results, by rank.
 
-        Where all arguments are lists of world_size elements they are dealt out, one element to each rank;
-        otherwise all ranks get the same.
+        If all arguments are lists of world_size elements, each rank gets one element of each list; otherwise all
+        ranks get the same arguments.
         """
         values = [*args, *kwargs.values()]
         if all(isinstance(value, list) and len(value) == len(self._workers) for value in values):
@@ -238,7 +238,7 @@ class RayWorkerGroup(WorkerGroup):
         return self._send(self._workers, method_name, args, kwargs)
 
     def _check_cluster(self) -> None:
-        """Check that this process is still connected to the workers' cluster. Raises GroupClosed."""
+        """Check that this process is still connected to the workers' cluster. Raises GroupClosed if it is not."""
         if self._connection is not None:
             self._connection.check()
 
@@ -249,7 +249,7 @@ class RayWorkerGroup(WorkerGroup):
         return self._deal(workers, method_name, columns, named)
 
     def _begin(self, method_name: str, ranks: int, payloads: PayloadEncoder) -> Call | None:
-        """Begin a tracked call, if this process started the ranks under the overlay."""
+        """Begin a tracked call, if this process started the ranks under the overlay; else return None."""
         if self._calls is None:
             return None
         return self._calls.begin(self._on_handle(method_name), ranks, payloads.stored)
@@ -261,7 +261,7 @@ class RayWorkerGroup(WorkerGroup):
         return refs
 
     def _call_of(self, output: Any) -> Call | None:
-        """Return this thread's last call, if ``output`` is its references or its only reference."""
+        """Return this thread's last call, if ``output`` is the call's references or only reference."""
         call, refs = self._made.__dict__.pop("last", (None, ()))
         return call if call is not None and (output is refs or output is refs[0]) else None
 
@@ -309,7 +309,7 @@ class RayWorkerGroup(WorkerGroup):
     def _is_worker_alive(self, worker: Any) -> bool:
         self._check_cluster()
         alive = private.actor_states()(private.actor_id(worker)) != private.DEAD
-        self._check_cluster()  # workers that go with their cluster did not die
+        self._check_cluster()  # workers that end with their cluster did not die
         return alive
 
     @property
@@ -324,12 +324,12 @@ class RayWorkerGroup(WorkerGroup):
 
     @property
     def master_address(self) -> str | None:
-        """Where the ranks meet."""
+        """Address of the ranks' rendezvous."""
         return self._master_addr
 
     @property
     def master_port(self) -> str | None:
-        """Where the ranks meet."""
+        """Port of the ranks' rendezvous."""
         return self._master_port
 
     def __getattr__(self, name: str) -> Any:
@@ -346,7 +346,7 @@ class RayWorkerGroup(WorkerGroup):
         return _rebuild, (type(self), self._state(), list(self.wg_dict or ()))
 
     def _state(self) -> dict[str, Any]:
-        """Return the attributes that another group of the same workers has too."""
+        """Return the attributes that are copied to other groups of the same workers."""
         return {
             key: value
             for key, value in self.__dict__.items()
@@ -355,7 +355,7 @@ class RayWorkerGroup(WorkerGroup):
 
 
 def _rebuild(cls: type[Any], state: dict[str, Any], roles: list[str]) -> Any:
-    """Return a group that calls the same workers as that of ``state``, and does not own them."""
+    """Return a group of the workers in ``state``, which it does not own."""
     group = cls.__new__(cls)
     group.__dict__.update(
         state,

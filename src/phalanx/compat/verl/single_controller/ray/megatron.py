@@ -12,7 +12,7 @@ from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 
 
 class NVMegatronRayWorkerGroup(RayWorkerGroup):
-    """A group whose workers form Megatron's parallel state in their constructor, as ``MegatronWorker`` does."""
+    """A group whose workers initialize Megatron's parallel state in their constructors, as ``MegatronWorker``."""
 
     def __init__(
         self,

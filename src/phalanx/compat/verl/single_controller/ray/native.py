@@ -62,8 +62,8 @@ def pool_on(
     """Return a pool over reserved slots. It does not own them.
 
     Args:
-        places: by rank: index of the placement group, and of the bundle in it.
-        resource: what an accelerator is called, or None for ranks without.
+        places: by rank, the indices of the placement group and of the bundle in it.
+        resource: Ray's name of an accelerator, or None for ranks without accelerators.
     """
     holding = SlotReservation(
         pool=name,
@@ -106,7 +106,7 @@ class TrackedCalls:
         """Begin a call of the first ``ranks`` ranks, with ``stored`` bytes in the object store.
 
         Raises:
-            GroupBroken, GroupClosed: the group takes no calls.
+            GroupBroken, GroupClosed: if the group takes no calls.
         """
         core = self._core
         ensure_ready(core)
@@ -127,7 +127,7 @@ class TrackedCalls:
         core.recent.append(weakref.ref(call))
         while self._with_deadline and (self._with_deadline[0].over or self._with_deadline[0].all_ended()):
             self._with_deadline.popleft()
-        if call.deadline is not None:  # which is looked after, whether or not anybody waits for the call
+        if call.deadline is not None:  # which is checked even if no caller waits for the call
             self._with_deadline.append(call)
 
 
@@ -136,10 +136,10 @@ class StartedRanks:
     """Ranks whose constructors have returned.
 
     Attributes:
-        names: of their actors.
+        handles, names: handles and names of their actors.
         master: address and port for the ranks' rendezvous.
-        release: frees the resources that the ranks hold besides their slots.
-        calls: tracks their calls, under the overlay only.
+        release: function that frees the resources that the ranks hold besides their slots.
+        calls: tracker of their calls, under the overlay only.
     """
 
     handles: list[Any]
@@ -158,11 +158,11 @@ def start(
 ) -> StartedRanks:
     """Start one actor per slot and wait for their constructors. ``amend`` returns each rank's final config.
 
-    Ranks end with this process at the latest, unless they are to be detached.
+    Ranks end with this process at the latest, unless they are detached.
 
     Raises:
-        PlacementError: no room for them.
-        WorkerInitError: a constructor raised; also an instance of what it raised.
+        PlacementError: if there is no room for the actors.
+        WorkerInitError: if a constructor raised; also an instance of the raised type.
     """
     class_name = bound.cls.__name__
     card = GroupCard(
@@ -188,7 +188,7 @@ def start(
     launched = launch(core, pool, 0, name=names.group, amend_request=amend_request, amend=amend)
     _settle(launched, core)
     unpublish = _published(core, names)
-    extras, backend = launched.extras, pool.backend_api  # not the core, which holds the ranks
+    extras, backend = launched.extras, pool.backend_api  # not the core, which keeps the ranks alive
 
     def release() -> None:
         unpublish()
@@ -206,7 +206,7 @@ def _tracked(core: Group) -> TrackedCalls:
     core.started()
     watch()
     from_environment()
-    # A trainer is killed when its work is done.
+    # An actor with verl's trainer is killed when its work is done, so its trace is written periodically.
     if ray.get_runtime_context().get_actor_id() is not None:
         keep_saved()
     return TrackedCalls(core)
@@ -224,7 +224,7 @@ def _settle(launched: Launched, core: Group) -> None:
 
 
 def _published(core: Group, names: GroupNames) -> Callable[[], None]:
-    """Publish the group for the commands. Return the function that withdraws it."""
+    """Publish the record of the group for the commands. Return the function that withdraws the record."""
     entry = replace(
         core.record(),
         number=next(_numbers),

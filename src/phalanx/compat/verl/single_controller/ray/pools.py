@@ -1,7 +1,7 @@
-"""Pools of slots on Ray placement groups, as ``verl.single_controller.ray.base`` has them.
+"""Pools of slots on Ray placement groups: names of ``verl.single_controller.ray.base``.
 
-A pool reserves nothing before its placement groups are asked for; then all of them are reserved, or none, through
-the library's own reservation, which tells at once what can never be placed.
+A pool is reserved when its placement groups are requested: all of them or none, by the library's own reservation, which
+rejects requests at once that can never be placed.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _SAME_IN_BOTH = {
 
 
 def get_random_string(length: int) -> str:
-    """Return letters and digits that do not depend on the user's seed."""
+    """Return random letters and digits that do not depend on the user's seed."""
     return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=length))
 
 
 def _cpus_beside(pool: RayResourcePool, nodes: Sequence[NodeCapacity]) -> float | None:
-    """Return the CPUs of a slot with an accelerator, as in verl, which places rollout servers there.
+    """Return the number of CPUs of a slot with an accelerator, as in verl, whose rollout servers use them.
 
-    None where the cluster has not so many; ranks need none of them.
+    None without the overlay, or if the cluster has fewer CPUs; ranks need none of them.
     """
     cpus = float(pool.max_colocate_count)
     have = [node.total.get("CPU", 0.0) for node in nodes]
@@ -59,10 +59,10 @@ class RayResourcePool(ResourcePool):
     Args:
         process_on_nodes: slots on each node.
         use_gpu: whether a slot has an accelerator.
-        name_prefix: beginning of the placement groups' names; random by default.
-        max_colocate_count: how many groups share the slots; each gets that part of the accelerators.
-        detached: the slots outlive the driver.
-        accelerator_type: only nodes with this type.
+        name_prefix: prefix of the placement groups' names; random by default.
+        max_colocate_count: number of groups that share the slots; each gets an equal part of the accelerators.
+        detached: whether the slots outlive the driver.
+        accelerator_type: type of the nodes' accelerators; None for any type.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class RayResourcePool(ResourcePool):
         """Return the placement groups, by node address. The first call reserves them.
 
         Raises:
-            PlacementError: the cluster cannot hold them, with a table of what it has; or this process has left the
-                cluster on which they were reserved.
+            PlacementError: if the cluster cannot hold them, with a table of its resources; or if this process has left
+                the cluster on which they were reserved.
         """
         if self._connection is not None and not self._connection.open:
             raise PlacementError(
@@ -100,7 +100,7 @@ class RayResourcePool(ResourcePool):
                 "a new pool"
             )
         if self.pgs is None:
-            # The runtime: most processes make no pools.
+            # This module loads the runtime, and most processes make no pools.
             from phalanx.compat.verl.single_controller.ray import native
 
             backend = native.backend()
@@ -127,7 +127,7 @@ class RayResourcePool(ResourcePool):
 
 
 class SubRayResourcePool(RayResourcePool):
-    """Some consecutive slots of placement groups that exist."""
+    """Consecutive slots of existing placement groups."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class SubRayResourcePool(RayResourcePool):
 
     @property
     def world_size(self) -> int:
-        """Number of its slots."""
+        """Number of slots."""
         return self.subgroup_world_size
 
     def _places(self) -> list[tuple[int, int]]:
@@ -170,7 +170,7 @@ def _fitted(sizes: list[int], groups: list[PlacementGroup]) -> list[int]:
 
 
 def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> native.ResourcePool:
-    """Return the library's own pool on these slots, in rank order. It does not own them."""
+    """Return the library's own pool on the slots of ``pool``, in rank order. It does not own the slots."""
     from phalanx.compat.verl.single_controller.ray import native
 
     groups = pool.get_placement_groups(device_name=device_name)
@@ -208,11 +208,11 @@ def _address_key(address: str) -> tuple[Any, ...]:
 
 
 def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResourcePool:
-    """Return a pool of both pools' slots. Its groups share the accelerators with theirs.
+    """Return a pool of both pools' slots. Its groups share the accelerators with groups of the two pools.
 
     Raises:
-        CheckFailed: one is a part of a pool; or they differ in use_gpu, max_colocate_count, detached or
-            accelerator_type.
+        CheckFailed: if one is a part of a pool, or they differ in use_gpu, max_colocate_count, n_gpus_per_node or
+            detached.
     """
     if isinstance(rp1, SubRayResourcePool) or isinstance(rp2, SubRayResourcePool):
         raise CheckFailed("a part of a pool cannot be merged: merge the pools, and split the result")
@@ -241,7 +241,7 @@ def split_resource_pool(
     """Split a pool into pools of consecutive slots, of ``split_size`` each or of the listed sizes.
 
     Raises:
-        CheckFailed: the sizes do not add up to the pool's.
+        CheckFailed: if the sizes are not positive, or do not add up to the pool's size.
     """
     world_size = resource_pool.world_size
     if isinstance(split_size, int):
@@ -286,7 +286,7 @@ class ResourcePoolManager:
     Attributes:
         resource_pool_spec: pool name to slots by node.
         mapping: role to pool name.
-        max_colocate_count: of every pool.
+        max_colocate_count: ``max_colocate_count`` of every pool.
     """
 
     resource_pool_spec: dict[str, list[int]]
@@ -295,7 +295,7 @@ class ResourcePoolManager:
     resource_pool_dict: dict[str, RayResourcePool] = field(default_factory=dict)
 
     def create_resource_pool(self) -> None:
-        """Create all pools, and check that the cluster has enough accelerators."""
+        """Create all pools, and check that the cluster has enough accelerators. Raises NotEnoughGpus if it has not."""
         for name, process_on_nodes in self.resource_pool_spec.items():
             self.resource_pool_dict[name] = RayResourcePool(
                 process_on_nodes,
@@ -341,5 +341,5 @@ def _free_port(port_range: list[int] | None) -> int:
 
 @ray.remote(num_cpus=0)
 def get_master_addr_port(master_port_range: list[int] | None = None) -> tuple[str, str]:
-    """Return the address of this task's node and a free port there, the first of a range if given."""
+    """Return the address of this task's node and a free port there, the first of the range if it is given."""
     return ray.util.get_node_ip_address().strip("[]"), str(_free_port(master_port_range))

@@ -1,4 +1,4 @@
-"""Start of a group's ranks: the library's own launch, with the names that verl's code relies on."""
+"""Start of a group's ranks: the library's own launch, with the names on which verl's code relies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _HONOURED = ("num_cpus", "memory", "resources", "runtime_env", "max_concurrency")
 _WITHOUT_EFFECT = ("enable_task_events", "num_returns", "_metadata", "num_gpus", "concurrency_groups")
 _BEFORE_START = ("PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH")
-#: What the controller itself tells every rank; a group's ``worker_env`` may set any other variable.
+#: Variables that the controller itself sets for ranks; a group's ``worker_env`` may set any other variable.
 _PROTECTED = (
     "WORLD_SIZE",
     "RANK",
@@ -38,7 +38,7 @@ _PROTECTED = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-_ASYNC_CONCURRENCY = 1000  # what Ray gives an actor with async methods
+_ASYNC_CONCURRENCY = 1000  # Ray's default for an actor with async methods
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def start(request: StartRequest) -> native.StartedRanks:
     """Start one actor per slot, in the order of the pool's bundles, and wait for their constructors.
 
     Raises:
-        PlacementError: no room for them.
-        WorkerInitError: a constructor raised; also an instance of what it raised.
+        PlacementError: if there is no room for the actors.
+        WorkerInitError: if a constructor raised; also an instance of the raised type.
     """
-    # The runtime, which only those load who start groups.
+    # This module loads the runtime, which only processes that start groups need.
     from phalanx.compat.verl.single_controller.ray import native
 
     request.pool.get_placement_groups(strategy=request.strategy, device_name=request.device_name)
@@ -130,7 +130,7 @@ def _options(request: StartRequest, cls: type) -> native.GroupOptions:
 
 
 def _master(request: StartRequest, pool: native.ResourcePool) -> tuple[str, str] | None:
-    """Return the user's rendezvous address; None keeps the library's, whose port rank 0 holds."""
+    """Return address and port of the user's rendezvous; None keeps the library's, whose port rank 0 holds."""
     address, port = request.master
     if request.port_range is None and address is None and port is None:
         return None

@@ -8,11 +8,11 @@ from phalanx.parallel import megatron as native
 
 
 class ParallelLlamaMLP(native.ParallelLlamaMLP):
-    """The gated MLP of Llama, over the tp ranks.
+    """The gated MLP of Llama, sharded over the tp ranks.
 
     Args:
-        config: has ``hidden_size``, ``intermediate_size`` and ``hidden_act``, as a Hugging Face configuration does.
-        megatron_config: as ``init_model_parallel_config`` makes it.
+        config: configuration with ``hidden_size``, ``intermediate_size`` and ``hidden_act``, as of Hugging Face.
+        megatron_config: result of ``init_model_parallel_config``; None for its defaults.
     """
 
     def __init__(self, config: Any, megatron_config: Any = None) -> None:

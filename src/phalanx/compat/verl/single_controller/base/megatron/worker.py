@@ -7,7 +7,7 @@ from phalanx.parallel.megatron import parallel_state
 
 
 class MegatronWorker(Worker):
-    """A worker that initializes Megatron's parallel state in its constructor; its group then asks for it."""
+    """A worker that initializes Megatron's parallel state in its constructor; its group then queries the state."""
 
     def get_megatron_global_info(self) -> DistGlobalInfo:
         """Return the sizes of the parallel state."""
