@@ -27,14 +27,14 @@ from phalanx.worker.exit_hooks import current_closers
 
 _log = logging.getLogger("phalanx")
 _endings: dict[Batch, tuple[CallFuture[Any], Future[None]]] = {}
-"""Calls of ``ack_with``, and what ends their batches."""
+"""Batches of ``ack_with``: the call, and the task that ends the batch."""
 
 
 class Batch(StoredParts):
     """Items (``take``) or joined rows (``take_rows``) of a channel.
 
-    On the driver it is a handle: as an argument of a group's method, its parts go from the processes that put them
-    to the ranks. ``value()`` reads it. As the target of a ``with`` block in a worker it is the value.
+    On the driver, a batch is a handle: as an argument of a group's method, its parts go directly from the processes
+    that put them to the ranks. ``value()`` reads it. In a worker, ``with`` yields the value instead of the batch.
 
     A batch is acknowledged at the end of its ``with`` block, by :meth:`ack`, or when the call of :meth:`ack_with` has
     succeeded. If the block raises, the call fails or the process dies, its items return to the front of the channel.
@@ -68,26 +68,22 @@ class Batch(StoredParts):
         """Reorder the rows so that ``pieces`` even shards have similar total lengths.
 
         Raises:
-            DeclarationError: the channel has no lengths.
+            DeclarationError: if the channel has no lengths.
         """
         parts = balanced_partition(self._lengths(), pieces, equal_counts=True)
         self._reorder([row for part in sorted(parts, key=len, reverse=True) for row in part])
 
     def sort(self) -> None:
-        """Sort the rows by ascending length. Equal lengths keep their order.
+        """Sort the rows by ascending length. Rows of equal length keep their order.
 
         Raises:
-            DeclarationError: the channel has no lengths.
+            DeclarationError: if the channel has no lengths.
         """
         lengths = self._lengths()
         self._reorder(sorted(range(len(lengths)), key=lengths.__getitem__))
 
     def _lengths(self) -> list[float]:
-        """Return the length of each row.
-
-        Raises:
-            DeclarationError: the channel has none.
-        """
+        """Return the length of each row."""
         lengths = [length for part in self._ranges for length in part.item.lengths[part.start : part.stop]]
         if len(lengths) != self.rows:
             raise DeclarationError(
@@ -111,7 +107,7 @@ class Batch(StoredParts):
         """Stored parts, for calls."""
         self._check_open()
         return [
-            # an item of no rows is a range of one unit
+            # an item without rows is a range of one unit
             StoredPart(
                 source(self._backend, part.item.payload), part.start, part.start + part.rows, part.whole
             )
@@ -128,6 +124,7 @@ class Batch(StoredParts):
 
         Raises:
             ItemsLost: if a process that stored a part died. The other parts return to the channel.
+            DispatchError: if the rows of the items cannot be joined.
             ChannelClosed: if the owner of the channel died before the batch was read.
             DeclarationError: if the batch was acknowledged or requeued before it was read.
         """
@@ -148,7 +145,7 @@ class Batch(StoredParts):
             )
         client = self._channel._client()
         is_stored = any(not isinstance(part.item.payload, bytes) for part in self._ranges)
-        # such bytes were freed, and a process that waits for bytes that it has freed itself may wait for ever
+        # stored bytes were freed with the hub, and a fetch of bytes that this process has freed may never return
         if is_stored and isinstance(client, RemoteClient) and client.died:
             raise self._channel._closed(OWNER_DIED[0])
 
@@ -167,7 +164,7 @@ class Batch(StoredParts):
 
     @property
     def _is_cut(self) -> bool:
-        """True if the rows of parts, or of several items, are copied into a value."""
+        """True if the value is a copy of rows: of a part of an item, or of several items."""
         return self.joined and not (len(self._ranges) == 1 and self._ranges[0].whole)
 
     def _read_part(self, part: RowRange) -> Value:
@@ -175,7 +172,7 @@ class Batch(StoredParts):
         return value if part.whole else slice_rows(value, part.start, part.start + part.rows)
 
     def _lose_unreadable(self) -> ItemsLost:
-        """Return the readable items to the channel, and the error that names the losses of the others."""
+        """Requeue the readable items, and return the error that names the lost items."""
         unreadable: list[int] = []
         for part in self._ranges:
             try:
@@ -196,9 +193,9 @@ class Batch(StoredParts):
             self._finish(is_delivered=False)
 
     def ack_with(self, future: CallFuture[Any]) -> None:
-        """Acknowledge the batch when a call has succeeded, requeue it if the call fails. Does not wait.
+        """Acknowledge the batch when a call has succeeded, or requeue it if the call fails. Do not wait.
 
-        From the end of the call on, the batch is not used any more.
+        The batch cannot be used after the end of the call.
 
         Raises:
             DeclarationError: if ``future`` is not the future of a call, or the batch was acknowledged or requeued.
@@ -213,7 +210,7 @@ class Batch(StoredParts):
         def finish() -> None:
             self._finish(is_delivered=future.exception() is None)
 
-        if self._backend.immediate:  # the call has ended
+        if self._backend.immediate:  # inline, the call has ended
             finish()
         else:
             ending = session.waiters.submit(finish, future.pending())
@@ -223,7 +220,7 @@ class Batch(StoredParts):
     def _finish(self, *, is_delivered: bool) -> None:
         self._open, self._end = False, "acknowledged" if is_delivered else "requeued"
         client = self._channel._client()
-        # an acknowledgement for another process goes with the next request
+        # an acknowledgement to another process is sent with the next request
         send = client.send_soon if is_delivered and not client.is_local else client.send
         send(self._channel._key, "ack" if is_delivered else "requeue", self._lease)
 

@@ -58,12 +58,12 @@ class Channel(HubObject):
     """A queue between processes, with backpressure and acknowledgements.
 
     A handle can be passed as an argument to methods of any group. The process that creates the channel owns it: the
-    channel ends with ``with``, :meth:`close`, ``px.shutdown()``, ``ray.shutdown()`` or that process. Large items stay
-    in the process that put them until they are delivered. If that process dies, they are lost: counted, and reported
-    once as ``ItemsLost`` to the next take. The order of each producer is kept.
+    channel ends with its ``with`` block, :meth:`close`, ``px.shutdown()``, ``ray.shutdown()`` or that process. Large
+    items stay in the process that put them until they are delivered. If that process dies, they are lost: counted, and
+    reported once as ``ItemsLost`` to the next take. The items of each producer keep their order.
 
     Args:
-        maxsize: bound of the waiting items or bytes, at which ``put`` waits; None: no bound.
+        maxsize: maximum number of waiting items or bytes, at which ``put`` waits; None: no bound.
         by: unit of ``maxsize``, "items" or "bytes".
         name: name for messages and :meth:`find`, unique in the run.
         handoff: a rank that is closed moves its items to the hub of the channel instead of waiting for their delivery.
@@ -140,12 +140,12 @@ class Channel(HubObject):
 
         Raises:
             ChannelFull, ChannelClosed: as :meth:`put`, at the first item that was not accepted. Items before it are
-                in the channel; a later item is only if it was accepted by then.
+                in the channel; a later item is in the channel only if it was accepted by then.
             DispatchError: if an item cannot be pickled. Items are in the channel if they were accepted by then.
         """
         pending: list[PendingRequest[tuple[int, int]]] = []
         try:
-            pending.extend(self._begin_put(item, timeout) for item in items)  # keeps those before an error
+            pending.extend(self._begin_put(item, timeout) for item in items)  # keeps the puts before an error
             return [put.result()[0] for put in pending]
         except BaseException:
             for put in pending:
@@ -156,7 +156,7 @@ class Channel(HubObject):
     def _begin_put(
         self, item: Value, timeout: float | None, leased: Leased | None = None
     ) -> PendingRequest[tuple[int, int]]:
-        """Request to put an item, or rows of a staleness lease. The result is a position, and the accepted rows."""
+        """Begin to put an item, or rows of a staleness lease. The result is (position, number of accepted rows)."""
         timeout = checked(timeout, "Channel.put")
         client, key = self._client(), self._key
         packed = pack(self, item, self._lengths)
@@ -267,7 +267,7 @@ class Channel(HubObject):
         return PendingRequest(self, timeout, finish, "take", count, joined, min(enough, count))
 
     def _failure(self, answer: tuple[Any, ...], wanted: str = "") -> ChannelError:
-        """Return the error of a put, or of a take of which ``wanted`` says how much."""
+        """Return the error of a put, or of a take; ``wanted`` says how much the take asked for."""
         kind, *details = answer
         if kind == "lost":
             return lost_items(self.name, details[0])
@@ -278,11 +278,7 @@ class Channel(HubObject):
         return self._error(error, text.format(*details, wanted=wanted, limit=self._limit))
 
     def _order(self, balance: int | None, sort: bool) -> _Order | None:
-        """Return the function that orders the rows of a batch.
-
-        Raises:
-            DeclarationError: if the channel has no lengths, or the arguments are wrong.
-        """
+        """Return the function that orders the rows of a batch, after a check of the arguments."""
         if balance is not None:
             positive_number(balance, "Channel.take_rows(balance=)")
         if balance is not None and sort:
@@ -315,7 +311,7 @@ class Channel(HubObject):
                 yield await self.get_async()
 
     def drop(self, reason: str, numbers: Iterable[int] | None = None) -> int:
-        """Drop the waiting items, all or the given ``numbers``. Return the number of row ranges."""
+        """Drop all waiting items, or the items at positions ``numbers``. Return the number of dropped row ranges."""
         chosen = None if numbers is None else [as_integer(number) for number in numbers]
         if chosen is not None and None in chosen:
             raise DeclarationError(
@@ -324,11 +320,11 @@ class Channel(HubObject):
         return self._request("drop", str(reason), chosen)
 
     def finish(self) -> None:
-        """Accept no further items. Takes get the waiting items, and then ``ChannelClosed``."""
+        """Accept no further items. Takes return the waiting items, and then raise ``ChannelClosed``."""
         self._request("finish")
 
     def leave(self, timeout: float | None = None, *, handoff: bool = False) -> None:
-        """Put no more from this process, and wait until the channel needs none of its items.
+        """Reject further puts of this process, and wait until the channel needs none of its items.
 
         Args:
             timeout: maximum wait in seconds.
@@ -445,10 +441,10 @@ def _limit_text(maxsize: int | None, by: str) -> str:
 
 
 def positive_number(value: Any, where: str) -> int:
-    """Return a number of items or rows.
+    """Return ``value`` as a number of items or rows.
 
     Raises:
-        DeclarationError: if it is not a whole number from 1.
+        DeclarationError: if it is not a whole number of at least 1.
     """
     number = as_integer(value)
     if number is None or number < 1:

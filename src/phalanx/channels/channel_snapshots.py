@@ -1,4 +1,4 @@
-"""Snapshots: channels with all their bytes, and the staleness of their rows."""
+"""Snapshots of channels with all their items, and of the staleness of their rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class ChannelSnapshot:
-    """States of channels by name, and of their staleness. Taken items wait again in it."""
+    """States of channels by name, and of their staleness. Taken items count as waiting."""
 
     channels: Mapping[str, dict[str, Any]]
     staleness: dict[str, Any] | None
@@ -32,7 +32,7 @@ class ChannelSnapshot:
 def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = None) -> bytes:
     """Return channels of this process with all their items, and their staleness, as bytes for :func:`restore`.
 
-    All states are of the same moment. The bytes are unpickled by :func:`restore`: read them from trusted storage only.
+    All states are of the same moment. :func:`restore` unpickles the bytes: read them from trusted storage only.
 
     Raises:
         ChannelError: if the bytes of an item cannot be read, or an object is closed or belongs to another process.
@@ -61,13 +61,13 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
 
 
 def restore(data: bytes, channels: Sequence[Channel], staleness: StalenessManager | None = None) -> None:
-    """Have channels of the same names, and a staleness, continue from a snapshot.
+    """Restore channels of the same names, and a staleness, from a snapshot.
 
-    Rows that were generated or trained on when the snapshot was taken, and are in no channel, count as dropped.
+    Rows that were being generated or trained on when the snapshot was taken, and are in no channel, count as dropped.
 
     Raises:
         DeclarationError: if an item was put or rows were leased before.
-        ChannelError: if a channel is not in the snapshot, or an object belongs to another process.
+        ChannelError: if the names differ from the snapshot's, or a channel is closed or belongs to another process.
     """
     objects = check_owned(channels, staleness)
     saved: ChannelSnapshot = pickle.loads(data)
@@ -95,7 +95,7 @@ def check_owned(channels: Sequence[Channel], staleness: StalenessManager | None)
     """Return the objects, after a check that this process can save them together.
 
     Raises:
-        ChannelError: if a channel is closed or belongs to another process, or a hub is not the hub of the others.
+        ChannelError: if a channel is closed or belongs to another process, or the objects have different hubs.
     """
     for one in channels:
         if not live_channels.is_open(one):
@@ -116,7 +116,7 @@ def _items(state: dict[str, Any]) -> list[Item]:
 
 
 def _store(state: dict[str, Any], channel: Channel) -> None:
-    """Have this process store the large items of a state."""
+    """Store the large items of a state in this process."""
     name = channel._client().name
     for item in _items(state):
         item.payload = pack(channel, decode(item.payload))[0]

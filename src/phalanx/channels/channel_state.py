@@ -25,7 +25,7 @@ _RATE_S = 10
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """Value of a put. The process that put it stores the bytes, unless the payload is bytes."""
+    """An item of a channel. The process that put it stores the bytes, unless the payload contains them."""
 
     request: RequestId
     payload: Any
@@ -34,7 +34,7 @@ class Item:
     lengths: tuple[float, ...] = ()
     versions: tuple[int, ...] = ()
     bounded: ItemRows | None = None
-    """Rows of these versions, if they were leased from a staleness."""
+    """Versions of the rows, if the rows were leased from a staleness."""
     number: int = -1
     """Position in the order of all items."""
     open_units: int = 0
@@ -74,12 +74,12 @@ class RowRange(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """True if the range is the item: its payload is used without slicing."""
+        """True if the range is the complete item: its payload is used without slicing."""
         return self.stop - self.start == self.item.size
 
 
 class Take(NamedTuple):
-    """A take that waits for ``most`` items or rows, at least ``at_least``."""
+    """A waiting take of ``most`` items or rows, of which ``at_least`` suffice."""
 
     done: Done
     at: float
@@ -122,7 +122,8 @@ class ItemCounts:
 class Depth:
     """Fill level of a channel. Ages are in seconds, the rate is over at most the last ten seconds.
 
-    ``waiting`` and ``taken`` count row ranges: an item is one, unless a part of its rows was taken or requeued.
+    ``waiting`` and ``taken`` count row ranges: an item is a single range, unless a part of its rows was taken or
+    requeued.
     """
 
     waiting: int
@@ -158,7 +159,7 @@ class ChannelStatus:
 
 @dataclass(eq=False)
 class ChannelState:
-    """A channel in which at most ``maxsize`` items or bytes wait; None: no bound. Leases do not count.
+    """A channel in which at most ``maxsize`` items or bytes wait; None: no bound. Leased items do not count.
 
     ``reclaim`` is called with items that have ended, so that their bytes can be freed.
     """
@@ -174,7 +175,7 @@ class ChannelState:
     leases: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
     _waiting: deque[RowRange] = field(default_factory=deque[RowRange])
     _rows: int = 0
-    """Total of the waiting ranges, as the next two."""
+    """Rows of the waiting ranges; the next two fields count their bytes, and the ranges without rows."""
     _nbytes: int = 0
     _rowless: int = 0
     _puts: dict[RequestId, tuple[Item, Done]] = field(default_factory=dict[RequestId, tuple[Item, Done]])
@@ -214,7 +215,7 @@ class ChannelState:
         self._advance()
 
     def withdraw(self, request: RequestId) -> None:
-        """Cancel a request. Requeue the ranges that it took nevertheless, drop the item that it put."""
+        """Cancel a request. If it was served before, requeue the ranges that it took, or drop the item that it put."""
         self.cancel(request)
         self.requeue(request)
         self._drop(self._withdraw(lambda item: item.request == request), "its put was called off")
@@ -263,13 +264,13 @@ class ChannelState:
         return needed + [(-1, None) for request in self._puts if request[0] == peer]
 
     def move(self, number: int, payload: bytes) -> None:
-        """Replace the payload of an item by its bytes, unless a consumer may read it at the moment."""
+        """Replace the payload of an item by its bytes, unless a consumer has taken the item and may read it."""
         taken = {units.number for units in self._taken}
         for item in (units.item for units in self._waiting if units.number == number not in taken):
             item.payload = payload
 
     def peer_died(self, peer: str, why: str) -> None:
-        """Requeue the leases of a dead process, and count the items lost whose bytes it stored."""
+        """Requeue the leases of a dead process, and count the items whose bytes it stored as lost."""
         self._died.setdefault(peer, why)
         puts = self._end_requests(why, peer)
         if puts:
@@ -323,7 +324,7 @@ class ChannelState:
         return ItemCounts(**self._row_counts, waiting=self._rows, taken=taken)
 
     def level(self) -> tuple[int, float]:
-        """Number of waiting ranges, and the age of the oldest item in seconds."""
+        """Return the number of waiting ranges, and the age of the oldest item in seconds."""
         return len(self._waiting), self.clock() - self._waiting[0].item.at if self._waiting else 0.0
 
     @property
@@ -374,7 +375,7 @@ class ChannelState:
         self._losses, self.reasons, self.ended = state["losses"], state["reasons"], state["ended"]
         self._item_counts, self._row_counts = state["item_counts"], state["row_counts"]
         for item in (units.item for units in state["ranges"]):
-            item.at = self.clock()  # the clock of the process that saved it was another one
+            item.at = self.clock()  # the saved time is of another process's clock
         self._set_waiting(state["ranges"])
         self.expire()
 
@@ -412,7 +413,7 @@ class ChannelState:
         return len(self._waiting) < self.maxsize
 
     def _is_short(self) -> bool:
-        """Return whether the first take needs more than waits. Puts may then exceed ``maxsize``."""
+        """Return whether the first take needs more than the waiting ranges. Puts may then exceed ``maxsize``."""
         return any(not self._is_enough(take) for take in [*self._takes.values()][:1])
 
     def _is_enough(self, take: Take) -> bool:
@@ -444,7 +445,7 @@ class ChannelState:
         return None if self._may_be_requeued() else ("ended", self.ended)
 
     def _first_without_rows(self, count: int) -> Item | None:
-        """Return the first item among ``count`` rows that is not made of rows."""
+        """Return the first item that is not made of rows, among the first ``count`` rows."""
         for units in self._waiting:
             if units.item.rows is None:
                 return units.item
@@ -454,7 +455,7 @@ class ChannelState:
         return None
 
     def _may_be_requeued(self) -> bool:
-        """Return whether a consumer that waits for nothing has items that it may requeue."""
+        """Return whether a consumer that has no waiting take has items, which it may requeue."""
         waiting = {request[0] for request in self._takes}
         return not self.closed and any(lease[0] not in waiting for lease in self.leases)
 
@@ -476,7 +477,7 @@ class ChannelState:
         return _copy(ranges) if any(units.item.bounded for units in ranges) else ranges
 
     def _restore(self, ranges: Sequence[RowRange]) -> None:
-        """Return taken ranges to their places. Stale rows are dropped, rows of dead processes are lost."""
+        """Put taken ranges back in their places. Stale rows are dropped, rows of dead processes are lost."""
         for units in reversed(ranges):
             _move_bounded(units, taken=False)
         self._set_waiting([*self._waiting, *self._without_stale(ranges)])
@@ -485,7 +486,7 @@ class ChannelState:
         self._lose(self._withdraw(lambda item: item.holder in self._died), self._losses)
 
     def _set_waiting(self, ranges: Iterable[RowRange]) -> None:
-        """Have these ranges wait, in order. Adjacent ranges of an item are joined."""
+        """Set the waiting ranges, in order. Adjacent ranges of an item are joined."""
         ordered, self._waiting = sorted(ranges), deque()
         self._rows = self._nbytes = self._rowless = 0
         for units in ordered:
@@ -503,7 +504,7 @@ class ChannelState:
         return matching
 
     def _without_stale(self, ranges: Iterable[RowRange]) -> list[RowRange]:
-        """Drop the rows of ranges that are too old, and return the others."""
+        """Drop the rows that are too old, and return the ranges of the others."""
         parts: dict[bool, list[RowRange]] = {False: [], True: []}
         for units in ranges:
             if units.item.bounded is None:
@@ -554,7 +555,7 @@ class ChannelState:
 
 
 def _refuse(item: Item, done: Done, answer: tuple[Any, ...]) -> None:
-    """Answer a put that is not accepted. Its rows free the quota of their staleness."""
+    """Answer a put that is not accepted. Leased rows are dropped, which frees their quota."""
     if item.bounded is not None:
         item.bounded.staleness.fail_put(len(item.bounded.versions))
     done(answer)

@@ -1,8 +1,8 @@
 """The hub: all channels and staleness managers of a process, and the peers that use them.
 
 The hub serves other processes over ``multiprocessing.connection``, with a thread for each connection. A connection
-stands for the process at its other end: the end of the connection is the death of that process. Nothing is unpickled
-before both sides have proved that they know the key of the hub.
+stands for the process at its other end: the end of the connection counts as the death of that process. Nothing is
+unpickled before both sides have proved that they know the key of the hub.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MOST_NAME_BYTES = 4096
 _log = logging.getLogger("phalanx")
 
 Answer = Callable[[int | None, Any], None]
-"""Sends a peer the ticket of its request and the answer, or None and the number of a stored item that has ended."""
+"""Function that sends a peer a ticket and its answer, or None and the number of a stored item that has ended."""
 Request = tuple[int, bool, str, str, tuple[Any, ...]]
 """Ticket, whether an answer is expected, key of the object (empty: the hub itself), verb and arguments."""
 
@@ -60,7 +60,10 @@ Leased = tuple[str, RequestId, tuple[int, ...]]
 
 
 class Hub:
-    """Executes requests of peers. Answers are delivered outside of the lock, in their order."""
+    """Channels and staleness managers by key, and the peers whose requests to them it executes.
+
+    Answers are delivered in order, outside of the lock.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +73,7 @@ class Hub:
         self._states: dict[str, ChannelState | StalenessState] = {}
 
     def connect(self, peer: str, answer: Answer) -> None:
-        """Add a process, or an inline rank. The name of this incarnation ends with "#" and a serial number."""
+        """Add a process, or an inline rank. Its name ends with "#" and a serial number, which makes it unique."""
         with self._lock:
             self._peers[peer] = answer
 
@@ -112,9 +115,9 @@ class Hub:
         else:
             done(("done", getattr(state, verb)(*args)))
         if isinstance(state, ChannelState):
-            if process.sink is not None:  # each request costs microseconds
+            if process.sink is not None:  # tested first, since a request takes only microseconds
                 count_level(state.name, *state.level())
-            if state.closed and not state.leases:  # until then it reclaims the bytes of its items
+            if state.closed and not state.leases:  # a closed channel still reclaims the bytes of leased items
                 self._states.pop(key, None)
 
     @property
@@ -164,7 +167,7 @@ class Hub:
     def _restore(
         self, channels: Mapping[str, dict[str, Any]], staleness: str | None, state: dict[str, Any]
     ) -> None:
-        """Have channels and a staleness continue from their states, unless they were used before."""
+        """Restore channels and a staleness from their states. Raises ValueError if they were used before."""
         for key in channels:
             if self._channels[key].items.submitted:
                 raise ValueError(f"an item was put into channel {self._channels[key].name!r} already")
@@ -200,7 +203,7 @@ class HubAddress(NamedTuple):
 
 
 class HubConnection:
-    """A connection. Unless ``may_wait``, sending never waits for the other end to read."""
+    """A connection between a hub and a peer. Unless ``may_wait``, sending never waits for the other end to read."""
 
     def __init__(self, sock: socket.socket, *, may_wait: bool) -> None:
         _tune(sock)
@@ -212,7 +215,7 @@ class HubConnection:
         self._poll.register(self._connection.fileno(), select.POLLOUT)
 
     def accept(self, key: bytes) -> str:
-        """Authenticate the hub's end, and return the name of the peer. Nothing is unpickled before.
+        """Authenticate both ends, as the hub, and return the name of the peer. Nothing is unpickled before.
 
         Raises:
             OSError, EOFError, AuthenticationError, ValueError: if the peer does not know the key.
@@ -222,7 +225,7 @@ class HubConnection:
         return self._connection.recv_bytes(_MOST_NAME_BYTES).decode()
 
     def introduce(self, key: bytes, name: str) -> None:
-        """Authenticate the peer's end, and send its name.
+        """Authenticate both ends, as the peer, and send its name.
 
         Raises:
             OSError, EOFError, AuthenticationError: if the hub does not know the key.
@@ -232,7 +235,7 @@ class HubConnection:
         self._connection.send_bytes(name.encode())
 
     def receive(self) -> Any:
-        """Return the next message. A peer that does not read its answers is not served further.
+        """Wait for the next message and return it. A peer with too many unread answers is not served further.
 
         Raises:
             OSError, EOFError: at the end of the connection.
@@ -302,7 +305,7 @@ def _tune(sock: socket.socket) -> None:
 
 
 class HubServer:
-    """Accepts connections to a hub, as long as its process lives."""
+    """A server that accepts connections to a hub, as long as its process lives."""
 
     def __init__(self, hub: Hub, host: str) -> None:
         self._hub = hub
@@ -354,5 +357,5 @@ class HubServer:
 
 
 def start_hub(host: str) -> HubAddress:
-    """Serve a hub of this process, which does nothing else. Its threads keep the server alive."""
+    """Serve a hub in this process, which does nothing else, and return its address. Threads keep the server alive."""
     return HubServer(Hub(), host).address

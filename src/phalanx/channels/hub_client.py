@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: Name of this process among all processes of the run.
 PROCESS = secrets.token_hex(8)
 _THREAD = BackgroundThread("phalanx-channels")
-"""Sends acknowledgements and returned leases, for which no caller waits."""
+"""Thread that sends acknowledgements and returned leases, for which no caller waits."""
 _DEFERRED_S = 0.02
 _TURNS_FOR_S = 1.0
 _DIED = ("gone", "the process that hosts it died")
@@ -52,7 +52,7 @@ _keys = itertools.count(1)
 
 R = TypeVar("R")
 _ANSWERS_WITHIN_S = 10.0
-_PROMPT_S = 0.001  # a shorter wait for another process is no entry of a trace
+_PROMPT_S = 0.001  # shorter waits for another process are not traced
 
 #: Frame of an idle thread of a ``ThreadPoolExecutor``.
 _POOL_WAITS: Any = getattr(futures, "_worker").__code__  # noqa: B009
@@ -70,7 +70,7 @@ def reclaim(number: int) -> None:
 
 
 class HubClient:
-    """Sends requests to a hub of this process."""
+    """A client of a hub of this process."""
 
     def __init__(self, hub: Hub | None) -> None:
         closers = current_closers()
@@ -102,7 +102,7 @@ class HubClient:
         """Send a request that does not wait at the hub, and return the answer."""
         try:
             return self.ask(key, verb, *args)[1].result(timeout)
-        except concurrent.futures.TimeoutError:  # the built-in one from Python 3.11 on
+        except concurrent.futures.TimeoutError:  # TimeoutError itself from Python 3.11 on
             return _SILENT
 
     def send(self, key: str, verb: str, *args: Any) -> None:
@@ -110,7 +110,7 @@ class HubClient:
         self._flush((next(self._tickets), False, key, verb, args))
 
     def send_soon(self, key: str, verb: str, *args: Any) -> None:
-        """Send a request without an answer together with the next request, or a little later. Takes no lock."""
+        """Send a request without an answer together with the next request, or a little later. Take no lock."""
         self._is_unsettled = True
         self._deferred.append((next(self._tickets), False, key, verb, args))
         self._turns_until = time.monotonic() + _TURNS_FOR_S
@@ -130,7 +130,7 @@ class HubClient:
     def _take_turn(self) -> float | None:
         """Send the deferred requests. Return the seconds until the next turn, None if there is none.
 
-        Turns follow for a while, because the start of a thread can take milliseconds.
+        Turns continue for a while, because the start of a thread can take milliseconds.
         """
         self._flush()
         return _DEFERRED_S if time.monotonic() < self._turns_until else None
@@ -149,9 +149,9 @@ class HubClient:
 
 
 class RemoteClient(HubClient):
-    """A connection to the hub of another process.
+    """A client of the hub of another process, over a connection.
 
-    When it ends, all waiting requests are answered, and the items that the hub can no longer reclaim are freed.
+    When the connection ends, waiting requests are answered, and items that the hub can no longer reclaim are freed.
     """
 
     def __init__(self, address: HubAddress) -> None:
@@ -186,7 +186,7 @@ class RemoteClient(HubClient):
             self._end()
 
     def _settle(self) -> Future[Any] | None:
-        """Return the answer that comes when the hub has executed the deferred requests, None if there were none."""
+        """Return a future that is done once the hub has executed the deferred requests; None if there were none."""
         if not self._is_unsettled:
             return None
         self._is_unsettled = False
@@ -207,9 +207,9 @@ class RemoteClient(HubClient):
 
 
 class Hubs:
-    """Hubs that this process uses: clients by remote hub, and in the shared state of each inline rank; own hubs.
+    """The hubs of this process, and its clients: for remote hubs, and for the driver and each inline rank.
 
-    On Ray, the hub of a process has a process of its own, which ends with the process.
+    On Ray, the hub of a process runs in another process, which ends with the first.
     """
 
     def __init__(self) -> None:
@@ -265,7 +265,7 @@ hubs = Hubs()
 class HubObject:
     """Handle of a channel or a staleness, whose state is at the hub of the process that created it.
 
-    A handle is pickled by its attributes. The backend is found again where the handle is used.
+    A handle is pickled without its backend, which is found again in the process that uses the handle.
     """
 
     def __init__(self, kind: str, name: str | None, backend: Backend, address: HubAddress | None) -> None:
@@ -331,7 +331,7 @@ class HubObject:
 
 
 class PendingRequest(Generic[R]):
-    """A request that may wait at a hub for ``timeout`` seconds. ``finish`` makes the result from id and answer.
+    """A request that may wait at a hub for ``timeout`` seconds. ``finish`` makes the result from request id and answer.
 
     The answer is ("hopeless", verb) if the wait could never end: no other thread uses the inline backend.
     """
@@ -349,7 +349,7 @@ class PendingRequest(Generic[R]):
         self.id, self.future = self._client.ask(owner._key, verb, *args)
 
     def result(self) -> R:
-        """Wait for the answer. An interrupted request is withdrawn."""
+        """Wait for the result. An interrupted request is withdrawn."""
         try:
             answer = self._wait()
         except BaseException:
@@ -358,7 +358,7 @@ class PendingRequest(Generic[R]):
         return self._finish(self.id, answer)
 
     async def result_async(self) -> R:
-        """Wait for the answer in an event loop."""
+        """Wait for the result in an event loop."""
         waiting = asyncio.wrap_future(self.future)
         try:
             await asyncio.wait([waiting], timeout=self._timeout)
@@ -402,7 +402,7 @@ class PendingRequest(Generic[R]):
     def _answer_within(self, seconds: float | None) -> tuple[Any, ...] | None:
         try:
             return self.future.result(seconds)
-        except concurrent.futures.TimeoutError:  # the built-in one from Python 3.11 on
+        except concurrent.futures.TimeoutError:  # TimeoutError itself from Python 3.11 on
             return None
 
 

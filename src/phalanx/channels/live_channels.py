@@ -31,7 +31,7 @@ _log = logging.getLogger("phalanx")
 
 
 def find_published(backend: Backend, name: str) -> Any | None:
-    """Return the handle of the channel of that name, None if none was published."""
+    """Return the handle of the channel ``name``, None if none was published."""
     data = backend.published(_published_key(backend, name))
     return None if data is None else pickle.loads(data)
 

@@ -36,11 +36,12 @@ def pack(channel: HubObject, value: Value, lengths: Lengths | None = None) -> Pa
     """Encode a value, and store it if it is large. ``lengths`` locates the lengths of the rows.
 
     Raises:
-        DispatchError: if the value cannot be pickled, or the store of this node has no capacity for it.
+        DispatchError: if the value cannot be pickled, its rows have no valid lengths, or the store of this node has no
+            capacity for it.
     """
     encoded = encode(value)
     rows = None
-    with contextlib.suppress(DispatchError):  # different numbers of rows: it is not made of rows
+    with contextlib.suppress(DispatchError):  # parts with different numbers of rows: not made of rows
         rows = count_rows(value)
     numbers = () if lengths is None else _row_lengths(value, lengths, rows)
     if encoded.nbytes <= settings().inline_bytes:
@@ -83,11 +84,7 @@ def source(backend: Backend, payload: Payload) -> bytes | Ref:
 
 
 def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float, ...]:
-    """Return the length of each row of an item.
-
-    Raises:
-        DispatchError: if they are not one finite number for each row.
-    """
+    """Return the length of each row of an item, which must be a finite number."""
     if callable(lengths):
         given = lengths(value)
     else:
@@ -111,7 +108,7 @@ def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float,
 def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout: float | None) -> int:
     """Reject further puts of this process, and wait until the channel needs none of its items.
 
-    With ``handoff``, the bytes of its items are moved to the hub. Return the items that are needed after the timeout.
+    With ``handoff``, the bytes of its items are moved to the hub. Return the number of items needed after the timeout.
     """
     limit = math.inf if timeout is None else time.monotonic() + timeout
     while True:
@@ -131,7 +128,7 @@ def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout:
 
 
 def leave_at_exit(client: HubClient, backend: Backend, key: str, handoff: bool) -> None:
-    """Have this rank leave the channel when it is closed. Items that are not delivered in time are lost.
+    """Have this rank leave the channel when the rank is closed. Items that are not delivered in time are lost.
 
     A rank that leaves a group which continues moves its items to the hub.
     """

@@ -24,7 +24,7 @@ class RowLease:
 
     Attributes:
         rows: number of rows.
-        version: version in training when the lease began, which new rows were generated with.
+        version: version in training when the lease began, with which new rows are generated.
     """
 
     def __init__(self, staleness: StalenessManager, lease: RequestId, rows: int, version: int) -> None:
@@ -32,7 +32,7 @@ class RowLease:
 
     @property
     def overdue(self) -> bool:
-        """True once rows of this version are too old: the producer should stop. Each reading asks the owner's hub.
+        """True once rows of this version are too old: the producer should stop. Each read sends a request to the hub.
 
         Raises:
             PhalanxError: if the owner of the manager died.
@@ -47,8 +47,8 @@ class RowLease:
             versions: version of the first token of each row, or a single version for all rows.
 
         Returns:
-            Positions of the accepted rows, from 0. Hand only these rows to the trainer. Other rows would exceed
-            ``max_lag``, or the lease had ended. They are dropped.
+            Positions of the accepted rows, from 0. Hand only these rows to the trainer. Other rows are dropped, since
+            they would exceed ``max_lag``, or the lease had ended.
 
         Raises:
             ValueError: if there are more rows than still run, or a version is not in training yet.
@@ -126,11 +126,7 @@ class RowLease:
 
 
 def _row_versions(versions: Any, rows: int) -> tuple[int, ...]:
-    """Return the version of each row.
-
-    Raises:
-        ValueError: if ``versions`` is neither a whole number nor a whole number for each row.
-    """
+    """Return the version of each row, from a whole number for all rows or for each row."""
     given = versions.tolist() if hasattr(versions, "tolist") else versions
     if not isinstance(given, Iterable) or isinstance(given, str):
         return (whole_number(given, "versions"),) * rows
@@ -141,7 +137,7 @@ def _row_versions(versions: Any, rows: int) -> tuple[int, ...]:
 
 
 def whole_number(value: Any, where: str) -> int:
-    """Return a number of rows, or a version.
+    """Return ``value`` as a number of rows, or as a version.
 
     Raises:
         ValueError: if it is not a whole number.
@@ -169,7 +165,7 @@ class StalenessManager(HubObject):
         backend: "ray" or "inline"; default as for pools.
 
     Raises:
-        DeclarationError: if a number is too small.
+        DeclarationError: if a number is not whole, or too small.
     """
 
     def __init__(
@@ -216,7 +212,8 @@ class StalenessManager(HubObject):
             timeout: maximum wait in seconds; None waits without a bound.
 
         Raises:
-            StalenessTimeout: if training was too far behind during that time. The message names the reason.
+            StalenessTimeout: if training is too far behind after ``timeout``, or can never catch up (inline, if no
+                other thread runs). The message has the reason.
             PhalanxError: if the manager was closed, or its owner died.
             ValueError: if the last of ``rows`` rows would always be too old.
         """

@@ -27,7 +27,7 @@ _OWN_REASONS = (STALE, RESTORED, NOT_SAVED, NOT_PUT)
 
 
 def count_reason(reasons: Counter[str], reason: str, number: int) -> None:
-    """Count what was dropped for a reason. Long texts are cut, and of very many reasons the later are one."""
+    """Add ``number`` to the count of a reason. Long texts are cut, and later reasons of very many share a count."""
     text = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
     is_kept = text in _OWN_REASONS or text in reasons or len(reasons) < _MOST_REASONS
     reasons[text if is_kept else "other reasons"] += number
@@ -64,7 +64,7 @@ class StalenessStats:
     waiting: int
     """Producers that wait for a lease."""
     dropped: dict[str, int]
-    """Rows by reason."""
+    """Dropped rows by reason."""
     lags: dict[int, int]
     """Trained rows by lag."""
     restored: bool = False
@@ -72,7 +72,7 @@ class StalenessStats:
 
 
 class LeaseRequest(NamedTuple):
-    """A request for a lease that waits."""
+    """A waiting request for a lease."""
 
     rows: int
     done: Done
@@ -80,7 +80,7 @@ class LeaseRequest(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class ItemRows:
-    """Versions of the rows of an item, or of rows without a channel, and the rows that were dropped."""
+    """Versions of the rows of an item, or of rows without a channel, and the rows that are too old."""
 
     staleness: StalenessState
     versions: Sequence[int]
@@ -99,7 +99,7 @@ Row = tuple[ItemRows, int]
 class ReadyRows:
     """Rows ``start`` to ``stop`` of a version in a saved state, which were accepted without a channel.
 
-    Without slots, since objects of older versions have more attributes.
+    The class has no slots, since objects of older versions have more attributes.
     """
 
     start: int
@@ -109,7 +109,7 @@ class ReadyRows:
 
 @dataclass(eq=False)
 class StalenessState:
-    """Leases, accepted rows and versions. ``evict`` has the channels drop rows that became too old."""
+    """Leases, accepted rows and versions. ``evict`` makes the channels drop rows that became too old."""
 
     max_lag: int
     rows_per_version: int
@@ -136,7 +136,7 @@ class StalenessState:
     def lease(self, request: RequestId, done: Done, rows: int) -> None:
         """Lease rows as soon as training has caught up, under the name ``request``.
 
-        Answers: ("leased", version), or ("behind", reason) and ("gone", reason).
+        The answer is ("leased", version), ("behind", reason) or ("gone", reason).
 
         Raises:
             ValueError: if the last of the rows would always be too old.
@@ -220,7 +220,7 @@ class StalenessState:
         self._admit(item)
 
     def move(self, item: ItemRows, start: int, stop: int, *, taken: bool) -> None:
-        """Move rows behind the rows that were taken before, or in front of all rows that wait."""
+        """Move taken rows behind the rows that were taken before, or requeued rows in front of all waiting rows."""
         rows = range(start, stop)
         for row in rows if taken else reversed(rows):
             if (item, row) in self._ready:
@@ -228,7 +228,7 @@ class StalenessState:
                 self._ready[item, row] = (0, place) if taken else (1, -place)
 
     def remove(self, item: ItemRows, start: int, stop: int, reason: str) -> None:
-        """Drop the rows that are ready, which frees their quota."""
+        """Drop the ready rows among rows ``start`` to ``stop``, which frees their quota."""
         self._drop(sum(self._ready.pop((item, row), None) is not None for row in range(start, stop)), reason)
 
     # Versions
@@ -256,7 +256,7 @@ class StalenessState:
         self._start()
 
     def expect(self, version: int) -> None:
-        """Note that a sync sends a version, so that rows of it may come before its end is known here."""
+        """Note that a sync sends a version: rows of it may arrive before the end of the sync is known here."""
         self.coming = max(self.coming, version)
 
     # Reports
@@ -283,7 +283,7 @@ class StalenessState:
         versions = [saved.version for saved in state["outside"] for _ in range(saved.start, saved.stop)]
         outside = ItemRows(self, versions, in_channel=False)
         for item, row in (*((outside, index) for index in range(len(versions))), *rows):
-            if not item.is_stale(row):  # it was taken, and was trained on
+            if not item.is_stale(row):  # a stale row was taken, and was trained on
                 self._ready[item, row] = 1, next(self._places)
         self._drop(stats.rows.running, RESTORED)
         self._drop(stats.rows.ready - len(self._ready), NOT_SAVED)
@@ -350,7 +350,7 @@ class StalenessState:
                 done += 1
 
     def _drop_stale(self) -> None:
-        """Drop the accepted rows whose lag would exceed ``max_lag``, also in their items. Later rows move up."""
+        """Drop the accepted rows whose lag would exceed ``max_lag``, and mark them in items. Later rows move up."""
         kept = dropped = 0
         for item, row in self._ordered():
             if self._is_late(item.versions[row], kept):

@@ -1,4 +1,4 @@
-"""``px.checkpoint.CheckpointManager``: a run of several groups, saved as a single commit and resumed from there."""
+"""``px.checkpoint.CheckpointManager``: a run of several groups, saved as a single commit and resumed from it."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _VERB = "px.checkpoint.CheckpointManager"
 
 _log = logging.getLogger("phalanx")
 _Versions = Mapping[tuple[str, str], int]
-"""Numbers of weights by role and name."""
+"""Versions of weights by role and name."""
 
 
 class CheckpointManager:
-    """All that a run needs to continue: groups, the driver's own state, channels, staleness; saved as a single commit.
+    """Checkpoints of a run: groups, the driver's own state, channels and staleness, saved as a single commit.
 
     A run that ends at any point, also during a save, continues from its last complete step::
 
@@ -59,18 +59,18 @@ class CheckpointManager:
             train(...)
             run.save(step)
 
-    Only this process may write to the path until :meth:`close`, or its end.
+    Only this process may write to the path until it calls :meth:`close` or ends.
 
     Args:
         path: a path that the driver and all ranks share, or a URL that fsspec knows ("s3://bucket/run").
         groups: groups, or roles of groups, by the names under which they are saved.
-        state: of the driver: an object with ``state_dict()`` and ``load_state_dict()``, a random generator, or a dict
-            of such objects and of plain values. Objects are loaded in place; plain values are put back into the dict.
-            The random numbers of ``random``, numpy and torch are always saved.
-        channels: channels of this driver, with all items. Items without an acknowledgement are requeued.
-        staleness: of this driver. Running leases are dropped, and accepted rows if no channels are given;
+        state: state of the driver: an object with ``state_dict()`` and ``load_state_dict()``, a random generator, or a
+            dict of such objects and of plain values. Objects are loaded in place; plain values are put back into the
+            dict. The generators of ``random``, numpy and torch are always saved.
+        channels: channels of this driver, saved with all items. A resume requeues items without an acknowledgement.
+        staleness: manager of this driver. A resume drops running leases and, if no channels are given, accepted rows;
             their quota is released.
-        keep: complete steps to keep; None: all.
+        keep: number of complete steps to keep; None: all.
 
     Raises:
         CheckpointLocked: if another driver has the path; the error names it.
@@ -106,7 +106,7 @@ class CheckpointManager:
         self._pending: SaveFuture[Step] | None = None
         self._closed = False
         self.save = RunSave(self)
-        """``run.save(step)`` saves and waits; ``run.save.submit(step)`` continues during the next steps."""
+        """``run.save(step)`` saves and waits; ``run.save.submit(step)`` writes during the next steps."""
         self._lock = PathLock.acquire(Storage(self.path))
 
     def resume(
@@ -114,23 +114,23 @@ class CheckpointManager:
     ) -> int | None:
         """Restore everything as it was at the last complete step, or at the given step.
 
-        Call it after groups, channels and staleness were created, and before anything moves. Everything is checked
+        Call it after groups, channels and staleness were created, and before they are used. Everything is checked
         before anything is changed. Roles that generate with synced weights need a sync before they generate, unless
-        their groups belong to the run. Versions of weights never go back.
+        their groups belong to the run. Versions of weights never decrease.
 
         Args:
-            step: its number; None: the step that was committed last.
-            parts: by name of a group, the outermost keys of its state to load, such as ``{"policy": ["model",
+            step: number of the step; None: the step that was committed last.
+            parts: outermost keys of the state to load, by name of the group, such as ``{"policy": ["model",
                 "optimizer"]}`` on another number of ranks, where values that differed by rank cannot be restored.
 
         Returns:
-            The step; None if nothing was saved yet.
+            The number of the step; None if nothing was saved yet.
 
         Raises:
             CheckpointMismatch: if the run has other groups, channels or names than the saved run.
             CheckpointCorrupted: if a file is missing or differs. Other steps may be complete: :meth:`steps`.
             CheckpointError: if the step does not exist.
-            DeclarationError: if items passed through a channel already.
+            DeclarationError: if a channel or the staleness was used already, or the manager is closed.
         """
         self._check_open()
         for name, names in (parts or {}).items():
@@ -208,7 +208,7 @@ class CheckpointManager:
 
 
 class RunSave:
-    """The function ``run.save``."""
+    """The callable ``run.save``."""
 
     def __init__(self, run: CheckpointManager) -> None:
         self._run = run
@@ -222,7 +222,7 @@ class RunSave:
             The step: its ``number``, ``folder``, ``files``, and ``seconds`` until the commit.
 
         Raises:
-            CheckpointError: if the path cannot be written, or not all see it. The steps before stay complete.
+            CheckpointError: if the path cannot be written, or not all ranks see it. The steps before stay complete.
             WorkerDiedError: if a rank died. The steps before stay complete.
         """
         return self._run._begin(step)()
@@ -230,10 +230,10 @@ class RunSave:
     def submit(self, step: int) -> SaveFuture[Step]:
         """Save everything as it is now, and write it during the calls that follow.
 
-        Return when each rank has copied its part. The save before is waited for.
+        Return when each rank has copied its part. Wait for the previous save before.
 
         Raises:
-            CheckpointError: as of a call, or if the save before failed.
+            CheckpointError: as ``run.save(step)``, or if the previous save failed.
         """
         cancelled = threading.Event()
         work = self._run._begin(step, cancelled)
@@ -299,13 +299,13 @@ class _DriverPart:
         writer.write(_CHANNELS, pickle.dumps(content, 5))
 
     def load(self, step: Step) -> Callable[[], None]:
-        """Read the content, check that it fits, and return a function that restores it. Versions never go back.
+        """Read the content, check that it fits, and return a function that restores it. Versions never decrease.
 
         Raises:
             CheckpointMismatch: if the run has other names of groups, state or channels, or a staleness and the step
                 has none, or vice versa.
             CheckpointError: if a value of the state cannot be unpickled here.
-            DeclarationError: if items passed through a channel already.
+            DeclarationError: if a channel or the staleness was used already.
         """
         if _DRIVER not in step.parts:
             raise CheckpointMismatch(
@@ -367,7 +367,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _newest(versions: _Versions, others: _Versions) -> dict[tuple[str, str], int]:
-    """Return the last version of each name; versions count from 1."""
+    """Return the later of the two versions of each name; versions count from 1."""
     return dict(Counter(versions) | Counter(others))
 
 
@@ -391,7 +391,7 @@ def _read_format_1(step: Step) -> dict[str, _Versions]:
 
 
 class _Format1(pickle.Unpickler):
-    """Reads the file of format 1, whose classes were removed."""
+    """An unpickler for the file of format 1, whose classes were removed."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         try:

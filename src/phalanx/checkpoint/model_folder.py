@@ -51,7 +51,7 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
 
     def elements(self, folder: str, mode: Any, offsets: Sequence[int], sizes: Sequence[int]) -> Any:
-        """Return a box of the tensor as bytes in the memory of the file, with a last dimension for an element."""
+        """Return a box of the tensor as bytes that are mapped to the file; the last dimension is an element."""
         shape = (*self.shape, self.dtype.itemsize)
         file: Any = np.memmap(f"{folder}/{self.relative_path}", np.uint8, mode, self.start, shape)
         return file[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))]
@@ -62,10 +62,10 @@ def create_files(
 ) -> dict[str, Place]:
     """Create a folder of files of at most ``shard_bytes``; a larger tensor has its own file. Return the places.
 
-    Files are created in their size: a write to a file of a full disk would kill the rank (SIGBUS).
+    Files are created at full size: on a full disk, a write to a mapped file would kill the rank (SIGBUS).
 
     Raises:
-        CheckpointError: if the format lacks a type.
+        CheckpointError: if the format does not have the type of a tensor.
     """
     files: list[dict[str, Any]] = [{}]
     ends = [0]
@@ -111,7 +111,7 @@ def _places(file: str, content: Mapping[str, Any], start: int) -> dict[str, Plac
 def write_boxes(
     folder: str, plan: dcp.SavePlan, planner: dcp.SavePlanner, places: Mapping[str, Place]
 ) -> int:
-    """Write the items of a rank's plan into files that exist in their size. Return the bytes.
+    """Write the items of a rank's plan into files of :func:`create_files`. Return the bytes written.
 
     Raises:
         CheckpointError: if a file cannot be written.
@@ -130,10 +130,10 @@ def write_boxes(
 
 
 def read_model(folder: str) -> StoredState:
-    """Read the headers of a folder.
+    """Read the state of a model from the headers of a folder's files.
 
     Raises:
-        CheckpointCorrupted: if a file is none of safetensors, or is missing.
+        CheckpointCorrupted: if a file is missing, or is not a safetensors file.
         CheckpointError: if there are no files.
     """
     files = _model_files(folder)
@@ -153,11 +153,7 @@ def read_model(folder: str) -> StoredState:
 
 
 def _model_files(folder: str) -> list[str]:
-    """Return the files of the model, chosen as transformers does: others may be beside them, in another layout.
-
-    Raises:
-        CheckpointCorrupted: if the index is damaged, or a file that it names is missing.
-    """
+    """Return the files of the model, chosen as by transformers: the folder may have other files in another layout."""
     found = [name for name in Storage(folder).names() if name.endswith(".safetensors")]
     index = Storage(folder).read(INDEX)
     if "model.safetensors" in found or index is None:

@@ -1,4 +1,4 @@
-"""Planners of torch's distributed checkpoint (DCP), driven by the driver without a process group.
+"""Planners for torch's distributed checkpoint (DCP), coordinated by the driver without a process group.
 
 To save, each rank makes a plan of its leaves, and the driver merges the plans: each box is written once, and values
 that differ by rank are written by each rank under a key of its own.
@@ -36,12 +36,12 @@ _Offer = tuple[Path, str | None]
 
 
 def rank_key(key: str, rank: int) -> str:
-    """Return the key of a leaf that differs by rank."""
+    """Return the key of a rank's value of a leaf that differs by rank."""
     return f"{key} of rank {rank}"
 
 
 def value_digest(value: Any) -> str:
-    """Return a digest by which ranks compare a value: equal for equal values, even if other parts share memory."""
+    """Return a digest to compare a value between ranks: equal for equal values, even if other parts share memory."""
     stream = io.BytesIO()
     pickler = _DigestPickler(stream, 5)
     pickler.fast = True  # without references to parts that occurred before
@@ -63,12 +63,12 @@ class _DigestPickler(pickle.Pickler):
 
 
 class SavePlanner(dcp.DefaultSavePlanner):
-    """The planner of a rank.
+    """The planner of a rank's save.
 
     Args:
-        leaves: by key: path, and a :class:`LocalTensor` or a value.
-        rank: place of the rank in the group that saves.
-        alone: no other rank saves, so that no digests are compared.
+        leaves: path and value (of tensors, a :class:`LocalTensor`) of each leaf by key.
+        rank: index of the rank among the ranks that save.
+        alone: True if no other rank saves: no digests are compared.
     """
 
     def __init__(self, leaves: Mapping[str, tuple[Path, Any]], rank: int, *, alone: bool) -> None:
@@ -155,7 +155,7 @@ def merge_plans(plans: Sequence[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], dcp.
     """Merge the plans of all ranks on the driver. Return each rank's part, and the metadata of the files.
 
     Raises:
-        CheckpointError: if ranks contradict each other, or hold only a part of a tensor.
+        CheckpointError: if ranks contradict each other, or together hold only a part of a tensor.
     """
     offers: dict[str, dict[int, _Offer]] = {}
     for rank, plan in enumerate(plans):
@@ -201,7 +201,7 @@ def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int) -> bool:
 
 
 def _check_tensors(plans: Sequence[dcp.SavePlan]) -> None:
-    """Check that ranks mean the same global tensor, and that their boxes cover it. DCP takes the first size."""
+    """Check that ranks mean the same global tensor, and that their boxes cover it. DCP does not compare sizes."""
     first: dict[str, tuple[tuple[torch.dtype, list[int]], int]] = {}
     boxes: dict[str, dict[torch.Size, torch.Size]] = {}
     for rank, plan in enumerate(plans):
@@ -236,14 +236,14 @@ def _some(ranks: Sequence[int]) -> str:
 
 
 class LoadPlanner(dcp.LoadPlanner):
-    """The planner of a rank: fills tensors, and keeps values.
+    """The planner of a rank's load, which fills tensors and keeps values.
 
     Args:
-        metadata: of the files.
-        targets: tensors to fill and values to read (None), by key in the files.
+        metadata: metadata of the files.
+        targets: tensors to fill, or None for values to read, by key in the files.
 
     Attributes:
-        values: that were read, by key.
+        values: values that were read, by key.
     """
 
     def __init__(self, metadata: dcp.Metadata, targets: Mapping[str, LocalTensor | None]) -> None:

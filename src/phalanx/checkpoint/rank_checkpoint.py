@@ -1,4 +1,4 @@
-"""A rank's part of saves and loads: handlers that the driver runs, and the state between them."""
+"""A rank's part of saves and loads: handlers that the driver runs, and the state that they share."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ CONTINUE = "continue"
 """Name of a file that the driver removes to end a submitted save."""
 _LOOK_S = 0.25
 _PLANS = 16
-"""Plans of saves and loads that a rank remembers; a failed plan is never used."""
+"""Maximum number of plans that a rank remembers. Plans of failed saves and loads are never recalled."""
 NOTE = "rank-{}.pickle"
-"""File by which a rank reports that its thread has ended: empty before, missing after a full disk."""
+"""Name of the file by which a rank's thread reports its end: empty before, missing if the disk is full."""
 
 
 def role_title(role: str) -> str:
@@ -39,7 +39,7 @@ def role_title(role: str) -> str:
 
 
 class LoadReport(NamedTuple):
-    """Files that a rank reads, and folders and keys of values that it does not take."""
+    """Files that a rank reads, and (folder, key) of the values that it does not take."""
 
     files: set[str]
     left: set[tuple[str, str]]
@@ -49,7 +49,7 @@ class RankCheckpoint:
     """The state of a rank between handlers.
 
     Attributes:
-        buffers: runtime memory for copies, by role.
+        buffers: host memory for copies, by role, which saves reuse.
         thread: writes the copies of the last submitted save.
     """
 
@@ -70,7 +70,7 @@ class RankCheckpoint:
             del self._plans[old]
 
     def recall(self, name: str) -> Any:
-        """Return a plan, once."""
+        """Return a plan and forget it."""
         if name not in self._plans:
             raise CheckpointError("this rank was restarted after the save or load was planned; call it again")
         return self._plans.pop(name)
@@ -82,11 +82,11 @@ def plan_save(
     """Plan a save of this rank, by role.
 
     Args:
-        index: the rank's place in the group that saves.
-        save: identifies the save.
+        index: index of the rank among the ranks that save.
+        save: unique name of the save.
         role: the role to save; "": each role with a state.
-        alone: no other rank saves.
-        model: save the model alone, with keys relative to it. A state without a model is itself the model.
+        alone: True if no other rank saves.
+        model: True to save the model alone, with keys relative to it. A state without a model is the model.
     """
     planners: dict[str, SavePlanner] = {}
     for name, state in states_of(runtime.context, runtime.instances, runtime.device, role).items():
@@ -106,7 +106,10 @@ def _has_model(leaves: Mapping[str, tuple[Path, Any]]) -> bool:
 def write(
     runtime: WorkerRuntime, plans: Mapping[str, SavePlan], save: str, folders: Mapping[str, str], notes: str
 ) -> dict[str, WrittenItems] | None:
-    """Write this rank's part of a planned save, by role; with ``notes``, copy it for a thread that writes it."""
+    """Write this rank's part of a planned save, and return the items by role.
+
+    With ``notes``, a folder for reports, a thread writes a copy of the part.
+    """
     rank = RankCheckpoint.of(runtime)
     if rank.thread is not None:
         rank.thread.join()
@@ -133,12 +136,12 @@ def write(
 
 
 def _write_and_report(write_files: Callable[[Callable[[], None]], Any], notes: Storage, note: str) -> None:
-    """Write files, checking before each block that the driver wants them, and report to the driver by a note."""
+    """Write files, checking before each block that the driver still wants them, and report to the driver by a note."""
     next_look = 0.0
 
     def check() -> None:
         nonlocal next_look
-        if time.monotonic() >= next_look:  # a look may be a request to a store
+        if time.monotonic() >= next_look:  # not for each block: reading may be a request to a store
             next_look = time.monotonic() + _LOOK_S
             if notes.read(CONTINUE) is None:
                 raise CheckpointError("the save was given up before it was written")
@@ -150,13 +153,13 @@ def _write_and_report(write_files: Callable[[Callable[[], None]], Any], notes: S
     try:
         notes.write(note, pickle.dumps(report))
     except PhalanxError:
-        notes.remove(note)  # which needs no space on a full disk
+        notes.remove(note)  # reports a full disk, and needs no space on it
 
 
 def write_model(
     runtime: WorkerRuntime, plan: SavePlan, folder: str, role: str, places: Mapping[str, Place]
 ) -> int:
-    """Write this rank's boxes of a model into safetensors files that exist, and the configuration. Return the bytes."""
+    """Write this rank's boxes of a model into existing files, rank 0 also the configuration. Return the bytes."""
     planner: SavePlanner = RankCheckpoint.of(runtime).recall(folder)[role]
     if planner.rank == 0:
         worker = runtime.instances[role]
@@ -172,15 +175,15 @@ def write_model(
 def plan_load(
     runtime: WorkerRuntime, index: int, load: str, sources: Mapping[str, StoredState]
 ) -> LoadReport:
-    """Check that the saved state fits, and change nothing.
+    """Plan a load: check that the saved states fit, and change nothing.
 
     Args:
-        index: the rank's place in the group that loads.
-        load: identifies the load.
+        index: index of the rank among the ranks that load.
+        load: unique name of the load.
         sources: saved states by role.
 
     Raises:
-        CheckpointMismatch: if it does not fit.
+        CheckpointMismatch: if a state does not fit.
     """
     reads: list[Callable[[], int]] = []
     report = LoadReport(set(), set())
@@ -203,9 +206,9 @@ def _planned(
     report: LoadReport,
     loaded: Callable[[], None],
 ) -> Callable[[], int]:
-    """Return a function that reads the state of a role and returns the bytes of its tensors. Add to the report.
+    """Return a function that reads the state of a role and returns the bytes of its tensors. Add to ``report``.
 
-    ``loaded`` is called once the model was read.
+    The function calls ``loaded`` if it has read a part of the model.
     """
     if stored.read is read_boxes and _has_model(state.leaves()):
         stored = stored.as_part("model")
@@ -246,6 +249,6 @@ def damaged_files(runtime: WorkerRuntime, files: Mapping[str, FileFacts], folder
 
 
 def load(runtime: WorkerRuntime, load: str) -> int:
-    """Read the planned load, and give it to the workers. Return the bytes of its tensors."""
+    """Load the planned states into the workers. Return the bytes of their tensors."""
     reads: list[Callable[[], int]] = RankCheckpoint.of(runtime).recall(load)
     return sum(read() for read in reads)

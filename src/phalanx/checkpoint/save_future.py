@@ -26,7 +26,7 @@ _open: set[SaveFuture[Any]] = set()
 def finish_open_saves() -> None:
     """Wait for submitted saves at the end of the script, and log unread errors.
 
-    Each save registers it again, so that it runs before the exit hooks that stop the ranks.
+    Each save registers this function again, so that it runs before the exit hooks that stop the ranks.
     """
     for future in list(_open):
         error = future.exception()
@@ -37,10 +37,10 @@ def finish_open_saves() -> None:
 class SaveFuture(Awaited[T]):
     """A save in a thread of the driver. ``result()`` waits for it, ``await`` waits in an event loop.
 
-    ``px.gather`` accepts it next to futures of calls. A process that ends waits for it.
+    ``px.gather`` accepts it next to futures of calls. A process waits for its saves before it ends.
 
     Attributes:
-        title: of the save, for messages.
+        title: title of the save, for messages.
         was_read: True once the caller has read the result or the error.
     """
 
@@ -62,10 +62,12 @@ class SaveFuture(Awaited[T]):
         """Wait for the end of the save, and return its result.
 
         Args:
-            timeout: seconds to wait at most. The save continues after them.
+            timeout: maximum seconds to wait. The save continues afterwards.
 
         Raises:
-            CallTimeout: if the save has not ended. As ``px.save``.
+            CallTimeout: if the save has not ended in time.
+            CallCancelled: if the save was cancelled.
+            PhalanxError: as ``px.save``.
         """
         self.exception(timeout)
         return self._future.result()

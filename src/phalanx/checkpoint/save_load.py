@@ -48,9 +48,9 @@ from phalanx.weights.sync_pairs import Ranks
 Format = Literal["steps", "hugging face"]
 
 _POLL_S = (0.005, 0.1)
-"""Seconds between looks for reports: at first, and at last."""
+"""Seconds between polls for reports: minimum and maximum."""
 _STOP_S = 60.0
-"""Seconds to wait for threads that stop. The next save removes what they still write."""
+"""Seconds to wait for threads to stop. The next save removes files that they still write."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +58,10 @@ class CheckpointInfo:
     """A step that was saved or loaded.
 
     Attributes:
-        step: its number.
-        folder: of its files.
+        step: number of the step.
+        folder: folder of the files.
         nbytes: bytes of the ranks' files, or bytes of the tensors that the ranks loaded.
-        seconds: until the commit, or until all ranks had the state.
+        seconds: time until the commit, or until all ranks had the state.
     """
 
     step: int
@@ -95,23 +95,23 @@ class _Save:
         """Save the state of a group's workers as a step of ``path``: complete, or not at all.
 
         The state is declared by ``px.register_state``; by default it is the worker's ``state_dict()``. Each role of a
-        colocated group is saved by its name; one without a state is left out, with a warning. Sharded tensors
+        colocated group is saved by its name; a role without a state is left out, with a warning. Sharded tensors
         (DTensor, Megatron's, declared boxes) are written once, each box by a rank that holds it. Other values are
         written once if they are equal on all ranks, and by rank if they differ.
 
         Args:
             group: a group, a role of it such as ``group.actor``, or some of its ranks.
             path: a path that the driver and all ranks share, or a URL that fsspec knows. Each step is a folder.
-            step: number of the step. A step of that number stays until this step is complete.
-            keep: complete steps to keep in ``path``, this step included; None: all.
+            step: number of the step. An earlier step of that number stays until this step is complete.
+            keep: number of complete steps to keep in ``path``, this step included; None: all.
             format: "hugging face" writes the model alone, as a new folder of safetensors files.
-            shard_bytes: of such a file at most, unless it has a single tensor.
+            shard_bytes: maximum bytes of a safetensors file that has several tensors.
 
         Raises:
             CheckpointError: if the path cannot be written, the disk is full, the workers have no state, or ranks
                 contradict each other. Nothing of this step is left, and the steps before stay complete.
             CheckpointLocked: if another driver writes there.
-            WorkerDiedError, RemoteCallError: as of calls. Nothing of this step is left either.
+            WorkerDiedError, RemoteCallError: as ``CallFuture.result``. Nothing of this step is left either.
         """
         ranks = checked_group(group, "px.save")
         began = time.monotonic()
@@ -127,11 +127,11 @@ class _Save:
     def submit(
         self, group: Ranks, path: str | os.PathLike[str], *, step: int = 0, keep: int | None = None
     ) -> SaveFuture[CheckpointInfo]:
-        """Save as a call does, while threads of the ranks write during the calls that follow.
+        """Save as ``px.save`` does, while threads of the ranks write during the calls that follow.
 
-        Return once each rank has a copy of its part, which waits for the calls before. The memory of the copies is
-        kept for the next save. A second save to the same path waits for the end of the first. The step is complete
-        when the future is done.
+        Return once each rank has copied its part, after its earlier calls. The memory of the copies is kept for the
+        next save. A second save to the same path waits for the end of the first. The step is complete when the future
+        is done.
         """
         ranks = checked_group(group, "px.save.submit")
         cancelled = threading.Event()
@@ -163,24 +163,24 @@ def load(
 ) -> CheckpointInfo:
     """Load a step of ``px.save`` or ``px.checkpoint.CheckpointManager``, bit for bit, into workers of any sharding.
 
-    First every rank checks that all fits, and the files are compared with their digests. Nothing is changed before.
-    Tensors are written in place. On another number of ranks, each rank takes the random generators of its number, and
-    a rank without any keeps its own.
+    Before anything is changed, every rank checks that the state fits, and the files are compared with their digests.
+    Tensors are written in place. On another number of ranks, each rank takes the saved random generators of its own
+    number; a rank for which none were saved keeps its generators.
 
     Args:
         group: a group, a role of it, or some of its ranks; the number of ranks may differ.
         path: as for ``px.save``.
         step: number of the step; None: the step that was committed last.
         parts: outermost keys of the states to load, such as ``["model", "optimizer"]``; None: all.
-        name: of the group in a ``px.checkpoint.CheckpointManager``; None: the group's own name, or the only name.
+        name: name of the group in a ``px.checkpoint.CheckpointManager``; None: the group's own name, or the only name.
         format: "hugging face": ``path`` is a folder of safetensors files for the model alone, without digests.
 
     Raises:
-        CheckpointMismatch: if the step does not fit: names, shapes, types, or other values that differed by rank and
-            the number of ranks is different. Nothing was changed.
+        CheckpointMismatch: if names, shapes or types do not fit, or values other than random generators differed by
+            rank and the number of ranks is different. Nothing was changed.
         CheckpointCorrupted: if a file is missing or differs. Nothing was changed.
         CheckpointError: if there is no such step, or ranks do not see the path.
-        WorkerDiedError, RemoteCallError: as of calls.
+        WorkerDiedError, RemoteCallError: as ``CallFuture.result``.
     """
     ranks = checked_group(group, "px.load")
     check_parts("px.load", parts)
@@ -275,13 +275,11 @@ def begin_save(
     """Begin a step with groups, roles or ranks. The returned function waits for the ranks, and commits.
 
     Args:
-        groups: by name; "" for a single group without a name.
-        path: of the run.
-        step: its number.
-        keep: complete steps to keep; None: all.
+        groups: groups, roles or ranks by name; "" for a single group without a name.
+        path, step, keep: as for :class:`StepWriter`.
         cancelled: if given, ranks copy their state before this function returns, and threads write the copies until
             it is set, which ends the save. None: the ranks write before they take other calls.
-        add: adds further files to the step.
+        add: function that adds further files to the step.
     """
     writer = StepWriter(path, step, keep)
     saves: list[_GroupSave] = []
@@ -324,13 +322,13 @@ class _GroupSave:
     """A group's part of a step: the ranks have planned it, and write or copy it.
 
     Args:
-        group: a group, a role of it, or some of its ranks.
-        writer: of the step.
-        prefix: of the folders in the step, such as "groups/policy/"; each role has one.
-        staged: ranks copy their part, and a thread writes the copy.
+        writer: writer of the step.
+        prefix: prefix of the folders of roles in the step, such as "groups/policy/".
+        staged: True if ranks copy their part, and a thread writes the copy.
 
     Raises:
-        CheckpointError: if the workers have no state, or contradict each other. As ``CallFuture.result``.
+        CheckpointError: if the workers have no state, or contradict each other.
+        PhalanxError: as ``CallFuture.result``.
     """
 
     def __init__(self, group: Ranks, writer: StepWriter, prefix: str, *, staged: bool) -> None:
@@ -375,9 +373,9 @@ class _GroupSave:
         return reports
 
     def _reports(self) -> Generator[list[Any]]:
-        """Yield the reports of the ranks' threads until all are there: items by role, or the text of an error.
+        """Yield the reports of the ranks' threads until all have arrived: items by role, or the text of an error.
 
-        Threads report by a file, since a call would wait for the calls that a rank has.
+        Threads report by a file, since a call would wait for the rank's earlier calls.
         """
         reports: list[Any] = [None] * len(self.group.ranks)
         pause = _POLL_S[0]
@@ -399,8 +397,8 @@ class _GroupSave:
         return "it died" if died else None
 
     def abandon(self) -> None:
-        """Return once no rank writes any more, so that the files may be removed."""
-        with contextlib.suppress(Exception):  # it was raised before
+        """Wait until no rank writes any more, but at most 60 s, so that the files may be removed."""
+        with contextlib.suppress(Exception):  # the caller has the first error already
             self.call.result(None)
         until = time.monotonic() + _STOP_S
         with contextlib.suppress(CheckpointError):
@@ -430,10 +428,9 @@ class _GroupSave:
 
 
 class GroupLoad:
-    """The load of a saved state into a group: planned, verified and read one after the other.
+    """The load of a saved state into a group: it is planned, then verified, then read.
 
     Args:
-        group: a group, a role of it, or some of its ranks.
         sources: saved states by role.
         step: the step with the states; None for a folder, whose files have no digests.
     """
@@ -449,7 +446,8 @@ class GroupLoad:
         """Return the load of a group that was saved under ``name``; None: the group's own name, or the only name.
 
         Raises:
-            CheckpointMismatch: if the step has other groups, roles or parts, or values that other ranks had.
+            CheckpointMismatch: if the step has other groups, roles or parts, or values differed by rank and the number
+                of ranks is different.
         """
         found = _saved_parts(group, step, name)
         states = {role: read_stored(step, part).select(parts) for role, part in found.items()}
@@ -492,7 +490,7 @@ class GroupLoad:
         tokens = [self._token] * len(self._group.ranks)
         try:
             return sum(_call_ranks(self._group, f"{self._title}: read", handlers.load, tokens))
-        except CheckpointCorrupted as error:  # a file is gone since it was verified
+        except CheckpointCorrupted as error:  # a file was removed after it was verified
             raise error if self._step is None else self._step.corrupted(error.files) from None
 
 
@@ -501,7 +499,8 @@ def load_groups(loads: Sequence[GroupLoad]) -> int:
 
     Raises:
         CheckpointMismatch: if something does not fit. No rank of any group was changed.
-        CheckpointCorrupted: if a file is missing or differs. No rank was changed. As ``CallFuture.result``.
+        CheckpointCorrupted: if a file is missing or differs. No rank was changed.
+        PhalanxError: as ``CallFuture.result``.
     """
     for load in loads:
         load.plan()
@@ -511,7 +510,7 @@ def load_groups(loads: Sequence[GroupLoad]) -> int:
 
 
 def check_parts(verb: str, parts: Any) -> None:
-    """Check that parts are a list of names: a text would be taken for its letters."""
+    """Raise ``DeclarationError`` if ``parts`` is a string, which would be taken as a list of its letters."""
     if isinstance(parts, str):
         raise DeclarationError(f"{verb}(parts={parts!r}): give a list of names, such as [{parts!r}]")
 
@@ -557,7 +556,7 @@ def _saved_parts(group: Ranks, step: Step, name: str | None) -> dict[str, str]:
 
 
 def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
-    """Write the model of a role into a new folder. Each rank writes its boxes. Return the bytes.
+    """Write the model of a role into a new folder. Each rank writes its boxes. Return the bytes written.
 
     Raises:
         CheckpointError: if the folder exists, cannot be written, or the state is no model.
@@ -596,7 +595,7 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
 def _tensors(
     group: Ranks, offered: Sequence[SavePlan], metadata: Metadata
 ) -> dict[str, TensorStorageMetadata]:
-    """Return the tensors of a model, if it has only tensors, and no tensor that differs by rank."""
+    """Return the tensors of a model, after a check that the state has only tensors, and none that differs by rank."""
     stored = metadata.state_dict_metadata
     tensors = {name: one for name, one in stored.items() if isinstance(one, TensorStorageMetadata)}
     values = sorted(stored.keys() - tensors.keys())

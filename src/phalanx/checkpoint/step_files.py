@@ -1,6 +1,6 @@
-"""Files of a rank, digested while torch's distributed checkpoint writes them, and past the page cache.
+"""Files of a rank, which torch's distributed checkpoint writes: digested, and written past the page cache.
 
-A copy into the page cache takes a core, which the training step next to a submitted save needs.
+A copy into the page cache takes a core, which the training step needs during a submitted save.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WrittenItems = tuple[list[WriteResult], dict[str, FileFacts]]
 
 
 class DirectFile(io.FileIO):
-    """A new file, written in blocks past the page cache where the file system allows it."""
+    """A new file, written in blocks past the page cache if the file system allows it."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "w")
@@ -59,7 +59,7 @@ class DirectFile(io.FileIO):
         try:
             fcntl.fcntl(self.fileno(), fcntl.F_SETFL, flags | _O_DIRECT if on else flags & ~_O_DIRECT)
             self._is_direct = on
-        except OSError:  # not every file system can
+        except OSError:  # not every file system supports it
             self._is_direct = False
 
 
@@ -111,11 +111,11 @@ class OutputStream(io.RawIOBase):
 
 
 class StepFiles:
-    """The files of a folder: the part of a ``FileSystemBase`` of torch that writes and reads of data use.
+    """The files of a folder, with the methods of torch's ``FileSystemBase`` that write and read data.
 
     Args:
         folder: an absolute path or a URL.
-        check: called before each block; raises to stop the writing.
+        check: function that is called before each block, and raises an error to stop the writing.
     """
 
     def __init__(self, folder: str, check: Callable[[], object] = lambda: None) -> None:
@@ -161,7 +161,7 @@ def write_items(
         with storage_errors(folder, "written"), _without_crc32():
             results = writer.write_data(plan, planner).value()
     except CheckpointError:
-        with suppress(CheckpointError):  # its remains take space that a note of the error may need
+        with suppress(CheckpointError):  # frees space that a note of the error may need
             Storage(folder).remove(f"{plan.storage_data.prefix}0.distcp")
         raise
     if len(results) != len(plan.items):
@@ -171,11 +171,11 @@ def write_items(
 
 @contextmanager
 def _without_crc32() -> Generator[None]:
-    """Leave the CRC32 of each tensor out, a third of the processor time of a save: every file has a digest.
+    """Omit the CRC32 of each tensor, a third of the processor time of a save: every file has a digest.
 
-    ``torch.load`` does not check it. The option is global: a file that another thread writes meanwhile lacks it too.
+    ``torch.load`` does not check it. The option is global: files that other threads write now lack the CRC32 too.
     """
-    changes = torch.serialization.get_crc32_options()  # else another save does, and restores it
+    changes = torch.serialization.get_crc32_options()  # False if another save has changed the option
     torch.serialization.set_crc32_options(False)
     try:
         yield

@@ -33,7 +33,7 @@ from phalanx.wire.value import as_integer
 MANIFEST = "manifest.json"
 FORMAT = 2
 READABLE = (1, 2)
-"""Steps of format 1 have a ``catalogue.json`` beside each ``.metadata``; see `phalanx.checkpoint.stored_state`."""
+"""Steps of format 1 have a ``catalogue.json`` next to each ``.metadata``; see `phalanx.checkpoint.stored_state`."""
 
 _FACTS = ("serial", "at", "seconds", "parts")
 """Fields of a step that its manifest has under the same names."""
@@ -48,16 +48,16 @@ _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a path, as its folder and its manifest show it.
+    """A step of a path, as described by its folder and its manifest.
 
     Attributes:
         storage: folder of the step.
         number: number that the caller gave.
-        serial: number of the commit among all of the path, from 1. The last commit is resumed by default. 0 if there
-            is no manifest, or none that can be read.
+        serial: number of the commit among all commits of the path, from 1. The last commit is resumed by default. 0 if
+            there is no manifest, or it cannot be read.
         at: time of the commit, in seconds since 1970.
-        seconds: from the opening of the step to its commit.
-        files: by name relative to the step's folder.
+        seconds: seconds from the begin of the step to its commit.
+        files: facts of the files, by name relative to the step's folder.
         parts: descriptions of its parts, as JSON data by name.
         faults: names of files that are missing or have another size.
         why: error of a manifest that cannot be read.
@@ -131,20 +131,20 @@ class Step:
         )
 
     def remove(self) -> None:
-        """Remove the manifest first: a removal that ends early leaves no step that looks complete."""
+        """Remove the step, its manifest first: an interrupted removal leaves no step that looks complete."""
         self.storage.remove(MANIFEST)
         self.storage.remove("")
 
 
 class StepWriter:
-    """A step that is written, until :meth:`commit` or :meth:`abandon`. No reader sees it before its commit.
+    """The writer of a step, until :meth:`commit` or :meth:`abandon`. No reader sees the step before its commit.
 
-    It begins once the step before it has ended. Leftovers of writers that died are removed.
+    The writer waits for the end of the previous step. Leftovers of writers that died are removed.
 
     Args:
-        path: of the run: a path that the driver and all ranks share, or a URL that fsspec knows.
-        step: its number, from 0. A step of that number stays until this step is committed.
-        keep: complete steps to keep, this step included; None: all.
+        path: path of the run, which the driver and all ranks share, or a URL that fsspec knows.
+        step: number of the step, from 0. An earlier step of that number stays until this step is committed.
+        keep: number of complete steps to keep, this step included; None: all.
 
     Attributes:
         folder: absolute path or URL of its files.
@@ -200,7 +200,7 @@ class StepWriter:
             CheckpointError: if a file is missing. The step can only be abandoned.
             CheckpointLocked: if another driver has claimed the path.
         """
-        self._lock.check()  # first: the other driver removes the files
+        self._lock.check()  # first: a driver that has claimed the path removes the files
         self._check_files()
         self._run.sync("")
         paths = [name.split("/") for name in self.files]
@@ -251,10 +251,10 @@ def checked_keep(keep: int | None) -> int | None:
 
 
 def checked_number(name: str, value: Any, least: int, advice: str) -> int:
-    """Return a whole number, also of numpy or torch.
+    """Return ``value``, which may be of numpy or torch, as a whole number.
 
     Raises:
-        DeclarationError: if it is none, or less than ``least``.
+        DeclarationError: if it is not a whole number, or less than ``least``.
     """
     number = as_integer(value)
     if number is None or number < least:
@@ -266,7 +266,7 @@ def read_step(path: str, step: int | None = None) -> Step:
     """Return the step that was committed last, or the step of that number.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if there is no such step.
         CheckpointCorrupted: if files are missing or have another size; the error names the complete steps.
     """
     if step is not None:
@@ -283,7 +283,7 @@ def read_step(path: str, step: int | None = None) -> Step:
         key=lambda one: one.number,
         default=None,
     )
-    # A later step may be the last one, but its manifest cannot tell.
+    # A later step may be the last commit, but its manifest cannot be read.
     if unreadable and (chosen is None or (step is None and unreadable.number > chosen.number)):
         raise CheckpointCorrupted(
             f"{unreadable.why}; or load another step (step=); whole steps: {whole}", files=unreadable.faults
@@ -372,7 +372,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 class PathLock:
-    """The right of this process to write to a path. It is released as often as it was acquired.
+    """The right of this process to write to a path. It must be released as often as it was acquired.
 
     Attributes:
         turn: held by the step that is written; the next step of the path waits for it.
@@ -418,7 +418,7 @@ class PathLock:
         """Check that no other driver has claimed the path since.
 
         Raises:
-            CheckpointLocked: if another driver has claimed it, or has released it since.
+            CheckpointLocked: if another driver has claimed it, even if that driver has released it.
         """
         found = self._claim if self._storage.is_local else self._storage.read(CLAIM)
         if found != self._claim:
@@ -461,7 +461,7 @@ def _locked_file(storage: Storage, claim: bytes) -> int:
             holder=other,
         ) from None
     except OSError:
-        pass  # a file system without locks promises less
+        pass  # on a file system without locks, drivers do not exclude each other
     os.ftruncate(file, 0)
     os.pwrite(file, claim, 0)
     return file

@@ -69,9 +69,9 @@ class Storage:
         if self.is_local:
             text = os.path.abspath(os.path.expanduser(text))
         try:
-            # A path may have what is syntax in a URL, such as "::".
+            # A path may contain the syntax of URLs, such as "::".
             found: tuple[Any, str] = (filesystem("file"), text) if self.is_local else url_to_fs(text)
-        except Exception as error:  # some look for their credentials here, and have errors of their own
+        except Exception as error:  # some stores look for credentials here, and raise their own errors
             raise CheckpointError(
                 f"{text!r} cannot be reached: {error}; give a path, or a URL that fsspec knows"
             ) from error
@@ -80,7 +80,7 @@ class Storage:
         self._is_atomic = text.partition("://")[0] in _ATOMIC
 
     def below(self, name: str) -> Storage:
-        """Return a folder in this folder."""
+        """Return the storage of a folder in this folder."""
         found = copy.copy(self)
         found.root, found._base = f"{self.root}/{name}", self._at(name)
         return found
@@ -143,12 +143,12 @@ class Storage:
         return open(self._at(name), mode) if self.is_local else self._files.open(self._at(name), mode)
 
     def mark(self, name: str) -> None:
-        """Create an empty file, without a wait for the disk."""
+        """Create an empty file, without waiting for the disk."""
         with storage_errors(self._at(name), "written"), self.open(name, "wb"):
             pass
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file at once: a reader sees all of it or none, also after a loss of power."""
+        """Write a file atomically: a reader sees all of it or none, also after a loss of power."""
         at = self._at(name)
         part = at if self._is_atomic else f"{at}.{secrets.token_hex(4)}.part"
         with storage_errors(at, "written"):
@@ -170,7 +170,7 @@ class Storage:
         self.sync(name.rpartition("/")[0])
 
     def sync(self, folder: str) -> None:
-        """Return when the names in a folder survive a loss of power."""
+        """Wait until the names in a folder would survive a loss of power."""
         if self.is_local:
             with contextlib.suppress(OSError):  # not every file system can sync a folder
                 number = os.open(self._at(folder), os.O_RDONLY)
@@ -192,11 +192,11 @@ class Storage:
 
 @contextlib.contextmanager
 def storage_errors(path: str, verb: str) -> Generator[None]:
-    """Raise errors of files and stores as ``CheckpointError`` with advice. A missing file to read passes.
+    """Raise errors of files and stores as ``CheckpointError`` with advice.
 
     Args:
-        path: of the file.
-        verb: "read", "written", "made" or "removed".
+        path: path of the file.
+        verb: "read", "written", "made", "locked" or "removed". For "read" and "removed", ``FileNotFoundError`` passes.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The state of a role as it was saved: which leaf each key of the files is, and which ranks had it."""
+"""The saved state of a role: the leaf of each key in the files, and the ranks that had it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class StoredState:
     """The state of a role in the files.
 
     Attributes:
-        metadata: by which torch's distributed checkpoint reads the files.
-        leaves: by key in the files.
-        world_size: ranks that saved.
-        where: folder.
+        metadata: metadata by which torch's distributed checkpoint reads the files.
+        leaves: leaves by key in the files.
+        world_size: number of ranks that saved.
+        where: folder of the files.
         read: function of folder, metadata, plan and planner that reads the items of a rank's plan.
         parts: outermost keys to load; None: all.
-        resized: another number of ranks loads it.
+        resized: True if another number of ranks loads the state.
     """
 
     metadata: Metadata
@@ -98,7 +98,7 @@ class StoredState:
         return {key_of(leaf.path): name for name, leaf in found if leaf.ranks is None or rank in leaf.ranks}
 
     def lacks_generators(self, rank: int) -> bool:
-        """Return whether a random generator of a rank is missing because it is not among the ranks that saved."""
+        """Return whether a random generator of a rank is missing because the rank is not among the ranks that saved."""
         generators = {key_of(leaf.path) for leaf in self.leaves.values() if leaf.part == GENERATORS}
         # A lone rank saves its generators as it saves values that are equal on all ranks.
         held = set[str]() if self.world_size == 1 and rank > 0 else self.keys_for(rank).keys()
@@ -142,7 +142,7 @@ def _places(metadata: Metadata) -> Iterator[_Place]:
             continue
         if name == key_of(path):
             yield name, path, None
-        else:  # the last step of the path is the rank
+        else:  # the last part of the path is the rank
             yield name, path[:-1], frozenset([int(path[-1].removeprefix("of rank "))])
 
 

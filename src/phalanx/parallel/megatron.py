@@ -80,12 +80,14 @@ class MegatronWorker(Worker):
     def init_model_parallel(
         self, *, tp: int = 1, pp: int = 1, cp: int = 1, seed: int = 1234, **options: Any
     ) -> torch.device:
-        """Form the process group and Megatron's parallel state; dp is the rest. Seeds torch.
+        """Form the process group and Megatron's parallel state; dp has the remaining ranks. Seed torch.
 
-        nccl on CUDA devices, gloo on CPUs. Weights created on the CPU are initialized completely on every rank and then
-        sharded, so that a seed gives the same model for every ``tp``.
+        The backend is nccl on CUDA devices, else gloo. Weights created on the CPU are initialized completely on every
+        rank and then sharded, so that a seed gives the same model for every ``tp``.
 
         Args:
+            tp, pp, cp: sizes of tensor, pipeline and context parallelism.
+            seed: seed of torch's generators.
             **options: further options of Megatron's ``initialize_model_parallel``.
 
         Returns:
@@ -167,7 +169,7 @@ class MegatronWorkerGroup(WorkerGroup):
     Takes the arguments of ``px.WorkerGroup``; the mesh "default" always comes from the workers.
 
     Raises:
-        DeclarationError: if ``mesh=`` names a mesh "default".
+        DeclarationError: if ``mesh=`` is a single mesh, or names a mesh "default".
     """
 
     def __init__(self, pool: Any, cls: Any, **options: Any) -> None:
@@ -194,7 +196,10 @@ class ParallelLlamaMLP(torch.nn.Module):
     weights along :data:`~phalanx.parallel.mlp.SPLIT_DIM`.
 
     Args:
+        hidden_size, intermediate_size: sizes of the complete MLP.
         config: Megatron's ``ModelParallelConfig``, such as ``worker.model_parallel_config()``.
+        hidden_act: "silu", "gelu" or "relu".
+        init_std: standard deviation of the initial weights.
 
     Raises:
         DeclarationError: if the activation is unknown, or tp does not divide ``intermediate_size``.

@@ -16,10 +16,10 @@ _ACTIVATIONS = ("silu", "gelu", "relu")
 
 
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the activation of a name in a model's configuration.
+    """Return the activation function by its name in a model's configuration.
 
     Raises:
-        DeclarationError: if it is none of silu, gelu, relu.
+        DeclarationError: if ``name`` is not silu, gelu or relu.
     """
     if name not in _ACTIVATIONS:
         raise DeclarationError(f"hidden_act={name!r}: expected one of {', '.join(_ACTIVATIONS)}")

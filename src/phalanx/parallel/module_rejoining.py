@@ -23,8 +23,8 @@ def keep_tensors(
 ) -> None:
     """Give a new sharded model the tensors of an equal model whose process groups were lost, without a copy.
 
-    For ``rejoin()`` of workers with FSDP2 or tensor-parallel modules. They keep their process groups for good, so the
-    model is created again on the meta device and sharded over the new mesh.
+    For ``rejoin()`` of workers with FSDP2 or tensor-parallel modules. The process groups of such modules cannot be
+    replaced, so the model is created again on the meta device and sharded over the new mesh.
 
     Args:
         made: new model; created under ``torch.device("meta")`` and sharded by the same calls.
@@ -43,7 +43,7 @@ def keep_tensors(
             "the new one as the constructor did"
         )
     wrapped: dict[int, torch.nn.Parameter] = {}
-    for name, old in olds.items():  # tied parameters are one object, and stay so
+    for name, old in olds.items():  # tied parameters are a single object, and stay tied
         if id(old) not in wrapped:
             local = _sharded_like(name, old, news[name])
             wrapped[id(old)] = torch.nn.Parameter(local, requires_grad=old.requires_grad)

@@ -31,7 +31,7 @@ class DeviceMeshWorker(Worker):
     def init_mesh(self, name: str = "default", /, **axes: int) -> DeviceMesh:
         """Form the process group and a device mesh over all ranks, and register it for ``Dispatch.mesh(name)``.
 
-        ``self.init_mesh(dp=-1, tp=2)``: the first axis is the slowest; an axis may be -1, "the rest".
+        In ``self.init_mesh(dp=-1, tp=2)``, the first axis varies slowest. An axis of -1 takes the remaining ranks.
 
         Raises:
             DeclarationError: if the sizes do not multiply to the number of ranks.
@@ -145,10 +145,10 @@ class FSDPTrainer(DeviceMeshWorker):
         logits = self._forward(ids)[:, :-1].float()
         total = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
         share = total / tokens[0].float()
-        try:  # FSDP takes the mean of the ranks' gradients; here each rank has a share of one mean, to be summed.
+        try:  # FSDP takes the mean of the ranks' gradients, but the shares of the ranks have to be summed
             (share * self.world_size).backward()
         except Exception:
-            self._shard_again()  # FSDP could not go on, and some gradients are of this step
+            self._shard_again()  # FSDP cannot continue after an error, and some gradients are of this step
             raise
         return _summed(share.detach().double()).item()
 

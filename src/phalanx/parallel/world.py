@@ -16,11 +16,11 @@ def join_world(worker: Worker, *, backend: str | None = None, timeout: float = 6
     Roles that share a process share its process group.
 
     Args:
-        backend: torch's name; default "nccl" where the rank has a CUDA device, else "gloo".
+        backend: torch's name of the backend; default "nccl" if the rank has a CUDA device, else "gloo".
         timeout: seconds after which a collective that some rank does not join fails.
 
     Returns:
-        The rank's device; a CUDA device has become torch's current one.
+        The rank's device. A CUDA device becomes torch's current device.
 
     Raises:
         PhalanxError: if the group has several ranks with ``backend="inline"``, which cannot wait for each other.

@@ -1,6 +1,6 @@
-"""Boxes of a global tensor, and the runs of indices that a shard of a tensor dimension consists of.
+"""Boxes of a global tensor, and the runs of indices that make up a shard of a tensor dimension.
 
-A rank holds boxes, whatever parallelism made them. Planning, digests and checkpoints know only boxes.
+The shards of every kind of parallelism are described as boxes. Planning, digests and checkpoints use only boxes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 
 
 class Box(NamedTuple):
-    """A part of a global tensor: ``sizes`` elements from ``offsets`` on, a number per dimension."""
+    """A hyper-rectangle of a global tensor: its first element and its size, in elements per dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The offsets behind the last elements."""
+        """The exclusive end of the box in each dimension."""
         return tuple(map(add, self.offsets, self.sizes))
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ def meet(box: Box, other: Box) -> Box | None:
 
 
 def blocks(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Divide ``sizes`` into blocks of at most ``limit`` elements, as (start, sizes)."""
+    """Yield (start, sizes) of the blocks of at most ``limit`` elements that make up a box of ``sizes``."""
     inner = math.prod(sizes[1:])
     if math.prod(sizes) <= limit:
         yield (0,) * len(sizes), sizes
@@ -77,7 +77,7 @@ def blocks(sizes: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...]
 
 
 class BoxIndex:
-    """Boxes of a tensor, among which intersections are found."""
+    """An index of the boxes of a tensor, to find intersections."""
 
     def __init__(self, boxes: Iterable[Box]) -> None:
         self._boxes = list(boxes)
@@ -99,7 +99,7 @@ class BoxIndex:
         return next((pair for pair in pairs if pair[0] is not pair[1]), None)
 
     def hole(self, box: Box) -> Box | None:
-        """Return a part of ``box`` that no box has; None if there is none."""
+        """Return a part of ``box`` that no box of the index covers; None if there is none."""
         edges = [{begin, begin + size} for begin, size in zip(*box, strict=True)]
         for _, part in self.meeting(box):
             for cuts, begin, size in zip(edges, *part, strict=True):
@@ -123,10 +123,10 @@ def chunk(runs: Sequence[range], index: int, count: int) -> list[range]:
 
 
 def strided_chunk(runs: Sequence[range], index: int, count: int, pieces: int) -> list[range]:
-    """Return chunk ``index`` of ``count`` of each of ``pieces`` chunks, in sequence.
+    """Divide ``runs`` into ``pieces`` chunks, and return chunk ``index`` of ``count`` of each, in sequence.
 
-    This is the meaning of torch's ``_StridedShard(split_factor=pieces)``: FSDP over tensor parallelism. With one piece
-    it is a plain chunk.
+    This is the meaning of torch's ``_StridedShard(split_factor=pieces)``: FSDP over tensor parallelism. If ``pieces``
+    is 1, the result is a plain chunk.
     """
     return [run for piece in range(pieces) for run in chunk(chunk(runs, piece, pieces), index, count)]
 
@@ -141,7 +141,7 @@ def local_boxes(runs: Sequence[Sequence[range]]) -> tuple[LocalBox, ...]:
 
 
 def _place(runs: Sequence[range]) -> list[tuple[range, int]]:
-    """Return each run with its position in the local dimension. Adjacent runs become a single run."""
+    """Return each run with its position in the local dimension. Adjacent runs are merged."""
     placed: list[tuple[range, int]] = []
     position = 0
     for run in runs:

@@ -1,8 +1,8 @@
 """Buckets: the boxes that a source sends, packed in sequence, in the order of the plan.
 
-Source and target derive the same buckets from the same plan, so that only the number of a bucket is sent. A bucket has
-the elements themselves, or deltas: the elements that changed since a version that both sides have, bit for bit. A
-delta is positions and values, or everything, whichever is smaller. A bucket of deltas has a header of rows (base
+Source and target derive the same buckets from the same plan, so that only the number of a bucket is sent. A bucket
+contains complete elements, or deltas: the elements whose bits changed since a version that both sides have. A delta
+consists of positions and values, or of all values, whichever is smaller. A bucket of deltas has a header of rows (base
 version and number of slots; then offset, number of changes, begin and end of the delta of each slot) and the deltas
 in sequence. Its length is sent with it.
 """
@@ -26,16 +26,16 @@ from phalanx.weights.plan import Locality, Plan, TensorBatch, TransferBox
 from phalanx.weights.tensors import INTEGERS, Tensors, cut, dtype_named
 
 ALIGNMENT = 64
-"""Bytes to whose multiples slots are aligned: a cache line, and more than any element needs."""
+"""Alignment of slots in bytes: a cache line, and more than any element needs."""
 _INDEX = np.int32
 _ROW_BYTES = 32
-"""Size of a row of a header: four integers."""
+"""Bytes of a row of a header: four 64-bit integers."""
 _NO_BASE = -1
 _EVERYTHING = -1
 
 
 class Slot(NamedTuple):
-    """A part of a bucket: ``sizes`` elements of ``dtype`` from byte ``offset`` on, for the ranks ``targets``."""
+    """A part of a bucket: elements of shape ``sizes`` from byte ``offset`` on, for the ranks ``targets``."""
 
     offset: int
     nbytes: int
@@ -49,7 +49,7 @@ class Slot(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """The ``number``-th bucket of a source: ``nbytes`` bytes that ``readers`` need."""
+    """Bucket ``number`` of a source rank, for the target ranks ``readers``."""
 
     source: int
     number: int
@@ -58,7 +58,7 @@ class Bucket(NamedTuple):
     slots: tuple[Slot, ...]
 
     def of(self, target: int) -> Bucket:
-        """Return the bucket with only the slots of a target."""
+        """Return the bucket with only the slots of a target rank."""
         return self._replace(slots=tuple(slot for slot in self.slots if target in slot.targets))
 
 
@@ -71,9 +71,9 @@ def bucket_streams(
     *,
     by_readers: bool = False,
 ) -> dict[int, list[Bucket]]:
-    """Return the buckets that a rank sends or reads over ``localities``, by source. A target has only its slots.
+    """Return the buckets that a rank sends or reads over ``localities``, by source rank.
 
-    Boxes of more than ``limit`` bytes are divided along their first dimensions.
+    Boxes of more than ``limit`` bytes are divided along their first dimensions. A target's buckets have only its slots.
 
     Args:
         plan: the complete plan, since a bucket that a target reads has slots of other targets too.
@@ -127,11 +127,11 @@ def _divide(batch: TensorBatch, pair: Pair, box: TransferBox, limit: int) -> Ite
 
 
 SlotView = Callable[[Slot], torch.Tensor]
-"""Returns a view: the source's elements of a slot, or the target's memory into which they are written."""
+"""A function that returns a view for a slot: the source's elements, or the target's memory for them."""
 
 
 def read_slot(tensors: Tensors, slot: Slot) -> torch.Tensor:
-    """Return the source's elements of ``slot`` as a view of the source's type. The copy into the bucket casts."""
+    """Return a view of the source's elements of ``slot``, in the source's type. The copy into the bucket casts."""
     return cut(tensors[slot.source_name], slot.source_at, slot.sizes)
 
 
@@ -141,13 +141,13 @@ def write_slot(tensors: Tensors, slot: Slot) -> torch.Tensor:
 
 
 class Packing:
-    """Packs and unpacks the elements themselves. The copy into the bucket casts to the target's type."""
+    """Packing of complete elements. The copy into the bucket casts to the target's type."""
 
     #: True if the length of a packed bucket depends on the values.
     varies = False
 
     def begin(self, known: int | None, number: int) -> None:
-        """Begin the sync to version ``number``. All targets have version ``known`` of this connection, if any."""
+        """Begin the sync to version ``number``. ``known`` is the version that both sides have, if any."""
 
     def capacity(self, bucket: Bucket) -> int:
         """Return the maximum number of bytes of a packed bucket."""
@@ -161,7 +161,7 @@ class Packing:
         return bucket.nbytes
 
     def unpack(self, memory: torch.Tensor, slots: Sequence[Slot], write: SlotView) -> None:
-        """Write some slots of a bucket to the target."""
+        """Write ``slots`` of the bucket in ``memory`` to the target."""
         with torch.no_grad():
             for slot in slots:
                 write(slot).copy_(_elements(memory, slot))
@@ -173,10 +173,10 @@ def _elements(memory: torch.Tensor, slot: Slot) -> torch.Tensor:
 
 
 class DeltaPacking(Packing):
-    """Packs the changes since the version that both sides have. Source and target have an object each per transport.
+    """Packing of the changes since the version that both sides have. Each endpoint has its own object.
 
-    A source keeps its last version, in the types of the targets, as the base: another copy, in host memory. After an
-    error both sides are connected again and everything is sent.
+    A source keeps its last version in host memory, in the types of the targets, as the base. After an error, both sides
+    are connected again and everything is sent.
     """
 
     varies = True
@@ -208,7 +208,7 @@ class DeltaPacking(Packing):
             if old is None:
                 self._base[bucket.number, slot.offset] = new.to("cpu", copy=True).contiguous()
             else:
-                old.copy_(new)  # slot by slot: there is never a second copy
+                old.copy_(new)  # slot by slot, so that the base is never in memory twice
             end = at + len(payload)
             array[at:end] = np.frombuffer(payload, np.uint8)
             rows.append((slot.offset, changed, at, end))
@@ -234,10 +234,10 @@ class DeltaPacking(Packing):
 
 
 def make_delta(new: torch.Tensor, old: torch.Tensor | None) -> tuple[int, bytes | memoryview]:
-    """Return the number of changed elements, and their positions and values, or all values if these are smaller.
+    """Return the number of changed elements with their positions and values, or -1 with all values if this is smaller.
 
-    Bits are compared, not values: a NaN of other bits and a zero of another sign are changes. Without ``old``,
-    everything is sent; the number is then -1.
+    Bits are compared, not values: a NaN with other bits and a zero with the other sign are changes. Without ``old``,
+    all values are returned.
     """
     now = _integers(new)
     positions = np.flatnonzero(now != _integers(old)) if old is not None else np.arange(0)
@@ -247,7 +247,7 @@ def make_delta(new: torch.Tensor, old: torch.Tensor | None) -> tuple[int, bytes 
 
 
 def apply_delta(changed: int, payload: memoryview | bytes, tensor: torch.Tensor) -> None:
-    """Apply a delta to ``tensor`` in place."""
+    """Apply a delta of :func:`make_delta` to ``tensor`` in place."""
     if changed == 0:
         return
     now = _integers(tensor)

@@ -1,8 +1,8 @@
-"""Digests of sent and of arrived boxes, comparable between sides that are sharded differently.
+"""Digests of sent and received boxes, comparable between sides that are sharded differently.
 
-The elements of a box are digested in the box's own order, for any layout of the side. Boxes that were swapped, a
-neighbor's box and rows in another order therefore differ. A wrong ``rename`` between tensors of equal shape is not
-detected, because both sides name the box by the same pair.
+The elements of a box are digested in the order of the box, whatever the layout of the side. Swapped boxes, a neighbor's
+box and reordered rows are therefore detected. A wrong ``rename`` between tensors of equal shape is not detected,
+because both sides name the box by the same pair.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Verify = Literal["sampled", "full", "off"]
 
 DIGEST_BYTES = 8
 _STRIDE_BYTES = 1 << 15
-"""A sample has an element of about each so many bytes: it costs the cache lines that it touches."""
+"""Approximate bytes per sampled element. The cost of a sample is the cache lines that it touches."""
 _FEWEST_ROWS = 64
-"""Every row of a matrix with no more rows is sampled."""
+"""Minimum number of sampled rows of a matrix, if it has as many."""
 _TURN = 2654435761
 """A prime that divides no step of a sample, so that each position is sampled in some version."""
 _BLOCK_BYTES = 1 << 20
-"""Size of the blocks in which memory that is not contiguous is digested in full, so that they stay in the cache."""
+"""Bytes of the blocks in which non-contiguous memory is digested in full, so that a block fits into the cache."""
 
 
 def digest_boxes(
@@ -39,14 +39,13 @@ def digest_boxes(
     verify: Verify = "sampled",
     version: int = 0,
 ) -> dict[int, list[tuple[str, Box, bytes]]]:
-    """Return (tensor, box, digest) of all boxes that a rank sends or has received, by peer, in the order of the plan.
+    """Return (name, box, digest) of all boxes that a rank sends or has received, by peer rank, in the plan's order.
 
-    A tensor has the name that it has at the target.
+    The name is that of the tensor at the target.
 
     Args:
         plan: the rank's part of the plan.
-        tensors: local tensors of the rank by name.
-        version: moves the sample from sync to sync, equally on both sides.
+        version: number that moves the sample from sync to sync, equally on both sides.
     """
     digests: dict[int, list[tuple[str, Box, bytes]]] = defaultdict(list)
     viewed: dict[tuple[str, str], Any] = {}
@@ -64,17 +63,17 @@ def digest_boxes(
 
 
 def tensor_digest(tensor: torch.Tensor, *, verify: Verify = "sampled", version: int = 0) -> bytes:
-    """Return 8 bytes that depend on the elements of ``tensor``, and on their order.
+    """Return a digest of 8 bytes of the elements of ``tensor`` in their order.
 
-    A sample has an element of about each 32 KB, and of each row (the last dimension) if rows are few. ``version``
-    decides which element.
+    A sample has about an element per 32 KB, and at least one of each row (the last dimension) if rows are few.
+    ``version`` chooses the elements.
     """
     dtype = tensor.dtype
     return _box_digest(_view(tensor, dtype, verify), whole(tensor.shape), dtype, verify, version)
 
 
 def _view(tensor: torch.Tensor, dtype: torch.dtype, verify: Verify) -> Any:
-    """Return an array for a sample, which numpy takes in a fifth of torch's time, or else a tensor."""
+    """Return a numpy array if possible, which is sampled in a fifth of torch's time; else the tensor."""
     if verify == "full" or tensor.device.type != "cpu" or tensor.dtype != dtype or tensor.is_conj():
         return tensor.detach()
     return tensor.detach().view(INTEGERS[dtype.itemsize]).numpy()
@@ -97,9 +96,9 @@ def _box_digest(elements: Any, box: Box, dtype: torch.dtype, verify: Verify, ver
 
 
 def _sampled_elements(box: Box, itemsize: int, version: int) -> tuple[slice, ...]:
-    """Return the index of a sample of a box: elements of each row, or of some rows if these are many and short.
+    """Return the index of a sample of a box: elements of each row, or of some rows if rows are many and short.
 
-    It depends on the box and the size of the sent type, which both sides know, so both take the same elements.
+    It depends on the sizes of the box, the sent type and the version, so that both sides take the same elements.
     """
     steps, turn = [1] * len(box.sizes), version * _TURN
     if steps:
@@ -111,7 +110,7 @@ def _sampled_elements(box: Box, itemsize: int, version: int) -> tuple[slice, ...
     sample: list[slice] = []
     for start, size, step in zip(*box, steps, strict=True):
         sample.append(slice(start + turn % step, start + size, step))
-        turn //= step  # so that rows and columns do not turn together
+        turn //= step  # so that rows and columns do not move in step
     return tuple(sample)
 
 

@@ -1,9 +1,8 @@
-"""The layout of a rank's tensors, read from a module or a mapping: plain, DTensors, stated boxes, and Megatron's.
+"""The layout of a rank's tensors: plain tensors, DTensors, tensors with stated boxes, and Megatron's parameters.
 
 The boxes of a DTensor are computed from mesh and placements and compared with the local shape. Torch's
-``compute_local_shape_and_global_offset``, which DCP uses too, is wrong without an error for uneven dimensions under
-FSDP over tensor parallelism if a rank's chunk is missing, and for strided shards without the shard that they stride
-over.
+``compute_local_shape_and_global_offset``, which DCP uses too, is silently wrong for uneven dimensions under FSDP over
+tensor parallelism if a rank's chunk is missing, and for strided shards without the shard that they stride over.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from phalanx.weights.manifest import DTYPE_BYTES, HeldTensor, Manifest
 from phalanx.weights.tensors import Tensors, is_equal, name_of, odd_tensors
 
 _LAYER = re.compile(r"(?<![^.])layers\.(\d+)(?![^.])")
-#: In a list of experts, or grouped in a layer for all.
+#: The number of an expert: in a list of experts, or in a layer that groups all experts.
 _EXPERT = re.compile(
     r"(?<![^.])(local_experts\.|experts\.linear_fc[12]\.(?:\w+\.)*(?:weight|bias))(\d+)(?![^.])"
 )
-_WRAPPED = "_checkpoint_wrapped_module."  # by torch's checkpoint_wrapper, in no name of a state dict
+_WRAPPED = "_checkpoint_wrapped_module."  # by torch's checkpoint_wrapper; not in names of state dicts
 _VOCABULARY = ("word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 
 TensorBoxes = tuple[tuple[int, ...], Sequence[LocalBox]]
@@ -77,7 +76,7 @@ class ShardSpec:
 
 
 class LocalLayout(NamedTuple):
-    """The tensors of a rank by name: layout and local tensor. ``ties`` maps names to another one of their storage."""
+    """Layouts and local tensors of a rank by name. ``ties`` maps a name to another name of the same storage."""
 
     held: dict[str, HeldTensor]
     ties: dict[str, str]
@@ -85,7 +84,7 @@ class LocalLayout(NamedTuple):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest, for other processes."""
+        """Manifest of the layout, for other processes."""
         return Manifest.of(self.held, self.ties)
 
 
@@ -110,11 +109,11 @@ def read_layout(declared: Published | Accepted) -> LocalLayout:
 
 
 def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Tensors:
-    """Return the tensors of this moment, which must have the layouts of the plan.
+    """Return the current tensors, which must have the layouts of the plan.
 
     Raises:
-        WeightsMismatch: if a tensor changed or is missing, tensors are not tied any more, or a target has a tensor that
-            no version would update.
+        WeightsMismatch: if a layout changed, a tensor is missing, tied names have different values, or a target has a
+            tensor that no version would update.
     """
     moved: list[str] = []
     if declared.megatron is not None:
@@ -122,13 +121,13 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
     else:
         named = stated_tensors(model_of(declared), declared.boxes, "boxes=")
         tensors = {name: local_of(tensor).detach() for name, (tensor, _) in named.items()}
-        # other boxes of the same size do not show in the local tensor
+        # the shape of a local tensor does not show a change to other boxes of the same size
         cut = {name: one for name, one in named.items() if one[1] or isinstance(one[0], DTensor)}
         boxes = {name: boxes_of(name, *one)[1] for name, one in cut.items() if name in planned.held}
         moved = [name for name, own in boxes.items() if filled(own) != planned.held[name].boxes]
     added = sorted(tensors.keys() - planned.held.keys()) if isinstance(declared, Accepted) else []
     odd = added + odd_tensors(tensors, planned.tensors) + moved
-    # Both names of a tie get what one of them has.
+    # Only one name of a tie is sent: the other must have the same values.
     untied = (alias for alias, name in planned.ties.items() if not is_equal(tensors[alias], tensors[name]))
     if odd := odd or list(untied):
         raise WeightsMismatch(
@@ -141,7 +140,7 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
 def named_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a module or mapping by name: tied tensors under each name, persistent buffers included.
 
-    Parameters that FSDP2 gathered are sharded again.
+    Parameters that FSDP2 has gathered are resharded.
 
     Raises:
         DeclarationError: if ``model`` is neither a module nor a mapping of names to tensors.
@@ -166,10 +165,10 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Shard again the parameters that FSDP2 gathered, wherever a pass ended or was interrupted.
+    """Reshard the parameters that FSDP2 has gathered, also after a pass that raised.
 
-    ``FSDPModule.reshard`` leaves them after a pass that raised. A hook of torch's ``state_dict`` does not; it is called
-    alone, since a model may have another ``state_dict``.
+    ``FSDPModule.reshard`` leaves such parameters gathered. FSDP's hook of ``state_dict`` does not. The hook is called
+    alone, since a model may override ``state_dict``.
     """
     for module in model.modules():
         hooks: dict[int, Any] = getattr(module, "_state_dict_pre_hooks", {})
@@ -179,10 +178,10 @@ def reshard(model: torch.nn.Module) -> None:
 
 
 def read_tensors(model: Any, boxes: Mapping[str, ShardSpec] | None = None) -> LocalLayout:
-    """Read plain, replicated and distributed tensors. Two names of a storage become a tie.
+    """Read the layout of plain, replicated and distributed tensors. Two names of a storage become a tie.
 
     Args:
-        model: a module, or tensors by name. A plain tensor is complete: all ranks hold the same.
+        model: a module, or tensors by name. A plain tensor is complete, and equal on all ranks.
         boxes: stated layouts by name.
 
     Raises:
@@ -199,7 +198,7 @@ def stated_tensors(
     """Return the tensors of a module or mapping by name, each with its stated layout, if any.
 
     Raises:
-        DeclarationError: if ``boxes``, which errors call ``title``, has a name without a tensor.
+        DeclarationError: if ``boxes`` has a name without a tensor. The message calls the argument ``title``.
     """
     tensors, stated = named_tensors(model), dict(boxes or {})
     unknown = sorted(stated.keys() - tensors.keys())
@@ -212,7 +211,7 @@ def stated_tensors(
 
 
 def boxes_of(name: str, tensor: torch.Tensor, spec: ShardSpec | None) -> TensorBoxes:
-    """Return the global shape and the boxes of a tensor: stated, of a ``DTensor``, or those of a complete tensor."""
+    """Return the global shape and the boxes of a tensor: as stated, of a ``DTensor``, or of a complete tensor."""
     shape = tuple(tensor.shape)
     if spec is not None:
         return spec.shape, spec.local_boxes(name, tuple(local_of(tensor).shape))
@@ -247,15 +246,15 @@ def make_layout(tensors: Mapping[str, torch.Tensor], boxes: Mapping[str, TensorB
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the rank's own part, without a copy."""
+    """Return the rank's part of a tensor, without a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class MeshCut(NamedTuple):
     """A mesh axis that cuts a tensor dimension: this rank has part ``part`` of ``parts``.
 
-    ``factor`` is the split factor of a strided shard: the number of parts that a later axis cuts first. It is 1 for a
-    plain shard.
+    ``factor`` is the split factor of a strided shard: the number of parts into which later axes cut the dimension
+    first. It is 1 for a plain shard.
     """
 
     dim: int
@@ -290,13 +289,13 @@ def dtensor_boxes(name: str, tensor: DTensor) -> tuple[LocalBox, ...]:
 def placed_boxes(
     name: str, shape: Sequence[int], cuts: Sequence[MeshCut], local: Sequence[int]
 ) -> tuple[LocalBox, ...]:
-    """Return the boxes that ``cuts``, in the order of the mesh axes, leave of a tensor of ``shape``.
+    """Return the boxes that remain of a tensor of ``shape`` after ``cuts``, which are in the order of the mesh axes.
 
     A strided shard means that a later axis cuts first: FSDP over tensor parallelism. If this does not lead to the
     ``local`` shape, the placement is read literally, as chunks within chunks.
 
     Raises:
-        DeclarationError: if neither leads to the local shape.
+        DeclarationError: if neither order leads to the local shape.
     """
     for order in (_reordered, list):
         runs: list[list[range]] = []
@@ -318,7 +317,7 @@ def placed_boxes(
 
 
 def _reordered(cuts: Sequence[MeshCut]) -> list[MeshCut]:
-    """Return the cuts with each strided shard behind the axes that it strides over."""
+    """Return the cuts with each strided shard moved behind the axes that it strides over."""
     order: list[MeshCut] = []
     for position in reversed(range(len(cuts))):
         cut = cuts[position]
@@ -331,9 +330,9 @@ def _reordered(cuts: Sequence[MeshCut]) -> list[MeshCut]:
 
 @dataclass(frozen=True)
 class MegatronRank:
-    """This rank's position in Megatron's parallel state, as far as its parameters depend on it.
+    """The position of a rank in Megatron's parallel state, as far as its parameters depend on it.
 
-    Tags of Megatron's layers tell how tensor parallelism cuts a parameter. This has the rest: ranks, layers of the
+    Tags of Megatron's parameters describe how tensor parallelism cuts them. This class adds ranks, layers of the
     pipeline stage, experts, and the rows of the vocabulary without padding. Megatron is not imported.
 
     Args:
@@ -381,12 +380,12 @@ class MegatronRank:
         )
 
     def name(self, local: str) -> str:
-        """Return the name over all stages and expert ranks of a parameter named ``local`` on this rank."""
+        """Return the name across all stages and expert ranks of the parameter ``local`` of this rank."""
         name = _LAYER.sub(lambda match: f"layers.{int(match[1]) + self.first_layer}", local)
         return _EXPERT.sub(lambda match: f"{match[1]}{int(match[2]) + self.first_expert}", name)
 
     def cut(self, name: str) -> tuple[int, int]:
-        """Return rank and size of the parallelism that cuts the parameter ``name``."""
+        """Return rank and size of the tensor parallelism that cuts the parameter ``name``."""
         if _EXPERT.search(name) and self.expert_tp_size is not None:
             return self.expert_tp or 0, self.expert_tp_size
         return self.tp, self.tp_size
@@ -409,10 +408,10 @@ def _first_layer(model: torch.nn.Module) -> int:
 
 
 def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
-    """Read a Megatron module's parameters, or a mapping of them by the names of this stage.
+    """Read the layout of a Megatron module, or of a mapping from names of this stage to parameters.
 
     Raises:
-        DeclarationError: if tags and shapes contradict each other.
+        DeclarationError: if tags and shapes contradict each other, or names are ambiguous.
     """
     named: dict[str, torch.Tensor] = {}
     boxes_by_name: dict[str, TensorBoxes] = {}
@@ -437,7 +436,7 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
 
 
 def _tagged_boxes(name: str, tensor: torch.Tensor, index: int, count: int) -> TensorBoxes:
-    """Return global shape and boxes. Stride 2, of a gated MLP, is two boxes: [gate; up] of each rank."""
+    """Return global shape and boxes. A stride of 2 means two boxes: [gate; up] of a gated MLP on each rank."""
     sizes = tuple(tensor.shape)
     if not getattr(tensor, "tensor_model_parallel", False) or count == 1:
         return sizes, complete(sizes)

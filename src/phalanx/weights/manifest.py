@@ -31,12 +31,12 @@ _SHOWN_FAULTS = 30
 
 
 def pack_names(names: Iterable[str]) -> bytes:
-    """Return names, without a character 0, compressed: a model of many experts has tens of thousands."""
+    """Compress names, which have no null characters: a model of many experts has tens of thousands of names."""
     return zlib.compress("\0".join(names).encode())
 
 
 def unpack_names(packed: bytes) -> list[str]:
-    """Return the names in their order."""
+    """Return the names that :func:`pack_names` compressed, in their order."""
     return zlib.decompress(packed).decode().split("\0")
 
 
@@ -54,7 +54,7 @@ class Manifest:
     """All tensors of a rank. Ranks that hold equal boxes of a name are replicas.
 
     Attributes:
-        groups: layouts, each with the packed names that have it.
+        groups: layouts, each with the packed names of its tensors.
         ties: (name, name that stands for both) of names that share a storage.
     """
 
@@ -72,7 +72,7 @@ class Manifest:
         return cls(groups, tuple(sorted(ties.items())))
 
     def items(self) -> Iterator[tuple[str, HeldTensor]]:
-        """Yield every name with its layout, without ties."""
+        """Yield every name with its layout, except for the names of ``ties``."""
         for tensor, names in self.groups:
             for name in unpack_names(names):
                 yield name, tensor
@@ -91,7 +91,7 @@ def refuse(faults: Sequence[LayoutFault]) -> None:
     """Raise all ``faults`` as a single error, if there are any.
 
     Raises:
-        WeightsMismatch: ``rows`` has all faults, the message has the first of them as a table.
+        WeightsMismatch: if there are faults. ``rows`` has all of them, the message is a table of the first 30.
     """
     if not faults:
         return
@@ -121,7 +121,6 @@ class TensorLayout:
     holders: tuple[tuple[int, tuple[LocalBox, ...]], ...]
 
     def __str__(self) -> str:
-        """Return type and shape."""
         return f"{self.dtype} {list(self.shape)}"
 
 
@@ -133,7 +132,7 @@ class GroupManifest(NamedTuple):
 
 
 def merge_manifests(manifests: Sequence[Manifest], side: str, faults: list[LayoutFault]) -> GroupManifest:
-    """Read the manifests of the ranks 0..n-1 together. Contradictions within the side go to ``faults``.
+    """Merge the manifests of the ranks 0..n-1 of a side. Contradictions between ranks are added to ``faults``.
 
     Ranks that hold the same names in a layout list equal packed names. The cost therefore depends on the number of
     distinct lists, not on names times ranks.

@@ -85,7 +85,7 @@ class Fused:
 
 @lru_cache(1024)
 def _part_views(dim: int, groups: int, rows: int, sizes: tuple[int | None, ...]) -> tuple[View, ...] | None:
-    """Return the views of the parts of a tensor of ``rows``; None if their sizes do not make it up."""
+    """Return the views of the parts of a fused tensor of ``rows``; None if ``sizes`` do not add up to it."""
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes) or sum(known) != rows or any(size % groups for size in known):
         return None
@@ -102,7 +102,7 @@ BUILT_IN = (
     Fused("qkv_proj", ("q_proj", "k_proj", "v_proj")),
     Fused("gate_up_proj", ("gate_proj", "up_proj"), shares=(1, 1)),
 )
-"""The rules of serving engines. They need no numbers of the model and therefore always apply."""
+"""The rules of serving engines. They need no sizes of the model and therefore always apply."""
 
 
 def seen_through(view: View | None, boxes: Sequence[LocalBox]) -> tuple[LocalBox, ...]:
@@ -131,7 +131,7 @@ class Pair(NamedTuple):
 
 
 class NameMapping(NamedTuple):
-    """Tensors of a source layout that feed tensors of a target layout. None as a view is the complete tensor."""
+    """A source layout and a target layout with matched tensors. A view of None is the complete tensor."""
 
     source: TensorLayout
     target: TensorLayout
@@ -140,7 +140,7 @@ class NameMapping(NamedTuple):
 
 
 class NameMatch:
-    """Finds a source for every name of ``target``. Names without a source or of another shape go to ``faults``.
+    """Matches of target names with source tensors. Names that have no match are added to ``faults``.
 
     Attributes:
         mappings: pairs of names by mapping.
@@ -160,9 +160,9 @@ class NameMatch:
         self._source, self._target, self._rules, self._faults = source, target, rules, faults
         self.mappings: dict[NameMapping, list[Pair]] = defaultdict(list)
         self.copies: list[tuple[str, str]] = []
-        #: Source name of the storage of each name that the target may ask for.
+        #: Source name of the storage, by the target's name for it.
         self._named = self._renamed(renamer(rename))
-        #: Fused tensor and place in it of each name that exists only inside a fused source tensor.
+        #: Fused tensor, rule and place of each name that exists only inside a fused source tensor.
         self._parts = {
             part: (name, rule, place)
             for name in self._named
@@ -200,7 +200,7 @@ class NameMatch:
                 self._feed(wanted, name, None)
 
     def _direct_name(self, name: str, twins: Sequence[str]) -> str | None:
-        """Return ``name``, or a name that has the same storage at the target, if the source has it."""
+        """Return ``name``, or a twin (name of the same storage at the target), if the source has it; else None."""
         known = [other for other in (name, *twins) if other in self._named]
         for other in known[1:]:
             origins = self._named[known[0]], self._named[other]
@@ -226,7 +226,7 @@ class NameMatch:
         self._faults.append(LayoutFault(name, str(layout), text, f"target {_ranks(layout)}"))
 
     def _feed(self, part: str, name: str, target_view: View | None) -> None:
-        """Feed ``name``, or its part under ``target_view``, from ``part`` of the source."""
+        """Map ``part`` of the source to ``name``, or to its part under ``target_view``."""
         found = self._find(part)
         if found is None:
             return
@@ -243,7 +243,7 @@ class NameMatch:
         self._faults.append(fault)
 
     def _find(self, part: str) -> tuple[str, TensorLayout, View | None] | None:
-        """Return the source tensor that has ``part``, and its view there; None, and a fault, if it does not fit."""
+        """Return name, layout and view of the source tensor that has ``part``; None if it does not fit."""
         if part in self._named:
             origin = self._named[part]
             return origin, self._source.layouts[origin], None
@@ -257,10 +257,10 @@ class NameMatch:
     def _views(
         self, name: str, rule: Fused, layout: TensorLayout, sizes: Sequence[int | None], side: str
     ) -> tuple[View, ...]:
-        """Return the views of the parts of a fused tensor; none, and a fault, if the sizes do not fit.
+        """Return the views of the parts of a fused tensor; none if the sizes do not fit.
 
         Args:
-            sizes: sizes of the parts on the other side, which count if the rule's shares do not determine them.
+            sizes: sizes of the parts on the other side, used if the rule's shares do not determine them.
         """
         rows, shares = layout.shape[rule.dim], rule.shares
         if shares is not None and rows % sum(shares) == 0:
@@ -293,8 +293,8 @@ def renamer(rename: Rename | None) -> Callable[[str], str]:
     """Return a function from source names to target names.
 
     Raises:
-        DeclarationError: if ``rename`` is no mapping of texts and no function, or a pattern has more ``*`` in the new
-            name than in the old name. The returned function raises it if ``rename`` returns no text.
+        DeclarationError: if ``rename`` is neither a mapping of strings nor a function, or a pattern has more ``*`` in
+            the new name than in the old name. The returned function raises it if ``rename`` does not return a string.
     """
     if rename is None:
         return lambda name: name

@@ -1,8 +1,8 @@
 """The resharding plan of a sync: which box of which tensor goes from which source rank to which target ranks. Pure.
 
-Steps of ``make_plan``: each side alone (``merge_manifests``), names (``NameMatch``), the source boxes that make up each
-target box (``find_overlaps``, once for all tensors of equal layout), and the replica that sends each of them
-(``choose_senders``). Faults of all steps are raised as a single error.
+``make_plan`` merges the manifests of each side (``merge_manifests``), matches names (``NameMatch``), finds the source
+boxes of each target box (``find_overlaps``, once for all tensors of equal layout), and chooses the replica that sends
+each of them (``choose_senders``). All faults are raised as a single error.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TensorBatch:
     boxes: tuple[TransferBox, ...]
 
     def nbytes(self, box: TransferBox) -> int:
-        """Return the bytes of ``box`` of a pair, as sent."""
+        """Return the bytes that are sent for ``box`` of a single pair."""
         return volume(box.box) * DTYPE_BYTES[self.dtype]
 
 
@@ -89,9 +89,9 @@ class Plan:
     """All transfers of a sync. Equal manifests and locations lead to an equal plan.
 
     Attributes:
-        batches: in the order in which all ranks work.
+        batches: tensors and their boxes, in the order in which all ranks work.
         copies: (name, its twin) at the target. The twin is copied from the name after the transfer.
-        ties: (name, name of its storage) at the target. It arrives with the other name.
+        ties: (name, name of its storage) at the target. Both arrive as a single tensor.
         surplus: names of the source that no target takes.
         targets: number of target ranks.
     """
@@ -114,7 +114,7 @@ class Plan:
     def transfers(
         self, localities: Sequence[Locality] | None = None
     ) -> Iterator[tuple[TensorBatch, Pair, TransferBox]]:
-        """Yield every box of every tensor, in the order in which all ranks work."""
+        """Yield every box of every tensor over ``localities`` (None: all), in the order in which all ranks work."""
         for batch in self.batches:
             boxes = [box for box in batch.boxes if localities is None or box.locality in localities]
             for pair in batch.pairs if boxes else ():
@@ -127,7 +127,7 @@ class Plan:
             yield from (box for box in batch.boxes if box.locality in localities)
 
     def members(self, localities: Sequence[Locality]) -> list[tuple[Literal["source", "target"], int]]:
-        """Return (side, rank) of the ranks that have something for each other over ``localities``, in a fixed order."""
+        """Return (side, rank) of the ranks that send or receive over ``localities``, in a fixed order."""
         boxes = list(self.boxes(localities))
         sources = sorted({box.source for box in boxes})
         targets = sorted({target for box in boxes for target in box.targets})
@@ -213,7 +213,7 @@ def make_plan(
         fused: rules in addition to the built-in rules.
 
     Raises:
-        WeightsMismatch: if a name, type, shape or box of the two sides does not fit; it has all faults.
+        WeightsMismatch: if a name, type, shape or box of the two sides does not fit. ``rows`` has all faults.
     """
     faults: list[LayoutFault] = []
     source, target = merge_manifests(sources, "source", faults), merge_manifests(targets, "target", faults)
@@ -232,7 +232,7 @@ def make_plan(
 
     load = [0] * len(sources)
     batches: list[TensorBatch] = []
-    for mapping in sorted(match.mappings, key=weight):  # heavy tensors first: loads become even
+    for mapping in sorted(match.mappings, key=weight):  # large tensors first, so that loads become even
         pairs = match.mappings[mapping]
         dtypes = mapping.source.dtype, mapping.target.dtype
         count = min(_useful_shares(overlaps[mapping], locations), len(pairs), _MOST_SHARES)
@@ -247,11 +247,11 @@ def make_plan(
 
 
 class _Misfit(Exception):
-    """The wanted and the found layout, and the rank, of a mapping that does not fit."""
+    """A mapping that does not fit. Its arguments are the wanted layout, the found layout and the rank."""
 
 
 class _Overlap(NamedTuple):
-    """The part ``box`` of a box that the target ``ranks`` want, at ``target_at`` in their tensors."""
+    """A box of source ``holders`` that target ``ranks`` need at ``target_at`` in their tensors."""
 
     ranks: list[int]
     box: Box
@@ -304,11 +304,11 @@ def _useful_shares(overlaps: Sequence[_Overlap], locations: Locations) -> int:
 def choose_senders(
     overlaps: Sequence[_Overlap], locations: Locations, load: list[int], nbytes: int
 ) -> list[TransferBox]:
-    """Choose a source for every overlap: the nearest replica, among these the least loaded rank.
+    """Choose a source for every overlap: the least loaded of the nearest replicas.
 
     Args:
-        load: bytes that each source rank sends already. It grows.
-        nbytes: bytes per element of all tensors of the batch.
+        load: bytes that each source rank sends already. It is updated.
+        nbytes: bytes of an element, summed over all tensors of the batch.
     """
     transfers: list[TransferBox] = []
     for overlap in overlaps:
@@ -326,7 +326,7 @@ def choose_senders(
 
 
 def _neighbors(overlap: _Overlap, locations: Locations) -> list[list[int]]:
-    """Return the target ranks in groups that share a source: of a process with a source rank, or else of a node."""
+    """Group the target ranks that share a source: ranks in the process of a holder, or else ranks of a node."""
     processes = {locations.sources[rank][:2] for rank, _ in overlap.holders}
     groups: dict[object, list[int]] = defaultdict(list)
     for rank in overlap.ranks:

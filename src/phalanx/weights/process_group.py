@@ -1,10 +1,10 @@
-"""A torch process group that spans both sides, of NCCL or gloo, for this sync alone: mostly for ranks of several nodes.
+"""The transport over a torch process group (NCCL or gloo) that spans both sides, mostly for ranks of several nodes.
 
-It is created next to the default group with the first sync, over a store that a rank of the source serves already:
-no port is agreed on. All ranks work in rounds of the same order. In round ``n`` they exchange the buckets of
-number ``n``: first the buckets with several readers, each by a broadcast in a subgroup, then the others as a group of
-point-to-point operations. The last round has the notes. After an error or a timeout the group is aborted, and the next
-sync creates another one.
+The first sync creates the group next to the default group, over a store that a rank of the source serves already, so
+that no port has to be agreed on. All ranks work in rounds of the same order. In round ``n`` they exchange the buckets
+of number ``n``: first the buckets with several readers, each by a broadcast in a subgroup, then the others by
+point-to-point operations. The last round exchanges the notes. After an error or a timeout the group is aborted, and the
+next sync creates another.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from phalanx.worker.rendezvous import collectives
 
 _POLL_S = 0.0005
 _NOT_WATCHED = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
-"""Keeps the operations of a group from torch's watchdog, which ends a process that lost a peer, and for a minute before
-holds up whoever frees the group. Torch reads the variable when it creates a group."""
+"""Variables that keep a group from torch's watchdog, which blocks the release of a group that lost a peer for a minute,
+and then ends the process. Torch reads the variables when it creates a group."""
 _environment_lock = threading.Lock()
 _Member = tuple[Side, int]
 _Subgroup = tuple[int, tuple[int, ...]]
@@ -40,12 +40,12 @@ def _name(member: _Member) -> str:
 
 
 class ProcessGroupEndpoint(Endpoint):
-    """The end of a rank of either side, in a group of all ranks that have something for each other."""
+    """The endpoint of a rank of either side, in a group of all ranks that send or receive."""
 
     def __post_init__(self) -> None:
         plan, localities = self.request.plan, self.request.localities(self.transport)
         self._me: _Member = self.request.side, self.rank
-        #: All ranks under None, and the ranks of the buckets with several readers. All of them must come.
+        #: All ranks under None, and the ranks of the buckets with several readers by (source, readers).
         self._members: dict[_Subgroup | None, Sequence[_Member]] = {None: plan.members(localities)}
         boxes = plan.boxes(localities)
         for source, targets in sorted({(box.source, box.targets) for box in boxes if len(box.targets) > 1}):
@@ -55,7 +55,7 @@ class ProcessGroupEndpoint(Endpoint):
         self._is_closed = False
 
     def _create(self, deadline: Deadline) -> None:
-        """Create the groups with the first sync, in which all members take part."""
+        """Create the groups at the first sync, in which all members must take part."""
         if self._is_closed:
             raise WeightsTransferError("this process group was closed; sync again")
         if self._groups:
@@ -88,11 +88,11 @@ class ProcessGroupEndpoint(Endpoint):
                 f"{', '.join(absent) or 'no rank'} did not come. Ranks of both groups must reach each other's ports "
                 "(GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
-        if self._is_closed:  # meanwhile, by another thread
+        if self._is_closed:  # by another thread, during the creation
             self.close()
             raise WeightsTransferError("this process group was closed; sync again")
 
-        # A bucket of each source, kept from sync to sync.
+        # Memory for a bucket of each source, kept from sync to sync.
         self._buffers = [
             torch.empty(self.capacity, dtype=torch.uint8, device=self.device) for _ in self.streams
         ]
@@ -113,7 +113,7 @@ class ProcessGroupEndpoint(Endpoint):
         group._set_default_backend(kind)
         backend._set_sequence_number_for_group()
         group._register_backend(device, kind, backend)
-        # Creates the communicator while all ranks are here: later operations involve some of them.
+        # Creates the communicator while all ranks take part: later operations involve only some of them.
         group.allreduce([torch.zeros(1, device=device)]).wait()
         return group
 
@@ -158,7 +158,7 @@ class ProcessGroupEndpoint(Endpoint):
     def _exchange_lengths(
         self, buckets: Sequence[Bucket], lengths: Sequence[int], deadline: Deadline
     ) -> list[int]:
-        """Send the lengths of buckets. A target receives them in place of ``lengths``, and returns them."""
+        """Send the lengths of buckets and return them. A target receives the lengths in place of ``lengths``."""
         tensors = [torch.tensor([length], device=self.device) for length in lengths]
         self._exchange(buckets, tensors, deadline)
         return [int(tensor) for tensor in tensors]
@@ -169,7 +169,7 @@ class ProcessGroupEndpoint(Endpoint):
         """Send or receive the buckets of a round."""
         single: list[tuple[Bucket, torch.Tensor]] = []
         peer = ""
-        try:  # operations on closed connections fail at their begin
+        try:  # operations on closed connections fail when they begin
             for bucket, memory in zip(buckets, tensors, strict=True):
                 peer = _name(self._peer(bucket))
                 if len(bucket.readers) == 1:
@@ -180,12 +180,12 @@ class ProcessGroupEndpoint(Endpoint):
                 self._wait(work, peer, deadline)
             for peer, work in self._begin(single):
                 self._wait(work, peer, deadline)
-        except (RuntimeError, KeyError) as error:  # no group: closed by another thread, which has the reason
+        except (RuntimeError, KeyError) as error:  # KeyError: another thread has closed the groups
             problem = f"{peer} ended, or did not respond in time, while weights were sent ({error})"
             raise lost(peer, problem) from error
 
     def _begin(self, single: Sequence[tuple[Bucket, torch.Tensor]]) -> list[tuple[str, Any]]:
-        """Begin the operations of buckets with a single reader, each with its peer. NCCL has one for all of them."""
+        """Begin the operations of buckets with a single reader. Return (peers, operation): NCCL has one for all."""
         group, everyone, device = self._groups[None], self._members[None], self.device
         coalesces = device.type == "cuda" and len(single) > 0
         if coalesces:
@@ -205,7 +205,7 @@ class ProcessGroupEndpoint(Endpoint):
         if self.device.type != "cuda":
             work.wait(timedelta(seconds=deadline.left(peer)))
             return
-        while not work.is_completed():  # the wait of a group of NCCL cannot be interrupted
+        while not work.is_completed():  # a wait for operations of NCCL cannot be interrupted
             deadline.left(peer)
             time.sleep(_POLL_S)
         work.wait()  # raises the error of an operation that failed
@@ -213,7 +213,7 @@ class ProcessGroupEndpoint(Endpoint):
     def close(self) -> None:
         groups, self._groups = [*self._groups.values()], {}
         self._is_closed = True
-        # NCCL needs half a second for each. Gloo raises an error that nobody reads: its sockets close with the group.
+        # In threads, since NCCL needs half a second for each. Errors of gloo are ignored: its sockets close anyway.
         with ThreadPoolExecutor(len(groups) or 1) as threads:
             threads.map(ProcessGroup.abort, groups)
         self._buffers = []  # until then, a kernel may be writing to them

@@ -1,8 +1,9 @@
-"""Ranks of a node: a source fills a ring of two segments, its targets read them, and sockets tell which is ready.
+"""The transport between ranks of a node: a source fills a ring of two memory segments, and its targets read them.
 
-The ring is in host memory or, for ranks that share a CUDA device or can reach each other's, in device memory. It is
-allocated once and kept from sync to sync: the first write of a page costs three to four times a later write. A target
-serves any source that is ready, so that targets that share sources never wait for each other in a cycle.
+Sockets report which segment is ready. The ring is in host memory or, for ranks on a CUDA device or on devices that can
+access each other, in device memory. It is allocated once and kept from sync to sync: the first write of a page costs
+three to four times a later write. A target serves any source that is ready, so that targets that share sources never
+wait for each other in a cycle.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 class PeerConnection:
-    """A connection to a rank of this node, by which small objects are sent."""
+    """A connection to a rank of this node, for small objects."""
 
     def __init__(self, connected: socket.socket, peer: str) -> None:
         connected.setblocking(True)
@@ -41,7 +42,7 @@ class PeerConnection:
         """Send a message.
 
         Raises:
-            WeightsTransferError: if the peer ended, or did not read in time.
+            WeightsTransferError: if the peer ended the connection, or did not read in time.
         """
         left = deadline.left(self.peer)
         limit = struct.pack("ll", int(left), int(left % 1 * 1e6))
@@ -56,7 +57,7 @@ class PeerConnection:
         """Wait for a message and return it.
 
         Raises:
-            WeightsTransferError: if the peer ended, or sent nothing in time.
+            WeightsTransferError: if the peer ended the connection, or sent nothing in time.
         """
         try:
             while not self._connection.poll(deadline.left(self.peer)):
@@ -71,7 +72,7 @@ class PeerConnection:
 
     def close(self) -> None:
         """End the connection. The peer notices at once, and so does a thread of this process that waits for it."""
-        with contextlib.suppress(OSError):  # the peer was faster
+        with contextlib.suppress(OSError):  # the peer has ended it already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         with contextlib.suppress(OSError):
@@ -87,7 +88,7 @@ class RingAddress(NamedTuple):
 
 
 class RingSender(Endpoint):
-    """The end of a source, with a ring on its device.
+    """The endpoint of a source, with a ring on its device.
 
     The source listens on an address that the kernel chose, in the abstract namespace: there is no file to clean up.
     Only processes of the same user are accepted.
@@ -123,7 +124,7 @@ class RingSender(Endpoint):
         return sent
 
     def _accept(self, peer: str, deadline: Deadline) -> None:
-        """Accept a target, if one connects before the deadline of ``peer``."""
+        """Accept a target that connects before the deadline. The error of a timeout names ``peer``."""
         self._listener.settimeout(deadline.left(peer))
         try:
             connected, _ = self._listener.accept()
@@ -157,7 +158,7 @@ class RingSender(Endpoint):
 
 
 class RingReceiver(Endpoint):
-    """The end of a target."""
+    """The endpoint of a target."""
 
     def __post_init__(self) -> None:
         self._sources: dict[int, PeerConnection] = {}

@@ -1,10 +1,11 @@
-"""Memory that two processes of a node see, opened by a handle: anonymous host memory, and device memory by CUDA IPC.
+"""Memory that processes of a node share, opened by a handle: anonymous host memory, and device memory by CUDA IPC.
 
-Host memory is a memfd, freed with the last process that maps it, however that ends. Processes of the same user open it
-by its descriptor under /proc. The limit is the container's memory, not the size of /dev/shm.
+Host memory is a memfd: the kernel frees it with the last process that maps it, even if that process is killed.
+Processes of the same user open it by its descriptor under /proc. The limit is the container's memory, not the size of
+/dev/shm.
 
 Device memory is allocated with ``cudaMalloc`` instead of torch's allocator, whose reference counts between processes
-never drop if a reader is killed. Here the owner frees the memory when it closes it, even if readers were killed.
+never drop if a reader is killed. The owner frees the memory on ``close()``, even if readers were killed.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ class HostMemory:
 
     @classmethod
     def create(cls, nbytes: int, device: torch.device | None = None) -> HostMemory:
-        """Allocate memory of the host, the only ``device``. Its pages cost nothing before they are written."""
+        """Allocate host memory; ``device`` is not used. Pages cost nothing before they are written."""
         fd = os.memfd_create("phalanx-weights", os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
         return cls(fd, nbytes)
 
     @classmethod
     def open(cls, handle: bytes, nbytes: int, device: torch.device | None = None) -> HostMemory:
-        """Open another process's memory of the host, the only ``device``."""
+        """Open host memory of another process by its handle; ``device`` is not used."""
         return cls(os.open(handle, os.O_RDWR | os.O_CLOEXEC), nbytes)
 
     @classmethod
     def holding(cls, tensor: torch.Tensor) -> HostMemory:
-        """Return the memory of this process that has a tensor. Raises KeyError if there is none."""
+        """Return the open memory in which a tensor's storage begins. Raises KeyError if there is none."""
         return cls._alive[tensor.untyped_storage().data_ptr()]
 
     def view(self, begin: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
@@ -63,7 +64,7 @@ class HostMemory:
         return self.tensor[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).view(tuple(shape))
 
     def synchronize(self) -> None:
-        """Wait for copies; copies of host memory are done when they return."""
+        """Do nothing: copies in host memory have ended when they return."""
 
     def close(self) -> None:
         """Release the memory. It is unmapped once no tensor refers to it. May be called again."""
@@ -73,7 +74,7 @@ class HostMemory:
 
 
 def allocate_tensors(like: Mapping[str, torch.Tensor]) -> tuple[HostMemory, dict[str, torch.Tensor]]:
-    """Allocate tensors of the names, types and shapes of ``like``, which may be without memory."""
+    """Allocate tensors of the names, types and shapes of ``like``, whose tensors may be on the meta device."""
     begins: dict[str, int] = {}
     nbytes = 1  # memory is never empty
     for name, tensor in like.items():
@@ -101,7 +102,7 @@ def _runtime() -> Any:
 
 
 def _call(name: str, *args: Any) -> None:
-    """Call a function of the CUDA runtime. Its arguments have C types, since a number would be passed as 32 bits."""
+    """Call a function of the CUDA runtime. Arguments must have C types, since integers are passed as 32 bits."""
     code = getattr(_runtime(), name)(*args)
     if code:
         _runtime().cudaGetLastError()  # clears the error, which torch would raise later
@@ -119,7 +120,7 @@ class DeviceMemory:
         self._device = device
         self._owner = owner
         self.handle = handle
-        # the form in which torch takes memory of other libraries
+        # the interface by which torch accepts memory of other libraries
         array = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "version": 3}
         self.tensor = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array))
         if self.tensor.data_ptr() != pointer:
@@ -128,7 +129,7 @@ class DeviceMemory:
 
     @classmethod
     def create(cls, nbytes: int, device: torch.device) -> DeviceMemory:
-        """Allocate memory on ``device``. It begins with a token that is a part of the handle."""
+        """Allocate memory on ``device``. It begins with a token, which the handle has too."""
         pointer, handle = ctypes.c_void_p(), _IpcHandle()
         token = secrets.token_bytes(_TOKEN_BYTES)
         with torch.cuda.device(device):
@@ -148,7 +149,7 @@ class DeviceMemory:
         """Open another process's memory, and check that it has the token.
 
         Raises:
-            WeightsTransferError: if the device of the memory is not reachable from this process.
+            WeightsTransferError: if this process cannot access the memory's device, or the token differs.
         """
         pointer = ctypes.c_void_p()
         ipc_handle = _IpcHandle.from_buffer_copy(handle[:_HANDLE_BYTES])
@@ -175,7 +176,7 @@ class DeviceMemory:
 
 
 def memory_on(device: torch.device) -> type[HostMemory] | type[DeviceMemory]:
-    """Return the kind of memory that two processes of a node see on ``device``."""
+    """Return the class of memory that processes of a node share on ``device``."""
     return HostMemory if device.type == "cpu" else DeviceMemory
 
 

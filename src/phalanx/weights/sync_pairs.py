@@ -54,19 +54,19 @@ class SyncSide:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks; of a complete group, the ranks of this moment and ranks that join."""
+        """The ranks; for a complete group, the current ranks and the ranks that join."""
         return self.core.epoch.reached if self.fixed is None else self.fixed
 
     def run(self, title: str, function: Callable[..., Any], *args: Any) -> Call:
         """Run a library function on the ranks.
 
-        The group is not recovered for it: a caller that holds the lock of a sync must not wait for a recovery.
+        A broken group is not recovered: a caller that holds the lock of a sync must not wait for a recovery.
         """
         title = f"weights {self.key[1]!r}: {title}"
         return run_on(self.core, function, *args, ranks=self.ranks, title=title)
 
     def notify(self, ranks: Sequence[int], function: Callable[..., Any], *args: Any) -> None:
-        """Run a library function on the living ranks among ``ranks``, without waiting and without errors."""
+        """Run a library function on the living ranks among ``ranks``. Do not wait, and ignore errors."""
         if self.core.closed:
             return
         epoch = self.core.epoch  # other threads may give the group new ranks
@@ -77,7 +77,7 @@ class SyncSide:
             )
 
     def living(self, ranks: Sequence[int], epoch: Epoch) -> list[int]:
-        """Return the ranks that have processes in an epoch which have not died."""
+        """Return the ranks whose processes in ``epoch`` have not died."""
         dead = set(epoch.dead(self.core.backend))
         return [rank for rank in ranks if rank < len(epoch.endpoints) and rank not in dead]
 
@@ -100,9 +100,9 @@ def side_of(ranks: Ranks, side: Side, name: str) -> SyncSide:
 
 @dataclass(eq=False)
 class SyncPair:
-    """A source and a target that are connected for a plan, as long as both groups are in the same epochs.
+    """A source and a target that are connected for a plan, until the epoch of a group changes.
 
-    ``known`` is the version that all ranks of the target received over this connection last.
+    ``known`` is the last version that all ranks of the target received over this connection.
     """
 
     request: ConnectRequest
@@ -127,11 +127,11 @@ class SyncPair:
         return explain_plan(request.plan, request.transports, title=title, kept=kept)
 
     def transfers(self, sources: Sequence[int], seconds: Mapping[int, float]) -> Iterator[Transfer]:
-        """Yield the bytes by pair of ranks. Shared storage is not moved.
+        """Yield the transfer of each pair of ranks. Shared storage is not transferred.
 
         Args:
-            sources: the ranks that sent.
-            seconds: seconds of each rank that received.
+            sources: the source ranks, in the plan's order.
+            seconds: seconds of receiving by target rank, in the plan's order.
         """
         targets = list(seconds)
         for (source, target, locality), nbytes in self.request.plan.bytes_by_link().items():
@@ -143,7 +143,7 @@ class SyncPair:
         """Send the calls of a sync, on the source's group first. Roles of one group have a single call.
 
         Args:
-            last: the calls of the sync before, which may be running.
+            last: the calls of the previous sync, which may still run.
         """
         source, target, handler = self.source, self.target, weight_handlers.sync
         request = request._replace(connection=self.request.connection)
@@ -154,7 +154,7 @@ class SyncPair:
             return
         sent = source.run("send", handler, request, ("source",), *_earlier(source, last))
         yield sent
-        if not (immediate and sent.has_failed()):  # its ranks have run: the targets would wait for nothing
+        if not (immediate and sent.has_failed()):  # inline, sources have run: nothing would arrive
             yield target.run("receive", handler, request, ("target",), *_earlier(target, last))
 
     def close(self) -> None:
@@ -162,13 +162,13 @@ class SyncPair:
         for side, epoch in zip((self.source, self.target), self.epochs, strict=True):
             now = side.core.epoch
             ranks = side.ranks if now is epoch else range(now.size)
-            # ranks that are other processes now never had anything
+            # processes that have replaced others have no endpoints of this connection
             same = [rank for rank in ranks if now.takes((rank,), epoch)]
             side.notify(same, weight_handlers.disconnect, self.request.connection)
 
 
 def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
-    """Return futures that asynchronous ranks wait for: they may begin calls in any order."""
+    """Return the earlier calls that asynchronous ranks must wait for, since they may begin calls in any order."""
     if not side.core.card.asynchronous or side.core.backend.immediate:
         return ()
     return tuple(CallFuture(call) for call in last if call.core is side.core and not call.over)
@@ -235,7 +235,7 @@ def _connect_ranks(pair: SyncPair) -> WeightsTransferError | None:
 
 
 def _results(*calls: tuple[SyncSide, Call]) -> list[list[Any]]:
-    """Return the results of calls, by rank. A refusal of a rank is raised as the caller's mistake."""
+    """Return the results of each call, by rank. A ``DeclarationError`` of a rank is raised as the caller's."""
     try:
         return gather(*(CallFuture(call) for _, call in calls))
     except PhalanxError:

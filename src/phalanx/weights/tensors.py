@@ -1,4 +1,4 @@
-"""Parts of local tensors: the code that joins plans and memory."""
+"""Local tensors of a rank: their types and devices, parts, comparisons and tied names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cut(tensor: torch.Tensor, at: Sequence[int], sizes: Sequence[int]) -> torch.
 
 
 def device_of(tensors: Tensors) -> torch.device:
-    """Return the CUDA device that has all tensors with elements; the CPU if there is none."""
+    """Return the CUDA device that has all tensors with elements; the CPU if no single device has them all."""
     devices = {tensor.device for tensor in tensors.values() if tensor.numel()}
     return devices.pop() if [device.type for device in devices] == ["cuda"] else torch.device("cpu")
 

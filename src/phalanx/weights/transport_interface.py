@@ -1,4 +1,4 @@
-"""The interface of transports, and what a driver requests of ranks for a sync.
+"""The interface of transports, and the requests and responses of a sync.
 
 Both sides have the same buckets, so that only numbers of buckets are sent. A source reads its tensors through ``read``
 and a target writes its parameters through ``write``: both return views, so that each byte is copied once on each side.
@@ -43,7 +43,7 @@ class Description(NamedTuple):
 
 @dataclass(frozen=True)
 class ConnectRequest:
-    """Create this rank's endpoints for a plan.
+    """Request to create a rank's endpoints for a plan.
 
     Attributes:
         connection: name of the connection between two group epochs; never used twice.
@@ -51,8 +51,8 @@ class ConnectRequest:
         transports: transport of each locality.
         complete: manifest of a target that takes all complete tensors of the source.
         store: address of the rendezvous store over which a process group is created, as "host:port".
-        delta: True if only changes are sent, if the transport supports it.
-        side, key: the weights.
+        delta: True to send only changes over the transports that support it.
+        side, key: identify the weights of the rank.
         ranks: ranks of this side's group, in the plan's order.
         addresses: addresses of the sources' endpoints, for targets.
     """
@@ -75,9 +75,10 @@ class ConnectRequest:
 
 
 class SyncRequest(NamedTuple):
-    """Send, or receive, version ``number`` over ``connection``.
+    """Request to send or receive version ``number`` over ``connection``.
 
     Attributes:
+        timeout: seconds to wait for peers.
         step: count of optimizer steps that the caller expects.
         known: version that all targets received over this connection and still have; None: everything is sent.
     """
@@ -93,7 +94,7 @@ class SyncRequest(NamedTuple):
 class Sent(NamedTuple):
     """Response of a source: bytes, count of optimizer steps, and changes.
 
-    ``changed`` has a byte for each source name of the plan, in order: whether this rank's values differ from the last
+    ``changed`` has a byte for each source name of the plan, sorted: 1 if this rank's values differ from the last
     version over this connection.
     """
 
@@ -128,7 +129,7 @@ class Deadline:
 def lost(
     peer: str, message: str, kind: type[WeightsTransferError] = WeightsTransferError
 ) -> WeightsTransferError:
-    """Return an error that names the peer."""
+    """Return an error with ``peer`` as its attribute."""
     error = kind(message)
     error.peer = peer
     return error
@@ -156,8 +157,8 @@ class Endpoint:
 
     Attributes:
         transport: name of the transport.
-        streams: buckets by source rank. A source has its own only, a target its slots of the buckets that it reads.
-        packing: packing of the buckets; the peers have the same.
+        streams: buckets by source rank. A source has only its own; a target has its slots of the buckets that it reads.
+        packing: packing of the buckets, of the same class as on the peers.
         request: the connection.
         rank: rank of this end in the plan.
         device: device of the packed buckets on this rank.
@@ -173,11 +174,11 @@ class Endpoint:
     address: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Allocate what the endpoint keeps from sync to sync."""
+        """Allocate the resources that the endpoint keeps from sync to sync."""
 
     @property
     def buckets(self) -> list[Bucket]:
-        """All buckets."""
+        """All buckets, of all streams."""
         return [bucket for stream in self.streams.values() for bucket in stream]
 
     @property
@@ -198,7 +199,7 @@ class Endpoint:
         """
 
     def send(self, version: Outgoing, deadline: Deadline) -> int:
-        """Send all buckets in order, then its note to each reader, and return the bytes sent.
+        """Send all buckets in order, then a note to each reader. Return the bytes sent in buckets.
 
         Raises:
             WeightsTransferError: if a reader died or did not respond in time.

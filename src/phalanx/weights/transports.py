@@ -25,13 +25,13 @@ NCCL = "nccl"
 TRANSPORTS = ("auto", SHARED_MEMORY, CUDA_IPC, GLOO, NCCL)
 """Values of ``WeightSync(transport=)``."""
 WITH_DELTAS = (SHARED_MEMORY, GLOO)
-"""Transports whose buckets are in host memory and may have any length."""
+"""Transports that can send deltas: their buckets are in host memory and may have any length."""
 _RING_BUCKET_BYTES = {SHARED_MEMORY: 16 << 20, CUDA_IPC: 64 << 20}
-"""Maximum bucket on a node. In host memory larger copies are not faster, and the first write of the ring is slower than
-any copy. On a device, messages between the ranks take longer than the copies of smaller buckets."""
+"""Maximum bytes of a bucket in a ring. In host memory, larger copies are not faster, and the first write of a page is
+slow. On a device, messages between the ranks would take longer than the copies of smaller buckets."""
 _LEAST_BUCKET_BYTES = 4096
 _ORDER = (Locality.REMOTE, Locality.NODE, Locality.PROCESS)
-"""Order in which both sides work, so that no two ranks wait for each other crosswise."""
+"""Order in which both sides work, so that ranks never wait for each other in a cycle."""
 
 _Offers = queue.SimpleQueue[Outgoing | None]
 _offers: dict[tuple[str, int, int], _Offers] = {}
@@ -39,7 +39,7 @@ _offers: dict[tuple[str, int, int], _Offers] = {}
 
 
 class CopyEndpoint(Endpoint):
-    """The end of a role that has its peers in this process.
+    """The endpoint of a role whose peers are in this process.
 
     A source only offers its tensors, since the same thread may receive afterwards. The target copies them, and then
     checks that they were not written to during the copy.
@@ -88,7 +88,7 @@ class CopyEndpoint(Endpoint):
 def transport_choices(
     plan: Plan, locations: Locations, override: str, *, is_shared: bool
 ) -> list[Mapping[Locality, str]]:
-    """Return the transports of each locality, best first. The next is tried if a target cannot use the last.
+    """Return the choices of a transport for each locality, best first. The next is tried if a rank cannot use a choice.
 
     Args:
         override: transport that the user chose; "auto" chooses by location.
@@ -146,7 +146,7 @@ def _streams(request: ConnectRequest, transport: str, rank: int) -> Mapping[int,
     """Return the buckets that a rank sends or receives over a transport, by source rank."""
     plan, localities = request.plan, request.localities(transport)
     limit, by_readers = request.bucket_bytes, transport in (GLOO, NCCL)
-    if by_readers:  # a target has a bucket of each of its sources in memory
+    if by_readers:  # a target has memory for a bucket of each of its sources
         pairs = {(target, box.source) for box in plan.boxes(localities) for target in box.targets}
         most = max(Counter(target for target, _ in pairs).values(), default=1)
         limit = max(_LEAST_BUCKET_BYTES, limit // most)

@@ -43,7 +43,7 @@ class WeightsVersion:
         changed: number of tensors that differ from the version before, according to samples. All tensors count after
             a failed sync or a change of processes.
         step: the source's count of optimizer steps, if it has one.
-        moved: bytes by pair of ranks.
+        moved: transfers by pair of ranks.
     """
 
     number: int
@@ -66,8 +66,8 @@ class Weights:
 
     Attributes:
         status: "none" (of no version), "whole" (complete, of version ``number``) or "torn" (partly updated).
-        number: the version; of torn weights the version that was being written, and of weights that ``px.load`` or
-            ``px.restore`` has replaced the last version before.
+        number: the version. For torn weights it is the version that was being written; for weights that ``px.load`` or
+            ``px.restore`` has replaced, the last version before.
         had: the last complete version, also of earlier processes of the rank; None before the first.
     """
 
@@ -89,7 +89,7 @@ class Weights:
 
 
 class WeightRegistry:
-    """The weights of a rank. ``unusable`` has, by role, the reason why its methods must not run."""
+    """The weights of a rank. ``unusable`` maps a role to the reason why its methods must not run."""
 
     def __init__(
         self, declared: WeightsDeclared, had: Mapping[Key, int], published: Mapping[Key, int]
@@ -98,10 +98,10 @@ class WeightRegistry:
         self._weights = {key: Weights(had=number) for key, number in had.items()}
         self._counts = dict(published)
         self._published_to: dict[Key, tuple[str, ...]] = {}
-        #: Connection of the version that arrived last, and the state before it was complete.
+        #: Connection of the version that arrived last, and the torn state before it was complete.
         self._arrivals: dict[Key, tuple[str, Weights]] = {}
         self.unusable = declared.torn
-        #: This rank's parts of syncs, by side and connection.
+        #: Ends of connections (``WeightEnd``) on this rank, by side and connection.
         self.parts: dict[tuple[str, str], Any] = {}
         for role in {role for role, _ in had}:
             self._note_usable(role)
@@ -132,12 +132,12 @@ class WeightRegistry:
         return max(self._counts.get(key, 0), weights.number or 0, weights.had or 0)
 
     def publish(self, key: Key, connection: str, number: int, step: int | None, wanted: int | None) -> None:
-        """Note that version ``number``, of optimizer step ``step``, is published over a connection.
+        """Record that version ``number``, of optimizer step ``step``, is published over a connection.
 
-        A version goes to several groups of targets, once to each.
+        A version may be published over several connections, once over each.
 
         Raises:
-            WeightsError: if a later version was published before, or ``step`` is not ``wanted``.
+            WeightsError: if this or a later version was published before, or ``step`` is not ``wanted``.
             DeclarationError: if a step is wanted and the source has no count.
         """
         before, others = self._counts.get(key, 0), self._published_to.get(key, ())
@@ -161,10 +161,10 @@ class WeightRegistry:
         self.declared.versions[key] = number
 
     def begin(self, key: Key, number: int) -> None:
-        """Note that bytes of a version may be written from now on. May be called again.
+        """Mark the weights as torn, before bytes of a version are written. May be called again.
 
         Raises:
-            WeightsError: if the number decreases.
+            WeightsError: if ``number`` is lower than that of the last complete version.
         """
         before = self.weights(key)
         if before.number == number and before.status == "torn":
@@ -179,7 +179,7 @@ class WeightRegistry:
         self._arrivals.pop(key, None)
 
     def finish(self, key: Key, number: int, connection: str = "") -> None:
-        """Note that all of a version arrived over a connection and was verified."""
+        """Mark the weights as complete: all of a version arrived over a connection and was verified."""
         before = self.weights(key)
         if before.status != "torn" or before.number != number:
             raise InternalError(f"version {number} was finished, but the weights are {before}")
@@ -187,12 +187,12 @@ class WeightRegistry:
         self._arrivals[key] = connection, before
 
     def tear(self, key: Key, number: int) -> None:
-        """Note that the sync to a version failed on another rank: the role has no version, though it arrived here."""
+        """Mark the weights as torn again: the sync to a version failed on another rank, though it arrived here."""
         if self.weights(key) == Weights("whole", number, number) and key in self._arrivals:
             self._put(key, self._arrivals.pop(key)[1])
 
     def loaded(self, role: str, model: Any) -> None:
-        """Note that a saved state was loaded into a model: its weights are of no version, but may be used."""
+        """Mark the weights as usable but of no version: a saved state was loaded into ``model``."""
         for key, accepted in self.declared.accepted.items():
             if key[0] == role and accepted.model is model is not None:
                 had = self.weights(key).had
@@ -213,7 +213,7 @@ class WeightRegistry:
         self._note_usable(key[0])
 
     def _note_usable(self, role: str) -> None:
-        """Note the reason why methods of ``role`` must not run, if there is one."""
+        """Update the reason why methods of ``role`` must not run."""
         reasons = [
             f"weights {name!r} of role {role!r} cannot be used: {reason}. Sync them first"
             for (owner, name), weights in sorted(self._weights.items(), key=lambda entry: entry[0])

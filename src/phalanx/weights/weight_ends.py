@@ -25,11 +25,11 @@ from phalanx.weights.versions import WeightRegistry
 
 _CONNECT_S = 60.0
 _SMALL = 1 << 16
-"""Number of elements of a tensor up to which all of them are compared to detect a change."""
+"""Maximum elements of a tensor that is compared in full to detect a change. Larger tensors are sampled."""
 
 
 class WeightEnd:
-    """The endpoints of a side of a rank for a connection. They have to be closed after an error.
+    """The endpoints of a rank on a side of a connection. They have to be closed after an error.
 
     Attributes:
         layout: the tensors that the plan was made for.
@@ -54,7 +54,7 @@ class WeightEnd:
 
 
 class WeightSource(WeightEnd):
-    """Sends versions over the endpoints of a connection."""
+    """The source end of a connection, which sends versions."""
 
     def __init__(self, registry: WeightRegistry, request: ConnectRequest, rank: int) -> None:
         super().__init__(registry, request, rank, read_layout(registry.published(request.key)))
@@ -65,11 +65,11 @@ class WeightSource(WeightEnd):
 
     @property
     def address(self) -> object:
-        """Address to which targets of the node connect; None if they need none."""
+        """Address that targets of the node connect to; None if they need none."""
         return next((one.address for one in self._endpoints if one.address is not None), None)
 
     def tensors(self) -> Tensors:
-        """Return the tensors of this moment."""
+        """Return the current tensors by name."""
         return current_tensors(self._registry.published(self._key), self.layout)
 
     def send(self, sync: SyncRequest) -> Sent:
@@ -114,7 +114,7 @@ class WeightSource(WeightEnd):
         return Sent(nbytes, changed, step)
 
     def _changes(self, tensors: Tensors, sync: SyncRequest) -> bytes:
-        """Return a byte for each name of the plan: whether this rank's values differ from the version that is known."""
+        """Return a byte for each name of the plan: 1 if this rank's values differ from version ``sync.known``."""
         before = self._samples.get(sync.known, {})
         now = {name: _sample(tensors[name]) for name in self._own_names}
         self._samples = {sync.known: before, sync.number: now}
@@ -122,17 +122,14 @@ class WeightSource(WeightEnd):
 
 
 def _sample(tensor: torch.Tensor) -> bytes:
-    """Return a digest of a tensor or, if it is large, of the same of its elements each time."""
+    """Return a digest of a tensor or, if it is large, of a sample of the same elements each time."""
     return tensor_digest(tensor, verify="full" if tensor.numel() <= _SMALL else "sampled")
 
 
 class WeightTarget(WeightEnd):
-    """Receives versions over the endpoints of a connection.
+    """The target end of a connection, which receives versions.
 
     Args:
-        registry: weights of the rank.
-        request: the connection.
-        rank: rank of the target in the plan.
         source: source role of this rank, if it has one.
     """
 
@@ -144,7 +141,7 @@ class WeightTarget(WeightEnd):
         self._shared = source if STORAGE in request.transports.values() else None
         if STORAGE in request.transports.values():
             share_storage(source, accepted, layout)
-            layout = read_layout(accepted)  # not the storage from before
+            layout = read_layout(accepted)  # the tensors have other storage now
         super().__init__(registry, request, rank, layout)
         self._memory = memory
 
@@ -158,7 +155,7 @@ class WeightTarget(WeightEnd):
             endpoint.connect(Deadline(_CONNECT_S))
 
     def receive(self, sync: SyncRequest) -> float:
-        """Receive a version into the role's parameters, or pass it to the function that loads it; return the seconds.
+        """Receive a version into the role's parameters, or pass it to its ``load`` function. Return the seconds.
 
         Raises:
             WeightsTransferError: if a source was lost.
@@ -168,7 +165,7 @@ class WeightTarget(WeightEnd):
         registry, key, number = self._registry, self._key, sync.number
         accepted = registry.accepted(key)
         known = registry.arrived_over(key, self._connection)
-        if self._shared is not None:  # it may have other memory since, as after a way to the CPU and back
+        if self._shared is not None:  # the source may have other memory, as after a move to the CPU and back
             share_storage(self._shared, accepted, self.layout)
         tensors = current_tensors(accepted, self.layout) if accepted.load is None else self.layout.tensors
 
@@ -194,11 +191,7 @@ class WeightTarget(WeightEnd):
         return time.perf_counter() - began
 
     def _verify(self, peer: str, number: int, note: bytes, own: Sequence[tuple[str, Box, bytes]]) -> None:
-        """Compare the tensors with the version and the digests of a source.
-
-        Raises:
-            WeightsVerificationError: if some differ; the message names them.
-        """
+        """Compare the version and the digests of the received boxes with the note of a source."""
         head, *parts = (note[at : at + DIGEST_BYTES] for at in range(0, len(note), DIGEST_BYTES))
         if (sent := int.from_bytes(head, "little")) != number:
             problem = f"{peer} sent version {sent}, expected version {number}; sync again"
@@ -219,13 +212,8 @@ class WeightTarget(WeightEnd):
 def share_storage(source: WeightSource | None, accepted: Accepted, layout: LocalLayout) -> None:
     """Make the accepted tensors views of the source's storage: a sync then only marks the version.
 
-    Args:
-        source: source role of this rank, if it has one.
-        accepted: the weights whose tensors are changed.
-        layout: their layout.
-
     Raises:
-        DeclarationError: if layouts, types or names differ, so that a copy is needed, or the source is elsewhere.
+        DeclarationError: if layouts, types or names differ, so that a copy is needed, or the rank has no source role.
     """
     if source is None or not accepted.share:
         raise DeclarationError(
@@ -245,7 +233,7 @@ def share_storage(source: WeightSource | None, accepted: Accepted, layout: Local
 
 
 def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout, HostMemory | None]:
-    """Return the tensors to write: the role's own, or, if they are loaded, tensors kept from sync to sync."""
+    """Return the tensors to write: the role's own or, for a ``load`` function, tensors kept from sync to sync."""
     if accepted.load is None:
         return read_layout(accepted), None
     if accepted.model is not None:
@@ -272,7 +260,7 @@ def load_all(load: Load, tensors: Tensors) -> None:
     """Pass all tensors to the function that loads them.
 
     Raises:
-        WeightsError: if it left some.
+        WeightsError: if the function left some.
     """
     pairs = iter(tensors.items())
     load(pairs)

@@ -46,7 +46,7 @@ def describe(runtime: WorkerRuntime, side: Side, key: Key) -> Description:
     accepted = registry.accepted(key) if side == "target" else None
     everything = accepted is not None and accepted.model is None
     layout = None if everything else read_layout(accepted or registry.published(key))
-    # loaded from memory of this library
+    # load= reads the tensors from host memory of this library
     on_host = accepted is not None and accepted.load is not None and accepted.memory is None
     device = "" if layout is None or on_host else device_id(device_of(layout.tensors))
     return Description(
@@ -68,7 +68,7 @@ def _location(runtime: WorkerRuntime, device: str) -> RankLocation:
 
 
 def connect(runtime: WorkerRuntime, request: ConnectRequest) -> object:
-    """Create this rank's endpoints, and return the address of a source.
+    """Create this rank's endpoints. Return the address of a source, None for a target.
 
     A rank that cannot use a device path returns the error instead, and the driver chooses another transport.
     """
@@ -101,7 +101,7 @@ def disconnect(runtime: WorkerRuntime, connection: str) -> None:
 def sync(
     runtime: WorkerRuntime, request: SyncRequest, sides: Sequence[Side], *before: object
 ) -> tuple[Sent | None, float | None]:
-    """Send and receive a version, as far as this rank is on ``sides`` of the sync; return the seconds of receiving.
+    """Send or receive a version, or both, by the ``sides`` of this rank. Return the response and seconds to receive.
 
     ``before`` are results of earlier calls, for which an asynchronous rank had to wait. After an error the rank's
     endpoints are closed.
@@ -128,14 +128,14 @@ def _sync_both(source: WeightSource, target: WeightTarget, request: SyncRequest)
     """Send on a thread and receive on this thread: other ranks may wait for either."""
     with ThreadPoolExecutor(1, "phalanx-weights") as thread:
         sending = thread.submit(source.send, request)
-        # the target may wait for a source that failed
+        # else the target would wait for a source that failed
         sending.add_done_callback(lambda done: source.close() if done.exception() else None)
         try:
             seconds = target.receive(request)
             return sending.result(), seconds
         except BaseException as error:
             cause = sending.exception() if sending.done() else None
-            source.close()  # which causes errors of its own
+            source.close()  # ends a send that waits, with another error
             if cause is not None and isinstance(error, WeightsTransferError):
                 raise cause from None  # the reason why the target lost its source
             raise

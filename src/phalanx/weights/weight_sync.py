@@ -58,7 +58,7 @@ _PRECEDENCE = (
     (WeightsError, 3),
     ((GroupError, CallTimeout), 6),
 )
-"""Kinds of errors, and how likely each is to follow from others. Other errors have 4."""
+"""Kinds of errors and their precedence; errors with higher numbers more likely follow from others. The default is 4."""
 _Pairs = dict[SyncSide, SyncPair]
 
 
@@ -77,7 +77,7 @@ class WeightSync:
             any text, or a function.
         fused: ``px.weights.Fused`` rules in addition to the built-in rules (``qkv_proj``, ``gate_up_proj``). Rules
             for Megatron are ``px.weights.Fused.megatron_qkv(...)`` and ``px.weights.Fused.megatron_glu()``.
-        verify: "sampled" compares digests of an element of about each 32 KB, "full" of every bit, "off" of nothing.
+        verify: "sampled" compares digests of about an element per 32 KB, "full" of every bit, "off" of nothing.
         expect_change: True warns at the first sync that changed nothing, False at the second in a row.
         transport: "auto" chooses by the locations of the ranks: shared memory or CUDA IPC on a node, NCCL (device
             tensors) or gloo between nodes. "shared memory", "cuda ipc", "nccl" and "gloo" override the choice for
@@ -85,12 +85,12 @@ class WeightSync:
         delta: True sends only the elements whose bits changed since the last version, for tensors in host memory. A
             target without the last version receives everything. The sources keep another copy of the tensors that
             they send; see :meth:`explain`.
-        staleness: manager that gets each version once the targets have it. Its versions then have the numbers of
+        staleness: manager that advances to each version once the targets have it. Its versions then have the numbers of
             the weights. Up to ``rows_per_version`` rows count as trained per version, none if the source's ``step`` is
             the same.
         bucket_bytes: size of the buckets in which weights are sent. Between ranks of a node they have at most 16 MB
             in host memory and 64 MB in device memory, and each source keeps two of them.
-        timeout: seconds that a rank waits for its peers during a sync.
+        timeout: seconds that a rank waits for its peers during a sync; None: 600.
 
     Raises:
         DeclarationError: if an argument is invalid.
@@ -156,18 +156,18 @@ class WeightSync:
 
         Args:
             step: reject weights of another count of optimizer steps.
-            expect_change, verify: override the options of the sync for this time.
+            expect_change, verify: override the options of the sync for this call.
 
         Raises:
             WeightsMismatch: if the two sides do not fit. Nothing was moved.
-            PhalanxError: see ``CallFuture.result``. If a rank died or raised, the target's weights may be torn.
+            PhalanxError: as ``CallFuture.result``. If a rank died or raised, the target's weights may be torn.
         """
         return self.submit(step=step, expect_change=expect_change, verify=verify).result()
 
     def submit(
         self, *, step: int | None = None, expect_change: bool | None = None, verify: Verify | None = None
     ) -> CallFuture[WeightsVersion]:
-        """Begin a sync and return the future of its version. Each group continues with later calls after its part."""
+        """Begin a sync and return the future of its version. Each group runs later calls after its part of the sync."""
         self._recover(self._source, *self._targets)
         return self._begin(step, self._expect_change if expect_change is None else expect_change, verify)
 
@@ -190,7 +190,7 @@ class WeightSync:
             targets = [side for side in self._targets if resynced in (None, side.core)]
             while True:
                 pairs = self._connected(targets)
-                # All threads take the groups in the same order, so that they never wait for each other crosswise.
+                # All threads take the locks in the same order, so that they never wait for each other in a cycle.
                 cores = {side.core for pair in pairs for side in (pair.source, pair.target)}
                 with contextlib.ExitStack() as stack:
                     for core in sorted(cores, key=lambda core: (core.name, id(core))):
@@ -205,7 +205,7 @@ class WeightSync:
                         return self._running
 
     def _connected(self, targets: Sequence[SyncSide]) -> list[SyncPair]:
-        """Return a pair for each target, all current a moment ago.
+        """Return a connected pair for each target. The caller has to check again that they are current.
 
         Raises:
             DeclarationError: if the sync was closed.
@@ -216,7 +216,7 @@ class WeightSync:
         try:
             for side in (self._source, *targets):
                 side.core.check()
-        except GroupError:  # the connections are useless now
+        except GroupError:  # the connections cannot be used any more
             _close_pairs(self._pairs)
             raise
         for target in targets:
@@ -231,14 +231,14 @@ class WeightSync:
         """Send the calls of all pairs."""
         if self._staleness is not None:
             self._staleness._request("expect", request.number)
-        for pair in pairs:  # now: the caller may restart before it asks for the outcome
+        for pair in pairs:  # before the outcome: the caller may restart the group without asking for it
             pair.target.core.had_weights.setdefault(pair.target.key, request.number)
         sent: dict[SyncPair, list[Call]] = {pair: [] for pair in pairs}
         earlier = self._running.calls if self._running else ()
         try:
             for pair, calls in sent.items():
                 had = pair.target.core.had_weights.get(pair.target.key)
-                known = pair.known if pair.known == had else None  # another sync came after it
+                known = pair.known if pair.known == had else None  # None: another sync came after it
                 calls.extend(pair.send(request._replace(known=known), earlier))
         except BaseException:
             for call in itertools.chain(*sent.values()):
@@ -250,10 +250,11 @@ class WeightSync:
     def _next_number(self, pairs: Sequence[SyncPair]) -> int:
         """Return a number greater than every number that a rank or the staleness manager knows.
 
-        The number of a failed sync is used again: ranks that had begun with it reported so when they were connected.
+        The number of a failed sync is used again if no rank had begun with it: ranks report the newest version that
+        they know when they are connected.
         """
         published = self._source.core.published_weights
-        training = 0 if self._staleness is None else self._staleness.version  # loaded: of an earlier run
+        training = 0 if self._staleness is None else self._staleness.version  # may be of an earlier run
         newest = (published.get(self._source.key, 0), training, *(pair.newest for pair in pairs))
         self._newest = max(newest) + 1
         published[self._source.key] = self._newest
@@ -271,7 +272,7 @@ class WeightSync:
         if not isinstance(outcome, WeightsVersion):
             for target in (pair.target for pair in pairs):
                 target.notify(target.ranks, weight_handlers.tear, target.key, number)
-            # not other pairs, connected since for a later sync
+            # pairs that were connected since, for a later sync, stay open
             if all(self._pairs.get(pair.target) is pair for pair in pairs):
                 for target in (pair.target for pair in pairs):
                     target.core.note_weights(*target.key, f"failed({number})")
@@ -288,11 +289,11 @@ class WeightSync:
             had = target.core.had_weights
             had[target.key] = max(number, had.get(target.key, 0))
             target.core.note_weights(*target.key, f"whole({number})")
-        if not future.is_resync:  # which tells nothing about the trainer
+        if not future.is_resync:  # a resync says nothing about the trainer
             self._warn_if_unchanged(outcome, expect_change=future.expect_change)
 
     def _advance(self, staleness: StalenessManager, version: WeightsVersion, *, is_resync: bool) -> None:
-        """Tell the staleness manager that the targets have a version, from which the trainer continues."""
+        """Advance the staleness manager to a version that the targets have, from which the trainer continues."""
         stats = staleness.stats
         # The first version after a resume only restores weights: nothing was trained for it in this process.
         is_same = is_resync if version.step is None else version.step == self._trained_step
@@ -312,9 +313,9 @@ class WeightSync:
             warnings.warn(text, RuntimeWarning, _user_stack_level())
 
     def newest(self, key: Key) -> int | None:
-        """Return the number of the last sync to weights of that role and name; 0: none yet; None: not a target.
+        """Return the number of the last sync to weights of a role and name; 0: none yet; None: not a target.
 
-        This and the next three methods are those of :class:`phalanx.group.group.Resync`.
+        This and the next three methods implement :class:`phalanx.group.group.Resync`.
         """
         is_target = not self._closed and any(side.key == key for side in self._targets)
         return self._newest if is_target else None
@@ -331,11 +332,11 @@ class WeightSync:
         return ""
 
     def mend_source(self) -> None:
-        """Recover the source, if it is broken and its policy allows."""
+        """Recover the source, if it is broken and its policy allows it."""
         self._recover(self._source)
 
     def bring(self, to: Group) -> None:
-        """Sync the source's weights to all ranks of a target group of which some are new."""
+        """Sync the source's weights to all ranks of a target group that has new ranks."""
         with self._lock:
             if self._running is not None:
                 self._running.exception()  # the loss of a rank has ended it, or will
@@ -343,22 +344,22 @@ class WeightSync:
 
     @staticmethod
     def _recover(*sides: SyncSide) -> None:
-        """Recover broken groups, if their policies allow.
+        """Recover broken groups, if their policies allow it.
 
-        Not under the lock of the sync: a thread that recovers a target resyncs its new ranks, and needs the lock.
+        The caller must not hold the lock of the sync: a thread that recovers a target needs it to resync new ranks.
         """
         for side in sides:
-            with contextlib.suppress(GroupBroken, GroupClosed):  # raised by the sync itself
+            with contextlib.suppress(GroupBroken, GroupClosed):  # the sync itself raises these
                 ensure_ready(side.core)
 
     def explain(self) -> Table:
-        """Return a table of the bytes that a sync moves: by locality, rank and transport; casts, renames and ties.
+        """Return a table of the bytes that a sync moves by rank, locality and transport; casts, renames and ties.
 
-        It connects both groups, as the first sync does.
+        The groups are connected, as by the first sync.
 
         Raises:
             DeclarationError: if the sync was closed.
-            PhalanxError: see :meth:`__call__`.
+            PhalanxError: as :meth:`__call__`.
         """
         self._recover(self._source, *self._targets)
         with self._lock:
@@ -396,7 +397,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
         number: the version.
         began: start of the sync on the monotonic clock.
         expect_change: True warns if nothing changed.
-        is_resync: True if the sync is for new ranks of a target, and tells nothing about the trainer.
+        is_resync: True if the sync is for new ranks of a target, and says nothing about the trainer.
     """
 
     __phalanx_future__ = False  # the value is made on the driver
@@ -426,10 +427,10 @@ class SyncFuture(CallFuture[WeightsVersion]):
 
         Raises:
             WorkerDiedError: if a rank of a side died. The weights of the targets are torn.
-            RemoteCallError: also an instance of ``WeightsVerificationError`` (tensors differ from the source's),
-                ``WeightsTransferError`` (a peer was late or lost), ``WeightsError`` (the source's weights were written
-                to, or are of another step), or of an exception in the user's code.
-            CallTimeout: if the sync is not over yet.
+            RemoteCallError: if a rank raised. It is also an instance of ``WeightsVerificationError`` (tensors differ
+                from the source's), ``WeightsTransferError`` (a peer was late or lost), ``WeightsError`` (the source's
+                weights were written to, or are of another step), or of an exception of the user's code.
+            CallTimeout: if the sync is not over after ``timeout``.
         """
         if self._outcome is None:
             outcome = self._find_outcome(timeout)
@@ -486,8 +487,8 @@ class SyncFuture(CallFuture[WeightsVersion]):
             except Exception as other:
                 errors.append(other)
                 if not call.over:
-                    call.cancel()  # it waits for ranks that will not come, perhaps for long
-        # of equal errors that of the source: a target that waits for it may be late because of another target
+                    call.cancel()  # it may wait long for ranks that will not come
+        # the first of equal errors, the source's: a target that waits for it may be late because of another target
         cause = min([*errors, error], key=_precedence)
         if isinstance(cause, PhalanxError):
             cause = raisable(cause)
@@ -498,7 +499,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
 
     def cancel(self) -> bool:
         """End the sync on every rank; see ``CallFuture.cancel``. Weights that were being written are torn then."""
-        ended = [call.cancel() for call in self.calls]  # every call, also after one that ended
+        ended = [call.cancel() for call in self.calls]  # a list: every call is cancelled
         return any(ended)
 
     def cancelled(self) -> bool:
@@ -510,7 +511,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
         return all(call.over or call.all_ended() for call in self.calls)
 
     def pending(self, deadline: float | None = None) -> Pending:
-        """Return the references that a wait for the end is for."""
+        """Return the references to wait for until the sync has ended."""
         refs = [ref for call in self.calls for ref in call.arrivals.awaited()]
         return Pending(self.call.core.backend, refs, deadline)
 
@@ -532,17 +533,17 @@ def _checked_verify(verify: Verify) -> Verify:
 def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int, Weights]:
     """Return the state of the weights that a role accepts under ``name``, by rank.
 
-    ``str()`` of each is "none" (of no version), "whole(3)" or "torn(3)". Ranks respond after the calls that
-    were made before. Ranks whose process died are left out.
+    ``str()`` of each is "none" (of no version), "whole(3)" or "torn(3)". Ranks respond after the calls that were sent
+    before. Ranks whose process died are left out.
 
     Args:
         group: a group, a role of a group, or some of its ranks.
         name: name of the weights.
-        timeout: seconds to wait for busy ranks; None waits as long as it takes.
+        timeout: seconds to wait for busy ranks; None waits without a limit.
 
     Raises:
         DeclarationError: if the role accepts no weights of that name.
-        WeightsError: if a living rank did not respond.
+        WeightsError: if a living rank did not respond in time.
     """
     side = side_of(group, "target", name)
     epoch = side.core.epoch
