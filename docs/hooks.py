@@ -1,4 +1,4 @@
-"""What the site does beyond Markdown: pictures that follow the colours of the page, and the commands' own help."""
+"""What the site does beyond Markdown: pictures that follow the colors of the page, and the commands' own help."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def on_page_content(html: str, config: Any, **_: Any) -> str:
 
 
 def _inlined(path: Path, alt: str) -> str:
-    """The picture without its own colours; those of the page are in assets/site.css."""
+    """The picture without its own colors; the page's are in assets/site.css."""
     drawing = re.sub(r"<style>.*?</style>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     drawing = re.sub(r"\n\s*", "\n", drawing).strip()
     return f'<figure class="diagram" role="img" aria-label="{alt}">{drawing}</figure>'

@@ -111,8 +111,8 @@ def grpo_with_losses(
 def group_advantages(rewards: Tensor, group_size: int) -> Tensor:
     """Each answer's reward relative to the other answers to its question, in standard deviations."""
     groups = rewards.view(-1, group_size)
-    centred = groups - groups.mean(dim=1, keepdim=True)
-    return (centred / (groups.std(dim=1, keepdim=True) + 1e-4)).flatten()
+    centered = groups - groups.mean(dim=1, keepdim=True)
+    return (centered / (groups.std(dim=1, keepdim=True) + 1e-4)).flatten()
 
 
 def ask(count: int, digits: int, random: torch.Generator) -> Tensor:

@@ -3,7 +3,7 @@
     python examples/image_embeddings.py                                   # photographs, random weights
     python examples/image_embeddings.py --model openai/clip-vit-base-patch32 --images my/photos
 
-Writes Parquet and a contact sheet of nearest neighbours to ``--out``.
+Writes Parquet and a contact sheet of nearest neighbors to ``--out``.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=2, help="actors that embed, and ranks")
     parser.add_argument("--accelerator-type", help='such as "T4"')
     parser.add_argument("--num-cpus", type=int, help="of a cluster started here; default: the machine's")
-    parser.add_argument("--neighbours", type=int, default=5)
+    parser.add_argument("--neighbors", type=int, default=5)
     return parser.parse_args(arguments)
 
 
@@ -121,8 +121,8 @@ def main() -> None:
         raise SystemExit("the embeddings differ by more than 1e-5")
 
     queries = [classes.index(name) for name in sorted(set(classes))]
-    found = nearest(embeddings, queries, args.neighbours)
-    sheet = args.out / "neighbours.png"
+    found = nearest(embeddings, queries, args.neighbors)
+    sheet = args.out / "neighbors.png"
     rows = [
         [paths[query], *(paths[other] for other in others)]
         for query, others in zip(queries, found, strict=True)
@@ -133,7 +133,7 @@ def main() -> None:
         for query, others in zip(queries, found, strict=True)
         for other in others
     )
-    print(f"of {len(queries) * args.neighbours} neighbours {same} are of their query's class: {sheet}")
+    print(f"of {len(queries) * args.neighbors} neighbors {same} are of their query's class: {sheet}")
     px.shutdown()
 
 

@@ -128,15 +128,15 @@ def nearest(embeddings: Array, queries: Sequence[int], count: int) -> list[list[
 
     Of the embeddings less their mean: what all images share tells none of them apart.
     """
-    centred = embeddings - embeddings.mean(axis=0)
-    centred /= np.linalg.norm(centred, axis=1, keepdims=True).clip(1e-12)
-    similar = centred[list(queries)] @ centred.T
+    centered = embeddings - embeddings.mean(axis=0)
+    centered /= np.linalg.norm(centered, axis=1, keepdims=True).clip(1e-12)
+    similar = centered[list(queries)] @ centered.T
     similar[range(len(queries)), list(queries)] = -np.inf
     return np.argsort(-similar, axis=1, kind="stable")[:, :count].tolist()
 
 
 def contact_sheet(rows: Sequence[Sequence[Path]], label: Callable[[Path], str], target: Path) -> None:
-    """A PNG with one row per query: the query, a gap, its neighbours; a label under each."""
+    """A PNG with one row per query: the query, a gap, its neighbors; a label under each."""
     gap, under = 12, 16
     width = gap * 2 + SIDE * max(len(row) for row in rows)
     sheet = Image.new("RGB", (width, (SIDE + under) * len(rows)), "white")

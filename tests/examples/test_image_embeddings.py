@@ -31,10 +31,10 @@ def test_it_writes_embeddings_that_a_worker_group_gives_too_and_that_find_the_sa
     difference = re.search(r"largest difference (\S+)", printed)
     assert difference is not None
     assert float(difference[1]) <= 1e-5
-    found = re.search(r"of (\d+) neighbours (\d+) are of their query's class", printed)
+    found = re.search(r"of (\d+) neighbors (\d+) are of their query's class", printed)
     assert found is not None
     assert int(found[2]) / int(found[1]) > 0.4  # by chance 5 / 47
-    assert (tmp_path / "here" / "neighbours.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "here" / "neighbors.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_accelerator_that_no_node_has_is_an_error_and_no_endless_wait(
