@@ -1,4 +1,4 @@
-"""What the examples have around their algorithms: a bar, a picture, threads beside, where a run is saved."""
+"""Helpers around the algorithms of the examples: progress bar, reward curve, producer threads, saved runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import phalanx as px
 
 
 def wants_gpu(device: str, ranks: int) -> bool:
-    """Whether each rank gets a GPU; on ``auto``, if there are enough of them (NCCL needs one per rank)."""
+    """Return whether each rank gets a GPU; ``auto``: if there are enough of them (NCCL needs one per rank)."""
     return device == "gpu" or (device == "auto" and torch.cuda.device_count() >= ranks)
 
 
 def shown(rewards: Iterator[float], steps: int, console: Console, done: int = 0) -> Iterator[float]:
-    """Pass the rewards on, with a progress bar; in a log, with a line now and then."""
+    """Yield the rewards and show a progress bar; in a log, print a line now and then."""
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
@@ -41,7 +41,7 @@ def shown(rewards: Iterator[float], steps: int, console: Console, done: int = 0)
 
 
 def save_curve(rewards: Sequence[float], path: Path) -> None:
-    """Mean reward over steps, as a picture."""
+    """Save the mean reward over steps as a picture."""
     window = 10
     smooth = [sum(rewards[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(rewards))]
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -59,7 +59,7 @@ def save_curve(rewards: Sequence[float], path: Path) -> None:
 def beside(
     produce: Callable[[], None], answers: px.Channel, staleness: px.StalenessManager
 ) -> Generator[None]:
-    """Two threads that produce while the block runs. When one fails the channel ends, and its error is raised."""
+    """Run two producer threads during the block. If a thread fails, close the channel and raise its error."""
 
     def work() -> None:
         try:
@@ -82,7 +82,7 @@ def beside(
 
 
 def add_saving(parser: argparse.ArgumentParser) -> None:
-    """The options that :class:`Saving` is made from."""
+    """Add the options from which :class:`Saving` is made."""
     parser.add_argument(
         "--save", metavar="PATH", help="where the run is saved, by all ranks; see `phalanx runs`"
     )
@@ -94,10 +94,10 @@ def add_saving(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Saving:
-    """Where the run is saved, if it is, and how often; whether it goes on from what is there."""
+    """Where and how often the run is saved, and whether a saved run is resumed."""
 
     path: str | None = None
-    """Or a URL, which a ``Path`` would change."""
+    """Path or URL; a ``Path`` would change a URL."""
     resume: bool = False
     every: int = 10
 
@@ -105,7 +105,7 @@ class Saving:
     def run(
         self, groups: Mapping[str, Any], state: dict[str, Any], **links: Any
     ) -> Generator[px.checkpoint.CheckpointManager | None]:
-        """The run of these groups and this state, until the block ends; None where nothing is saved."""
+        """Return the manager of these groups and this state until the block ends; None if nothing is saved."""
         if self.path is None:
             yield None
             return
@@ -115,11 +115,11 @@ class Saving:
             yield run
 
     def resumed(self, run: px.checkpoint.CheckpointManager | None) -> int:
-        """Have everything as it was at the last whole step; its number, 0 where there is none."""
+        """Restore the last complete step. Return its number, or 0 without a step."""
         return (run.resume() or 0) if run is not None else 0
 
     def is_due(self, step: int, steps: int) -> bool:
-        """Whether a step is saved: some, and the last one."""
+        """Return whether a step is saved: regular steps and the last."""
         return self.path is not None and (step % self.every == 0 or step == steps)
 
 

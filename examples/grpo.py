@@ -2,19 +2,18 @@
 
     python examples/grpo.py                                # two ranks, a minute or two on two cores
     python examples/grpo.py --ranks 4 --steps 800 --device cpu
-    python examples/grpo.py --save out/run                 # a step now and then is saved; Ctrl-C, and then:
-    python examples/grpo.py --save out/run --resume        # it goes on, number by number, as if nothing had been
+    python examples/grpo.py --save out/run                 # save some steps; Ctrl-C, and then:
+    python examples/grpo.py --save out/run --resume        # continue with the same numbers
     python examples/grpo.py --replace                      # `kill -9` a rank meanwhile: it gets a new process
 
-``grpo`` is the algorithm as the paper gives it (Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, algorithm 1
-with one reward per answer): sample a group of answers to each question, score them, take each reward relative to
-its group, and step on the clipped objective with a penalty for leaving the reference. It is ordinary Python on the
-driver; each call in it runs on every rank. Actor and reference share one process per rank. The answers are made by an
-engine, a group of its own on the same slots, which has the actor's weights after each ``sync()``. The reward is a group
-on a CPU.
+``grpo`` is the algorithm of the paper (Shao et al. 2024, DeepSeekMath, arXiv:2402.03300, algorithm 1, with a reward per
+answer): sample a group of answers to each question, score them, take each reward relative to its group, and step on the
+clipped objective with a penalty for leaving the reference. It is ordinary Python on the driver; each call runs on every
+rank. Actor and reference share a process per rank. An engine generates the answers: a group of its own on the same
+slots, which has the actor's weights after each ``sync()``. The reward is a group on a CPU.
 
-The script ends with the reward curve as a picture, a report of the run as a page (the curve, and what each rank did
-when) and, as its last line, the mean reward on questions drawn after the training.
+The script ends with a picture of the reward curve, an HTML report of the run (the curve and each rank's calls) and, as
+its last line, the mean reward on questions sampled after the training.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ BEGIN, END = 10, 11
 
 @dataclass(frozen=True)
 class Settings:
-    """What the algorithm runs with; letters are the paper's."""
+    """Hyperparameters; letters are the paper's."""
 
     digits: int = 4
     questions: int = 16  # per step
@@ -60,7 +59,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Groups:
-    """The roles, each on ranks of its own."""
+    """The groups of the roles."""
 
     policy: px.WorkerGroup
     rollout: px.WorkerGroup
@@ -70,13 +69,13 @@ class Groups:
 def grpo(
     groups: Groups, sync: px.WeightSync, settings: Settings, random: torch.Generator, done: int = 0
 ) -> Iterator[float]:
-    """Train the policy by the steps that are not ``done``; yields the mean reward of each one's answers."""
+    """Train the policy by the steps that are not ``done``. Yield the mean reward of each step's answers."""
     for _ in range(done, settings.steps):
         yield train_on(ask(settings.questions, settings.digits, random), groups, sync, settings)
 
 
 def train_on(questions: Tensor, groups: Groups, sync: px.WeightSync, settings: Settings) -> float:
-    """One step: the mean reward of the answers to these questions."""
+    """Train one step and return the mean reward of the answers to these questions."""
     policy, rollout, judge = groups.policy, groups.rollout, groups.judge
     sync()
     questions = questions.repeat_interleave(settings.group_size, dim=0)
@@ -91,7 +90,7 @@ def train_on(questions: Tensor, groups: Groups, sync: px.WeightSync, settings: S
 def grpo_with_losses(
     groups: Groups, sync: px.WeightSync, settings: Settings, random: torch.Generator, done: int = 0
 ) -> Iterator[float]:
-    """As :func:`grpo`; a step in which ranks were lost is made again, from the point where it began."""
+    """Run :func:`grpo`, and repeat a step in which ranks were lost from its start."""
     px.snapshot(groups.policy, groups.rollout)  # the judge has nothing to lose
     for _ in range(done, settings.steps):
         questions, reward = ask(settings.questions, settings.digits, random), None
@@ -109,20 +108,20 @@ def grpo_with_losses(
 
 
 def group_advantages(rewards: Tensor, group_size: int) -> Tensor:
-    """Each answer's reward relative to the other answers to its question, in standard deviations."""
+    """Return each answer's reward relative to the other answers to its question, in standard deviations."""
     groups = rewards.view(-1, group_size)
     centered = groups - groups.mean(dim=1, keepdim=True)
     return (centered / (groups.std(dim=1, keepdim=True) + 1e-4)).flatten()
 
 
 def ask(count: int, digits: int, random: torch.Generator) -> Tensor:
-    """Questions as tokens, (count, digits + 2)."""
+    """Return questions as tokens, (count, digits + 2)."""
     body = torch.randint(0, 10, (count, digits), generator=random)
     return torch.cat([torch.full((count, 1), BEGIN), body, torch.full((count, 1), END)], dim=1)
 
 
 def evaluate(groups: Groups, sync: px.WeightSync, settings: Settings, count: int = 512) -> float:
-    """Mean reward of one sampled answer to each of ``count`` new questions."""
+    """Return the mean reward of a sampled answer to each of ``count`` new questions."""
     sync()
     questions = ask(count, settings.digits, torch.Generator().manual_seed(settings.seed + 1_000_000))
     answers = groups.rollout.generate.submit(questions, SamplingParams(settings.digits))
@@ -130,7 +129,7 @@ def evaluate(groups: Groups, sync: px.WeightSync, settings: Settings, count: int
 
 
 class Actor(px.Worker):
-    """The policy: a copy on each rank, kept the same by summing gradients over the ranks."""
+    """The policy: a copy on each rank, kept equal by summing gradients over the ranks."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -147,7 +146,7 @@ class Actor(px.Worker):
     def update(
         self, questions: Tensor, answers: list[Completion], reference: Tensor, advantages: Tensor
     ) -> dict[str, float]:
-        """One optimizer step on this rank's answers and all others'."""
+        """Take an optimizer step on the answers of all ranks."""
         settings, advantage = self.settings, advantages[:, None]
         tokens, drawn = as_tensors(questions, answers, settings.digits)
         distribution = answer_distribution(self.model, tokens, settings.digits)
@@ -172,7 +171,7 @@ class Actor(px.Worker):
 
 
 class Reference(px.Worker):
-    """The policy as it was before training, in the actor's process."""
+    """The policy before training, in the actor's process."""
 
     def __init__(self, settings: Settings) -> None:
         self.digits = settings.digits
@@ -182,24 +181,24 @@ class Reference(px.Worker):
     @px.register(px.Dispatch.ROWS, to_device=True)
     @torch.no_grad()
     def log_probs(self, questions: Tensor, answers: list[Completion]) -> Tensor:
-        """Log-probability of each answer token, (rows, digits)."""
+        """Return the log-probability of each answer token, (rows, digits)."""
         tokens, _ = as_tensors(questions, answers, self.digits)
         return of_answer(answer_distribution(self.model, tokens, self.digits), tokens)
 
 
 class Reward(px.Worker):
-    """The judge."""
+    """Reward of answers."""
 
     @px.register(px.Dispatch.ROWS)
     def score(self, questions: Tensor, answers: list[Completion]) -> Tensor:
-        """The part of each answer's digits that are copied right, (rows,)."""
+        """Return the fraction of each answer's digits that are copied correctly, (rows,)."""
         digits = questions.shape[1] - 2
         tokens, _ = as_tensors(questions, answers, digits)
         return (questions[:, 1:-1] == tokens[:, -digits:]).float().mean(dim=1)
 
 
 def small_llama() -> nn.Module:
-    """A Llama of 113,984 parameters, untrained."""
+    """Return an untrained Llama of 113,984 parameters."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -216,7 +215,7 @@ def small_llama() -> nn.Module:
 
 
 def as_tensors(questions: Tensor, answers: list[Completion], digits: int) -> tuple[Tensor, Tensor]:
-    """Tokens with the question in front, (rows, digits + 2 + digits), and log-probabilities, (rows, digits)."""
+    """Return tokens with the question in front, (rows, digits + 2 + digits), and log-probabilities, (rows, digits)."""
     shape, device = (len(answers), digits), questions.device
     tokens = torch.tensor([answer.tokens for answer in answers], dtype=torch.long, device=device).view(shape)
     log_probs = torch.tensor([answer.log_probs for answer in answers], device=device).view(shape)
@@ -224,12 +223,12 @@ def as_tensors(questions: Tensor, answers: list[Completion], digits: int) -> tup
 
 
 def answer_distribution(model: nn.Module, tokens: Tensor, digits: int) -> Tensor:
-    """Log-probabilities over the vocabulary at each answer token, (rows, digits, vocabulary)."""
+    """Return log-probabilities over the vocabulary at each answer token, (rows, digits, vocabulary)."""
     return model(tokens[:, :-1], use_cache=False).logits[:, -digits:].log_softmax(dim=-1)
 
 
 def of_answer(distribution: Tensor, tokens: Tensor) -> Tensor:
-    """What ``distribution`` gives the tokens that were drawn, (rows, digits)."""
+    """Return the log-probabilities of the sampled tokens in ``distribution``, (rows, digits)."""
     return distribution.gather(-1, tokens[:, -distribution.shape[1] :, None]).squeeze(-1)
 
 
@@ -251,7 +250,7 @@ def saved(
     console: Console,
     steps: Callable[..., Iterator[float]],
 ) -> list[float]:
-    """Run, and save it all as one commit now and then; the mean reward of each step, those before a resume too."""
+    """Train, and save some steps as one commit. Return the mean reward of each step, also before a resume."""
     state: dict[str, Any] = {"questions": torch.Generator().manual_seed(settings.seed), "rewards": []}
     # The reference is what it was by its seed.
     roles = {"actor": groups.policy.actor, "rollout": groups.rollout}
@@ -269,7 +268,7 @@ def saved(
 def started(
     settings: Settings, ranks: int, device: str, *, replace: bool = False
 ) -> Generator[tuple[Groups, px.WeightSync]]:
-    """The groups, and the way of the weights from one to the other; with ``replace``, lost ranks get new processes."""
+    """Yield the groups and the sync of the weights between them; with ``replace``, lost ranks get new processes."""
     roles = px.colocate({"actor": Actor.bind(settings), "reference": Reference.bind(settings)})
     engine = TransformersRollout.bind(small_llama, weights="policy", seed=settings.seed)
     mended = px.ReplacePolicy() if replace else None
@@ -298,7 +297,7 @@ def train(
     *,
     replace: bool,
 ) -> tuple[list[float], float]:
-    """Start the groups and run, and write the report; the mean reward of each step, and the one measured afterwards."""
+    """Start the groups, train, and write the report. Return the mean reward of each step, and of new questions."""
     with px.trace() as trace, started(settings, ranks, device, replace=replace) as (groups, sync):
         console.print(groups.policy.explain())
         rewards = saved(groups, sync, settings, saving, console, grpo_with_losses if replace else grpo)

@@ -1,20 +1,20 @@
-"""Asynchronous GRPO: answers are generated and trained on at the same time, by groups of their own.
+"""Asynchronous GRPO: separate groups generate answers and train on them at the same time.
 
     python examples/grpo_async.py                          # a minute or two on two cores
-    python examples/grpo_async.py --compare                # first in turn, then at the same time: how much faster
+    python examples/grpo_async.py --compare                # first in turn, then at the same time: the speedup
     python examples/grpo_async.py --max-lag 0              # no answer is older than the weights that it trains
-    python examples/grpo_async.py --at-sync wait           # answers end under the weights that they began with
-    python examples/grpo_async.py --save out/run           # a step now and then is saved; --resume goes on with it
+    python examples/grpo_async.py --at-sync wait           # answers end with the weights that they began with
+    python examples/grpo_async.py --save out/run           # save some steps; --resume continues
 
 Task and objective are those of ``grpo.py``; ``in_turn`` is that algorithm on these groups. ``grpo`` is the trainer's
-side of the asynchronous one: it takes a batch as soon as there are enough answers, and sends its new weights while the
-engines go on. ``produce`` is the other side: have questions answered and judged, and put the answers into the channel.
-A lease on rows keeps the two together: no answer is trained on more than ``max_lag`` versions after its first token was
-drawn. Answers that are under way when new weights come go on under these. Each token keeps the log-probability that
-it was drawn with, by whichever version, and the objective's ratios are to those.
+side of the asynchronous algorithm: it takes a batch once there are enough answers, and sends its new weights while the
+engines continue. ``produce`` is the other side: it has questions answered and scored, and puts the answers into the
+channel. A lease on rows connects both: no answer is trained on more than ``max_lag`` versions after its first token was
+sampled. Unfinished answers continue with new weights. Each token keeps the log-probability of the version that sampled
+it, and the objective's ratios are relative to it.
 
-The script ends with the reward curve, a report of the run as a page (what each rank of each group did when) and, as its
-last line, the mean reward on questions drawn after the training.
+The script ends with the reward curve, an HTML report of the run (each rank's calls) and, as its last line, the mean
+reward on questions sampled after the training.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Rows = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the algorithm runs with; letters are the paper's."""
+    """Hyperparameters; letters are the paper's."""
 
     digits: int = 8
     questions: int = 32  # per step
@@ -69,13 +69,13 @@ class Settings:
 
     @property
     def rows(self) -> int:
-        """Answers that each step trains on."""
+        """Number of answers that each step trains on."""
         return self.questions * self.group_size
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Who takes part. Actor and reference are roles of the trainer's processes."""
+    """The groups. Actor and reference are roles of the trainer's processes."""
 
     rollout: Any
     judge: Any
@@ -85,11 +85,10 @@ class Groups:
 def grpo(
     groups: Groups, settings: Settings, staleness: px.StalenessManager, saving: Saving = NOT_SAVED
 ) -> Iterator[float]:
-    """Train on answers while others are generated; yields the mean reward of each step's answers.
+    """Train on answers while others are generated. Yield the mean reward of each step's answers.
 
-    Saved are, as one commit: the trainer, how far generation was ahead, and which rows were trained on. A run that goes
-    on gives the rewards of the steps before first, and asks all other questions again: answers that waited would be
-    one version older.
+    The trainer, the lead of generation and the trained rows are saved as one commit. A resumed run first yields the
+    rewards of earlier steps, and asks all other questions again, since waiting answers would be a version older.
     """
     trainer, rollout = groups.trainer, groups.rollout
     done: dict[str, Any] = {"rewards": [], "trained": set[int]()}
@@ -125,14 +124,16 @@ def grpo(
 def producer(
     groups: Groups, settings: Settings, staleness: px.StalenessManager, answers: px.Channel, trained: set[int]
 ) -> Callable[[], None]:
-    """What threads beside the trainer do: they put answers into the channel until all questions are answered."""
+    """Return the function of the producer threads, which put answers into the channel until all questions are
+    answered.
+    """
     before = frozenset(trained)
     questions = (some for some in asked(settings) if int(some["row"][0]) not in before)
     again, turn = list[Rows](), threading.Lock()
 
     def produce() -> None:
         while True:
-            with turn:  # whoever got the next lease gets the next questions
+            with turn:  # the thread with the next lease takes the next questions
                 some = again.pop() if again else next(questions, None)
                 if some is None:
                     return
@@ -146,7 +147,7 @@ def producer(
 
 
 def in_turn(groups: Groups, settings: Settings) -> Iterator[float]:
-    """The same algorithm with generation and training in turn, on the same groups."""
+    """Run the same algorithm with generation and training in turn, on the same groups."""
     trainer = groups.trainer
     per_step = settings.questions // settings.together
     with (
@@ -165,7 +166,7 @@ def in_turn(groups: Groups, settings: Settings) -> Iterator[float]:
 
 
 def asked(settings: Settings) -> Iterator[Rows]:
-    """All questions, those of one call at a time: each as often as it is to be answered, with numbers of the rows."""
+    """Yield all questions by call, each repeated for its answers, with the numbers of the rows."""
     random = torch.Generator().manual_seed(settings.seed)
     number = 0
     for _ in range(settings.steps):
@@ -176,7 +177,7 @@ def asked(settings: Settings) -> Iterator[Rows]:
 
 
 def answered(groups: Groups, settings: Settings, asked: Rows) -> Rows:
-    """Answers to some questions from the engine that has least to do, judged."""
+    """Return scored answers to some questions, from the least busy engine."""
     sampling = SamplingParams(max_tokens=settings.digits, ignore_eos=True)
     seeds = (settings.seed * 10_000_000 + asked["row"]).tolist()
     completions = groups.rollout.any.generate(
@@ -193,7 +194,7 @@ def answered(groups: Groups, settings: Settings, asked: Rows) -> Rows:
 
 
 def to_train_on(groups: Groups, settings: Settings, asked: Rows) -> Rows:
-    """Answers with their advantages."""
+    """Return answers with their advantages."""
     rows = answered(groups, settings, asked)
     return {**rows, "advantage": group_advantages(rows["reward"], settings.group_size)}
 
@@ -201,7 +202,7 @@ def to_train_on(groups: Groups, settings: Settings, asked: Rows) -> Rows:
 def send_weights(
     sync: px.WeightSync, rollout: Any, settings: Settings, threads: ThreadPoolExecutor
 ) -> Future[Any] | None:
-    """Begin to send the actor's weights; None if the engines have them already."""
+    """Begin to send the actor's weights. Return None if the engines have them already."""
     if settings.at_sync == "keep":  # engines receive between two tokens
         return threads.submit(sync.submit().result)
     rollout.pause("wait")  # engines finish their answers first
@@ -211,21 +212,21 @@ def send_weights(
 
 
 def evaluate(groups: Groups, settings: Settings, count: int = 512) -> float:
-    """Mean reward of one sampled answer to each of ``count`` new questions."""
+    """Return the mean reward of a sampled answer to each of ``count`` new questions."""
     random = torch.Generator().manual_seed(settings.seed + 1_000_000)
     questions = {"row": torch.arange(count), "tokens": ask(count, settings.digits, random)}
     return answered(groups, settings, questions)["reward"].mean().item()
 
 
 class Update(NamedTuple):
-    """What a rank trained on: the sum of its rewards, and its rows."""
+    """Result of a rank's update: the sum of its rewards, and its number of rows."""
 
     reward: float
     rows: list[int]
 
 
 class Actor(px.Worker):
-    """The policy in training: a copy on each rank, kept the same by summing gradients over the ranks."""
+    """The policy in training: a copy on each rank, kept equal by summing gradients over the ranks."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -240,7 +241,7 @@ class Actor(px.Worker):
 
     @px.register(px.Dispatch.ROWS, collect="list", to_device=True)
     def update(self, answers: Rows, reference: Tensor) -> Update:
-        """One optimizer step on this rank's answers and all others'."""
+        """Take an optimizer step on the answers of all ranks."""
         settings, advantage = self.settings, answers["advantage"][:, None]
         distribution = answer_distribution(self.model, answers["tokens"], settings.digits)
         log_probs = of_answer(distribution, answers["tokens"])
@@ -264,7 +265,7 @@ class Actor(px.Worker):
 
 
 class Reference(px.Worker):
-    """The policy as it was before training, in the actor's process."""
+    """The policy before training, in the actor's process."""
 
     def __init__(self, settings: Settings) -> None:
         self.digits = settings.digits
@@ -274,29 +275,29 @@ class Reference(px.Worker):
     @px.register(px.Dispatch.ROWS, to_device=True)
     @torch.no_grad()
     def log_probs(self, answers: Rows) -> Tensor:
-        """Log-probability of each answer token, (rows, digits)."""
+        """Return the log-probability of each answer token, (rows, digits)."""
         return of_answer(answer_distribution(self.model, answers["tokens"], self.digits), answers["tokens"])
 
 
 class Judge(px.Worker):
-    """Scores answers."""
+    """Reward of answers."""
 
     @px.register(px.Dispatch.ROWS)
     def score(self, answers: Rows) -> Tensor:
-        """The part of each answer's digits that are copied right, (rows,)."""
+        """Return the fraction of each answer's digits that are copied correctly, (rows,)."""
         digits = answers["log_probs"].shape[1]
         question, answer = answers["tokens"][:, 1 : 1 + digits], answers["tokens"][:, -digits:]
         return (question == answer).float().mean(dim=1)
 
 
 def steps_of(optimizer: torch.optim.Optimizer) -> int:
-    """How many it has made."""
+    """Return the number of steps that the optimizer has taken."""
     return next((int(state["step"]) for state in optimizer.state.values()), 0)
 
 
 @contextmanager
 def started(settings: Settings, engines: int, trainers: int, device: str) -> Generator[Groups]:
-    """The three groups, until the block ends."""
+    """Yield the three groups until the block ends."""
     gpu = wants_gpu(device, engines + trainers)
     with (
         px.ResourcePool([engines + trainers], use_gpu=gpu) as pool,
@@ -314,7 +315,7 @@ def started(settings: Settings, engines: int, trainers: int, device: str) -> Gen
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it: mean reward of each step, rows per second after the first steps, and reward of new questions."""
+    """Result: mean reward of each step, rows per second after the first steps, and reward of new questions."""
 
     rewards: list[float]
     rows_per_second: float

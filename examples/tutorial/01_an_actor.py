@@ -1,7 +1,7 @@
 """Tutorial 1: an actor, its memory request, and the status of the cluster.
 
-A worker is an object in a process of its own. A group of one is the smallest there is: calls to it return values, and
-calls that are submitted return futures.
+A worker is an object in its own process. The smallest group has one worker: its calls return values, and submitted
+calls return futures.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import phalanx as px
 
 
 class Accumulator:
-    """Any class will do; only what the group offers as methods is marked."""
+    """Any class works; only the methods of the group are marked."""
 
     def __init__(self) -> None:
         self.value = 0

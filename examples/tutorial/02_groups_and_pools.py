@@ -1,7 +1,7 @@
-"""Tutorial 2: one worker per accelerator, groups of them, and pools that share accelerators.
+"""Tutorial 2: a worker per accelerator, groups of workers, and pools that share accelerators.
 
-A pool is an ordered list of slots, each with an accelerator (here: of the machine, or a logical one where there is
-none). A group starts one worker per slot. Groups on the same slots share the accelerators, as processes of their own.
+A pool is an ordered list of slots, each with an accelerator (of the machine, else logical). A group starts a worker
+per slot. Groups on the same slots share the accelerators, as separate processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import phalanx as px
 
 
 class Accumulator(px.Worker):
-    """Starts at its rank, on the device of its slot."""
+    """A value that starts at the rank, on the device of its slot."""
 
     def __init__(self) -> None:
         self.value = torch.zeros(1, device=self.device) + self.rank

@@ -1,6 +1,6 @@
-"""Tutorial 3: how arguments reach the ranks, which ranks run, and how results come back.
+"""Tutorial 3: how arguments reach the ranks, which ranks run, and how results return.
 
-`px.register` on a method says it once, where the method is written; the caller then writes `group.add(x=10)`.
+`px.register` declares it at the method; the caller writes `group.add(x=10)`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import phalanx as px
 
 
 class Accumulator(px.Worker):
-    """Starts at its rank, on the device of its slot."""
+    """A value that starts at the rank, on the device of its slot."""
 
     def __init__(self) -> None:
         self.value = torch.zeros(1, device=self.device) + self.rank
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def add(self, x: float) -> torch.Tensor:
-        """The same `x` to every rank."""
+        """Add the same `x` on every rank."""
         self.value = self.value + x
         return self.value.cpu()
 
     @px.register(px.Dispatch.DP_COMPUTE_PROTO)
     def double(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows are split over the ranks, and the results joined again."""
+        """Double rows, which are split over the ranks and joined again."""
         return rows * 2
 
 
 def two_to_all(group: Any, *args: Any, **kwargs: Any) -> tuple[list[list[Any]], dict[str, list[Any]]]:
-    """Each argument is a pair; even ranks get its first element, odd ranks its second.
+    """Deal out pairs: even ranks get the first element of each argument, odd ranks the second.
 
-    Whatever a dispatch function takes, it gives back every argument as a list with one element per rank.
+    A dispatch function returns every argument as a list with an element per rank.
     """
 
     def deal(pair: list[Any]) -> list[Any]:
@@ -43,12 +43,12 @@ def two_to_all(group: Any, *args: Any, **kwargs: Any) -> tuple[list[list[Any]], 
 
 
 def by_rank(group: Any, outputs: list[Any]) -> list[Any]:
-    """What a collect function makes of the outputs is what the caller gets: here all of them, by rank."""
+    """Return the result of the call from the outputs: here all outputs, by rank."""
     return outputs
 
 
 class Adder(px.Worker):
-    """Made with an argument, which every rank gets."""
+    """A worker with a constructor argument, equal on every rank."""
 
     def __init__(self, start: int) -> None:
         self.start = start

@@ -1,7 +1,7 @@
-"""Tutorial 4: a layer that Megatron cuts over four ranks, behind a call that does not show it.
+"""Tutorial 4: a layer that Megatron shards over four ranks, with ordinary calls.
 
-The driver hands over a list with one batch per data-parallel coordinate and gets such a list back. Which ranks hold
-which part of the weights, who gets the same batch, and whose output counts, is the business of the dispatch mode.
+The driver passes a list with one batch per data-parallel coordinate, and gets such a list back. The dispatch mode knows
+which ranks get the same batch, and whose output counts.
 
     python examples/tutorial/04_megatron.py
     python examples/tutorial/04_megatron.py --hidden-size 4096 --intermediate-size 11008 --sequence 2048 --batch 16
@@ -33,7 +33,7 @@ class Config:
 
 
 class MLPLayerWorker(MegatronWorker):
-    """Megatron's parallel state is the group's mesh; the group reads it from the ranks."""
+    """A worker whose Megatron parallel state is the group's mesh."""
 
     def __init__(self, tp: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class MLPLayerWorker(MegatronWorker):
 
 
 def one_process(config: Config, shards: list[dict[str, torch.Tensor]], x: torch.Tensor) -> torch.Tensor:
-    """What a plain layer with the same weights gives."""
+    """Return the output of an unsharded layer with the same weights."""
     layer = LlamaMLP(config.hidden_size, config.intermediate_size, hidden_act=config.hidden_act)
     layer.load_state_dict(join_shards(shards))
     with torch.no_grad():
