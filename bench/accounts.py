@@ -1,4 +1,4 @@
-"""Peak memory of a contender's processes while it runs one scenario, seen from outside."""
+"""Peak memory of a contender's processes during a scenario, measured from outside."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import psutil
 
 
 def private_bytes(pid: int) -> int:
-    """Resident memory that no other process shares: the object store and mapped files are left out."""
+    """Return the resident memory that no other process shares, without the object store and mapped files."""
     info = psutil.Process(pid).memory_info()
     return info.rss - info.shared
 
 
 @dataclass
 class PeakWatch:
-    """Highest private memory of a driver and its workers, above what they had when the watch began.
+    """Highest private memory of a driver and its workers, above their memory at the start of the watch.
 
-    workers is the highest sum over all workers at one look.
+    workers is the highest sum over all workers in a sample.
     """
 
     driver_pid: int
@@ -35,7 +35,7 @@ class PeakWatch:
             self._base[pid] = self.read(pid)
 
     def look(self) -> None:
-        """Take one look; processes that are gone count as nothing."""
+        """Sample the memory; dead processes count as nothing."""
         self.driver = max(self.driver, self._grown(self.driver_pid))
         self.workers = max(self.workers, sum(self._grown(pid) for pid in self.worker_pids))
 
@@ -47,7 +47,7 @@ class PeakWatch:
 
 @dataclass(frozen=True)
 class Account:
-    """Bytes of one untimed run. None: not accounted (the floor has no store; grpcio may be missing)."""
+    """Bytes of an untimed run. None: not counted (the floor has no store; grpcio may be missing)."""
 
     contender: str
     label: str

@@ -51,7 +51,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it. 0 when phalanx was measured, 1 when it was not."""
+    """Run the benchmark. Return 0 if phalanx was measured, else 1."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options, console = arguments(argv), Console(width=None if sys.stdout.isatty() else 220)
     plan = list(narrowed(list(blocks(QUICK if options.quick else FULL)), options.only))
@@ -94,7 +94,7 @@ def _say(status: Any, console: Console, text: str) -> None:
 
 
 def narrowed(plan: list[Block], only: Sequence[str] | None) -> list[Block]:
-    """The blocks with only the named scenarios; a block without any is dropped."""
+    """Return the blocks with the named scenarios only; blocks without any are dropped."""
     if not only:
         return plan
     kept: list[Block] = []
@@ -114,7 +114,7 @@ def narrowed(plan: list[Block], only: Sequence[str] | None) -> list[Block]:
 def start_contenders(
     run: Run, folder: Path, without: Sequence[str], stack: ExitStack
 ) -> dict[str, dict[str, str]]:
-    """Start every contender that can run here into `run.peers`; give the versions that they report."""
+    """Start every contender that can run here into `run.peers`. Return the versions that they report."""
     compile_sources()
     pythons = {PHALANX: Path(sys.executable), BARE: Path(sys.executable), FLOOR: Path(sys.executable)}
     if VERL not in without:
@@ -143,7 +143,7 @@ def start_contenders(
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on; no names of hosts or users."""
+    """Return a description of the machine, without names of hosts or users."""
     model = next(
         (line.split(":", 1)[1].strip() for line in _cpu_info() if line.startswith("model name")),
         platform.processor(),
@@ -180,7 +180,7 @@ def _print(console: Console, rows: list[Row], run: Run) -> None:
 def write_json(
     path: Path, rows: list[Row], run: Run, facts: dict[str, Any], versions: dict[str, dict[str, str]]
 ) -> None:
-    """Everything that was measured, the single repetitions included."""
+    """Write all measurements, including single repetitions."""
     samples: dict[str, dict[str, list[float]]] = {}
     for sample in run.samples:
         samples.setdefault(sample.case.label(), {}).setdefault(sample.contender, []).append(sample.seconds)
@@ -199,7 +199,7 @@ def write_json(
 def page_section(
     rows: list[Row], run: Run, facts: dict[str, Any], versions: dict[str, dict[str, str]]
 ) -> str:
-    """What stands between the markers of docs/performance.md."""
+    """Return the text between the markers of docs/performance.md."""
     described = ", ".join(f"{name} {value}" for name, value in facts.items())
     installed = sorted({f"{name} {number}" for found in versions.values() for name, number in found.items()})
     parts = [f"Machine: {described}.", f"Versions: {', '.join(installed)}."]

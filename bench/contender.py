@@ -16,7 +16,7 @@ MODULES = {
 
 
 def main(name: str) -> None:
-    """Serve the named contender until its runner says quit."""
+    """Serve the named contender until its runner sends quit."""
     serve(importlib.import_module(MODULES[name]).CONTENDER().handle)
 
 

@@ -19,13 +19,13 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Environment:
-    """How a virtual environment is made.
+    """A virtual environment and its packages.
 
     Attributes:
-        name: of it, and of its pins: `NAME-requirements.txt` is what it gets, `NAME-constraints.txt` in which versions.
-        first: packages that come first, since an unpinned torch brings gigabytes of GPU libraries.
-        alone: a package that is installed without its dependencies; the requirements name those that it needs here.
-        without: packages that were brought along and do not work here.
+        name: name of it and of its pins: packages in `NAME-requirements.txt`, versions in `NAME-constraints.txt`.
+        first: packages that are installed first, since an unpinned torch brings gigabytes of GPU libraries.
+        alone: a package that is installed without its dependencies; the requirements name the necessary dependencies.
+        without: installed dependencies that do not work here, and are removed.
         proof: a module that can be imported in the end.
     """
 
@@ -37,17 +37,17 @@ class Environment:
 
     @property
     def requirements(self) -> Path:
-        """What it gets."""
+        """File with the packages."""
         return HERE / f"{self.name}-requirements.txt"
 
     @property
     def constraints(self) -> Path:
-        """In which versions."""
+        """File with their versions."""
         return HERE / f"{self.name}-constraints.txt"
 
     @property
     def pins(self) -> str:
-        """All that decides what is in it."""
+        """All that determines the content."""
         told = (self.alone, *self.without) if self.without else (self.alone,)
         return "\n".join([self.requirements.read_text(), self.constraints.read_text(), *told, sys.version])
 
@@ -66,31 +66,34 @@ VLLM = Environment(
 
 
 class PeerUnavailable(Exception):
-    """It cannot be installed here; the text says why."""
+    """The environment cannot be installed here, for the reason in the text."""
 
 
 def environments() -> Path:
-    """Where environments are kept for all clones: `PHALANX_ENVIRONMENTS`, else the user's cache folder."""
+    """Return the folder of the environments of all clones: `PHALANX_ENVIRONMENTS`, else in the user's cache."""
     given = os.environ.get("PHALANX_ENVIRONMENTS")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(given) if given else cache / "phalanx" / "environments"
 
 
 def verl_python(link: Path = ROOT / ".venv-verl") -> Path:
-    """The interpreter of verl's environment; see `python_of`."""
+    """Return the interpreter of verl's environment; see `python_of`."""
     return python_of(VERL, link)
 
 
 def vllm_python(link: Path = ROOT / ".venv-vllm") -> Path:
-    """The interpreter of vLLM's environment; see `python_of`."""
+    """Return the interpreter of vLLM's environment; see `python_of`."""
     return python_of(VLLM, link)
 
 
 def python_of(environment: Environment, link: Path) -> Path:
-    """The interpreter of an environment, made on first use (two to four minutes).
+    """Return the interpreter of an environment, made on first use (two to four minutes).
 
-    It is kept outside the clone under the hash of its pins, so that another clone finds it; `link` points at it.
-    Raises PeerUnavailable.
+    The environment is kept outside the clone under the hash of its pins, so that other clones find it. `link` points to
+    it.
+
+    Raises:
+        PeerUnavailable: if it cannot be installed.
     """
     digest = hashlib.sha256(environment.pins.encode()).hexdigest()[:16]
     folder = environments() / f"{environment.name}-{digest}"
@@ -120,7 +123,7 @@ def _make(environment: Environment, folder: Path, python: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time makes an environment; others wait for it."""
+    """Hold the lock of an environment: other processes wait while it is made."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -131,7 +134,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _point(link: Path, folder: Path) -> None:
-    """The link of this clone; an environment that an older version made in its place stays as it is."""
+    """Set the link of this clone, unless a folder of an older version is in its place."""
     if link.is_symlink():
         link.unlink()
     if not link.exists():
@@ -155,7 +158,7 @@ def compile_sources() -> None:
 
 
 def contender_env(temporary: Path, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a contender: this source tree importable, Ray's files in a folder of its own."""
+    """Return the environment of a contender, with this source tree importable and a folder for Ray's files."""
     env = dict(os.environ if base is None else base)
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     env["RAY_TMPDIR"] = str(temporary)

@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false
-"""How much faster generation and training are at the same time than in turn: `python bench/overlap.py`.
+"""Speedup of concurrent generation and training over the sequential form: `python bench/overlap.py`.
 
-The algorithm is that of `examples/grpo_async.py`, both ways on the same two groups, which train on as many rows. The
-engine and the trainer are stand-ins that sleep, so many seconds for the rows of a step each, whatever else the machine
-does: what is left of two seconds' work in one is what the library adds. With `--models` they are the example's own, and
-`examples/grpo.py` is the third way: engine and trainer in turn on the same processors, as many of each.
+The algorithm is that of `examples/grpo_async.py`, in both forms on the same two groups, which train on as many rows.
+The engine and the trainer are stand-ins that sleep for the rows of a step, independent of the machine's load: the time
+of a step beyond the sleep is the library's overhead. With `--models` they are the example's own models, and
+`examples/grpo.py` is the third form: engine and trainer in turn on the same processors, as many of each.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ import phalanx as px  # noqa: E402
 from phalanx.engines import Answer, Capabilities, ModelRunner, RolloutEngine, SampledToken, Vocabulary  # noqa: E402
 
 WARM = 3
-"""Steps that do not count: what is made on first use is no part of the speed."""
+"""Steps that do not count: first uses are slower."""
 
 
 class SleepingMachine(ModelRunner):
-    """Draws a token for each running answer in so many seconds per answer."""
+    """A runner that sleeps for each running answer and returns a token."""
 
     def __init__(self, seconds: float) -> None:
         self.capabilities = Capabilities(context=64)
@@ -61,14 +61,14 @@ class SleepingMachine(ModelRunner):
         return [SampledToken(answer, 1, -1.0) for answer in answers]
 
     def weights_changed(self) -> None:
-        """Nothing was computed with them."""
+        """Do nothing: no token was computed with the weights."""
 
     def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
         return [[-1.0] * (len(prompt) - 1) for prompt in prompts]
 
 
 class Engine(RolloutEngine):
-    """Generates by sleeping."""
+    """An engine that sleeps instead of generating."""
 
     def __init__(self, seconds: float) -> None:
         self.serve(SleepingMachine(seconds), weights="policy")
@@ -76,7 +76,7 @@ class Engine(RolloutEngine):
 
 
 class Actor(px.Worker):
-    """Trains by sleeping: so many seconds for a row."""
+    """A trainer that sleeps for each row."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.steps = seconds, 0
@@ -93,7 +93,7 @@ class Actor(px.Worker):
 
 
 class Reference(px.Worker):
-    """Knows the answer."""
+    """A reference that returns the answers' log-probabilities."""
 
     @px.register(px.Dispatch.ROWS)
     def log_probs(self, answers: Any) -> Any:
@@ -102,7 +102,7 @@ class Reference(px.Worker):
 
 @contextmanager
 def stand_ins(settings: example.Settings, seconds: float) -> Generator[example.Groups]:
-    """An engine and a trainer that take so many seconds for the rows of a step."""
+    """Yield an engine and a trainer that sleep for the rows of a step."""
     a_row = seconds / settings.rows
     roles = px.colocate({"actor": Actor.bind(a_row), "reference": Reference})
     with px.ResourcePool([3], use_gpu=False) as pool:
@@ -114,18 +114,22 @@ def stand_ins(settings: example.Settings, seconds: float) -> Generator[example.G
 
 
 def seconds_per_step(steps: Iterator[Any]) -> float:
-    """Mean seconds of a step once the first ones are over."""
+    """Return the mean seconds of a step after the first steps."""
     times = [time.perf_counter() for _ in steps]
     return (times[-1] - times[WARM - 1]) / (len(times) - WARM)
 
 
 def in_turn(groups: example.Groups, settings: example.Settings) -> float:
-    """Seconds of a step where generation and training take turns."""
+    """Return the seconds of a step if generation and training take turns."""
     return seconds_per_step(example.in_turn(groups, settings))
 
 
 def at_once(groups: example.Groups, settings: example.Settings) -> float:
-    """Seconds of a step where both go on. Raises ValueError if a row was lost, or older than allowed."""
+    """Return the seconds of a step if generation and training run concurrently.
+
+    Raises:
+        ValueError: if a row was lost, or older than allowed.
+    """
     staleness = px.StalenessManager(settings.max_lag, rows_per_version=settings.rows)
     found = seconds_per_step(example.grpo(groups, settings, staleness))
     paced = staleness.stats
@@ -136,7 +140,9 @@ def at_once(groups: example.Groups, settings: example.Settings) -> float:
 
 
 def on_the_same(settings: example.Settings, ranks: int) -> float:
-    """Seconds of a step of `examples/grpo.py`: as many engines as trainers, in turn on the same processors."""
+    """Return the seconds of a step of `examples/grpo.py`: as many engines as trainers, in turn on the same
+    processors.
+    """
     own = colocated.Settings(
         settings.digits, settings.questions, settings.group_size, settings.steps, seed=settings.seed
     )
@@ -154,7 +160,7 @@ def on_the_same(settings: example.Settings, ranks: int) -> float:
 
 
 def measured(turns: int, ways: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Seconds of a step of each way, by turn."""
+    """Return the seconds of a step of each form, by turn."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(turns):
         for name, way in ways.items():
@@ -163,7 +169,7 @@ def measured(turns: int, ways: dict[str, Callable[[], float]]) -> dict[str, list
 
 
 def table_of(title: str, found: dict[str, list[float]], rows: int) -> Table:
-    """Medians, and how many times as many rows per second as in turn."""
+    """Return a table of medians and speedups."""
     table = Table(title=title)
     for column in ("", "ms of a step, median", "each turn", "rows per second", "against in turn"):
         table.add_column(column)
@@ -176,7 +182,7 @@ def table_of(title: str, found: dict[str, list[float]], rows: int) -> Table:
 
 
 def main() -> None:
-    """Measure, and print one table."""
+    """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", action="store_true", help="the example's models in place of stand-ins")
     parser.add_argument("--seconds", type=float, default=0.5, help="that a stand-in takes for a step's rows")

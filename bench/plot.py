@@ -1,4 +1,4 @@
-"""The scaling plot: time over ranks and time over bytes, from the rows of one run."""
+"""The scaling plot: time over ranks and time over bytes, from the rows of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Points = list[tuple[int, Summary]]
 
 
 def curves(rows: Iterable[Row], wanted: Callable[[Case], int | None]) -> dict[str, Points]:
-    """Per contender the (x, summary) of every row for which `wanted` gives an x, by x."""
+    """Return, per contender, the (x, summary) of every row for which `wanted` returns an x, by x."""
     found: dict[str, Points] = {}
     for row in rows:
         x = wanted(row.case)
@@ -25,7 +25,7 @@ def curves(rows: Iterable[Row], wanted: Callable[[Case], int | None]) -> dict[st
 
 
 def panels(rows: list[Row]) -> list[tuple[str, str, dict[str, Points]]]:
-    """(title, x label, curves) of the four panels that have any points."""
+    """Return (title, x label, curves) of the panels that have points."""
     ranks = min((row.case.ranks for row in rows if row.case.scenario == "broadcast"), default=0)
 
     def over_bytes(scenario: str) -> Callable[[Case], int | None]:
@@ -52,7 +52,7 @@ def _planning(rows: list[Row]) -> dict[str, Points]:
 
 
 def draw(rows: list[Row], path: Path) -> bool:
-    """Write the plot as PNG; False where no panel has points."""
+    """Write the plot as PNG. Return False if no panel has points."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,8 +1,8 @@
-"""How the runner speaks with a contender: one JSON object per line, one answer per request.
+"""Messages between runner and contender: a JSON object per line, a response per request.
 
-A contender is a process of its own, with its own interpreter, environment and Ray cluster. It answers on a
-private copy of its standard output; what libraries print goes to standard error, which the runner keeps in a
-file and quotes when the contender dies.
+A contender has its own process, interpreter, environment and Ray cluster. It responds on a private copy of its
+standard output; output of libraries goes to standard error, which the runner keeps in a file and quotes if the
+contender dies.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Handler = Callable[[str, dict[str, Any]], Any]
 
 
 class RequestFailed(Exception):
-    """The contender answered that the request failed; it can take the next one."""
+    """The contender responded that the request failed; it can take the next request."""
 
 
 class ContenderLost(Exception):
-    """The contender's process ended or did not answer in time; it takes no more requests."""
+    """The contender's process ended or did not respond in time; it takes no more requests."""
 
 
 class Peer:
-    """The runner's end: starts a contender's process and asks it one thing at a time."""
+    """The runner's end: starts a contender's process and sends it requests in sequence."""
 
     def __init__(
         self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path
@@ -71,10 +71,13 @@ class Peer:
         interval: float = 0.01,
         **args: Any,
     ) -> Any:
-        """One request, one answer.
+        """Send a request and return the response.
 
-        on_wait is called about every `interval` seconds until the answer is there.
-        Raises RequestFailed (the contender's own error), ContenderLost (death or timeout in seconds).
+        on_wait is called about every `interval` seconds while waiting.
+
+        Raises:
+            RequestFailed: if the contender reports an error.
+            ContenderLost: if it died, or did not respond within the timeout in seconds.
         """
         line = json.dumps({"op": op, "args": args}) + "\n"
         try:
@@ -88,7 +91,7 @@ class Peer:
         return answer["value"]
 
     def close(self, grace: float = 20.0) -> None:
-        """Ask it to leave, then end what is left of its process group."""
+        """Ask the contender to exit, then end the rest of its process group."""
         with contextlib.suppress(ContenderLost, RequestFailed, OSError):
             self.ask("quit", timeout=grace)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -129,7 +132,7 @@ class Peer:
 
 
 def serve(handler: Handler) -> None:
-    """The contender's end: answer requests until `quit` or the end of the input."""
+    """Run the contender's end: respond to requests until `quit` or the end of the input."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -149,6 +152,6 @@ def _answer(handler: Handler, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shortened(text: str) -> str:
-    """The text's first line and, where there are more, its last: a remote cause stands at the end."""
+    """Return the first line of a text and the last, where the remote cause is."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     return lines[0][:300] if len(lines) == 1 else f"{lines[0][:300]} ... {lines[-1][:300]}"

@@ -1,8 +1,8 @@
-"""How long a group that lost a rank takes to be whole again: `python bench/recovery.py --ranks 4 --megabytes 64`.
+"""Recovery time of a group that lost a rank: `python bench/recovery.py --ranks 4 --megabytes 64`.
 
-Three ways in turns, each from the error of the kill to the end of the next step: `px.replace_ranks` and the snapshot,
-`restart()` and the state from a saved step, and a new group with that state. The ranks import torch, form a process
-group, and have a model of so many megabytes with the state of Adam.
+Three ways in turn, each from the error of the kill to the end of the next step: `px.replace_ranks` and the snapshot,
+`restart()` and the state of a saved step, and a new group with that state. The ranks import torch, form a process
+group, and have a model of `--megabytes` with the state of Adam.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def lost(group: px.WorkerGroup, rank: int) -> None:
 
 
 def measured(pool: px.ResourcePool, megabytes: float, folder: str) -> dict[str, list[float]]:
-    """Seconds of each way, by turn; snapshots are seconds of `px.snapshot` after a step."""
+    """Return the seconds of each way, by turn; snapshots are seconds of `px.snapshot` after a step."""
     made = Trainer.bind(megabytes)
     group = px.WorkerGroup(pool, made, show_ranks="none")
     found: dict[str, list[float]] = {}
@@ -95,7 +95,7 @@ def measured(pool: px.ResourcePool, megabytes: float, folder: str) -> dict[str, 
 
 
 def main() -> None:
-    """Measure, and print one table."""
+    """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--megabytes", type=float, default=64.0)

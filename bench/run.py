@@ -1,4 +1,4 @@
-"""`python bench/run.py [--quick] [--only NAME] [--json PATH]`: measure, print, and write the results down."""
+"""Measure, print, and write the results: `python bench/run.py [--quick] [--only NAME] [--json PATH]`."""
 
 from __future__ import annotations
 

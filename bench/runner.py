@@ -1,4 +1,4 @@
-"""Walks through the plan: every repetition asks one contender after another, so all meet the same noise."""
+"""The runner: every repetition measures the contenders in turn, so that all meet the same noise."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SERVED_BY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     BARE: (BARE, {}),
     FLOOR: (FLOOR, {}),
 }
-"""Label of a contender -> the process that serves it and what it is told besides."""
+"""Label of a contender -> the process that serves it, and additional arguments."""
 
 FEWEST_REPEATS = 2
 
 
 @dataclass
 class Run:
-    """One run over living peers. What fails becomes a note, and the rest goes on."""
+    """A run over living contenders. Failures become notes, and the rest continues."""
 
     peers: dict[str, Peer]
     deadline: float
@@ -66,7 +66,7 @@ class Run:
         self._measure_apart(block)
 
     def _able(self) -> list[str]:
-        """The living peers whose groups have all started in this block."""
+        """Return the living contenders whose groups have all started in this block."""
         return [name for name in self.peers if name not in self._without_group]
 
     def _open(self, name: str, group: str, ranks: int) -> float | None:
@@ -87,7 +87,7 @@ class Run:
                     self._ask(name, "close", group="a")
 
     def _measure_apart(self, block: Block) -> None:
-        """One contender after another, each with groups of its own."""
+        """Measure the contenders in sequence, each with its own groups."""
         for label in dict.fromkeys(label for step in block.apart for label in step.contenders):
             name = SERVED_BY[label][0]
             if name not in self.peers:
@@ -163,7 +163,7 @@ class Run:
         on_wait: Callable[[], None] | None = None,
         **args: Any,
     ) -> Any:
-        """The answer, or None with a note when there is none."""
+        """Return the response, or None with a note if there is none."""
         peer = self.peers.get(name)
         if peer is None:
             return None
@@ -183,11 +183,11 @@ class Run:
 
 
 def _has_a_turn(step: Step, turn: int, took: float) -> bool:
-    """Whether one contender, whose turns took so many seconds, is asked once more."""
+    """Return whether a contender, whose turns took ``took`` seconds, has another turn."""
     return turn <= step.warmups or took < step.seconds
 
 
 def _rotated(names: list[str], turn: int) -> list[str]:
-    """The names with another one first at every turn."""
+    """Return the names, rotated by the turn."""
     shift = turn % len(names) if names else 0
     return [*names[shift:], *names[:shift]]

@@ -1,4 +1,4 @@
-"""What is measured, in which order, against which goals: plain data that the runner walks through."""
+"""Scenarios, their order and goals: plain data for the runner."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ INLINE, PUT_ONCE = "in each message", "put once"
 
 @dataclass(frozen=True)
 class Step:
-    """One case, how often it is repeated (after `warmups` discarded ones), and what is asked.
+    """A case, its repetitions (after `warmups` discarded turns), and its request.
 
-    `seconds` bounds the turns of one contender: the slow ones are repeated less often, but measured once at least.
-    `warming` replaces some of `args` in turns that are discarded.
+    `seconds` bounds the turns of a contender: slow contenders repeat less often, but at least once. `warming` replaces
+    some of `args` in discarded turns.
     """
 
     case: Case
@@ -45,10 +45,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Block:
-    """Groups that live while the steps run. The first start of group "a" is measured `starts` times.
+    """Groups that live during the steps. The first start of group "a" is measured `starts` times.
 
-    For the steps of `apart`, which come last, only one contender at a time has its groups, `apart_groups`: those of
-    all would not fit into memory together. So these are not interleaved.
+    For the steps of `apart`, which come last, only one contender at a time has its groups, `apart_groups`, since the
+    groups of all contenders would not fit into memory. So these steps are not interleaved.
     """
 
     ranks: int
@@ -62,7 +62,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes and repetitions of one run."""
+    """Sizes and repetitions of a run."""
 
     empty_ranks: tuple[int, ...] = (1, 2, 4, 8, 16)
     data_ranks: tuple[int, ...] = (4, 8)
@@ -105,7 +105,7 @@ QUICK = Plan(
 
 
 def goals() -> dict[Case, tuple[Goal, ...]]:
-    """The bounds that the project set itself, on ratios within one run."""
+    """Return the project's own bounds on ratios within a run."""
     saves = (SAVING_RANKS, FULL.save_megabytes)
     found: dict[Case, tuple[Goal, ...]] = {
         Case("start", 8): (Goal(BARE, 1.0), Goal(VERL, 1 / 2.5)),
@@ -139,7 +139,7 @@ def goals() -> dict[Case, tuple[Goal, ...]]:
 
 
 def blocks(plan: Plan) -> Iterator[Block]:
-    """The whole run: what needs no group; the chain, while there is memory; one block per number of ranks."""
+    """Return the whole run: steps without a group; the chain, while there is memory; a block per number of ranks."""
     yield Block(0, steps=tuple(_without_groups(plan)))
     yield Block(0, steps=tuple(_weights(plan)))
     yield Block(0, steps=tuple(_saves(plan)))
@@ -169,7 +169,7 @@ def _without_groups(plan: Plan) -> Iterator[Step]:
 
 
 def _weights(plan: Plan) -> Iterator[Step]:
-    """The contenders make the two roles themselves."""
+    """Return the steps for weights; contenders make their roles."""
     for layout, size in plan.weights:
         ours = (*ON_WEIGHTS, VERL) if layout == REPLICATED else ON_WEIGHTS
         args = {"layout": layout, "megabytes": size}
@@ -179,7 +179,7 @@ def _weights(plan: Plan) -> Iterator[Step]:
 
 
 def _saves(plan: Plan) -> Iterator[Step]:
-    """The contenders make the ranks themselves."""
+    """Return the steps for saves; contenders make their ranks."""
     size = plan.save_megabytes
     args = {"megabytes": size}
     for op in ("save", "load"):
@@ -197,7 +197,9 @@ def _on_groups(plan: Plan, ranks: int) -> Iterator[Step]:
 
 
 def _flow(plan: Plan, ranks: int) -> Iterator[Step]:
-    """Producers and as many consumers on a channel or queue. The smallest items also while the driver computes."""
+    """Return the steps for channels and queues with as many consumers as producers; small items also while the driver
+    computes.
+    """
     for kilobytes, items in plan.flow_items.items():
         large, small = divmod(kilobytes, 1 << 10)
         case = Case("flow", ranks, large, small, variant=f"{items} items a rank")

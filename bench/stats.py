@@ -1,4 +1,4 @@
-"""Measured repetitions in, medians with their spread and ratios out. Pure: no clock, no process, no file."""
+"""Medians with spread and ratios from measured repetitions. Pure: no clock, no process, no file."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True, order=True)
 class Case:
-    """One thing that is measured: a scenario with its sizes.
+    """A measured scenario with its sizes.
 
-    megabytes counts MiB of payload, kilobytes KiB (the threshold scenario). `variant` tells ways apart.
+    megabytes counts MiB of payload, kilobytes KiB (the threshold scenario). `variant` distinguishes ways.
     """
 
     scenario: str
@@ -22,7 +22,7 @@ class Case:
     variant: str = ""
 
     def label(self) -> str:
-        """Words for a table row, such as `broadcast, 4 ranks, 256 MB`."""
+        """Return the text for a table row, such as `broadcast, 4 ranks, 256 MB`."""
         parts = [self.scenario.replace("_", " ")]
         if self.variant:
             parts.append(self.variant)
@@ -37,7 +37,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sample:
-    """One timed repetition, in seconds."""
+    """A timed repetition, in seconds."""
 
     case: Case
     contender: str
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Summary:
-    """Repetitions of one contender at one case, in seconds; quartiles as numpy's linear rule gives them."""
+    """Repetitions of a contender at a case, in seconds; quartiles by numpy's linear rule."""
 
     median: float
     low: float
@@ -57,7 +57,11 @@ class Summary:
 
 
 def summarise(seconds: Sequence[float]) -> Summary:
-    """Median, extremes and quartiles. Raises ValueError without any value."""
+    """Return median, extremes and quartiles.
+
+    Raises:
+        ValueError: if there are no values.
+    """
     if not seconds:
         raise ValueError("summarise() was given no values; at least one repetition is needed")
     ordered = sorted(seconds)
@@ -93,21 +97,21 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """One case over all contenders. `met` is None where a goal's contender was not measured."""
+    """A case over all contenders. `met` is None if a goal's contender was not measured."""
 
     case: Case
     summaries: Mapping[str, Summary]
     goals: tuple[tuple[Goal, bool | None], ...] = ()
 
     def ratio(self, contender: str, ours: str = "phalanx") -> float | None:
-        """Median of the contender over ours: above 1 means that we are faster. None where one is missing."""
+        """Return the contender's median over ours: above 1, ours is faster. None if either is missing."""
         if contender not in self.summaries or ours not in self.summaries:
             return None
         return self.summaries[contender].median / self.summaries[ours].median
 
 
 def rows_of(samples: Iterable[Sample], goals: Mapping[Case, Sequence[Goal]]) -> list[Row]:
-    """One row per case in the order in which the cases first appear."""
+    """Return a row per case, in the order of the first samples."""
     grouped: dict[Case, dict[str, list[float]]] = {}
     for sample in samples:
         grouped.setdefault(sample.case, {}).setdefault(sample.contender, []).append(sample.seconds)
@@ -120,14 +124,14 @@ def rows_of(samples: Iterable[Sample], goals: Mapping[Case, Sequence[Goal]]) -> 
 
 
 def judge(goal: Goal, summaries: Mapping[str, Summary], ours: str = "phalanx") -> bool | None:
-    """Whether the goal is met; None where one of the two was not measured."""
+    """Return whether the goal is met; None if either contender was not measured."""
     if ours not in summaries or goal.against not in summaries:
         return None
     return summaries[ours].median <= goal.limit * summaries[goal.against].median
 
 
 def as_json(row: Row) -> dict[str, Any]:
-    """The row as plain values for the results file."""
+    """Return the row as plain values for the results file."""
     return {
         "case": asdict(row.case),
         "label": row.case.label(),

@@ -28,7 +28,7 @@ MISSING = "-"
 
 
 def duration(seconds: float) -> str:
-    """Three digits with a fitting unit: `4.12 ms`."""
+    """Return three digits with a fitting unit: `4.12 ms`."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -36,7 +36,7 @@ def duration(seconds: float) -> str:
 
 
 def with_spread(summary: Summary | None) -> str:
-    """Median, and the lowest and the quartiles in brackets: `4.12 ms (3.9; 4-4.3)` in the median's unit."""
+    """Return the median, and the lowest and the quartiles in brackets: `4.12 ms (3.9; 4-4.3)` in the median's unit."""
     if summary is None:
         return MISSING
     median = duration(summary.median)
@@ -46,18 +46,18 @@ def with_spread(summary: Summary | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """`3.2x`, or a dash."""
+    """Return `3.2x`, or a dash."""
     return MISSING if value is None else f"{value:.3g}x"
 
 
 def verdict(row: Row) -> str:
-    """The row's goals, each with yes, no, or not measured."""
+    """Return the row's goals, each with yes, no, or not measured."""
     words = {True: "yes", False: "no", None: "not measured"}
     return "; ".join(f"{goal.words()}: {words[met]}" for goal, met in row.goals)
 
 
 def cells(row: Row) -> list[str]:
-    """One table row: label, medians by contender, ratios to phalanx, goals."""
+    """Return a table row: label, medians by contender, ratios to phalanx, goals."""
     medians = [with_spread(row.summaries.get(name)) for name in CONTENDERS]
     return [row.case.label(), *medians, *(ratio(row.ratio(name)) for name in RATIOS), verdict(row)]
 
@@ -67,13 +67,13 @@ def headings() -> list[str]:
 
 
 def measured(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """The same without the columns in which nothing stands."""
+    """Return the table without empty columns."""
     kept = [at for at in range(len(columns)) if at == 0 or any(line[at] != MISSING for line in lines)]
     return [columns[at] for at in kept], [[line[at] for at in kept] for line in lines]
 
 
 def page_tables(rows: Sequence[Row]) -> str:
-    """A small table for each scenario of ours, of its smallest and largest cases; the results file has all of them."""
+    """Return a small table for each scenario of ours, with its smallest and largest cases."""
     ours = [row for row in rows if PHALANX in row.summaries]
     scenarios = dict.fromkeys(row.case.scenario for row in ours)
     return "\n\n".join(_page_table([row for row in ours if row.case.scenario == name]) for name in scenarios)
@@ -90,12 +90,12 @@ def _page_table(rows: Sequence[Row]) -> str:
 
 
 def _size(row: Row) -> str:
-    """What tells the cases of a scenario apart: `4 ranks, 256 MB`."""
+    """Return the sizes of a case: `4 ranks, 256 MB`."""
     return row.case.label().partition(", ")[2]
 
 
 def _with_ratio(row: Row, contender: str) -> str:
-    """Median, and how many times ours it is: `349 ms, 1.86x`."""
+    """Return the median and its ratio to ours: `349 ms, 1.86x`."""
     summary, times = row.summaries.get(contender), row.ratio(contender)
     if summary is None:
         return MISSING
@@ -121,7 +121,7 @@ def account_headings() -> list[str]:
 
 
 def account_cells(account: Account) -> list[str]:
-    """Peaks in MB above idle; what the driver read is given to the byte."""
+    """Return peaks in MB above idle, and the exact bytes that the driver read."""
     read = MISSING if account.driver_fetched is None else f"{account.driver_fetched:,}"
     peaks = (account.driver_peak, account.workers_peak, account.store_peak, account.store_created)
     return [account.label, account.contender, *(megabytes(count) for count in peaks), read]
@@ -143,7 +143,11 @@ def markdown_table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> st
 
 
 def replace_between_markers(text: str, inside: str) -> str:
-    """The text with everything between the two markers replaced. Raises ValueError where they are missing."""
+    """Return the text with everything between the two markers replaced.
+
+    Raises:
+        ValueError: if a marker is missing.
+    """
     before, found_begin, rest = text.partition(BEGIN)
     _, found_end, after = rest.partition(END)
     if not found_begin or not found_end:
@@ -152,5 +156,5 @@ def replace_between_markers(text: str, inside: str) -> str:
 
 
 def write_into_page(page: Path, inside: str) -> None:
-    """Replace what is between the markers of the page."""
+    """Replace the text between the markers of the page."""
     page.write_text(replace_between_markers(page.read_text(), inside))

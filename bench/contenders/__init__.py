@@ -1,1 +1,1 @@
-"""What is compared: each contender lives in a process of its own and speaks `bench.protocol`."""
+"""The contenders: each lives in its own process and speaks `bench.protocol`."""

@@ -1,7 +1,7 @@
-"""A bare Ray loop: what a careful user of Ray writes by hand, with no library above it.
+"""A bare Ray loop, as a careful user of Ray writes it by hand, without a library.
 
-Tensors travel as numpy arrays (Ray ships those out-of-band; a pickled tensor view would ship its whole
-storage), a value for all ranks is put once, every piece has its own reference. A received array is a
+Tensors are sent as numpy arrays (Ray ships these out-of-band; a pickled tensor view would ship its whole
+storage), a value for all ranks is put once, every shard has its own reference. A received array is a
 read-only view of shared memory, so a worker that must write clones it.
 """
 
@@ -24,7 +24,7 @@ from bench.contenders.torch_saves import TorchRoles
 
 
 class Worker:
-    """One rank: the methods that a user would write."""
+    """A rank, with the methods that a user would write."""
 
     def __init__(self) -> None:
         self._shard = Shard()
@@ -161,7 +161,7 @@ class BareRay(RayContender):
         return GatheredRoles(layout, megabytes)
 
     def do_threshold(self, group: str, kilobytes: int, variant: str, calls: int) -> float:
-        """Median seconds to give `kilobytes` KiB to every rank: in each message, or put once as an object."""
+        """Return the median seconds to send `kilobytes` KiB to every rank: in each message, or put once."""
         actors, blob = self._groups[group], os.urandom(kilobytes << 10)
 
         def send() -> None:

@@ -1,9 +1,9 @@
-"""What every contender does in the same way: the clock, the batches, the check of what came back.
+"""The common part of all contenders: the clock, the batches, the check of results.
 
-A contender says how its users would do a thing (`spawn`, `ping`, `broadcast`, ...); this module times it, and
-checks outside the clock that it was really done. The batch is float32 of shape (rows, 1024): a row is 4 KB,
-one page. A worker *touches* what it receives: it adds one to the first element of every row, in place. That
-needs private, writable memory, so the copies counted by the floor cannot be left out.
+A contender implements the operations as its users would (`spawn`, `ping`, `broadcast`, ...). This module times
+them and checks the results outside the clock. The batch is float32 of shape (rows, 1024): a row is 4 KB, a
+page. A worker *touches* a received batch: it adds one to the first element of every row, in place. That needs
+private, writable memory, so the copies counted by the floor cannot be left out.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ ROWS_PER_MB = (1 << 20) // ROW_BYTES
 
 
 def make_batch(rows: int) -> torch.Tensor:
-    """float32 (rows, 1024); every element of row i is i mod 1024."""
+    """Return float32 (rows, 1024); every element of row i is i mod 1024."""
     return (torch.arange(rows) % 1024).to(torch.float32)[:, None].repeat(1, COLUMNS)
 
 
 def make_items(count: int) -> Iterator[np.ndarray]:
-    """So many arrays of 4 KB; every element of item i is i."""
+    """Yield `count` arrays of 4 KB; every element of item i is i."""
     for index in range(count):
         yield np.full(COLUMNS, index, np.float32)
 
 
 def touch(batch: torch.Tensor) -> float:
-    """Add one to the first element of every row, in place; the mean of these elements after that."""
+    """Add one to the first element of every row, in place. Return the mean of these elements after that."""
     batch[:, 0] += 1
     return float(batch[:, 0].double().mean())
 
 
 def trim() -> None:
-    """Free what this process no longer uses, and give it back to the system (glibc's malloc_trim)."""
+    """Free unused memory of this process and return it to the system (glibc's malloc_trim)."""
     gc.collect()
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).malloc_trim(0)
@@ -60,7 +60,7 @@ def trim() -> None:
 
 @contextlib.contextmanager
 def computing() -> Iterator[None]:
-    """Have a thread of this process compute in Python during the block."""
+    """Compute in Python on a thread of this process during the block."""
     ended = threading.Event()
 
     def compute() -> None:
@@ -77,7 +77,7 @@ def computing() -> Iterator[None]:
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """(seconds, value) of one call, with no garbage left over from before."""
+    """Return (seconds, value) of a call, after a garbage collection."""
     gc.collect()
     started = time.perf_counter()
     value = work()
@@ -85,7 +85,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def wait_until_gone(pids: list[int], timeout: float = 30.0) -> None:
-    """Return once none of the processes is alive (a zombie is not), or after `timeout` seconds."""
+    """Return once all processes have ended (zombies count as ended), or after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -100,7 +100,7 @@ def _alive(pid: int) -> bool:
 
 
 class Contender(ABC):
-    """Groups of workers kept by name, and the scenarios over them. `handle` is the protocol's handler."""
+    """Groups of workers by name, and the scenarios over them. `handle` is the protocol's handler."""
 
     module_to_import = ""
 
@@ -112,7 +112,7 @@ class Contender(ABC):
         self._steps = 0
 
     def handle(self, op: str, args: dict[str, Any]) -> Any:
-        """Dispatch one request of the runner to the method `do_<op>`."""
+        """Dispatch a request of the runner to the method `do_<op>`."""
         method = getattr(self, f"do_{op}", None)
         if method is None:
             raise NotImplementedError(f"{type(self).__name__} has no scenario {op!r}")
@@ -120,54 +120,56 @@ class Contender(ABC):
 
     @abstractmethod
     def do_connect(self) -> dict[str, str]:
-        """Start what is shared by all scenarios (a cluster); gives versions."""
+        """Start the shared parts of all scenarios (a cluster). Return versions."""
 
     @abstractmethod
     def spawn(self, ranks: int) -> Any:
-        """A group of workers whose class imports torch; may return before they are up."""
+        """Return a group of workers whose class imports torch, possibly before they are up."""
 
     @abstractmethod
     def kill(self, group: Any) -> None:
-        """End the group's processes and give its resources back."""
+        """End the group's processes and release its resources."""
 
     @abstractmethod
     def pids(self, group: Any) -> list[int]:
-        """The process of each rank."""
+        """Return the process of each rank."""
 
     @abstractmethod
     def ping(self, group: Any) -> Any:
-        """One empty call on every rank; returns when all have answered."""
+        """Make an empty call on every rank and wait for all."""
 
     @abstractmethod
     def pipeline(self, group: Any, calls: int) -> None:
-        """`calls` empty calls on every rank, sent without waiting; returns when all have answered."""
+        """Send `calls` empty calls to every rank without waiting, then wait for all."""
 
     @abstractmethod
     def wrap(self, batch: torch.Tensor) -> Any:
-        """The batch as this contender's users hold it on the driver."""
+        """Return the batch in the form that this contender's users have on the driver."""
 
     @abstractmethod
     def broadcast(self, group: Any, batch: Any) -> list[float]:
-        """The whole batch to every rank, each touches its own; the ranks' means."""
+        """Send the whole batch to every rank, which touches it. Return the ranks' means."""
 
     def broadcast_readonly(self, group: Any, batch: Any) -> list[float]:
-        """The batch to every rank for reading only; the ranks' means of the first elements."""
+        """Send the batch to every rank for reading only. Return the ranks' means of the first elements."""
         raise NotImplementedError(f"{type(self).__name__} has no read-only arrival")
 
     def stream(self, group: Any, count: int, buffer: int | None) -> Iterator[np.ndarray]:
-        """`count` items of each rank as they come, `buffer` of a rank unread at most (None: any number)."""
+        """Yield `count` items of each rank as they arrive, at most `buffer` of a rank unread (None: any number)."""
         raise NotImplementedError(f"{type(self).__name__} has no methods that yield")
 
     @abstractmethod
     def split_gather(self, group: Any, batch: Any) -> torch.Tensor:
-        """Rows split over the ranks, each touches and returns its piece; the pieces joined in order."""
+        """Split rows over the ranks, which touch and return their shards. Return the shards joined in order."""
 
     @abstractmethod
     def chain(self, groups: list[Any], rows: int) -> list[float]:
-        """A makes `rows` rows (kept from before), B touches them, C gives the mean of its piece per rank."""
+        """Send A's `rows` rows (made before) to B, which touches them, and on to C. Return the mean of each rank of
+        C.
+        """
 
     def do_open(self, group: str, ranks: int) -> float:
-        """Seconds from nothing to the first answered call on all ranks."""
+        """Return the seconds until all ranks of a new group have answered a call."""
         seconds, made = timed(lambda: self._spawn_and_ping(ranks))
         self._groups[group] = made
         return seconds
@@ -187,7 +189,7 @@ class Contender(ABC):
         return [pid for name in groups for pid in self.pids(self._groups[name])]
 
     def do_empty(self, group: str, calls: int) -> float:
-        """Median seconds of one empty call among `calls` one after another."""
+        """Return the median seconds of an empty call among `calls` successive calls."""
         made = self._groups[group]
         return statistics.median(timed_loop(lambda: self.ping(made), calls))
 
@@ -210,7 +212,7 @@ class Contender(ABC):
         return seconds
 
     def do_stream(self, group: str, items: int, buffer: int | None) -> float:
-        """Seconds until all items of 4 KB that the ranks yield, `items` in all, were read as they came."""
+        """Return the seconds until `items` items of 4 KB that the ranks yield were read as they arrived."""
         made = self._groups[group]
         ranks = len(self.pids(made))
         each = items // ranks
@@ -241,20 +243,19 @@ class Contender(ABC):
         return seconds
 
     def open_queue(self, items: int) -> Any:
-        """A queue that takes so many items and is ready to be used."""
+        """Return an open queue with a capacity of `items`."""
         raise NotImplementedError(f"{type(self).__name__} has no queue between groups")
 
     def close_queue(self, queue: Any) -> None:
-        """End it."""
+        """Close the queue."""
         raise NotImplementedError(f"{type(self).__name__} has no queue between groups")
 
     def flow(self, queue: Any, groups: list[Any], kilobytes: int, items: int) -> list[float]:
-        """Every rank of A puts `items` tensors into the queue, every rank of B gets as many and touches them; the sums
-        of the touched elements by rank of B."""
+        """Send `items` tensors of each rank of A to B. Return the sums of the touched elements by rank."""
         raise NotImplementedError(f"{type(self).__name__} has no queue between groups")
 
     def do_flow(self, groups: list[str], kilobytes: int, items: int, busy: bool = False) -> float:
-        """Seconds from the first put to the last item that was touched, while the driver computes if ``busy``."""
+        """Return the seconds from the first put to the last touched item, while the driver computes if ``busy``."""
         made = [self._groups[name] for name in groups]
         ranks = len(self.pids(made[0]))
         queue = self.open_queue(items * ranks)
@@ -266,11 +267,11 @@ class Contender(ABC):
         return seconds
 
     def weights(self, layout: str, megabytes: int) -> WeightsRoles:
-        """The two roles between which weights go."""
+        """Return the source and target roles."""
         raise NotImplementedError(f"{type(self).__name__} brings no weights from role to role")
 
     def do_weights(self, layout: str, megabytes: int, verify: str = "sampled") -> float:
-        """Seconds from trained weights to targets that have them."""
+        """Return the seconds of a sync of trained weights to the targets."""
         if self._weights is None or (self._weights.layout, self._weights.megabytes) != (layout, megabytes):
             self._close_weights()
             self._weights = self.weights(layout, megabytes)
@@ -282,11 +283,11 @@ class Contender(ABC):
         return seconds
 
     def saves(self, megabytes: int) -> SaveRoles:
-        """The ranks whose state is saved."""
+        """Return the ranks whose state is saved."""
         raise NotImplementedError(f"{type(self).__name__} saves nothing")
 
     def do_save(self, megabytes: int) -> float:
-        """Seconds until the state of all ranks is on the disk."""
+        """Return the seconds until the state of all ranks is on disk."""
         made = self._saves_of(megabytes)
         with tempfile.TemporaryDirectory() as folder:
             made.change(self._steps)
@@ -297,7 +298,7 @@ class Contender(ABC):
         return seconds
 
     def do_load(self, megabytes: int) -> float:
-        """Seconds until all ranks have what was saved, from the disk."""
+        """Return the seconds until all ranks have loaded the saved state from disk."""
         made = self._saves_of(megabytes)
         with tempfile.TemporaryDirectory() as folder:
             made.change(self._steps)
@@ -309,7 +310,7 @@ class Contender(ABC):
         return seconds
 
     def do_step(self, megabytes: int, saving: bool = True) -> float:
-        """Seconds of a step of every rank, beside a save or without one."""
+        """Return the seconds of a step of every rank, during a save or without a save."""
         made = self._saves_of(megabytes)
         with tempfile.TemporaryDirectory() as folder:
             if saving:
@@ -335,7 +336,7 @@ class Contender(ABC):
             self._weights = None
 
     def do_tidy(self) -> None:
-        """Give back what is left of earlier work, so that the others have the memory: the batch, and free heap."""
+        """Free memory of earlier work for the other contenders: the batch, and unused heap."""
         self._close_weights()
         self._batches.clear()
         trim()
@@ -344,10 +345,10 @@ class Contender(ABC):
 
     @abstractmethod
     def trim(self, group: Any) -> None:
-        """Have every rank of a group call :func:`trim`."""
+        """Call :func:`trim` on every rank of a group."""
 
     def do_import(self) -> float:
-        """Seconds to import the library in a fresh interpreter, without the interpreter's own start."""
+        """Return the seconds to import the library in a fresh interpreter, without the interpreter's start."""
         clock = "time.perf_counter()"
         program = f"import time; t = {clock}; import {self.module_to_import}; print({clock} - t)"
         done = subprocess.run(
@@ -363,7 +364,7 @@ class Contender(ABC):
 
 
 def timed_loop(work: Callable[[], Any], calls: int) -> list[float]:
-    """Seconds of each of `calls` calls."""
+    """Return the seconds of each of `calls` calls."""
     gc.collect()
     seconds: list[float] = []
     for _ in range(calls):
@@ -374,7 +375,7 @@ def timed_loop(work: Callable[[], Any], calls: int) -> list[float]:
 
 
 def check(holds: bool, otherwise: str) -> None:
-    """Raise ValueError(otherwise) unless it holds: a wrong result must not count as a fast one."""
+    """Raise ValueError(otherwise) unless it holds: a wrong result must not count as a fast result."""
     if not holds:
         raise ValueError(otherwise)
 
@@ -384,23 +385,23 @@ def _mean_of_touched(rows: int) -> float:
 
 
 def item_of(kilobytes: int) -> torch.Tensor:
-    """float32 of so many KiB, all zeros: what flows through a queue."""
+    """Return float32 zeros of `kilobytes` KiB, an item of a queue."""
     return torch.zeros(kilobytes << 8)
 
 
 class Shard:
-    """What a rank of group A has in hand before the chain starts: its rows, all ones, made once per size."""
+    """The rows of a rank of group A before the chain starts: all ones, made once per size."""
 
     def __init__(self) -> None:
         self._rows: torch.Tensor | None = None
 
     def take(self, rows: int) -> torch.Tensor:
-        """float32 (rows, 1024) of ones; the same object every time."""
+        """Return float32 (rows, 1024) of ones; the same object every time."""
         if self._rows is None or len(self._rows) != rows:
             self._rows = torch.ones(rows, COLUMNS)
         return self._rows
 
 
 def cpu_count() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""A Ray cluster of the contender's own, and what Ray itself accounts: store bytes, bytes the driver read."""
+"""The Ray cluster of a contender, and Ray's own counts: bytes in the store, bytes that the driver read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import ray
 
 LOGICAL_CPUS = 64
-"""As many CPU slots as any scenario asks for: all contenders get the same, whatever the machine has."""
+"""CPU slots for the largest scenario, equal for all contenders on every machine."""
 
 STORE_BYTES = 3 << 30
-"""The object store of each contender: what the largest scenario needs. All live at once, and pages of a store stay."""
+"""Size of each contender's object store, for the largest scenario. All stores exist at once, and their pages stay."""
 
 
 def start() -> dict[str, str]:
-    """A local cluster, the same for every contender; gives versions."""
+    """Start a local cluster, the same for every contender. Return versions."""
     import torch
 
     ray.init(
@@ -35,10 +35,10 @@ def start() -> dict[str, str]:
 
 
 class StoreWatch:
-    """The object store over one stretch of work, by the raylet's own statistics (needs grpcio).
+    """The object store during some work, by the raylet's statistics (needs grpcio).
 
-    `peak` is the most bytes in use at one of the looks (one every 10 ms), `created` counts every byte of
-    every object that was made. Both are None where grpcio is missing.
+    `peak` is the most bytes in use at a sample (every 10 ms), `created` counts the bytes of all created objects.
+    Both are None if grpcio is missing.
     """
 
     def __init__(self, interval: float = 0.01) -> None:
@@ -69,7 +69,7 @@ class StoreWatch:
         self.created = self._stats().cumulative_created_bytes - self._created_before
 
     def _settled(self) -> Any:
-        """The statistics once what earlier work dropped is gone: unchanged for 0.2 s, at most 5 s."""
+        """Return the statistics once they did not change for 0.2 s, after at most 5 s."""
         last, deadline = self._stats(), time.monotonic() + 5.0
         while time.monotonic() < deadline:
             time.sleep(0.2)
@@ -99,7 +99,7 @@ class Fetched:
 
 @contextmanager
 def counting_fetches() -> Generator[Fetched]:
-    """Count at the one place through which every `ray.get` and awaited reference of this process goes."""
+    """Count at the only function through which every `ray.get` and awaited reference of this process goes."""
     from ray._private.serialization import SerializationContext
 
     fetched = Fetched()

@@ -1,4 +1,4 @@
-"""The physical floor: only the copies that must happen, by plain memcpy, in one process and with no library.
+"""The physical floor: the necessary copies only, by plain memcpy, in one process and without a library.
 
 The shared memory is one that has been written before (an object store reuses its pages), the private memory
 is fresh and asks for huge pages, and a copy uses all cores. So the floor is low on purpose.
@@ -37,7 +37,7 @@ HUGE_PAGE_FROM = 4 << 20
 
 
 def fresh_like(source: torch.Tensor) -> torch.Tensor:
-    """Private memory of the same shape, in huge pages from 4 MB on where the system has them."""
+    """Return private memory of the same shape, in huge pages from 4 MB on if the system has them."""
     made = torch.empty_like(source, memory_format=torch.contiguous_format)
     size = made.numel() * made.element_size()
     if size >= HUGE_PAGE_FROM:
@@ -55,7 +55,7 @@ class SharedMemory:
         self._regions: dict[str, torch.Tensor] = {}
 
     def like(self, name: str, source: torch.Tensor) -> torch.Tensor:
-        """The region of that name, shaped as the source."""
+        """Return the region of that name, with the shape of the source."""
         size = source.numel() * source.element_size()
         region = self._regions.get(name)
         if region is None or region.numel() < size:
@@ -65,14 +65,14 @@ class SharedMemory:
 
 
 def copied_out(source: torch.Tensor) -> torch.Tensor:
-    """The bytes in fresh private memory."""
+    """Return a copy in fresh private memory."""
     return fresh_like(source).copy_(source)
 
 
 class FloorRoles(WeightsRoles):
-    """Weights: what a target wants -> shared memory; shared -> its private memory, which it has had before.
+    """Weights: the targets' parts -> shared memory; shared -> private memory of a target, which it reuses.
 
-    Each byte that more than one target wants is written once. Cores share the tensors.
+    Bytes that several targets need are written once. Cores share the tensors.
     """
 
     def __init__(self, layout: str, megabytes: int) -> None:
@@ -104,7 +104,7 @@ class FloorRoles(WeightsRoles):
 
 
 class Floor(Contender):
-    """A group is only its number of ranks."""
+    """A group is its number of ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Floor(Contender):
         raise NotImplementedError("the floor has no workers")
 
     def trim(self, group: Any) -> None:
-        """There are no workers."""
+        """Do nothing: there are no workers."""
 
     def pids(self, group: Any) -> list[int]:
         return []

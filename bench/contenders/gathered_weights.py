@@ -1,4 +1,4 @@
-"""Weights as most do it by hand: gathered on rank 0, put into the object store, fetched by all, loaded in part."""
+"""Weights as most do it by hand: gathered on rank 0, put into the object store, fetched and cut by all targets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Arrays = dict[str, np.ndarray]
 
 
 def _bits(tensor: torch.Tensor) -> np.ndarray:
-    """numpy has no bfloat16: its bits."""
+    """Return the bits of a tensor: numpy has no bfloat16."""
     return tensor.view(torch.int16).numpy()
 
 
 class Source:
-    """A rank that trains."""
+    """A training rank."""
 
     def __init__(self, layout: str, megabytes: int, rank: int) -> None:
         self._layout, self._rank = LAYOUTS[layout], rank
@@ -40,7 +40,7 @@ class Source:
         return {name: _bits(tensor) for name, tensor in self._weights.items()}
 
     def gathered(self, *others: Arrays) -> Arrays:
-        """The whole tensors; each rank's part is put where it belongs."""
+        """Return complete tensors, joined from the ranks' parts."""
         if len(others) == 0:
             return self.shards()
         whole: Arrays = {}
@@ -52,7 +52,7 @@ class Source:
 
 
 class Target:
-    """A rank that generates."""
+    """A generating rank."""
 
     def __init__(self, layout: str, megabytes: int, rank: int) -> None:
         self._layout, self._rank, self._names = LAYOUTS[layout], rank, names(megabytes)
@@ -68,7 +68,7 @@ class Target:
 
 
 class GatheredRoles(WeightsRoles):
-    """Plain actors."""
+    """Source and target as plain actors."""
 
     def __init__(self, layout: str, megabytes: int) -> None:
         super().__init__(layout, megabytes)

@@ -1,4 +1,4 @@
-"""phalanx, used as its guide says: ResourcePool, WorkerGroup, register, plain tensors as batches."""
+"""phalanx, as its guide shows it: ResourcePool, WorkerGroup, register, plain tensors as batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.contenders.ray_based import RayContender
 
 
 class PhalanxWorker(px.Worker):
-    """One rank."""
+    """A rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class PhalanxWorker(px.Worker):
 
 @dataclass(frozen=True)
 class Ranks:
-    """All that planning a call without a mesh needs to know of a group."""
+    """The part of a group that planning a call without a mesh needs."""
 
     world_size: int
 
@@ -97,7 +97,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Pooled:
-    """A group with the pool that it has for itself."""
+    """A group and its own pool."""
 
     pool: Any
     group: Any
@@ -168,7 +168,7 @@ class Phalanx(RayContender):
         return PhalanxRoles(layout, megabytes)
 
     def do_planning(self, ranks: int, mode: str) -> float:
-        """Seconds to plan one call on `ranks` ranks, without any of them: 4 KB rows, two per rank."""
+        """Return the seconds to plan a call on `ranks` ranks, without any of them: 4 KB rows, two per rank."""
         from phalanx.declare.classes import registered_methods
         from phalanx.dispatch.modes import plan
 
@@ -179,7 +179,7 @@ class Phalanx(RayContender):
         return seconds
 
     def do_rest(self, group: str, seconds: float, calls: int, traced: bool = True) -> float:
-        """Median seconds of a call in which each rank rests so long, with a trace of it or without."""
+        """Return the median seconds of a call in which each rank rests, with or without a trace."""
         made = self._groups[group].group
         with px.trace() if traced else contextlib.nullcontext() as trace:
             found = statistics.median(timed_loop(lambda: made.rest(seconds), calls))
@@ -190,7 +190,7 @@ class Phalanx(RayContender):
         return found
 
     def counters(self) -> dict[str, int]:
-        """phalanx's own counters, summed over the groups."""
+        """Return phalanx's counters, summed over the groups."""
         total: dict[str, int] = {}
         for pooled in self._groups.values():
             for name, count in pooled.group.statistics().items():

@@ -10,7 +10,7 @@ from bench.contenders.weights import COLUMNS, LAYOUTS, ROWS, SHARDED
 
 
 class Trainer(px.Worker):
-    """A rank that trains."""
+    """A training rank."""
 
     def __init__(self, megabytes: int) -> None:
         self.state = SavedState(megabytes, self.rank)
@@ -32,7 +32,7 @@ class Trainer(px.Worker):
 
 
 class PhalanxSaves(SaveRoles):
-    """A group."""
+    """A group that saves by ``px.save``."""
 
     def __init__(self, megabytes: int) -> None:
         super().__init__(megabytes)

@@ -21,7 +21,7 @@ Verify = Literal["sampled", "full", "off"]
 
 
 class Source(px.Worker):
-    """A rank that trains."""
+    """A training rank."""
 
     def __init__(self, layout: str, megabytes: int) -> None:
         self.weights = source_tensors(layout, megabytes, self.rank)
@@ -35,7 +35,7 @@ class Source(px.Worker):
 
 
 class Target(px.Worker):
-    """A rank that generates."""
+    """A generating rank."""
 
     def __init__(self, layout: str, megabytes: int) -> None:
         self.weights = target_tensors(layout, megabytes, self.rank)

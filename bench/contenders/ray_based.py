@@ -1,4 +1,4 @@
-"""What the contenders on Ray share: a cluster of their own, and one untimed run with the accounts open."""
+"""Base of the contenders on Ray: a cluster of their own, and an untimed run that counts bytes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from bench.contenders.base import Contender
 
 
 class RayContender(Contender):
-    """A contender whose groups live on a Ray cluster that it starts itself."""
+    """A contender whose groups live on a Ray cluster of its own."""
 
     def do_connect(self) -> dict[str, str]:
         return cluster.start()
 
     def do_account(self, scenario: str, parameters: dict[str, Any]) -> dict[str, int | None]:
-        """Run a scenario once, untimed: store bytes made and most in use, bytes the driver read."""
+        """Run a scenario once, untimed. Return store bytes created and most in use, and bytes that the driver read."""
         before = self.counters()
         with cluster.StoreWatch() as store, cluster.counting_fetches() as fetched:
             self.handle(scenario, parameters)
@@ -29,5 +29,5 @@ class RayContender(Contender):
         }
 
     def counters(self) -> dict[str, int]:
-        """The library's own growing counters, where it has any; reported beside the counted ones."""
+        """Return the library's own counters, if it has any; they are reported next to the counted bytes."""
         return {}

@@ -1,4 +1,4 @@
-"""What the contenders save and load: tensors of 8 MB, of which each of four ranks has a quarter of the rows."""
+"""State that the contenders save and load: tensors of 8 MB, a quarter of the rows on each of four ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEP_SIZE, _STEP_TURNS = 512, 60
 
 
 class SavedState:
-    """A rank's part."""
+    """State of a rank."""
 
     def __init__(self, megabytes: int, rank: int) -> None:
         self.tensors = source_tensors(SHARDED, megabytes, rank)
@@ -30,7 +30,7 @@ class SavedState:
         return is_at(self.tensors, step)
 
     def work(self) -> float:
-        """A step of a trainer: products of matrices."""
+        """Run a trainer's step: products of matrices."""
         found = self._factor
         for _ in range(_STEP_TURNS):
             found = found @ self._factor
@@ -38,46 +38,46 @@ class SavedState:
 
 
 class SaveRoles(ABC):
-    """The ranks of one contender, made once for a size."""
+    """The ranks of a contender, made once for a size."""
 
     def __init__(self, megabytes: int) -> None:
         self.megabytes = megabytes
 
     @abstractmethod
     def change(self, step: int) -> None:
-        """Make the state of all ranks another one."""
+        """Set the state of all ranks to that of a step."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Save; returns when all is on the disk."""
+        """Save, and return when all is on disk."""
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Load what was saved there."""
+        """Load the saved state."""
 
     @abstractmethod
     def is_at(self, step: int) -> bool:
-        """Whether all ranks have the state of that step."""
+        """Return whether all ranks have the state of that step."""
 
     @abstractmethod
     def close(self) -> None:
         """End the ranks."""
 
     def begin(self, folder: Path) -> None:
-        """Begin to save beside what follows; returns when that may change the state."""
+        """Begin a save, and return when the state may change."""
         raise NotImplementedError(f"{type(self).__name__} saves nothing beside its steps")
 
     def end(self) -> None:
-        """Wait until what was begun is on the disk."""
+        """Wait until the begun save is on disk."""
         raise NotImplementedError(f"{type(self).__name__} saves nothing beside its steps")
 
     def work(self) -> None:
-        """A step on every rank."""
+        """Run a step on every rank."""
         raise NotImplementedError(f"{type(self).__name__} has no steps")
 
 
 class DiskRoles(SaveRoles):
-    """The disk's own speed: a thread for each rank writes the rank's bytes past the page cache, and syncs the file."""
+    """The disk's own speed: a thread per rank writes the rank's bytes past the page cache, and syncs the file."""
 
     def __init__(self, megabytes: int) -> None:
         super().__init__(megabytes)
@@ -126,13 +126,13 @@ def _all(count: int, data: memoryview) -> None:
 
 
 def _from_a_page_on(tensor: torch.Tensor) -> torch.Tensor:
-    """The same, where the disk can read and write it itself."""
+    """Return a copy that begins at a page, which the disk can read and write directly."""
     room = torch.frombuffer(mmap.mmap(-1, tensor.nbytes), dtype=tensor.dtype).view(tensor.shape)
     return room.copy_(tensor)
 
 
 def forget(folder: Path) -> None:
-    """Have what lies in files be read from the disk: nothing of them stays in the page cache."""
+    """Drop files from the page cache, so that they are read from disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             file = os.open(path, os.O_RDONLY)

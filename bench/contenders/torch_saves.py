@@ -1,4 +1,4 @@
-"""Saves as most do them by hand: each rank, a plain actor, gives its part to ``torch.save`` and syncs the file."""
+"""Saves as most do them by hand: each rank, a plain actor, calls ``torch.save`` for its part and syncs the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Rank(SavedState):
 
 
 class TorchRoles(SaveRoles):
-    """Plain actors."""
+    """Ranks as plain actors."""
 
     def __init__(self, megabytes: int) -> None:
         super().__init__(megabytes)

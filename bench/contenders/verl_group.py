@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportUntypedFunctionDecorator=false, reportUntypedBaseClass=false
-"""verl 0.9.1, used as its own trainers use it: RayResourcePool, RayWorkerGroup, register, DataProto.
+"""verl 0.9.1, as its own trainers use it: RayResourcePool, RayWorkerGroup, register, DataProto.
 
 Batches are DataProto, the only value that its row modes take. Pools ask for one CPU per bundle and no GPU,
 the cheapest that it offers.
@@ -24,11 +24,11 @@ from bench.contenders.ray_based import RayContender
 from bench.contenders.verl_weights import VerlRoles
 
 SERIALIZATION = "VERL_DATAPROTO_SERIALIZATION_METHOD"
-"""verl reads it at every pickling of a DataProto; unset, as verl leaves it, or "numpy", its faster way."""
+"""verl reads the variable at every pickling of a DataProto: unset by default, or "numpy", its faster way."""
 
 
 class VerlWorker(Worker):
-    """One rank."""
+    """A rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Verl(RayContender):
         return RayWorkerGroup(pool, wrapped, device_name="cpu")
 
     def kill(self, group: RayWorkerGroup) -> None:
-        """verl has no shutdown; this is what its users do."""
+        """Kill the group's actors, as users of verl do: verl has no shutdown."""
         for worker in group.workers:
             ray.kill(worker)
         for placement_group in group.resource_pool.pgs:

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Weights by verl's own sender over shared memory, which brings whole tensors from one rank to one rank."""
+"""Weights by verl's own sender over shared memory, which sends complete tensors from rank to rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _transfer() -> Any:
 
 
 class Source:
-    """A rank that trains."""
+    """A training rank."""
 
     def __init__(self, layout: str, megabytes: int, rank: int) -> None:
         self._weights = source_tensors(layout, megabytes, rank)
@@ -43,7 +43,7 @@ class Source:
 
 
 class Target:
-    """A rank that generates."""
+    """A generating rank."""
 
     def __init__(self, layout: str, megabytes: int, rank: int) -> None:
         self._names = names(megabytes)
@@ -63,7 +63,7 @@ class Target:
 
 
 class VerlRoles(WeightsRoles):
-    """A sender beside each receiver, as verl places them. Sharded sources would gather before; that is left out."""
+    """A sender next to each receiver, as verl places them. The gathering of sharded sources is left out."""
 
     def __init__(self, layout: str, megabytes: int) -> None:
         super().__init__(layout, megabytes)

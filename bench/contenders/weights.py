@@ -1,8 +1,8 @@
-"""The weights that the contenders bring from one role to another, and how each side holds them.
+"""Weights that the contenders sync between two roles, and the layout of each role.
 
-A model is a list of tensors of 8 MB, bfloat16 [4096, 1024]. "FSDP 4 to tp 2": four sources hold a quarter of the rows
-of each; of the even tensors each of two targets wants half of the rows, of the odd ones half of the columns.
-"replicated": two sources and two targets, each with everything.
+A model is a list of tensors of 8 MB, bfloat16 [4096, 1024]. "FSDP 4 to tp 2": four sources have a quarter of the rows
+of each; each of two targets needs half of the rows of even tensors and half of the columns of odd tensors.
+"replicated": two sources and two targets with complete tensors.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ SHARDED, REPLICATED = "FSDP 4 to tp 2", "replicated 2 to 2"
 
 
 class Part(NamedTuple):
-    """A rectangle of a tensor: where it begins, and how large it is."""
+    """A rectangle of a tensor: offsets and sizes."""
 
     at: tuple[int, int]
     sizes: tuple[int, int]
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This part of a whole tensor, as a view."""
+        """Return this part of a complete tensor, as a view."""
         row, column = self.at
         return tensor[row : row + self.sizes[0], column : column + self.sizes[1]]
 
 
 class Layout(NamedTuple):
-    """How many ranks each side has, and what they hold."""
+    """Number of ranks and parts of tensors of each role."""
 
     name: str
     sources: int
     targets: int
 
     def held(self, rank: int) -> Part:
-        """What a source rank holds of each tensor."""
+        """Return the part of each tensor on a source rank."""
         if self.name == REPLICATED:
             return Part((0, 0), (ROWS, COLUMNS))
         rows = ROWS // self.sources
         return Part((rank * rows, 0), (rows, COLUMNS))
 
     def wanted(self, rank: int, index: int) -> Part:
-        """What a target rank wants of tensor ``index``."""
+        """Return the part of tensor ``index`` that a target rank needs."""
         if self.name == REPLICATED:
             return Part((0, 0), (ROWS, COLUMNS))
         if index % 2 == 0:
@@ -58,18 +58,18 @@ LAYOUTS = {SHARDED: Layout(SHARDED, 4, 2), REPLICATED: Layout(REPLICATED, 2, 2)}
 
 
 def names(megabytes: int) -> list[str]:
-    """Names of the tensors of a model of that size."""
+    """Return the names of the tensors of a model of that size."""
     return [f"layers.{index}.weight" for index in range(max(1, (megabytes << 20) // TENSOR_BYTES))]
 
 
 def source_tensors(layout: str, megabytes: int, rank: int) -> dict[str, torch.Tensor]:
-    """What a source rank holds at step 0: zeros."""
+    """Return a source rank's tensors at step 0: zeros."""
     sizes = LAYOUTS[layout].held(rank).sizes
     return {name: torch.zeros(sizes, dtype=torch.bfloat16) for name in names(megabytes)}
 
 
 def target_tensors(layout: str, megabytes: int, rank: int) -> dict[str, torch.Tensor]:
-    """What a target rank has before the first sync: minus ones."""
+    """Return a target rank's tensors before the first sync: minus ones."""
     chosen = LAYOUTS[layout]
     return {
         name: torch.full(chosen.wanted(rank, index).sizes, -1.0, dtype=torch.bfloat16)
@@ -78,18 +78,18 @@ def target_tensors(layout: str, megabytes: int, rank: int) -> dict[str, torch.Te
 
 
 def is_at(tensors: dict[str, torch.Tensor], step: int) -> bool:
-    """Whether all elements are those of a step: its number, as long as that is small."""
+    """Return whether all elements equal the step's number, modulo 100."""
     return all(bool((tensor == step % 100).all()) for tensor in tensors.values())
 
 
 def train(tensors: dict[str, torch.Tensor], step: int) -> None:
-    """What an optimizer does: every element is another one afterwards."""
+    """Change every element, as an optimizer does."""
     for tensor in tensors.values():
         tensor.fill_(step % 100)
 
 
 class WeightsRoles(ABC):
-    """The two roles of one contender, made once for a layout and a size."""
+    """The two roles of a contender, made once for a layout and a size."""
 
     def __init__(self, layout: str, megabytes: int) -> None:
         self.layout = layout
@@ -101,11 +101,11 @@ class WeightsRoles(ABC):
 
     @abstractmethod
     def sync(self, verify: Literal["sampled", "full", "off"]) -> None:
-        """Bring them to the targets; returns when they are there."""
+        """Sync the weights to the targets, and return when they have arrived."""
 
     @abstractmethod
     def is_at(self, step: int) -> bool:
-        """Whether the targets have those of that step."""
+        """Return whether the targets have the weights of that step."""
 
     @abstractmethod
     def close(self) -> None:

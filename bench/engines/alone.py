@@ -1,4 +1,4 @@
-"""vLLM by itself, without anything of ours."""
+"""vLLM alone, without Phalanx."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bench.protocol import serve
 
 
 class Alone:
-    """An ``AsyncLLM``, as `vllm serve` has it, and for updates an ``LLMEngine`` in this process."""
+    """An ``AsyncLLM``, as in `vllm serve`, and for updates an ``LLMEngine`` in this process."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
 
     def handle(self, op: str, given: dict[str, Any]) -> float:
-        """Do one thing; its seconds."""
+        """Run an operation and return its seconds."""
         began = time.perf_counter()
         if op == "open":
             self._folder = given["folder"]
@@ -34,7 +34,7 @@ class Alone:
         return time.perf_counter() - began
 
     async def _open(self) -> None:
-        """Up to the first token."""
+        """Start the engine and generate the first token."""
         os.environ.update(
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
             VLLM_NO_USAGE_STATS="1",
@@ -76,7 +76,7 @@ class Alone:
 
 
 def _reload(worker: Any, pairs: Any) -> None:
-    """What vLLM itself does for new weights."""
+    """Load new weights as vLLM does."""
     worker.reload_weights(weights_iterator=pairs, is_checkpoint_format=True)
 
 

@@ -1,4 +1,4 @@
-"""The same through a group, with weights from another."""
+"""vLLM in a group, with weights from another group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.engines.vllm import VllmRollout
 
 
 class Source(px.Worker):
-    """Has the weights."""
+    """A rank that publishes the weights."""
 
     def __init__(self, folder: str) -> None:
         self.model = model_of(folder)
@@ -21,14 +21,14 @@ class Source(px.Worker):
 
 
 class Grouped:
-    """A driver with Ray up."""
+    """A driver connected to Ray."""
 
     def __init__(self) -> None:
         px.init(num_cpus=4)
         self._pool = px.ResourcePool([2], use_gpu=False)
 
     def handle(self, op: str, given: dict[str, Any]) -> float:
-        """Do one thing; its seconds."""
+        """Run an operation and return its seconds."""
         began = time.perf_counter()
         if op == "open":
             self._folder = given["folder"]

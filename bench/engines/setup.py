@@ -1,4 +1,4 @@
-"""Models and requests that both contenders get."""
+"""Models and requests of both contenders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL, LARGE = "small", "large"
 
 
 def save_models(folder: Path) -> None:
-    """Configurations: one whose steps are short, so that what lies around them shows, and one of 520 MB."""
+    """Save two configurations: a model with short steps, which show the overhead, and a model of 520 MB."""
     from transformers import LlamaConfig
 
     shapes = {
@@ -40,13 +40,13 @@ def save_models(folder: Path) -> None:
 
 
 def prompts() -> list[list[int]]:
-    """The same in every process."""
+    """Return prompts, equal in every process."""
     source = random.Random(0)
     return [[source.randrange(8192) for _ in range(source.randrange(8, 32))] for _ in range(REQUESTS)]
 
 
 def model_of(folder: str) -> Any:
-    """A model of transformers with random weights, of the type that its configuration says."""
+    """Return a model with random weights of the configuration's type."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -25,7 +25,7 @@ UPDATE = Case(SCENARIO, 1, megabytes=520, variant="an update, bf16")
 
 
 def goals() -> dict[Case, tuple[Goal, ...]]:
-    """As many tokens per second but a twentieth; an update at most half as long again; a start a tenth longer."""
+    """Return the bounds: 5 % fewer tokens per second, an update 50 % longer, a start 10 % longer."""
     return {
         START: (Goal(ALONE, 1.1),),
         TOKENS_OF: (Goal(ALONE, 1 / 0.95),),
@@ -34,7 +34,7 @@ def goals() -> dict[Case, tuple[Goal, ...]]:
 
 
 def measure(say: Callable[[str], None], starts: int = STARTS, turns: int = TURNS) -> list[Sample]:
-    """All of it, each thing under one and the other in turn."""
+    """Measure starts, tokens and updates of both contenders in turn."""
     python = vllm_python()
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory(prefix="pxe") as folder:
@@ -60,7 +60,7 @@ def measure(say: Callable[[str], None], starts: int = STARTS, turns: int = TURNS
 
 
 def _models(python: Path, folder: Path) -> dict[str, str]:
-    """Made by the transformers that will read them."""
+    """Save the models with the version of transformers that will read them."""
     code = "import sys, pathlib; from bench.engines.setup import save_models; save_models(pathlib.Path(sys.argv[1]))"
     subprocess.run(
         [str(python), "-c", code, str(folder)], check=True, cwd=ROOT, env=contender_env(folder), timeout=120
@@ -69,7 +69,7 @@ def _models(python: Path, folder: Path) -> dict[str, str]:
 
 
 def _started(python: Path, folder: Path, model: str, turn: int) -> list[Sample]:
-    """A start of each; of the group's driver Ray is up, and it has imported what it needs."""
+    """Start both. The group's driver is connected to Ray and has imported its modules."""
     samples: list[Sample] = []
     for name in (GROUPED, ALONE) if turn % 2 else (ALONE, GROUPED):
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Faults under one of verl's trainers, and what its user sees; `python -m bench.trainers.faults` shows all."""
+"""Faults under verl's trainers and the errors that users see: `python -m bench.trainers.faults` shows all."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from bench.trainers.running import CONTROLLERS, Line, Running, start
 
 _ERROR = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Died|Timeout|Interrupt)\b")
 STEPS = 400
-"""More than are ever run."""
+"""More steps than any run takes."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a trainer once its first step is logged.
+    """A fault of a trainer after its first logged step.
 
-    ``signal_of`` goes to one rank's process; ``interrupt`` is Ctrl-C: its signal goes to the trainer's process group.
+    ``signal_of`` is sent to a rank's process; ``interrupt`` is Ctrl-C: its signal goes to the trainer's process group.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Told:
-    """What the user had of a fault.
+    """The output that a user sees of a fault.
 
-    ``seconds`` from the fault to the end (None: it had not ended), and ``said``, to the first line that names an error;
-    ``left`` are the processes that were there 5 s after the end; ``harmed`` is the rank's to which it was done.
+    ``seconds`` from the fault to the end (None: it had not ended), ``said`` to the first line that names an error.
+    ``left`` are the processes that remained 5 s after the end; ``harmed`` is the process of the faulty rank.
     """
 
     seconds: float | None
@@ -86,7 +86,7 @@ FAULTS: Mapping[str, Fault] = {
 def inflict(
     fault: Fault, controller: str, python: Path, data: Path, folder: Path, patience: float = 60.0
 ) -> Told:
-    """Run the program, do the harm after step 1, and wait at most ``patience`` seconds for the end."""
+    """Run the program, inject the fault after step 1, and wait at most ``patience`` seconds for the end."""
     mark = new_mark()
     env = dict(fault.env) | mark
     running = start(fault.program(data), controller, python, data, folder, env=env)
@@ -123,7 +123,7 @@ def _end(running: Running, begun: float, mark: dict[str, str], patience: float) 
 
 
 def a_rank(mark: dict[str, str], worker: str) -> int:
-    """The process of the rank that was started last."""
+    """Return the process of the rank that was started last."""
     ranks = [pid for pid, name in processes(mark) if name.startswith("ray::") and worker in name]
     if not ranks:
         raise LookupError(f"no rank is alive; there are {[name for _, name in processes(mark)]}")
@@ -131,7 +131,7 @@ def a_rank(mark: dict[str, str], worker: str) -> int:
 
 
 def main(words: list[str]) -> None:
-    """Print what the user of each controller has of each fault; names of faults and controllers choose some."""
+    """Print the output of each fault under each controller; names of faults and controllers select some."""
     names = [word for word in words if word not in CONTROLLERS]
     controllers = [word for word in words if word in CONTROLLERS] or CONTROLLERS
     python = verl_python()

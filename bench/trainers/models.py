@@ -1,4 +1,4 @@
-"""Small models, their tokenizer and rows to train on, made in verl's environment."""
+"""Small models, their tokenizer and training rows, made in verl's environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from bench.trainers.programs import SITE
 
 
 def small_models(python: Path, folder: Path) -> Path:
-    """The folder, with `policy`, `value`, `sft.parquet` and `rl.parquet` in it. Raises RuntimeError."""
+    """Return the folder with `policy`, `value`, `sft.parquet` and `rl.parquet`.
+
+    Raises:
+        RuntimeError: if they cannot be made.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     command = [str(python), str(SITE / "small_models.py"), str(folder)]
     made = subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -1,4 +1,4 @@
-"""The processes of a run, known by a variable in their environment, and the CPU time that they took."""
+"""Processes of a run, marked by a variable in their environment, and their CPU time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TIMES = slice(11, 15)
 
 
 def new_mark() -> dict[str, str]:
-    """A variable that no other run has, for the environment of a run."""
+    """Return a variable that no other run has, for the environment of a run."""
     return {_VARIABLE: uuid.uuid4().hex}
 
 
 def processes(mark: dict[str, str]) -> list[tuple[int, str]]:
-    """(pid, what it is called) of all living processes that have the mark in their environment."""
+    """Return (pid, name) of all living processes that have the mark in their environment."""
     found: list[tuple[int, str]] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -32,9 +32,9 @@ def processes(mark: dict[str, str]) -> list[tuple[int, str]]:
 
 
 def cpu_seconds(mark: dict[str, str]) -> dict[str, float]:
-    """CPU time of all processes of a run so far, those that have ended included, by what they are.
+    """Return the CPU time of all processes of a run so far, including ended processes, by kind.
 
-    Those are `ranks`, `ray` (its servers and agents) and `others`: the program, its tasks and actors.
+    The kinds are `ranks`, `ray` (its servers and agents) and `others`: the program, its tasks and actors.
     """
     found = {"ranks": 0.0, "ray": 0.0, "others": 0.0}
     for pid, name in processes(mark):

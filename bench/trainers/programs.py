@@ -1,4 +1,4 @@
-"""Command lines of verl's own programs, as small as they still train."""
+"""Command lines of verl's own programs, in the smallest sizes that still train."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FP32 = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
 
 @dataclass(frozen=True)
 class Program:
-    """What stands after `python -m`, and the accelerators that the cluster is told it has."""
+    """The arguments after `python -m`, and the number of logical accelerators of the cluster."""
 
     name: str
     module: str
@@ -20,11 +20,11 @@ class Program:
     accelerators: int = 2
 
     def having(self, *overrides: str) -> Program:
-        """The same program with further overrides, which win."""
+        """Return the program with further overrides, which win."""
         return replace(self, overrides=(*self.overrides, *overrides))
 
     def without(self, beginning: str) -> Program:
-        """The same program without the overrides that begin so."""
+        """Return the program without the overrides of that beginning."""
         return replace(self, overrides=tuple(one for one in self.overrides if not one.startswith(beginning)))
 
     def command(self) -> list[str]:
@@ -32,7 +32,7 @@ class Program:
 
 
 def environment(data: Path, accelerators: int) -> Mapping[str, str]:
-    """Variables that make verl run on CPUs; nothing in them names a controller."""
+    """Return the variables that make verl run on CPUs; none of them names a controller."""
     return {
         "PYTHONPATH": str(SITE),
         "VERL_PLATFORM": "cpu",
@@ -53,7 +53,7 @@ def environment(data: Path, accelerators: int) -> Mapping[str, str]:
 
 
 def sft(data: Path, steps: int = 4, save_every: int = -1) -> Program:
-    """Supervised training over two ranks of FSDP2; resumes where its folder of checkpoints has one."""
+    """Return supervised training over two ranks of FSDP2, which resumes if its folder has a checkpoint."""
     return Program(
         "sft",
         "verl.trainer.sft_trainer_ray",
@@ -82,7 +82,9 @@ def sft(data: Path, steps: int = 4, save_every: int = -1) -> Program:
 
 
 def main_ppo(data: Path, steps: int = 3) -> Program:
-    """GRPO with a reference policy, generation included, in verl's trainer of version 1; a validation at the end."""
+    """Return GRPO with a reference policy and generation, in verl's trainer of version 1, with a validation at the
+    end.
+    """
     role = "actor_rollout_ref"
     overrides = [
         *(f"data.{name}_files={data}/rl.parquet" for name in ("train", "val")),
@@ -132,7 +134,7 @@ def main_ppo(data: Path, steps: int = 3) -> Program:
 
 
 def with_critic(program: Program, data: Path) -> Program:
-    """Generalised advantages with a critic of its own, saved head included."""
+    """Return the program with GAE and a critic, whose head is saved."""
     return replace(program, name=f"{program.name}_critic").having(
         "algorithm.adv_estimator=gae",
         "critic.strategy=fsdp2",
@@ -149,13 +151,13 @@ def with_critic(program: Program, data: Path) -> Program:
 
 
 def main_ppo_v0(data: Path, steps: int = 3) -> Program:
-    """The trainer of version 0 with a critic; one answer per prompt, since the order of several is random in it."""
+    """Return the trainer of version 0 with a critic and an answer per prompt: the order of several is random in it."""
     made = with_critic(main_ppo(data, steps), data)
     return replace(made, name="main_ppo_v0").having("trainer.use_v1=False", "actor_rollout_ref.rollout.n=1")
 
 
 def separate_async(data: Path, steps: int = 3) -> Program:
-    """Two ranks that train and one that generates meanwhile; weights go there through a checkpoint engine."""
+    """Return a program of two training ranks and a generating rank; a checkpoint engine transfers the weights."""
     role = "actor_rollout_ref"
     made = main_ppo(data, steps).having(
         "trainer.v1.trainer_mode=separate_async",
@@ -174,7 +176,7 @@ def separate_async(data: Path, steps: int = 3) -> Program:
 
 
 def one_step_off_policy(data: Path, steps: int = 3) -> Program:
-    """verl's experiment in which generation is one step ahead of training, on ranks of its own."""
+    """Return verl's experiment in which generation on separate ranks is a step ahead of training."""
     made = (
         separate_async(data, steps)
         .without("trainer.v1.")
@@ -191,7 +193,7 @@ def one_step_off_policy(data: Path, steps: int = 3) -> Program:
 
 
 def fully_async_policy(data: Path, steps: int = 3) -> Program:
-    """verl's experiment in which generation and training go on without waiting for each other."""
+    """Return verl's experiment in which generation and training do not wait for each other."""
     made = (
         separate_async(data, steps)
         .without("trainer.v1.")
@@ -211,7 +213,7 @@ def fully_async_policy(data: Path, steps: int = 3) -> Program:
 
 
 def _fp32(where: str) -> list[str]:
-    """Single precision throughout, so that runs repeat bit for bit."""
+    """Return single precision throughout, so that runs repeat bit for bit."""
     return [
         f"{where}.use_torch_compile=False",
         f"{where}.dtype=float32",

@@ -1,4 +1,4 @@
-"""Runs one of verl's programs as a user would, under verl's controller or under Phalanx, and reads what it logged."""
+"""Runs of verl's programs as a user starts them, under verl's controller or Phalanx, and their logged metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIMINGS = ("timing", "perf/", "mfu", "time")
 
 @dataclass(frozen=True)
 class Line:
-    """One line of output and when it came, in seconds since the start of the program."""
+    """A line of output and its time, in seconds since the start of the program."""
 
     seconds: float
     text: str
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass
 class Ended:
-    """A run that ended: its exit code, its lines, and its metrics by step."""
+    """An ended run: its exit code, its lines, and its metrics by step."""
 
     code: int
     seconds: float
@@ -46,7 +46,7 @@ class Ended:
         return "\n".join(line.text for line in self.lines)
 
     def values(self) -> dict[tuple[int, str], Any]:
-        """(step, name) -> value of all that verl logs, but timings."""
+        """Return (step, name) -> value of all logged metrics except times."""
         return {
             (step, name): value
             for step, found in self.metrics.items()
@@ -55,13 +55,13 @@ class Ended:
         }
 
     def step_times(self) -> list[float]:
-        """When each step was logged, in seconds since the start of the program."""
+        """Return the time at which each step was logged, in seconds since the start of the program."""
         return [line.seconds for line in self.lines if "step:" in line.text and " - " in line.text]
 
 
 @dataclass
 class Running:
-    """A program under way; `stop` and `result` end it."""
+    """A running program; `stop` and `result` end it."""
 
     process: subprocess.Popen[str]
     folder: Path
@@ -84,7 +84,11 @@ class Running:
                     also(text)
 
     def wait_for(self, words: str, timeout: float) -> Line:
-        """The first line with these words. Raises TimeoutError where none comes, or the program ended before."""
+        """Return the first line with these words.
+
+        Raises:
+            TimeoutError: if no such line arrives in time, or the program ended before.
+        """
         deadline = time.monotonic() + timeout
         with self._seen:
             while (found := self._found(words)) is None and time.monotonic() < deadline:
@@ -105,7 +109,7 @@ class Running:
         return "\n".join(line.text for line in self.lines[-count:])
 
     def result(self, timeout: float) -> Ended:
-        """Wait for its end. One that takes longer is killed, and its exit code is that of a kill."""
+        """Wait for the end. A program that takes longer is killed, and its exit code is that of a kill."""
         try:
             code = self.process.wait(max(0.0, timeout - (time.monotonic() - self.begun)))
         except subprocess.TimeoutExpired:
@@ -118,7 +122,7 @@ class Running:
         return Ended(code, seconds, list(self.lines), logged(self.folder / "metrics.jsonl"))
 
     def stop(self) -> None:
-        """Kill all that the program started."""
+        """Kill all processes that the program started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -133,7 +137,7 @@ def start(
     env: Mapping[str, str] | None = None,
     also: Callable[[str], None] | None = None,
 ) -> Running:
-    """Start `python -m MODULE ...`, or `phalanx verl -m MODULE ...`, in a folder of its own."""
+    """Start `python -m MODULE ...`, or `phalanx verl -m MODULE ...`, in its own folder."""
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     process = subprocess.Popen(
@@ -153,12 +157,12 @@ def start(
 
 
 def words_before(controller: str, python: Path) -> Sequence[str]:
-    """What stands before `-m`: Python, or Python and the command of Phalanx."""
+    """Return the command before `-m`: Python, or Python and the command of Phalanx."""
     return [str(python)] if controller == VERL else [str(python), "-m", "phalanx", "verl"]
 
 
 def variables(program: Program, data: Path, folder: Path, env: Mapping[str, str] | None) -> dict[str, str]:
-    """The environment of a run; Phalanx is importable in both, as where it is installed."""
+    """Return the environment of a run. Phalanx is importable under both controllers, as if installed."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -171,7 +175,7 @@ def variables(program: Program, data: Path, folder: Path, env: Mapping[str, str]
 
 
 def logged(path: Path) -> dict[int, dict[str, Any]]:
-    """What verl's file logger wrote: step -> name -> value; two entries of one step are joined."""
+    """Return the entries of verl's file logger, step -> name -> value; two entries of a step are joined."""
     found: dict[int, dict[str, Any]] = {}
     if path.exists():
         for line in path.read_text().splitlines():
@@ -181,7 +185,7 @@ def logged(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def differences(one: Ended, other: Ended) -> list[tuple[int, str, Any, Any]]:
-    """(step, name, value in one, value in the other) of all metrics that are not equal; NaN equals NaN."""
+    """Return (step, name, first value, second value) of all metrics that are not equal; NaN equals NaN."""
     first, second = one.values(), other.values()
     return [
         (*key, first.get(key), second.get(key))

@@ -1,4 +1,4 @@
-"""Seconds per step of verl's trainers, and to the first one, under both controllers in turn."""
+"""Seconds per step of verl's trainers, and to the first step, under both controllers in turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FROM = 2
 
 
 def goals() -> dict[Case, tuple[Goal, ...]]:
-    """A step costs at most a twentieth more than under verl's own controller; the first one comes no later."""
+    """Return the bounds: a step at most 5 % slower than under verl's controller, the first step no later."""
     found: dict[Case, tuple[Goal, ...]] = {}
     for name in STEPS:
         found[step_of(name)] = (Goal(VERL, 1.05),)
@@ -51,7 +51,7 @@ def first_step_of(name: str) -> Case:
 def measure(
     say: Callable[[str], None], turns: int = TURNS, names: Sequence[str] = tuple(STEPS)
 ) -> list[Sample]:
-    """Run each program ``turns`` times under each controller; a run gives the median of its steps as one repetition."""
+    """Run each program ``turns`` times under each controller. The median step of a run is a repetition."""
     python = verl_python()
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory(prefix="pxt") as folder:
@@ -88,9 +88,9 @@ def measure(
 def _run(
     program: Program, controller: str, python: Path, data: Path, folder: Path
 ) -> tuple[list[float], list[dict[str, float]]]:
-    """When each step was logged, and the CPU time that was used until the first and until the last but one.
+    """Return the time of each logged step, and the CPU time used until the first and until the last step but one.
 
-    At the last one processes end before its line is here.
+    At the last step processes end before its line arrives.
     """
     mark = new_mark()
     used: list[dict[str, float]] = []

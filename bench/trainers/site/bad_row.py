@@ -1,4 +1,4 @@
-"""A dataset with one row that the model cannot take, by verl's hook `data.custom_cls`: the rank that gets it raises."""
+"""A dataset with a row that the model rejects, by verl's hook `data.custom_cls`: the rank with the row raises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEYOND = 9999
 
 
 class BadRow(MultiTurnSFTDataset):
-    """verl's own, but for a token that no vocabulary here has, in the first row of step 2."""
+    """verl's data set, with a token outside of the vocabulary in the first row of step 2."""
 
     def __getitem__(self, item: int) -> Any:
         row = super().__getitem__(item)

@@ -14,7 +14,7 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 @ray.remote(num_cpus=0)
 class Board:
-    """Holds the weights of one update."""
+    """An actor that stores the weights of an update."""
 
     def __init__(self) -> None:
         self.held: dict[str, torch.Tensor] | None = None
@@ -28,7 +28,7 @@ class Board:
 
 @CheckpointEngineRegistry.register("board")
 class BoardEngine(CheckpointEngine):
-    """From the trainer's rank 0 to all rollout ranks."""
+    """A checkpoint engine from the trainer's rank 0 to all rollout ranks."""
 
     def __init__(self, bucket_size: int, is_master: bool = False, **kwargs: Any) -> None:
         self.is_master, self.board, self.kept = is_master, None, None

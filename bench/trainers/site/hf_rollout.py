@@ -1,8 +1,8 @@
 """A rollout for machines without accelerators, by verl's own registries: `rollout.name=hf`.
 
-One Ray actor per replica holds the model and generates token by token with transformers; weights come from the
-actor's ranks at each update, as with a serving engine. Sampling is seeded by the prompt and by how often it was asked
-for since the weights came, so that two runs of a trainer see the same sequences in whatever order requests arrive.
+A Ray actor per replica has the model and generates token by token with transformers; the actor's ranks send weights at
+each update, as to a serving engine. Sampling is seeded by the prompt and by the number of its requests since the
+update, so that two runs of a trainer see the same sequences in any order of requests.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class HfServer:
 
 
 class HfAdapter(BaseRollout):
-    """In each rank of the actor: sends the weights to the server of its replica."""
+    """The part in each rank of the actor, which sends the weights to the server of its replica."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
@@ -108,7 +108,7 @@ class HfAdapter(BaseRollout):
 
 
 class HfReplica(RolloutReplica):
-    """Places the server on the node of the replica's first worker."""
+    """A replica, whose server is placed on the node of its first worker."""
 
     async def launch_servers(self) -> None:
         nodes = await asyncio.gather(

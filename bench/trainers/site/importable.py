@@ -1,4 +1,4 @@
-"""The modules of verl that can be imported here, one process for all; prints their names as JSON on the last line."""
+"""Import all modules of verl in a process, and print the importable names as JSON on the last line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 def main() -> None:
-    """Import every module of verl; print which could be, and why the others could not."""
+    """Import every module of verl. Print the importable modules, and the errors of the others."""
     warnings.simplefilter("ignore")
     could: list[str] = []
     could_not: dict[str, str] = {}
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def _names(package: str) -> Iterator[str]:
-    """The names below a package, without importing more than the packages on the way."""
+    """Yield the names below a package, and import only the packages on the way."""
     yield package
     try:
         folders = list(importlib.import_module(package).__path__)

@@ -1,4 +1,4 @@
-"""The same batch in an order that does not depend on random ids, by verl's hook `trainer.v1.sampler.custom_sampler`."""
+"""Batches in an order independent of random ids, by verl's hook `trainer.v1.sampler.custom_sampler`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 
 class OrderedReplayBuffer(ReplayBuffer):
-    """verl's own buffer; a batch is sorted by its prompts and responses."""
+    """verl's buffer, with batches sorted by their prompts and responses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("train_batch_size", 8)

@@ -1,5 +1,8 @@
-"""`python small_models.py FOLDER`: a tokenizer of bytes, a random Llama of 115 thousand parameters, one with a value
-head, and 64 rows of data for supervised training and for reinforcement learning. Nothing is fetched."""
+"""Make small models and data: `python small_models.py FOLDER`.
+
+A tokenizer of bytes, a random Llama of 115 thousand parameters, another with a value head, and 64 rows of data for
+supervised training and for reinforcement learning. Nothing is downloaded.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ SIZES: dict[str, Any] = {
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, and a template of chats."""
+    """Return a tokenizer with a token per byte, and a chat template."""
     words = SPECIAL + sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -51,7 +54,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def rows(count: int = 64) -> tuple[list[Any], list[Any]]:
-    """Sums as conversations, and the same as prompts with their answers."""
+    """Return sums as conversations, and as prompts with their answers."""
     chosen = random.Random(0)
     pairs = [(chosen.randrange(99), chosen.randrange(99)) for _ in range(count)]
     prompts = [[{"role": "user", "content": f"{a}+{b}?"}] for a, b in pairs]

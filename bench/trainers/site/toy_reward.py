@@ -1,4 +1,4 @@
-"""A reward that differs from answer to answer and can be learnt."""
+"""A reward that differs between answers and can be learned."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from typing import Any
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **kwargs: Any
 ) -> float:
-    """The fraction of the answer's characters that come before `P` in ASCII."""
+    """Return the fraction of the answer's characters that come before `P` in ASCII."""
     return sum(ord(character) < 80 for character in solution_str) / max(len(solution_str), 1)

@@ -1,7 +1,7 @@
-"""What verl 0.9.1 needs to run on a machine without accelerators; loaded by VERL_USE_EXTERNAL_MODULES=verl_on_cpu.
+"""A platform for verl 0.9.1 on machines without accelerators, loaded by VERL_USE_EXTERNAL_MODULES=verl_on_cpu.
 
-verl has a registry of platforms: this registers one called `cpu`, and VERL_PLATFORM=cpu selects it. Nothing here
-touches verl's controller, and both controllers that are compared run with it.
+This module registers `cpu` in verl's registry of platforms, and VERL_PLATFORM=cpu selects it. It does not touch verl's
+controller, and both compared controllers run with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEMORY = 1 << 34
 
 
 class _Device(types.ModuleType):
-    """torch.cpu, with answers for what it lacks of a device module: no memory used, nothing to empty or to seed."""
+    """torch.cpu with the missing functions of a device module: no memory used, nothing to empty or to seed."""
 
     def __getattr__(self, name: str) -> Any:
         if name in NOTHING:
@@ -136,7 +136,7 @@ _init_process_group = torch.distributed.init_process_group
 
 
 def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
-    """torch's own, with the backend that verl asks for on a CPU in torch's words: it refuses a device named twice."""
+    """Call torch's function with verl's CPU backend in torch's syntax, which rejects a device named twice."""
     return _init_process_group("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
 
 
@@ -151,7 +151,7 @@ _from_pretrained = transformers.AutoModelForTokenClassification.from_pretrained.
 
 
 def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """transformers' own, with an attention that a CPU has."""
+    """Call transformers' function with an attention that runs on CPUs."""
     if kwargs.get("attn_implementation") == "flash_attention_2":
         kwargs["attn_implementation"] = "sdpa"
     return _from_pretrained(cls, *args, **kwargs)
