@@ -1,4 +1,4 @@
-"""Several roles in one process per rank: colocated, fused, derived from a raw fused class, nested."""
+"""Several roles in one process per rank: colocated, fused, or derived from a raw fused class."""
 
 from __future__ import annotations
 
@@ -112,12 +112,14 @@ def spawned(request: pytest.FixtureRequest) -> dict[str, RayWorkerGroup]:
     return request.getfixturevalue(request.param).spawn({"actor_rollout", "critic"})
 
 
-def test_actors_bear_the_name_of_the_made_class(colocated: RayWorkerGroup, fused: RayWorkerGroup) -> None:
+def test_actor_names_contain_the_name_of_the_generated_class(
+    colocated: RayWorkerGroup, fused: RayWorkerGroup
+) -> None:
     assert colocated.worker_names[0] == "colocatedWorkerDict_0:0"
     assert fused.worker_names[0] == f"fused{FusedWorkerCLSName}_actor_rollout_critic_0:0"
 
 
-def test_each_role_is_a_group_of_its_own_in_shared_processes(spawned: dict[str, RayWorkerGroup]) -> None:
+def test_spawned_roles_are_groups_that_share_processes(spawned: dict[str, RayWorkerGroup]) -> None:
     actor, critic = spawned["actor_rollout"], spawned["critic"]
 
     assert (actor.add(1), critic.sub(3)) == ([2, 3], [7, 7])
@@ -126,34 +128,34 @@ def test_each_role_is_a_group_of_its_own_in_shared_processes(spawned: dict[str, 
     assert actor.process() == critic.process()
 
 
-def test_there_are_no_other_roles_and_a_role_has_only_its_own_methods(fused: RayWorkerGroup) -> None:
+def test_a_role_has_only_its_own_methods_and_an_unknown_role_is_refused(fused: RayWorkerGroup) -> None:
     with pytest.raises(AttributeError):
         fused.spawn({"critic"})["critic"].add  # noqa: B018
     with pytest.raises(AssertionError, match="its roles"):
         fused.spawn({"reward"})
 
 
-def test_group_and_handles_have_the_methods_under_the_roles_names(colocated: RayWorkerGroup) -> None:
+def test_the_group_and_its_handles_have_methods_prefixed_by_role(colocated: RayWorkerGroup) -> None:
     assert colocated.actor_rollout_add(1) == [2, 3]
     assert ray.get(colocated.workers[0].critic_sub.remote(1)) == 9
-    assert ray.get(colocated.workers[0].generate.remote(1)) == 2  # a direct method has its own name
+    assert ray.get(colocated.workers[0].generate.remote(1)) == 2  # a direct method has no prefix
 
 
-def test_fused_roles_know_each_other(fused: RayWorkerGroup) -> None:
+def test_fused_roles_can_list_and_call_each_other(fused: RayWorkerGroup) -> None:
     critic = fused.spawn({"critic"})["critic"]
 
     assert critic.peers() == [{"actor_rollout": "Actor", "critic": "Critic"}] * 2
     assert critic.ask_actor(5) == [6, 7]
 
 
-def test_fuse_makes_roles_attributes(hybrid: RayWorkerGroup) -> None:
+def test_fuse_makes_roles_attributes_of_the_group(hybrid: RayWorkerGroup) -> None:
     hybrid.fuse({"actor_rollout", "critic"})
 
     assert (hybrid.actor_rollout.add(1), hybrid.critic.sub(1), hybrid.both(1)) == ([2, 3], [9, 9], [8, 7])
 
 
 @pytest.mark.slow
-def test_a_group_with_roles_travels(hybrid: RayWorkerGroup) -> None:
+def test_a_group_with_fused_roles_can_be_passed_to_a_task(hybrid: RayWorkerGroup) -> None:
     hybrid.fuse({"actor_rollout", "critic"})
 
     @ray.remote(num_cpus=0)
@@ -163,6 +165,6 @@ def test_a_group_with_roles_travels(hybrid: RayWorkerGroup) -> None:
     assert ray.get(call.remote(hybrid)) == ([2, 3], [8, 7])
 
 
-def test_only_workers_share_a_process_in_this_way() -> None:
+def test_colocation_refuses_a_class_that_is_not_a_worker() -> None:
     with pytest.raises(AssertionError, match="derive from Worker"):
         create_colocated_worker_cls({"dict": RayClassWithInitArgs(dict)})

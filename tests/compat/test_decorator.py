@@ -38,7 +38,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_STORE_SERVER_HOST", "")
 
 
-def test_the_modes_have_verls_numbers_travel_as_themselves_and_have_functions() -> None:
+def test_modes_have_verls_numbers_and_functions_and_pickle_as_singletons() -> None:
     names = ["RANK_ZERO", "ONE_TO_ALL", "ALL_TO_ALL", "DP_COMPUTE", "DP_COMPUTE_PROTO"]
     names += ["DP_COMPUTE_PROTO_WITH_FUNC", "DP_COMPUTE_METRIC", "DIRECT_ROLLOUT_METHOD"]
 
@@ -48,7 +48,7 @@ def test_the_modes_have_verls_numbers_travel_as_themselves_and_have_functions() 
     assert all({"dispatch_fn", "collect_fn"} == set(d.get_predefined_dispatch_fn(mode)) for mode in Dispatch)
 
 
-def test_a_mode_is_registered_once_and_gets_other_functions(registry: None) -> None:
+def test_a_mode_can_be_registered_once_and_its_functions_updated(registry: None) -> None:
     d.register_dispatch_mode("TO_NOBODY", d.dispatch_all_to_all, d.collect_all_to_all)
 
     try:
@@ -61,7 +61,7 @@ def test_a_mode_is_registered_once_and_gets_other_functions(registry: None) -> N
     assert d.get_predefined_dispatch_fn(Dispatch.ONE_TO_ALL)["collect_fn"] is d.collect_dp_compute
 
 
-def test_what_is_no_mode_is_refused() -> None:
+def test_register_refuses_invalid_modes() -> None:
     for mode in (5, "ONE_TO_ALL", {"dispatch_fn": print}):
         with pytest.raises(AssertionError, match="dispatch_mode"):
             register(mode)  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_what_is_no_mode_is_refused() -> None:
         register(Dispatch.ONE_TO_ALL, execute_mode=Dispatch.ONE_TO_ALL)
 
 
-def test_a_registered_method_keeps_its_name_how_it_was_registered_and_that_it_is_async() -> None:
+def test_a_registered_method_keeps_its_name_docstring_async_kind_and_registration() -> None:
     @register(Dispatch.DP_COMPUTE, blocking=False)
     async def method(self: Any) -> None:
         "What it does."
@@ -83,14 +83,14 @@ def test_a_registered_method_keeps_its_name_how_it_was_registered_and_that_it_is
     }
 
 
-def test_dp_compute_wants_an_element_for_each_rank_and_outputs_are_taken_by_the_mask(group: Any) -> None:
+def test_dp_compute_needs_an_element_per_rank_and_nd_compute_collects_by_mask(group: Any) -> None:
     assert d.dispatch_dp_compute(group, [1, 2], a=(3, 4)) == (([1, 2],), {"a": (3, 4)})
     with pytest.raises(AssertionError, match="world_size = 2"):
         d.dispatch_dp_compute(group, 5)
     assert d.collect_nd_compute([False, True], group, [1, 2]) == [2]
 
 
-def test_rows_are_split_only_with_verl(group: Any) -> None:
+def test_splitting_a_data_proto_needs_verl(group: Any) -> None:
     with pytest.raises(ModuleNotFoundError, match="pip install verl") as raised:
         d.dispatch_dp_compute_data_proto(group, [1, 2])
 
@@ -113,7 +113,7 @@ def megatron_group(tp: int, pp: int, dp: int) -> SimpleNamespace:
     )
 
 
-def test_megatron_deals_over_dp_and_collects_from_tp_zero_of_the_last_stage() -> None:
+def test_megatron_dispatches_over_dp_and_collects_from_tp_zero_of_the_last_stage() -> None:
     group = megatron_group(tp=2, pp=2, dp=2)
 
     [dealt], _ = d.dispatch_megatron_compute(group, ["a", "b"])
@@ -135,7 +135,7 @@ def test_a_worker_registers_its_place_in_a_mesh_once(environment: None) -> None:
         worker._query_collect_info("infer")
 
 
-def test_a_worker_takes_over_the_place_of_another_in_the_mesh_of_that_name(environment: None) -> None:
+def test_a_worker_can_copy_the_mesh_places_of_another_worker(environment: None) -> None:
     actor, reference, other = Worker(), Worker(), Worker()
     actor._register_dispatch_collect_info("train", dp_rank=3, is_collect=False)
 
@@ -150,7 +150,9 @@ def test_a_worker_takes_over_the_place_of_another_in_the_mesh_of_that_name(envir
     assert other._query_dispatch_info("train") == 3
 
 
-def test_a_worker_reads_its_environment(environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reads_its_environment_and_a_missing_variable_raises(
+    environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "7")
 
@@ -164,7 +166,7 @@ def test_a_worker_reads_its_environment(environment: None, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_class_of_a_script_can_be_pickled_by_value(kind: str) -> None:
+def test_a_registered_method_of_a_script_can_be_pickled_by_value(kind: str) -> None:
     space: dict[str, Any] = {"__name__": "__main__", "register": register, "Dispatch": Dispatch}
     exec(f"class Model:\n    @register(Dispatch.ONE_TO_ALL)\n    {kind} work(self, x): return x", space)
 

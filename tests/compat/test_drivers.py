@@ -1,4 +1,4 @@
-"""Drivers of drop-in groups that end: another one finds detached workers again, and of others nothing is left."""
+"""Drivers of drop-in groups that end: only detached workers stay, for another driver."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ray.util.remove_placement_group(ray.util.get_placement_group("leftverl_group_2:0
 """
 
 
-def test_a_second_driver_goes_on_with_the_workers_of_the_first(tmp_path: Path) -> None:
+def test_a_second_driver_can_use_the_detached_workers_of_the_first(tmp_path: Path) -> None:
     address, printed = ray.get_runtime_context().gcs_address, []
     for name, text in (("workers", WORKERS), ("server", SERVER), ("client", CLIENT)):
         (tmp_path / f"{name}.py").write_text(text)
@@ -102,7 +102,7 @@ group.nap()
 '''
 
 
-def test_nothing_is_left_when_the_driver_is_killed() -> None:
+def test_a_killed_driver_leaves_no_processes_or_placement_groups() -> None:
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address],
         stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@ from tests.compat.overlay.test_reach import INSTALL, run
 
 
 @pytest.mark.slow
-def test_the_names_of_the_tutorial_are_modules_of_this_package() -> None:
+def test_verl_modules_that_the_tutorial_imports_come_from_phalanx() -> None:
     output = run(
         """
         import phalanx.compat.verl
@@ -42,7 +42,7 @@ def test_the_names_of_the_tutorial_are_modules_of_this_package() -> None:
         ("from verl import DataProto", None),
     ],
 )
-def test_all_else_of_verl_needs_verl(statement: str, name: str | None) -> None:
+def test_other_modules_of_verl_need_an_installed_verl(statement: str, name: str | None) -> None:
     output = run(
         f"""
         import phalanx.compat.verl
@@ -58,7 +58,7 @@ def test_all_else_of_verl_needs_verl(statement: str, name: str | None) -> None:
     assert "pip install verl" in output
 
 
-def test_importing_the_package_changes_nothing_and_another_module_called_verl_is_an_error() -> None:
+def test_import_alone_installs_nothing_and_install_refuses_another_module_named_verl() -> None:
     output = run(
         """
         import sys, types
@@ -76,7 +76,7 @@ def test_importing_the_package_changes_nothing_and_another_module_called_verl_is
     assert "another module verl is imported" in output
 
 
-def test_a_child_process_imports_verl() -> None:
+def test_a_child_process_imports_the_drop_in_as_verl() -> None:
     output = run(
         INSTALL
         + """
@@ -91,7 +91,7 @@ print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=Tru
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_a_call_after_ray_init_warns_of_the_processes_that_it_does_not_reach(late: bool) -> None:
+def test_a_first_install_after_ray_init_warns(late: bool) -> None:
     output = run(
         f"""
         import ray, warnings
@@ -139,7 +139,7 @@ print(ray.get(Trainer.remote().fit.remote()))
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_trainer_on_a_cluster_that_was_there_before(ray_cluster: None) -> None:
+def test_a_trainer_actor_uses_the_drop_in_on_a_running_cluster(ray_cluster: None) -> None:
     address = ray.get_runtime_context().gcs_address
 
     assert "[11, 22]" in run(TRAINER.format(where=f"address={address!r}"))

@@ -1,4 +1,4 @@
-"""Groups and pools of the drop-in whose cluster this process has left."""
+"""Groups and pools of the drop-in after the process has left their cluster."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def left_pool() -> RayResourcePool:
 
 
 @pytest.mark.parametrize("name", ["execute_all_async", "execute_rank_zero_sync", "execute_all_sync"])
-def test_a_group_of_a_cluster_that_was_left_is_closed(name: str) -> None:
+def test_a_group_refuses_calls_after_its_cluster_was_left(name: str) -> None:
     group = RayWorkerGroup(worker_handles=[object(), object()])
     group._connection = gone()
 
@@ -70,7 +70,7 @@ def test_a_group_of_a_cluster_that_was_left_is_closed(name: str) -> None:
         getattr(group, name)("method", [1, 2])
 
 
-def test_the_slots_of_a_cluster_that_was_left_are_gone_and_a_pool_travels_without_its_connection() -> None:
+def test_a_pool_of_a_left_cluster_is_refused_and_pickles_without_its_connection() -> None:
     for act in (
         RayResourcePool.get_placement_groups,
         lambda pool: split_resource_pool(pool, 1),
@@ -82,7 +82,7 @@ def test_the_slots_of_a_cluster_that_was_left_are_gone_and_a_pool_travels_withou
 
 
 @pytest.mark.slow
-def test_a_driver_leaves_its_cluster_and_makes_other_groups(tmp_path: Path) -> None:
+def test_a_driver_can_leave_its_cluster_and_create_groups_on_another(tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(SCRIPT)
 
     assert run(tmp_path / "driver.py", backend="ray", folder=tmp_path).splitlines()[-4:] == [

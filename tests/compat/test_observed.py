@@ -1,4 +1,4 @@
-"""Groups of the drop-in are seen by the commands as any other."""
+"""Groups of the drop-in in the cluster registry, which the commands read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Held(Worker):
         return os.getpid()
 
 
-def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
+def test_a_group_is_published_with_its_running_calls_until_it_is_deleted(
     ray_cluster: None, tmp_path: Path
 ) -> None:
     pool = RayResourcePool([2], use_gpu=False, name_prefix="observed")
@@ -57,7 +57,7 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
     ray.get(refs)
     log = observer.read(ranks[1], 0, 10_000).decode()
     del group
-    gc.collect()  # its methods know it
+    gc.collect()  # its methods refer to it
     session.publisher.flush(10.0)
 
     assert within(10.0, lambda: not any(sight.reachable for sight in observer.sights(ranks)))
@@ -69,7 +69,7 @@ def test_a_group_is_published_with_what_its_ranks_do_until_it_is_gone(
 
 
 @pytest.mark.slow
-def test_a_role_keeps_its_group_and_its_ranks_end_with_it_while_a_trace_is_on(ray_cluster: None) -> None:
+def test_a_role_keeps_its_ranks_alive_until_it_is_deleted_also_during_a_trace(ray_cluster: None) -> None:
     pool = RayResourcePool([2], use_gpu=False, name_prefix="roles")
     cluster_reader = ClusterReader(ray.get_runtime_context().gcs_address)
 

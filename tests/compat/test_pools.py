@@ -1,4 +1,4 @@
-"""Pools: placement groups, splitting, merging, taking from others, and where the groups on them run."""
+"""Pools: placement groups, splitting, merging, managers, and the ranks of groups on them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Where(Worker):
 
 @pytest.fixture
 def make(ray_cluster: None) -> Iterator[Make]:
-    """Pools whose placement groups, and the groups on them, are gone after the test."""
+    """Function that makes pools, whose placement groups are removed after the test."""
     made: list[RayResourcePool] = []
 
     def new(*args: Any, **options: Any) -> RayResourcePool:
@@ -69,7 +69,7 @@ def group_on(pool: RayResourcePool, **options: Any) -> RayWorkerGroup:
     return RayWorkerGroup(pool, RayClassWithInitArgs(Where), **options)
 
 
-def test_a_pool_without_a_backend() -> None:
+def test_a_pool_without_a_backend_counts_its_nodes_and_local_ranks() -> None:
     pool = ResourcePool([2, 3], max_colocate_count=4)
     pool.add_node(1)
 
@@ -93,7 +93,7 @@ def test_placement_groups_are_named_after_prefix_and_shape(make: Make) -> None:
         RayResourcePool([99]).get_placement_groups()
 
 
-def test_each_rank_sees_its_own_device_and_groups_on_one_pool_share_them(make: Make) -> None:
+def test_each_rank_has_its_own_device_and_groups_on_one_pool_share_devices(make: Make) -> None:
     pool = make([2], use_gpu=True, max_colocate_count=2)
     group = group_on(pool)
 
@@ -104,7 +104,7 @@ def test_each_rank_sees_its_own_device_and_groups_on_one_pool_share_them(make: M
     assert group_on(pool).accelerators() == devices
 
 
-def test_parts_of_a_pool(make: Make) -> None:
+def test_a_split_pool_has_named_parts_that_cannot_be_merged(make: Make) -> None:
     first, second = split_resource_pool(make([2, 2], name_prefix="whole"), split_size=2)
 
     assert [part.world_size for part in (first, second)] == [2, 2]
@@ -117,7 +117,7 @@ def test_parts_of_a_pool(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_groups_on_the_parts_of_a_pool(make: Make) -> None:
+def test_groups_on_parts_of_a_pool_have_their_own_ranks_and_names(make: Make) -> None:
     first, second = split_resource_pool(make([2, 2]), split_size=[1, 3])
     group = group_on(second, name_prefix="part")
 
@@ -127,13 +127,13 @@ def test_groups_on_the_parts_of_a_pool(make: Make) -> None:
 
 
 @pytest.mark.parametrize("split_size", [3, 0, [1, 1], [2, 3], [4, 0]])
-def test_sizes_that_do_not_add_up(make: Make, split_size: Any) -> None:
+def test_split_sizes_that_do_not_add_up_are_refused(make: Make, split_size: Any) -> None:
     with pytest.raises(AssertionError):
         split_resource_pool(make([4]), split_size=split_size)
 
 
 @pytest.mark.soak
-def test_uneven_and_merged_pools_work(make: Make) -> None:
+def test_ranks_on_uneven_and_merged_pools_know_their_node_local_ranks(make: Make) -> None:
     group = group_on(make([2, 1]), name_prefix="uneven")
     merged = merge_resource_pool(make([2], name_prefix="a"), make([1], name_prefix="b"))
 
@@ -146,7 +146,7 @@ def test_uneven_and_merged_pools_work(make: Make) -> None:
 
 
 @pytest.mark.parametrize("option", [{"use_gpu": True}, {"max_colocate_count": 3}, {"detached": True}])
-def test_unlike_pools_are_not_merged_and_like_ones_keep_their_accelerators(
+def test_only_pools_with_equal_options_merge_and_keep_their_accelerator_type(
     make: Make, option: dict[str, Any]
 ) -> None:
     with pytest.raises(AssertionError, match=next(iter(option))):
@@ -158,7 +158,7 @@ def test_unlike_pools_are_not_merged_and_like_ones_keep_their_accelerators(
     assert merge_resource_pool(*pools).accelerator_type == "A100"
 
 
-def test_placement_groups_are_sorted_by_the_addresses_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_groups_are_sorted_by_numeric_node_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = {"x": "10.0.0.10", "y": "10.0.0.9", "z": "9.255.0.1"}
     nodes = [{"NodeID": node, "NodeManagerAddress": address} for node, address in addresses.items()]
     monkeypatch.setattr(pools_module.ray, "nodes", lambda: nodes)
@@ -171,7 +171,7 @@ def test_placement_groups_are_sorted_by_the_addresses_numbers(monkeypatch: pytes
     assert [pg.node for pg in found] == ["z", "y", "x"]  # type: ignore[attr-defined]
 
 
-def test_a_manager_makes_pools_by_name(ray_cluster: None) -> None:
+def test_a_manager_creates_pools_by_name_and_refuses_more_gpus_than_available(ray_cluster: None) -> None:
     manager = ResourcePoolManager({"global": [2], "reward": [1]}, {0: "global", "rm": "reward"})
 
     manager.create_resource_pool()
@@ -183,7 +183,7 @@ def test_a_manager_makes_pools_by_name(ray_cluster: None) -> None:
         ResourcePoolManager({"global": [99]}, {0: "global"}).create_resource_pool()
 
 
-def test_an_additional_resource_is_honoured(make: Make) -> None:
+def test_a_group_with_an_unavailable_additional_resource_is_refused(make: Make) -> None:
     cls = RayClassWithInitArgs(Where)
     cls.set_additional_resource({"unobtainable": 1})
 
@@ -192,7 +192,7 @@ def test_an_additional_resource_is_honoured(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_a_runtime_env_of_the_users_is_kept(make: Make) -> None:
+def test_the_users_runtime_env_and_worker_env_reach_the_ranks(make: Make) -> None:
     cls = RayClassWithInitArgs(Where)
     cls.update_options({"runtime_env": {"env_vars": {"FROM_RUNTIME_ENV": "kept"}}})
     group = RayWorkerGroup(make([1]), cls, worker_env={"FROM_WORKER_ENV": "given", "LOCAL_RANK": "3"})
@@ -202,7 +202,7 @@ def test_a_runtime_env_of_the_users_is_kept(make: Make) -> None:
     assert group.variable("LOCAL_RANK") == ["3"]
 
 
-def test_what_a_group_on_a_pool_cannot_have_is_refused() -> None:
+def test_a_group_refuses_protected_variables_and_gpus_on_a_pool_without_gpus() -> None:
     cls, variables = RayClassWithInitArgs(Where), ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
     for name in (*variables, "WG_PREFIX", "WG_BACKEND"):
         with pytest.raises(ValueError, match=rf"Cannot override protected system env: \{{'{name}'\}}"):
@@ -222,7 +222,7 @@ def test_runtime_envs_are_merged_variable_by_variable() -> None:
 
 
 @pytest.mark.soak
-def test_where_ranks_meet_can_be_given(make: Make) -> None:
+def test_the_master_address_and_port_can_be_given(make: Make) -> None:
     group = group_on(make([1]), master_addr="127.0.0.1", master_port="33333")
 
     assert (group.master_address, group.master_port) == ("127.0.0.1", "33333")
@@ -230,7 +230,7 @@ def test_where_ranks_meet_can_be_given(make: Make) -> None:
 
 
 @pytest.mark.slow
-def test_a_group_takes_its_port_from_a_range_and_may_leave_accelerators_alone(make: Make) -> None:
+def test_a_group_takes_its_port_from_a_range_and_can_run_without_accelerators(make: Make) -> None:
     group = group_on(make([1], use_gpu=True), use_gpu=False, master_port_range=[41000, 41100])
 
     assert 41000 <= int(group.master_port or 0) < 41100
@@ -238,7 +238,7 @@ def test_a_group_takes_its_port_from_a_range_and_may_leave_accelerators_alone(ma
 
 
 def bundle(pool: RayResourcePool, *cpus: float, active: bool = True) -> dict[str, float]:
-    """What a slot of the pool asks for on a cluster of nodes with so many CPUs."""
+    """Return the resources that a slot of the pool requests on nodes with ``cpus`` CPUs."""
     asked: list[ReserveRequest] = []
 
     def reserve(request: ReserveRequest) -> SimpleNamespace:
@@ -261,12 +261,12 @@ def bundle(pool: RayResourcePool, *cpus: float, active: bool = True) -> dict[str
     ("cpus", "active", "asked"),
     [
         ((8, 8), True, {"GPU": 1.0, "CPU": 3.0}),
-        ((8,), True, {"GPU": 1.0}),  # a cluster without so many CPUs is used all the same
+        ((8,), True, {"GPU": 1.0}),  # too few CPUs, of which none are reserved
         ((5, 5, 5), True, {"GPU": 1.0}),
         ((64,), False, {"GPU": 1.0}),
     ],
 )
-def test_a_slot_holds_cpus_for_servers_as_in_verl(
+def test_a_slot_reserves_cpus_for_servers_as_verl_does_if_the_cluster_has_enough(
     cpus: tuple[float, ...], active: bool, asked: dict[str, float]
 ) -> None:
     assert bundle(RayResourcePool([2, 2], max_colocate_count=3), *cpus, active=active) == asked

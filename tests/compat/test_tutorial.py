@@ -1,4 +1,4 @@
-"""The four chapters of verl's published tutorial, in processes of their own."""
+"""The four chapters of verl's published tutorial, run as scripts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 FOLDER = Path(__file__).parent / "tutorial"
 ALLOWED = {"device", "backend", "paths", "ray.init counts", "arguments"}
 SCRIPTS = ("chapter_1.py", "chapters_2_and_3.py", "chapter_4.py")
-#: What Ray says, and what rank 0 prints.
+#: Lines of Ray and of ranks.
 FROM_ELSEWHERE = re.compile(r".*pid=|.*\(raylet\)|\[\S+ r\d+@")
 
 pytestmark = [pytest.mark.timeout(600)]
 
 
 def run(script: str, folder: Path, **variables: str) -> str:
-    """What a script prints, less the lines of workers; it must end well."""
+    """Run a script, which must succeed, and return its output."""
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore", **variables}
     environment.pop("RAY_ADDRESS", None)
     environment["RAY_TMPDIR"] = str(folder)
@@ -33,14 +33,14 @@ def run(script: str, folder: Path, **variables: str) -> str:
 
 @pytest.fixture
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for Ray's sockets, whose paths may have 107 characters only."""
+    """A folder with a short path: paths of Ray's sockets have at most 107 characters."""
     import tempfile
 
     return Path(tempfile.mkdtemp(prefix="px"))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_adaptations_are_of_the_kinds_that_any_machine_needs(script: str) -> None:
+def test_adaptations_of_a_script_are_of_the_allowed_kinds(script: str) -> None:
     listed = re.findall(r"# adapted: (.+)", (FOLDER / script).read_text())
     kinds = {kind.strip() for line in listed for kind in re.sub(r"\(.*\)", "", line).split(",")}
 
@@ -49,7 +49,7 @@ def test_adaptations_are_of_the_kinds_that_any_machine_needs(script: str) -> Non
 
 
 @pytest.mark.slow
-def test_chapter_1(short: Path, tmp_path: Path) -> None:
+def test_chapter_1_prints_image_rows_with_embeddings(short: Path, tmp_path: Path) -> None:
     files = tmp_path / "files"
     subprocess.run([sys.executable, str(FOLDER / "local_files.py"), str(files)], check=True, timeout=300)
 
@@ -60,7 +60,7 @@ def test_chapter_1(short: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_chapters_2_and_3(short: Path) -> None:
+def test_chapters_2_and_3_print_the_published_output(short: Path) -> None:
     output = run("chapters_2_and_3.py", short)
 
     published = [
@@ -76,7 +76,7 @@ def test_chapters_2_and_3(short: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [64, pytest.param(2048, marks=pytest.mark.soak)])
-def test_chapter_4(short: Path, length: int) -> None:
+def test_chapter_4_prints_its_parallel_sizes_and_the_shape_of_its_output(short: Path, length: int) -> None:
     output = run("chapter_4.py", short, TUTORIAL_LENGTH=str(length))
 
     lines = [line for line in output.splitlines() if not FROM_ELSEWHERE.match(line)]

@@ -1,4 +1,4 @@
-"""RayWorkerGroup: names, calls by name, blocking or not, errors, futures, attaching by name."""
+"""RayWorkerGroup: names, calls by name, references, errors, attaching by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from phalanx.errors import WorkerInitError
 
 
 def two_to_all(worker_group: Any, *args: Any, **kwargs: Any) -> Any:
-    """Two elements, repeated for every rank; changes the lists that it is given, as the published example does."""
+    """Repeat two elements for every rank. Extend the given lists in place, as the published example does."""
     for values in [*args, *kwargs.values()]:
         values.extend(values[i % 2] for i in range(worker_group.world_size - 2))
     return args, kwargs
@@ -96,7 +96,7 @@ def group(ray_cluster: None) -> Iterator[RayWorkerGroup]:
         ray.kill(worker)
 
 
-def test_any_method_of_the_class_can_be_called_by_name_and_lists_of_world_size_are_dealt_out(
+def test_any_method_can_be_called_by_name_and_lists_of_world_size_are_dealt_to_ranks(
     group: RayWorkerGroup,
 ) -> None:
     assert group.execute_all_sync("foo", y=3) == [5, 5]
@@ -105,7 +105,7 @@ def test_any_method_of_the_class_can_be_called_by_name_and_lists_of_world_size_a
         group.foo  # noqa: B018
 
 
-def test_async_calls_and_non_blocking_methods_give_rays_references_by_rank(group: RayWorkerGroup) -> None:
+def test_async_calls_and_non_blocking_methods_return_a_ray_reference_per_rank(group: RayWorkerGroup) -> None:
     refs = group.execute_all_async("foo", y=4)
 
     assert all(isinstance(ref, ray.ObjectRef) for ref in refs)
@@ -113,7 +113,7 @@ def test_async_calls_and_non_blocking_methods_give_rays_references_by_rank(group
     assert ray.get(group.one_to_all(x=1, y=2)) == [5, 5]
 
 
-def test_lists_are_dealt_as_the_mode_says(group: RayWorkerGroup) -> None:
+def test_the_dispatch_mode_decides_how_lists_are_dealt(group: RayWorkerGroup) -> None:
     refs = group.one_to_all(x=1, y=2)
 
     assert ray.get(group.all_to_all(x=[1, 2], y=[5, 6])) == [8, 10]
@@ -122,7 +122,7 @@ def test_lists_are_dealt_as_the_mode_says(group: RayWorkerGroup) -> None:
     assert group.dealt(refs, y=[3, 4]) == [(5, 3), (5, 4)]  # references are elements
 
 
-def test_rank_zero_alone_gives_its_value(group: RayWorkerGroup) -> None:
+def test_a_rank_zero_call_returns_a_single_value(group: RayWorkerGroup) -> None:
     assert group.rank_zero(x=1, y=2) == 5
     assert group.only_zero(7) == (0, 7)
     output = group.execute_func_rank_zero(lambda data: data + 1, torch.ones(2, 2))
@@ -137,13 +137,13 @@ def test_a_dispatch_function_does_not_change_the_callers_lists(group: RayWorkerG
     assert (x, y) == ([1, 2], [5, 6])
 
 
-def test_an_async_method_gives_its_value_and_a_direct_one_is_refused(group: RayWorkerGroup) -> None:
+def test_an_async_method_returns_its_value_and_a_direct_method_is_refused(group: RayWorkerGroup) -> None:
     assert group.slow_add(1) == [3, 3]
     with pytest.raises(NotImplementedError, match="handle"):
         group.generate(1)
 
 
-def test_a_workers_error_is_caught_by_its_type_also_from_its_reference(group: RayWorkerGroup) -> None:
+def test_an_error_of_a_worker_keeps_its_type_from_a_call_and_from_a_reference(group: RayWorkerGroup) -> None:
     with pytest.raises(ValueError, match="does not want to") as raised:
         group.fail_on_one()
 
@@ -156,13 +156,13 @@ def test_a_workers_error_is_caught_by_its_type_also_from_its_reference(group: Ra
     assert group.execute_all_sync("foo", 1) == [3, 3]
 
 
-def test_references_come_back_from_workers(group: RayWorkerGroup) -> None:
+def test_workers_can_return_references(group: RayWorkerGroup) -> None:
     [[first], _] = group.hand_out(torch.arange(3))
 
     assert ray.get(first).tolist() == [0, 1, 2]
 
 
-def test_the_names_and_the_environment_of_ranks(group: RayWorkerGroup) -> None:
+def test_workers_have_names_and_environment_variables_by_rank(group: RayWorkerGroup) -> None:
     [first, second] = group.execute_all_sync("environment")
 
     assert group.worker_names == ["basicsToy_0:0", "basicsToy_0:1"]
@@ -173,7 +173,7 @@ def test_the_names_and_the_environment_of_ranks(group: RayWorkerGroup) -> None:
     assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == (group.master_address, group.master_port)
 
 
-def test_a_group_is_found_by_the_names_of_its_workers_and_travels_to_a_task(group: RayWorkerGroup) -> None:
+def test_a_group_can_be_found_by_worker_names_or_handles_and_passed_to_a_task(group: RayWorkerGroup) -> None:
     found = RayWorkerGroup.from_detached(
         worker_names=group.worker_names, ray_cls_with_init=RayClassWithInitArgs(cls=Toy, x=2)
     )
@@ -193,7 +193,7 @@ def test_a_group_is_found_by_the_names_of_its_workers_and_travels_to_a_task(grou
     assert ray.get(call.remote(group)) == ([(1, None), (2, None)], group.worker_names)
 
 
-def test_a_name_that_nobody_has_and_neither_pool_nor_workers_are_refused(ray_cluster: None) -> None:
+def test_a_group_of_an_unknown_worker_or_without_pool_and_workers_is_refused(ray_cluster: None) -> None:
     toy = RayClassWithInitArgs(cls=Toy, x=2)
     with pytest.raises(ValueError, match="nobody"):
         RayWorkerGroup(worker_names=["nobody"], ray_cls_with_init=toy)
@@ -201,7 +201,7 @@ def test_a_name_that_nobody_has_and_neither_pool_nor_workers_are_refused(ray_clu
         RayWorkerGroup(ray_cls_with_init=toy)
 
 
-def test_a_constructor_that_raises_is_told_when_the_group_is_made(ray_cluster: None) -> None:
+def test_an_error_of_a_constructor_is_raised_when_the_group_is_created(ray_cluster: None) -> None:
     @ray.remote
     class Broken(Worker):
         def __init__(self) -> None:

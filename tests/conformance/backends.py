@@ -1,4 +1,4 @@
-"""Tests of the parts of a backend that groups rely on and do not show; a subclass provides the pool, of 2 slots."""
+"""Tests of the contracts of a backend that groups rely on. A subclass provides a pool of 2 slots."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def submit(backend: Backend, endpoint: Endpoint, method: str, *args: Any) -> Ref
 
 
 class BackendContracts:
-    """Subclass it with a fixture ``pool`` on the backend."""
+    """Contracts of a backend. A subclass has a fixture ``pool`` on the backend."""
 
     @pytest.fixture(scope="class")
     def group(self, pool: px.ResourcePool) -> Iterator[px.WorkerGroup]:
@@ -56,10 +56,10 @@ class BackendContracts:
 
     @pytest.fixture(scope="class")
     def endpoints(self, group: px.WorkerGroup) -> Sequence[Endpoint]:
-        """The processes of its ranks."""
+        """The processes of the group's ranks."""
         return group.core.endpoints
 
-    def test_a_reservation_is_listed_until_it_is_released_also_twice(self, backend: Backend) -> None:
+    def test_a_reservation_is_listed_until_its_release_which_can_be_repeated(self, backend: Backend) -> None:
         held = backend.reserve(ReserveRequest("held-for-a-test", (1,), {"CPU": 0.01}, timeout=_WITHIN_S))
         assert "held-for-a-test" in " ".join(holder.name for holder in backend.holders())
         backend.release(held.keys)
@@ -74,7 +74,7 @@ class BackendContracts:
         assert nodes == [endpoint.facts.slot.node_id for endpoint in endpoints]
         assert len(set(nodes)) == 1
 
-    def test_processes_that_were_killed_are_dead_for_a_reason_and_may_be_killed_again(
+    def test_killed_processes_are_dead_with_a_reason_and_can_be_killed_again(
         self, pool: px.ResourcePool, backend: Backend
     ) -> None:
         with px.WorkerGroup(pool, Small) as group:
@@ -89,7 +89,7 @@ class BackendContracts:
             [True, True],
         )
 
-    def test_calls_run_in_their_order_and_one_that_has_ended_keeps_its_output_when_it_is_cancelled(
+    def test_calls_run_in_order_and_a_finished_call_keeps_its_output_when_cancelled(
         self, backend: Backend, endpoints: Sequence[Endpoint]
     ) -> None:
         refs = [submit(backend, endpoints[0], "note", index) for index in range(5)]
@@ -97,7 +97,7 @@ class BackendContracts:
         assert len(backend.cancel(endpoints[:1], [backend.call_id(refs[-1])])) == 1
         assert backend.fetch([refs[-1]], _WITHIN_S) == [[0, 1, 2, 3, 4]]
 
-    def test_a_failure_that_nobody_asks_for_may_be_disregarded(
+    def test_a_failed_call_raises_when_fetched_and_can_be_disregarded(
         self, backend: Backend, endpoints: Sequence[Endpoint]
     ) -> None:
         refused = submit(backend, endpoints[1], "refuse")
@@ -106,7 +106,7 @@ class BackendContracts:
         backend.disregard([submit(backend, endpoints[1], "refuse")])
         assert backend.wait([refused], 1, _WITHIN_S) == ([0], [])
 
-    def test_a_value_and_a_notice_are_found_where_they_were_left_and_a_name_that_was_never_given_is_not(
+    def test_stored_values_and_published_records_are_found_and_an_unknown_name_is_not(
         self, backend: Backend
     ) -> None:
         ref, key = backend.put(encode("here")), "contracts-of-a-backend"
@@ -118,7 +118,7 @@ class BackendContracts:
         assert backend.published(key) is None
         assert backend.find("a-name-of-nobody:0") is None
 
-    def test_a_service_starts_on_this_node_and_may_be_stopped_twice(self, backend: Backend) -> None:
+    def test_a_service_starts_on_this_node_and_can_be_stopped_twice(self, backend: Backend) -> None:
         service, host = backend.start_service(str)
         with socket.create_server(("", 0)) as server:
             socket.create_connection((host, server.getsockname()[1]), timeout=_WITHIN_S).close()

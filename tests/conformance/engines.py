@@ -19,7 +19,7 @@ _CLOSE = 1e-4
 
 
 class Source(px.Worker):
-    """Publishes a model, whose weights it changes on request."""
+    """A worker that publishes a model, whose weights it changes on request."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -27,7 +27,7 @@ class Source(px.Worker):
 
     @px.register
     def change(self, seed: int) -> dict[str, Any]:
-        """Other weights; gives them."""
+        """Change the weights, and return them."""
         random = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in self.model.parameters():
@@ -36,7 +36,7 @@ class Source(px.Worker):
 
 
 class Reference:
-    """What an engine's answers are compared with: transformers itself, on the same weights."""
+    """Expected answers of an engine: those of transformers with the same weights."""
 
     def __init__(self, model: Any) -> None:
         self.model = copy.deepcopy(model).eval()
@@ -46,7 +46,7 @@ class Reference:
         self.prompts = [torch.randint(2, size, (n,), generator=random).tolist() for n in lengths]
 
     def generate(self, prompt: Sequence[int], count: int) -> tuple[int, ...]:
-        """The ``count`` tokens that transformers generates greedily."""
+        """Return the ``count`` tokens that transformers generates greedily."""
         ids = torch.tensor([list(prompt)])
         made = self.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
@@ -55,7 +55,7 @@ class Reference:
 
     @torch.no_grad()
     def log_probs(self, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
-        """Of each token after the prompt, by one plain forward."""
+        """Return the log-probability of each token after the prompt, from one forward pass."""
         ids = torch.tensor([[*prompt, *tokens]])
         found = self.model(ids).logits[0, :-1].log_softmax(dim=-1).gather(1, ids[0, 1:, None])[:, 0]
         return found[len(prompt) - 1 :]
@@ -109,7 +109,7 @@ class EngineConformance:
         self.check_greedy(made, reference)
 
     def check_greedy(self, made: Sequence[Completion], reference: Reference) -> None:
-        """Compare with the model itself."""
+        """Compare completions with the reference."""
         for prompt, one in zip(reference.prompts, made, strict=True):
             assert one.tokens == reference.generate(prompt, LENGTH)
             expected = reference.log_probs(prompt, one.tokens)
@@ -117,17 +117,16 @@ class EngineConformance:
             assert one.finish_reason == "length"
             assert one.error is None
 
-    def test_log_probabilities_of_drawn_tokens_are_those_of_the_model(
+    def test_log_probabilities_of_sampled_tokens_are_those_of_the_model(
         self, rollout: Any, reference: Reference
     ) -> None:
-        """Before temperature."""
         made = rollout.generate(reference.prompts, SamplingParams(max_tokens=LENGTH))
 
         for prompt, one in zip(reference.prompts, made, strict=True):
             expected = reference.log_probs(prompt, one.tokens)
             assert torch.allclose(torch.tensor(one.log_probs), expected, rtol=0, atol=_CLOSE)
 
-    def test_tokens_are_those_of_the_new_weights_after_each_sync(
+    def test_tokens_and_versions_are_those_of_the_new_weights_after_each_sync(
         self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync
     ) -> None:
         for seed in range(3):
@@ -139,12 +138,12 @@ class EngineConformance:
             self.check_greedy(made, reference)
             assert [one.versions for one in made] == [((version.number, LENGTH),)] * len(made)
 
-    def test_a_sync_in_the_middle_of_an_answer_tells_the_tokens_before_and_after_it(
+    def test_tokens_of_an_answer_have_the_weight_versions_before_and_after_a_sync(
         self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync
     ) -> None:
         prompt = reference.prompts[0]
         length = min(rollout.capabilities().context - len(prompt), 64)
-        for seed in range(77, 97):  # until the sync comes before the engine is at the end of the answer
+        for seed in range(77, 97):  # until a sync comes before the end of the answer
             before = sync().number
             sampling = SamplingParams(max_tokens=length, temperature=0)
             with rollout.any.generate_tokens.stream([prompt], sampling, buffer=1) as items:
@@ -182,10 +181,10 @@ class EngineConformance:
         assert short.error is None
         assert len(short.tokens) == 2
 
-    def test_each_row_has_a_sampling_of_its_own_and_is_streamed_as_it_is_done(
+    def test_each_row_has_its_own_sampling_parameters_and_can_be_streamed(
         self, rollout: Any, reference: Reference
     ) -> None:
-        """A list of samplings are rows; a stream gives rows with their place in the call."""
+        """A stream yields rows with their index in the call."""
         samplings = [SamplingParams(max_tokens=row + 1) for row in range(len(reference.prompts))]
 
         made = rollout.generate(reference.prompts, samplings)
@@ -194,7 +193,7 @@ class EngineConformance:
         assert [len(one.tokens) for one in made] == [1, 2, 3, 4, 5]
         assert {row: len(one.tokens) for row, one in rows.items()} == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
 
-    def test_a_stop_token_ends_an_answer_and_is_its_last(self, rollout: Any, reference: Reference) -> None:
+    def test_a_stop_sequence_ends_an_answer_and_stays_in_it(self, rollout: Any, reference: Reference) -> None:
         prompt = reference.prompts[0]
         (whole,) = rollout.generate([prompt], SamplingParams(max_tokens=LENGTH, temperature=0))
         pair = whole.tokens[2:4]
@@ -204,13 +203,15 @@ class EngineConformance:
 
         assert (made.tokens, made.finish_reason) == (whole.tokens[: first + 1], "stop")
 
-    def test_several_answers_to_a_prompt_come_as_one_row(self, rollout: Any, reference: Reference) -> None:
+    def test_several_answers_to_a_prompt_are_returned_as_one_row(
+        self, rollout: Any, reference: Reference
+    ) -> None:
         made = rollout.generate(reference.prompts[:2], SamplingParams(max_tokens=LENGTH, n=3))
 
         assert [len(one.all) for one in made] == [3, 3]
         assert len({one.tokens for one in made[0].all}) > 1
 
-    def test_no_log_probabilities_where_none_are_asked_for_and_no_answers_without_prompts(
+    def test_log_probabilities_can_be_left_out_and_an_empty_list_of_prompts_has_no_answers(
         self, rollout: Any, reference: Reference
     ) -> None:
         (made,) = rollout.generate(reference.prompts[:1], SamplingParams(max_tokens=2, log_probs=None))
@@ -219,7 +220,7 @@ class EngineConformance:
         assert made.log_probs == ()
         assert rollout.generate([], SamplingParams()) == []
 
-    def test_a_seed_gives_a_row_the_same_tokens_whatever_else_is_in_the_batch(
+    def test_a_row_with_a_seed_has_the_same_tokens_alone_and_in_a_batch(
         self, rollout: Any, reference: Reference
     ) -> None:
         if not rollout.capabilities().seeds:
@@ -234,7 +235,7 @@ class EngineConformance:
 
         assert [one.tokens for one in alone] == [one.tokens for one in made]
 
-    def test_an_aborted_answer_is_gone_on_with(self, rollout: Any, reference: Reference) -> None:
+    def test_an_aborted_answer_continues_from_its_prefix(self, rollout: Any, reference: Reference) -> None:
         prompt = reference.prompts[1]
         sampling = SamplingParams(max_tokens=LENGTH, temperature=0)
         (whole,) = rollout.generate([prompt], sampling)
@@ -252,7 +253,7 @@ class EngineConformance:
         assert made.finish_reason == "length"
         assert sum(count for _, count in made.versions) == LENGTH
 
-    def test_a_pause_that_aborts_gives_answers_back_as_they_are(
+    def test_a_pause_with_abort_returns_partial_answers_and_the_engine_resumes(
         self, rollout: Any, reference: Reference
     ) -> None:
         with rollout.any.generate_tokens.stream(
@@ -266,9 +267,7 @@ class EngineConformance:
         assert seen[-1].finish_reason in ("abort", "length")
         assert len(rollout.generate(reference.prompts[:1], SamplingParams(max_tokens=3))[0].tokens) == 3
 
-    def test_a_pause_that_waits_lets_answers_come_to_their_end(
-        self, rollout: Any, reference: Reference
-    ) -> None:
+    def test_a_pause_with_wait_lets_running_answers_finish(self, rollout: Any, reference: Reference) -> None:
         with rollout.any.generate_tokens.stream(
             reference.prompts[:1], SamplingParams(max_tokens=LENGTH)
         ) as items:
@@ -294,14 +293,14 @@ class EngineConformance:
 
     @pytest.mark.filterwarnings("ignore:.*does nothing")
     def test_sleep_and_wake_leave_a_working_engine(self, rollout: Any, reference: Reference) -> None:
-        """Where there is no sleep, nothing happens."""
+        """An engine that does not support sleep ignores it."""
         rollout.sleep(["kv_cache"])
         rollout.wake(["kv_cache"])
         rollout.reset_cache()
 
         assert len(rollout.generate(reference.prompts[:1], SamplingParams(max_tokens=3))[0].tokens) == 3
 
-    def test_statistics_count_what_was_made(self, rollout: Any, reference: Reference) -> None:
+    def test_statistics_count_tokens_and_requests(self, rollout: Any, reference: Reference) -> None:
         before = rollout.engine_statistics()
         rollout.generate(reference.prompts, SamplingParams(max_tokens=4))
         after = rollout.engine_statistics()

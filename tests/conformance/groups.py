@@ -1,4 +1,4 @@
-"""Tests of groups that every backend passes; a subclass provides the pool, of at least 3 slots."""
+"""Tests of groups that every backend passes. A subclass provides a pool of at least 3 slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if sys.version_info < (3, 11):
 
 
 class Unpicklable(Exception):
-    """Holds something that no pickle takes."""
+    """An error that cannot be pickled."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -25,7 +25,7 @@ class Unpicklable(Exception):
 
 
 class Probe(px.Worker):
-    """A worker with one method for each thing that the suite looks at."""
+    """A worker with a method for each behavior that the suite tests."""
 
     def __init__(self, start: float = 0.0) -> None:
         import torch
@@ -41,35 +41,35 @@ class Probe(px.Worker):
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def overwrite(self, tensor: Any) -> float:
-        """Write into the argument where this is rank 0; the sum that this rank sees afterwards."""
+        """Overwrite the argument on rank 0, and return the sum that this rank sees."""
         if self.rank == 0:
             tensor.fill_(-1.0)
         return float(tensor.sum())
 
     @px.register(px.Dispatch.ROWS)
     def rows(self, batch: Any) -> Any:
-        """The rows that came here."""
+        """Return the rows of this rank."""
         self.seen.append(batch)
         return batch
 
     @px.register(px.Dispatch.DP_COMPUTE)
     def dealt(self, x: Any) -> Any:
-        """One element of a list per rank."""
+        """Return this rank and its element of a list."""
         return (self.rank, x)
 
     @px.register(px.Dispatch.ALL_TO_ALL, px.Execute.RANK_ZERO)
     def only_zero(self, x: Any) -> Any:
-        """Runs on rank 0 alone."""
+        """Return this rank, which is 0, and the argument."""
         return (self.rank, x)
 
     @px.register(px.Dispatch.ONE_TO_ALL, blocking=False)
     def later(self, x: Any) -> Any:
-        """Declared not to block."""
+        """Return the argument, without blocking the caller."""
         return x
 
     @px.register
     async def coroutine(self, x: int) -> int:
-        """An async method, run to its end."""
+        """Return ``x`` plus the rank, as an async method."""
         await asyncio.sleep(0)
         return x + self.rank
 
@@ -88,11 +88,11 @@ class Probe(px.Worker):
 
     @px.register
     def environment(self, name: str) -> str | None:
-        """One environment variable of this rank."""
+        """Return an environment variable of this rank."""
         return os.environ.get(name)
 
     def unregistered(self, x: int) -> int:
-        """Reached by name only."""
+        """Return ``10 * x``. Only a call by name reaches this method."""
         return x * 10
 
 
@@ -106,7 +106,7 @@ class BackendConformance:
         yield group
         group.close()
 
-    def test_one_value_reaches_every_rank(self, group: Any) -> None:
+    def test_a_value_reaches_every_rank_and_ranks_know_their_number_and_world_size(self, group: Any) -> None:
         before = [value.tolist() for value in group.add(0)]
         after = [value.tolist() for value in group.add(2)]
         assert after == [[x + 2 for x in row] for row in before]
@@ -115,7 +115,7 @@ class BackendConformance:
         assert group.environment("WORLD_SIZE") == [str(group.world_size)] * group.world_size
         assert [row["rank"] for row in group.explain().to_dict()["rows"]] == list(range(group.world_size))
 
-    def test_rows_come_back_in_order_and_every_rank_is_called_even_without_rows(self, group: Any) -> None:
+    def test_rows_are_returned_in_order_and_ranks_without_rows_are_called(self, group: Any) -> None:
         import torch
 
         for rows in (0, 1, 3, 17):
@@ -124,7 +124,7 @@ class BackendConformance:
         outputs = dict(group.rows.submit(torch.zeros(1, 2)).stream())
         assert sorted(outputs) == list(range(group.world_size))
 
-    def test_a_list_is_dealt_out_and_one_of_the_wrong_length_is_refused_before_anything_is_sent(
+    def test_a_list_is_dealt_to_ranks_and_invalid_arguments_are_refused_before_a_call_is_sent(
         self, group: Any
     ) -> None:
         given = [f"for {rank}" for rank in range(group.world_size)]
@@ -138,13 +138,13 @@ class BackendConformance:
             group.later(n for n in range(3))
         assert group.statistics()["calls"] == calls
 
-    def test_one_rank_gives_its_value_itself(self, group: Any) -> None:
+    def test_a_single_rank_returns_its_value_and_a_slice_a_list(self, group: Any) -> None:
         assert group.only_zero("x") == (0, "x")
         assert group[2].coroutine(5) == 7
         assert group[1:3].coroutine(5) == [6, 7]
         assert group.any.environment("RANK") in {str(rank) for rank in range(group.world_size)}
 
-    def test_a_future_is_waited_for_awaited_gathered_and_an_argument(self, group: Any) -> None:
+    def test_a_future_can_be_waited_for_awaited_gathered_and_passed_as_an_argument(self, group: Any) -> None:
         import torch
 
         async def driver() -> Any:
@@ -158,7 +158,7 @@ class BackendConformance:
         assert [values[0] for values in px.gather(*futures)] == [0, 1, 2]
         assert torch.equal(group.rows(group.rows.submit(rows)), rows)
 
-    def test_unregistered_methods_are_reached_by_name_and_execute_all_deals_lists_of_world_size_only(
+    def test_unregistered_methods_are_called_by_name_and_execute_all_deals_only_lists_of_world_size(
         self, group: Any
     ) -> None:
         n = group.world_size
@@ -170,19 +170,17 @@ class BackendConformance:
         assert group.execute_rank_zero_sync("unregistered", 3) == 30
         assert group.execute_all_async("unregistered", x=4).result() == [40] * n
 
-    def test_what_one_rank_writes_nobody_else_sees_and_a_stored_value_serves_many_calls(
-        self, group: Any
-    ) -> None:
+    def test_writes_of_a_rank_are_private_and_a_stored_value_serves_many_calls(self, group: Any) -> None:
         import torch
 
-        for count in (8, 300_000):  # the second are stored once for all ranks
+        for count in (8, 300_000):  # the larger tensor is stored once for all ranks
             given = torch.ones(count)
             assert group.overwrite(given) == [-count] + [count] * (group.world_size - 1)
             assert given.sum() == count
         stored = px.put(torch.ones(50_000), backend=group.pool.backend)
         assert group.overwrite(stored) == group.overwrite(stored)
 
-    def test_a_failure_names_its_rank_and_keeps_its_type_and_the_group_stays_ready(self, group: Any) -> None:
+    def test_a_failure_names_its_rank_keeps_its_type_and_leaves_the_group_ready(self, group: Any) -> None:
         for rank in (1, 0):
             with pytest.raises(ValueError, match=f"rank {rank}") as caught:
                 group.fail("value", rank)
@@ -195,7 +193,7 @@ class BackendConformance:
         assert group.state == "ready"
         assert group.coroutine(0) == list(range(group.world_size))
 
-    def test_an_output_that_cannot_be_read_is_an_error_of_its_rank_alone(self, group: Any) -> None:
+    def test_an_output_that_cannot_be_unpickled_is_an_error_of_its_rank_alone(self, group: Any) -> None:
         with pytest.raises(px.RemoteCallError, match=r"rank 1 .*unpickled") as caught:
             group.run(lambda worker: Unreadable() if worker.rank == 1 else worker.rank)
         assert caught.value.ranks == (1,)
@@ -203,14 +201,14 @@ class BackendConformance:
         with pytest.raises(px.PhalanxError, match="not a number"):
             px.put(Unreadable(), backend=group.pool.backend).get()
 
-    def test_an_exception_group_is_caught_as_one(self, group: Any) -> None:
+    def test_an_exception_group_is_raised_as_an_exception_group(self, group: Any) -> None:
         with pytest.raises(ExceptionGroup) as caught:
             group.fail("group", 1)
         assert "rank 1" in str(caught.value)
         matched, rest = caught.value.split(ValueError)
         assert [type(one) for one in (*matched.exceptions, *rest.exceptions)] == [ValueError, KeyError]
 
-    def test_every_rank_has_files_of_its_own_that_can_be_read_from_beside_it(self, group: Any) -> None:
+    def test_the_backend_reads_the_files_of_every_rank(self, group: Any) -> None:
         transport, endpoints = group.core.backend, group.core.endpoints
         paths = [endpoint.facts.files + ".test" for endpoint in endpoints]
         group.run(_write, paths)
@@ -223,14 +221,14 @@ class BackendConformance:
         with pytest.raises(FileNotFoundError, match="missing"):
             transport.read(endpoints[1], paths[1] + ".missing", 0, 1)
 
-    def test_a_closed_group_says_so(self, pool: px.ResourcePool) -> None:
+    def test_a_closed_group_refuses_calls_and_can_be_closed_again(self, pool: px.ResourcePool) -> None:
         group = px.WorkerGroup(pool, Probe)
         group.close()
         group.close()
         with pytest.raises(px.GroupClosed, match="closed"):
             group.add(1)
 
-    def test_a_constructor_that_raises_leaves_nothing(self, pool: px.ResourcePool) -> None:
+    def test_a_constructor_that_raises_leaves_no_group(self, pool: px.ResourcePool) -> None:
         before = len(pool.groups)
         with pytest.raises(px.WorkerInitError, match="rank 1") as caught:
             px.WorkerGroup(pool, FailsOnRankOne)
@@ -244,14 +242,14 @@ def _write(worker: px.Worker, paths: list[str]) -> None:
 
 
 class Unreadable:
-    """Travels, but does not arrive."""
+    """A value that can be pickled but not unpickled."""
 
     def __reduce__(self) -> Any:
         return int, ("not a number",)
 
 
 class FailsOnRankOne(px.Worker):
-    """Cannot be made on rank 1."""
+    """A worker whose constructor raises on rank 1."""
 
     def __init__(self) -> None:
         if self.rank == 1:

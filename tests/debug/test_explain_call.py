@@ -1,4 +1,4 @@
-"""What a call would do, said before it is made, against what it then does."""
+"""Explanations of calls before they are made, and of groups, classes and meshes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def group(pool: px.ResourcePool) -> Any:
     return px.WorkerGroup(pool, Explained, mesh=px.Mesh(pp=2, dp=2), name="explained")
 
 
-def test_peers_of_a_mesh_get_the_same_rows_and_the_last_stage_returns(group: Any) -> None:
+def test_an_explanation_shows_equal_rows_of_mesh_peers_and_the_outputs_that_are_kept(group: Any) -> None:
     explanation = group.update.explain(torch.zeros(5, 3), rate="<b>")
 
     assert [(rank.start, rank.stop) for rank in explanation.ranks] == [(0, 3), (3, 5), (0, 3), (3, 5)]
@@ -74,7 +74,7 @@ def test_peers_of_a_mesh_get_the_same_rows_and_the_last_stage_returns(group: Any
     assert "&lt;b&gt;" in explanation._repr_html_()
 
 
-def test_explaining_makes_no_call_and_describes_large_numbers_by_their_size(group: Any) -> None:
+def test_explain_makes_no_call_and_shortens_large_numbers(group: Any) -> None:
     before = group.statistics()["stored_bytes"], group.count()
 
     group.take.explain(torch.zeros(100_000))
@@ -84,7 +84,7 @@ def test_explaining_makes_no_call_and_describes_large_numbers_by_their_size(grou
     assert group.take.explain(-1e300).arguments[0].value == "-1e+300"
 
 
-def test_arguments_say_how_they_travel(group: Any) -> None:
+def test_an_explanation_shows_how_each_argument_is_sent(group: Any) -> None:
     batch, rate = torch.zeros(8, 60_000), px.replicate(torch.zeros(60_000))
     stored = px.put(torch.zeros(100_000))
 
@@ -98,7 +98,7 @@ def test_arguments_say_how_they_travel(group: Any) -> None:
     assert (again.travels, again.nbytes) == ("stored before (px.put)", stored.nbytes)
 
 
-def test_padded_and_balanced_rows_are_named(group: Any) -> None:
+def test_an_explanation_shows_padded_and_balanced_rows(group: Any) -> None:
     padded = group.padded.explain(torch.zeros(6, 2))
     balanced = group.balanced.explain(torch.tensor([9, 1, 1, 9]))
 
@@ -108,7 +108,7 @@ def test_padded_and_balanced_rows_are_named(group: Any) -> None:
     assert "in the caller's order" in balanced.collected
 
 
-def test_a_future_is_named_by_its_call_and_its_rows_are_not_known(group: Any) -> None:
+def test_an_explanation_names_the_call_of_a_future_and_leaves_its_rows_unknown(group: Any) -> None:
     explanation = group[0:2].rows.explain(group.rows(torch.zeros(8, 3)))
 
     (argument,) = explanation.arguments
@@ -117,7 +117,7 @@ def test_a_future_is_named_by_its_call_and_its_rows_are_not_known(group: Any) ->
     assert [rank.rows for rank in explanation.ranks] == [None, None]
 
 
-def test_a_slice_counts_as_a_world_of_its_own_and_a_custom_mode_is_named(group: Any) -> None:
+def test_an_explanation_of_a_slice_counts_only_its_ranks_and_a_custom_mode_is_named(group: Any) -> None:
     explanation = group[1:3].rows.explain(torch.zeros(4, 1))
     custom = group.custom.explain(3)
 
@@ -128,7 +128,7 @@ def test_a_slice_counts_as_a_world_of_its_own_and_a_custom_mode_is_named(group: 
     assert custom.collected.startswith("what sum(group, outputs) makes of all 4")
 
 
-def test_a_role_and_a_call_with_options_are_explained_alike() -> None:
+def test_a_method_of_a_role_is_explained_equally_with_and_without_options() -> None:
     with px.ResourcePool([4], use_gpu=False, backend="inline") as slots:
         roles: Any = px.WorkerGroup(slots, px.colocate({"actor": Explained}), mesh=px.Mesh(dp=4))
         plain, with_options = roles.actor.update, roles.actor.update.options(timeout=5.0)
@@ -137,7 +137,7 @@ def test_a_role_and_a_call_with_options_are_explained_alike() -> None:
         assert plain.explain(torch.zeros(4, 1)).call.endswith(".actor.update")
 
 
-def test_what_the_call_refuses_is_refused_with_the_same_message(group: Any) -> None:
+def test_explain_refuses_invalid_arguments_with_the_message_of_the_call(group: Any) -> None:
     for method, args in (group.update, (torch.zeros(3), torch.zeros(4))), (group.take, ()):
         with pytest.raises(px.DispatchError) as explained:
             method.explain(*args)
@@ -147,7 +147,7 @@ def test_what_the_call_refuses_is_refused_with_the_same_message(group: Any) -> N
         assert str(explained.value) == str(called.value)
 
 
-def test_a_group_a_view_and_a_method_are_explained(group: Any) -> None:
+def test_explain_describes_a_group_a_view_and_a_method(group: Any) -> None:
     rows = px.explain(group).to_dict()["rows"]
 
     assert (rows[2]["mesh"], rows[2]["pid"]) == ("pp=1, dp=0", group.core.endpoints[2].facts.pid)
@@ -157,7 +157,7 @@ def test_a_group_a_view_and_a_method_are_explained(group: Any) -> None:
     assert px.explain(group.rows).to_dict()["rows"][0]["a bare call"] == "returns a CallFuture"
 
 
-def test_classes_roles_and_meshes_are_explained_without_being_started() -> None:
+def test_explain_describes_classes_roles_and_meshes_without_starting_them() -> None:
     rows = {row["method"].split("(")[0]: row for row in px.explain(Explained).to_dict()["rows"]}
     table = px.explain(px.colocate({"actor": Explained.bind(), "critic": Explained}))
 
@@ -169,13 +169,13 @@ def test_classes_roles_and_meshes_are_explained_without_being_started() -> None:
     assert px.explain(px.Mesh(dp=2, tp=2)).to_dict()["rows"][3] == {"rank": 3, "dp": 1, "tp": 1}
 
 
-def test_a_split_by_values_that_are_not_here_yet_is_refused() -> None:
+def test_explain_refuses_a_split_by_values_of_an_unfinished_call() -> None:
     pending: Any = SimpleNamespace(done=lambda: False)
     with pytest.raises(px.DispatchError, match="waits for nothing"):
         finished_result(pending)
 
 
-def test_of_very_many_ranks_the_first_are_shown_at_their_places_in_meshes_of_their_own() -> None:
+def test_an_explanation_of_many_ranks_shows_the_first_with_their_registered_places() -> None:
     with (
         px.ResourcePool([40], use_gpu=False, backend="inline") as slots,
         px.WorkerGroup(slots, Placed) as many,

@@ -1,4 +1,4 @@
-"""Traces of the next calls of some ranks, exactly those that were asked for."""
+"""Profiles of the next calls of some ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def group(pool: px.ResourcePool) -> Any:
 
 
 def inline(cls: Any = Profiled, **options: Any) -> Any:
-    """A group for what does not depend on the backend."""
+    """Return an inline group for tests that do not depend on the backend."""
     pool = px.ResourcePool([2], use_gpu=False, backend="inline")
     return px.WorkerGroup(pool, cls, **options)
 
@@ -48,7 +48,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 
 def ranges(path: Path) -> list[str]:
-    """The names of the ranges in a trace, in their order."""
+    """Return the names of the ranges in a trace, in order."""
     spans = [event for event in events(path) if event.get("cat") == "user_annotation" and event["ph"] == "X"]
     return [event["name"] for event in sorted(spans, key=lambda event: event["ts"])]
 
@@ -57,7 +57,7 @@ def operators(path: Path) -> set[str]:
     return {event["name"] for event in events(path) if event.get("cat") == "cpu_op"}
 
 
-def test_one_trace_of_one_rank_with_so_many_calls_by_name_also_of_those_submitted(
+def test_a_profile_records_the_requested_number_of_blocking_or_submitted_calls(
     group: Any, tmp_path: Path
 ) -> None:
     with group.profile(ranks=[1], calls=3, folder=tmp_path) as profile:
@@ -70,11 +70,11 @@ def test_one_trace_of_one_rank_with_so_many_calls_by_name_also_of_those_submitte
     assert profile.paths == (tmp_path / "profiled-rank1.pt.trace.json.gz",)
     assert ranges(profile.paths[0]) == ["multiply"] * 3
     assert "aten::mm" in operators(profile.paths[0])
-    assert ranges(submitted.paths[0]) == ["multiply"] * 2  # it waits for them
+    assert ranges(submitted.paths[0]) == ["multiply"] * 2  # ``paths`` waits for the calls
     assert [future.result()[0] for future in futures] == [3, 3]
 
 
-def test_only_the_named_methods_are_profiled_by_one_at_a_time_with_its_options(group: Any) -> None:
+def test_a_profile_records_only_its_methods_with_its_options_and_excludes_another_profile(group: Any) -> None:
     profile = group.profile(calls=2, methods=["add", Profiled.fail], activities=["cpu"])
     with pytest.raises(px.DeclarationError, match="under way in this process already"):
         group.profile(ranks=[0])
@@ -109,7 +109,7 @@ def fail(group: Any) -> None:
         (fail, 2, ["fail", "add"], ("rank 3: fail: ValueError was raised",)),
     ],
 )
-def test_a_profile_has_the_calls_that_were_made_and_says_what_is_missing(
+def test_a_profile_records_the_calls_that_were_made_and_notes_missing_or_failed_calls(
     group: Any, work: Any, calls: int, named: list[str], notes: tuple[str, ...]
 ) -> None:
     with group.profile(ranks=[3], calls=calls) as profile:
@@ -120,7 +120,7 @@ def test_a_profile_has_the_calls_that_were_made_and_says_what_is_missing(
 
 
 @pytest.mark.slow_on_cluster
-def test_closing_the_group_first_keeps_the_trace(pool: px.ResourcePool) -> None:
+def test_a_profile_keeps_the_trace_of_a_group_that_is_closed_first(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool[0:2], Profiled) as short:
         profile = short.profile(ranks=[1], calls=3)
         short.add()
@@ -128,7 +128,7 @@ def test_closing_the_group_first_keeps_the_trace(pool: px.ResourcePool) -> None:
     assert ranges(profile.paths[0]) == ["add"]
 
 
-def test_roles_are_profiled_by_their_names_into_files_of_their_own_in_one_folder(tmp_path: Path) -> None:
+def test_profiles_of_roles_name_their_calls_and_files_by_role(tmp_path: Path) -> None:
     with inline(px.colocate({"actor": Profiled, "critic": Profiled}), name="g") as roles:
         with roles.profile(calls=2) as both:
             roles.actor.add()
@@ -156,17 +156,17 @@ def test_roles_are_profiled_by_their_names_into_files_of_their_own_in_one_folder
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
-def test_what_a_rank_does_not_have_is_refused_with_advice(
+def test_a_profile_with_an_unknown_method_or_unavailable_tool_is_refused_with_advice(
     group: Any, given: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         group.profile(**given)
-    with group.profile() as profile:  # nothing of the refused one is left
+    with group.profile() as profile:  # the refused profile has left nothing
         group.add()
     assert profile.calls == {0: ("add",)}
 
 
-def test_asynchronous_ranks_are_refused() -> None:
+def test_a_profile_of_asynchronous_ranks_is_refused() -> None:
     with inline(max_concurrency=2) as many, pytest.raises(px.DeclarationError, match="interleave"):
         many.profile()
 
@@ -192,7 +192,7 @@ def test_nsight_records_from_the_first_call_to_the_last(monkeypatch: pytest.Monk
     assert (options["gpu-metrics-devices"], options["capture-range"]) == ("all", "cudaProfilerApi")
 
 
-def test_a_profiler_that_fails_spoils_the_profile_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_profiler_loses_its_trace_but_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any) -> None:
         raise RuntimeError("no profiler today")
 
@@ -202,14 +202,14 @@ def test_a_profiler_that_fails_spoils_the_profile_only(monkeypatch: pytest.Monke
         with one.profile() as profile:
             assert runtime.profiling is not None
             assert one.add() == [6] * 2
-        assert runtime.profiling is None  # nothing is left around calls
+        assert runtime.profiling is None  # later calls run without the profiler
         assert not one.core.before_end
 
     assert profile.paths == ()
     assert "RuntimeError: no profiler today" in profile.notes[0]
 
 
-def test_a_trace_that_cannot_be_written_loses_no_other_and_hides_no_error(
+def test_a_trace_that_cannot_be_written_loses_no_other_trace_and_hides_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Path.write_bytes
@@ -228,7 +228,7 @@ def test_a_trace_that_cannot_be_written_loses_no_other_and_hides_no_error(
     assert "rank 0: its trace was not written: disk full" in profile.notes
 
 
-def test_a_rank_in_this_process_that_ends_leaves_the_profiler_to_others() -> None:
+def test_a_killed_inline_rank_frees_the_profiler_for_other_groups() -> None:
     with inline() as lost, inline() as other:
         lost.profile(ranks=[1])
         faults.kill(lost, 1)

@@ -1,4 +1,4 @@
-"""``px.trace`` on real groups, on every backend: what is recorded of calls that end well, badly, or never."""
+"""``px.trace`` on groups of every backend: records of calls that succeed or fail, and of starts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def times(part: Part) -> list[int]:
     return [time for time in found if time is not None]
 
 
-def test_every_time_of_a_call_is_recorded_in_order(group: Any) -> None:
+def test_a_trace_records_every_time_of_a_call_in_order(group: Any) -> None:
     with px.trace() as trace:
         group.add(1)
         group.empty()
@@ -88,13 +88,13 @@ def test_every_time_of_a_call_is_recorded_in_order(group: Any) -> None:
         for part in call.parts:
             known = times(part)
             assert len(known) == 7
-            # the message may be taken up before the driver is told that it is sent
+            # a rank may receive the message before the driver records that it is sent
             assert [time for time in known if time != part.sent] == sorted(t for t in known if t != part.sent)
         marks = [call.began, call.planned, call.asked, call.fetched, call.joined, call.ended]
         assert marks == sorted(marks)  # type: ignore[type-var]
 
 
-def test_bytes_each_way_and_the_source_of_a_call_are_recorded_and_when_each_output_came(group: Any) -> None:
+def test_a_trace_records_the_bytes_sources_and_output_times_of_calls(group: Any) -> None:
     rows = torch.ones(300_000, 1)
     with px.trace() as trace:
         group.double(group.double.submit(rows))
@@ -112,7 +112,7 @@ def test_bytes_each_way_and_the_source_of_a_call_are_recorded_and_when_each_outp
     assert streamed.ended is not None
 
 
-def test_spans_of_workers_lie_in_their_calls_and_those_of_the_driver_on_its_track(group: Any) -> None:
+def test_spans_of_workers_belong_to_their_calls_and_spans_of_the_driver_to_its_track(group: Any) -> None:
     with px.trace() as trace, px.span("step", number=3):
         group.add(4)
     (call,) = trace.events.calls
@@ -123,7 +123,7 @@ def test_spans_of_workers_lie_in_their_calls_and_those_of_the_driver_on_its_trac
     assert (of_driver.track, of_driver.name, of_driver.attributes) == (None, "step", {"number": 3})
 
 
-def test_a_call_that_fails_names_the_rank_that_raised_and_one_that_cannot_be_sent_ends(group: Any) -> None:
+def test_a_trace_records_the_rank_of_a_failed_call_and_the_error_of_an_unsent_call(group: Any) -> None:
     with px.trace() as trace:
         with pytest.raises(ValueError):
             group.fail_on(1)
@@ -138,7 +138,7 @@ def test_a_call_that_fails_names_the_rank_that_raised_and_one_that_cannot_be_sen
     assert all(part.received is None for part in unsent.parts)
 
 
-def test_calls_of_views_and_of_functions_are_recorded_and_those_of_the_library_are_not(group: Any) -> None:
+def test_a_trace_records_calls_of_views_and_functions_but_not_of_the_library(group: Any) -> None:
     with px.trace() as trace:
         group[1].add(1)
         group.any.add(1)
@@ -146,7 +146,7 @@ def test_calls_of_views_and_of_functions_are_recorded_and_those_of_the_library_a
         group.execute_rank_zero_sync("add", 1)
         group.run(lambda worker: worker.rank)
         with pytest.raises(px.DispatchError):
-            group.mesh("none")  # asks the ranks
+            group.mesh("none")  # a call of the library
     found = [(call.method, [part.rank for part in call.parts]) for call in trace.events.calls]
 
     assert found[0] == ("add", [1])
@@ -155,7 +155,7 @@ def test_calls_of_views_and_of_functions_are_recorded_and_those_of_the_library_a
     assert all(part.returned is not None for call in trace.events.calls for part in call.parts)
 
 
-def test_a_trace_is_begun_and_ended_once_in_the_middle_of_a_run(group: Any) -> None:
+def test_a_trace_can_be_started_once_and_records_calls_until_it_is_stopped(group: Any) -> None:
     trace = px.trace()
     with pytest.raises(px.DeclarationError, match="not started"):
         trace.summary()
@@ -173,7 +173,7 @@ def test_a_trace_is_begun_and_ended_once_in_the_middle_of_a_run(group: Any) -> N
     assert all(group.run(lambda worker: process.sink is not None)) is False
 
 
-def test_traces_may_lie_in_one_another_and_be_looked_at_while_they_are_on(group: Any) -> None:
+def test_traces_can_be_nested_and_summarized_while_they_record(group: Any) -> None:
     with px.trace() as outer:
         group.add(1)
         early = outer.summary()
@@ -186,7 +186,9 @@ def test_traces_may_lie_in_one_another_and_be_looked_at_while_they_are_on(group:
     assert [seen.to_dict()["methods"][0]["calls"] for seen in (early, outer.summary())] == [1, 3]
 
 
-def test_a_trace_whose_end_failed_ends_no_other(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_fails_to_stop_does_not_stop_another_trace(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     failing, other = px.trace().start(), px.trace().start()
 
     def fail(_: object) -> None:
@@ -203,7 +205,7 @@ def test_a_trace_whose_end_failed_ends_no_other(group: Any, monkeypatch: pytest.
     other.stop()
 
 
-def test_threads_may_record_at_once_and_of_very_many_calls_the_oldest_are_dropped_and_counted(
+def test_a_trace_records_calls_of_several_threads_and_drops_the_oldest_beyond_its_limit(
     group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def work(x: int) -> None:
@@ -215,7 +217,7 @@ def test_threads_may_record_at_once_and_of_very_many_calls_the_oldest_are_droppe
     of_driver = [span for span in trace.events.spans if span.track is None]
     assert (len({call.id for call in trace.events.calls}), len(of_driver)) == (40, 40)
 
-    monkeypatch.setattr("phalanx.debug.trace.LIMIT", 4)  # of two ranks
+    monkeypatch.setattr("phalanx.debug.trace.LIMIT", 4)  # two calls of two ranks
     with px.trace() as trace:
         for x in range(5):
             group.add(x)
@@ -227,7 +229,7 @@ def test_threads_may_record_at_once_and_of_very_many_calls_the_oldest_are_droppe
     assert "The first 1 calls are left out" in inner.events.notes[-1]
 
 
-def test_where_the_block_fails_the_file_is_written_and_if_it_cannot_be_hides_no_error(
+def test_a_failed_block_writes_its_trace_file_and_a_failed_write_hides_no_error(
     group: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError), px.trace(tmp_path / "run.json"):
@@ -241,7 +243,7 @@ def test_where_the_block_fails_the_file_is_written_and_if_it_cannot_be_hides_no_
 
 
 @pytest.mark.slow_on_cluster
-def test_the_start_of_a_group_is_recorded_also_where_it_fails_and_its_tracks_end_with_it(
+def test_a_trace_records_a_successful_or_failed_start_of_a_group_and_closes_its_tracks(
     pool: px.ResourcePool,
 ) -> None:
     with px.trace() as trace:
@@ -254,12 +256,12 @@ def test_the_start_of_a_group_is_recorded_also_where_it_fails_and_its_tracks_end
     assert all(part.returned is not None and part.fetched is not None for part in made.parts)
     assert all(track.opened and track.closed and track.pid for track in trace.events.tracks)
     assert failed.error is not None
-    # a rank may be stopped before its constructor had its turn
+    # a rank may be stopped before its constructor runs
     assert "RuntimeError: never" in [part.error for part in failed.parts]
 
 
 @pytest.mark.soak_on_cluster
-def test_colocated_roles_share_their_ranks_tracks_and_groups_of_one_name_are_told_apart(
+def test_colocated_roles_share_tracks_and_groups_with_equal_names_are_numbered(
     pool: px.ResourcePool,
 ) -> None:
     roles = px.colocate({"actor": Traced, "critic": Traced})
@@ -277,7 +279,7 @@ def test_colocated_roles_share_their_ranks_tracks_and_groups_of_one_name_are_tol
 
 
 @pytest.mark.slow
-def test_epochs_of_a_restarted_group_have_tracks_of_their_own(pool: px.ResourcePool) -> None:
+def test_each_epoch_of_a_restarted_group_has_its_own_tracks(pool: px.ResourcePool) -> None:
     with px.trace() as trace, px.WorkerGroup(pool[0:2], Traced, name="again") as group:
         group.load(5)
         group.restart()
@@ -290,7 +292,7 @@ def test_epochs_of_a_restarted_group_have_tracks_of_their_own(pool: px.ResourceP
     assert all(part.returned for call in events.calls for part in call.parts)
 
 
-def test_a_resize_ends_the_tracks_of_the_epoch_before(pool: px.ResourcePool) -> None:
+def test_a_resize_ends_the_tracks_of_the_previous_epoch(pool: px.ResourcePool) -> None:
     with px.WorkerGroup(pool[0:2], Server, name="smaller") as group:
         with px.trace() as trace:
             group.wait()
@@ -302,7 +304,7 @@ def test_a_resize_ends_the_tracks_of_the_epoch_before(pool: px.ResourcePool) -> 
     assert [(track.key.rank, track.closed is None) for track in tracks] == [(0, False), (1, False), (0, True)]
 
 
-def test_asynchronous_ranks_show_calls_that_overlap(pool: px.ResourcePool) -> None:
+def test_calls_of_asynchronous_ranks_have_all_times_and_their_own_spans(pool: px.ResourcePool) -> None:
     with px.trace() as trace, px.WorkerGroup(pool[0:1], Server, max_concurrency=4, name="server") as group:
         px.gather(*[group.ask.submit(n) for n in range(3)])
     events = trace.events
@@ -327,7 +329,7 @@ class Server:
         return n
 
 
-def test_what_cannot_be_read_of_a_rank_is_a_note_and_no_error(
+def test_unreadable_events_of_a_rank_are_a_note_and_not_an_error(
     group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*args: Any) -> bytes:
@@ -344,7 +346,7 @@ def test_what_cannot_be_read_of_a_rank_is_a_note_and_no_error(
     assert all(part.received is None and part.fetched is not None for part in events.calls[0].parts)
 
 
-def test_the_json_file_is_valid_by_the_trace_event_format_and_opentelemetry_has_the_same(
+def test_the_json_file_follows_the_trace_event_format_and_opentelemetry_gets_the_same_spans(
     group: Any, tmp_path: Path
 ) -> None:
     memory, provider = InMemorySpanExporter(), TracerProvider()
@@ -359,7 +361,7 @@ def test_the_json_file_is_valid_by_the_trace_event_format_and_opentelemetry_has_
     assert {event["ph"] for event in events} == needed.keys()
     assert all(needed[event["ph"]] <= event.keys() for event in events)
     assert all(event.get("ts", 0) >= 0 and event.get("dur", 0) >= 0 for event in events)
-    assert trace.to_opentelemetry(provider) == 7  # of each call it and its share on each rank; and the span
+    assert trace.to_opentelemetry(provider) == 7  # two calls with two ranks each, and the driver's span
     assert {span.name for span in memory.get_finished_spans()} == {"traced.double", "double", "step"}
 
 
@@ -382,7 +384,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "end", ["px.shutdown()", pytest.param("raise SystemExit(3)", marks=pytest.mark.slow)]
 )
-def test_a_variable_traces_a_whole_run(tmp_path: Path, end: str) -> None:
+def test_the_trace_variable_records_a_complete_run(tmp_path: Path, end: str) -> None:
     (tmp_path / "driver.py").write_text(SCRIPT.format(end=end))
     env = {**os.environ, "PHALANX_TRACE": "out/run.jsonl", "PHALANX_BACKEND": "inline"}
     env.pop("PHALANX_PROCESS", None)

@@ -1,4 +1,4 @@
-"""What a trace knows of ranks that hang, die, or are cancelled; and of groups that two drivers call."""
+"""Traces of calls whose ranks hang, die or are cancelled, and of groups with two drivers."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def pool(ray_cluster: None) -> Any:
 
 
 def outcomes(trace: Trace) -> list[tuple[str, list[bool]]]:
-    """Of each call: its method, and which ranks returned."""
+    """Return the method of each call, and whether each rank returned."""
     return [(call.method, [part.returned is not None for part in call.parts]) for call in trace.calls]
 
 
-def test_what_a_rank_did_before_it_was_killed_is_in_the_trace(pool: px.ResourcePool) -> None:
+def test_a_trace_has_the_events_of_a_rank_before_it_was_killed(pool: px.ResourcePool) -> None:
     with px.trace() as trace, px.WorkerGroup(pool, Frail) as group, pytest.raises(px.WorkerDiedError):
         group.die_on(1)
 
@@ -56,7 +56,7 @@ def test_what_a_rank_did_before_it_was_killed_is_in_the_trace(pool: px.ResourceP
     assert trace.events.notes == ()
 
 
-def test_a_call_that_is_cancelled_or_misses_its_deadline_says_so_and_stands_open_on_its_ranks(
+def test_a_trace_shows_a_cancelled_or_late_call_with_its_error_and_unfinished_ranks(
     pool: px.ResourcePool,
 ) -> None:
     with px.trace() as trace, px.WorkerGroup(pool, Frail) as group:
@@ -67,14 +67,14 @@ def test_a_call_that_is_cancelled_or_misses_its_deadline_says_so_and_stands_open
     cancelled, late = [call for call in trace.events.calls if call.method == "hang"]
 
     assert str(cancelled.error).startswith("CallCancelled")
-    # a rank that had not begun it when it was cancelled leaves nothing, or that it dropped it
+    # a rank that had not begun the cancelled call records nothing, or an interrupt
     assert all(part.error is None or part.error.startswith("Interrupted") for part in cancelled.parts)
     assert str(late.error).startswith("CallTimeout")
     assert all(part.started is not None and part.returned is None for part in late.parts)
 
 
 @pytest.mark.slow
-def test_two_drivers_of_one_group_have_traces_of_their_own(pool: px.ResourcePool) -> None:
+def test_each_driver_of_a_group_traces_only_its_own_calls(pool: px.ResourcePool) -> None:
     with (
         px.trace() as trace,
         px.WorkerGroup(pool[0:1], Frail, name="callee") as callee,
@@ -88,7 +88,7 @@ def test_two_drivers_of_one_group_have_traces_of_their_own(pool: px.ResourcePool
     assert found == [("callee", "ping"), ("caller", "ask")]
 
 
-def test_a_detached_group_is_traced_by_whoever_is_attached_to_it(ray_cluster: None) -> None:
+def test_an_attached_driver_traces_its_calls_of_a_detached_group(ray_cluster: None) -> None:
     with px.ResourcePool([1], use_gpu=False, detached=True) as pool:
         owned = px.WorkerGroup(pool, Frail, name="traced-detached", detached=True)
         try:

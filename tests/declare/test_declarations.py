@@ -1,4 +1,4 @@
-"""What a wrong declaration says, and when."""
+"""Declarations of workers, methods and modes, and the errors of wrong declarations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Base(px.Worker):
         return batch
 
 
-def test_an_override_keeps_the_registration_or_registers_anew() -> None:
+def test_an_override_keeps_the_registration_or_replaces_it() -> None:
     class Derived(Base):
         def step(self, batch: list[int], scale: int = 1) -> list[int]:
             return batch
@@ -64,7 +64,7 @@ def test_a_member_that_is_static_or_hides_an_attribute_fails_at_class_creation(
         type("Derived", (base,), members)
 
 
-def test_a_plain_class_may_use_the_names_of_a_worker_and_is_checked_when_it_is_bound() -> None:
+def test_a_plain_class_may_use_names_of_worker_attributes_and_is_checked_when_bound() -> None:
     plain = type("Plain", (), {"device": px.register()(lambda self: "cpu")})
     assert list(registered_methods(plain)) == ["device"]
     with pytest.raises(px.DeclarationError, match="close"):
@@ -72,7 +72,7 @@ def test_a_plain_class_may_use_the_names_of_a_worker_and_is_checked_when_it_is_b
     assert {name for name in dir(WorkerGroup) if not name.startswith("_")} <= RESERVED, "those of a group are"
 
 
-def test_a_class_decorator_may_register_more() -> None:
+def test_a_method_can_be_registered_after_its_class_was_created() -> None:
     class Derived(Base):
         def more(self) -> None: ...
 
@@ -83,7 +83,7 @@ def test_a_class_decorator_may_register_more() -> None:
 @pytest.mark.parametrize(
     "members", [{"_context": None}, {"__slots__": ("_context", "__weakref__")}, {"__slots__": ()}], ids=str
 )
-def test_a_plain_class_knows_its_rank_whatever_attributes_it_has(members: dict[str, Any]) -> None:
+def test_a_plain_class_knows_its_rank_whatever_its_attributes_or_slots(members: dict[str, Any]) -> None:
     context = WorkerContext(rank=3)
     worker, outside = make(type("Plain", (), members), (), {}, context), Base()
     with present(context):
@@ -91,13 +91,13 @@ def test_a_plain_class_knows_its_rank_whatever_attributes_it_has(members: dict[s
     assert (outside.rank, outside.world_size, outside.device.type) == (0, 1, "cpu"), "outside of a group"
 
 
-def test_a_custom_mode_reads_the_same_in_another_process() -> None:
+def test_the_repr_of_a_custom_mode_survives_pickling() -> None:
     functions = {"dispatch_fn": lambda group, x: ((x,), {}), "collect_fn": lambda group, outputs: outputs}
     mode = as_mode(functions)
     assert repr(cloudpickle.loads(cloudpickle.dumps(mode))) == repr(mode)
 
 
-def test_a_ray_class_keeps_the_options_that_mean_something_here_and_one_that_has_others_says_why() -> None:
+def test_a_ray_class_keeps_supported_options_and_unsupported_options_are_refused_with_advice() -> None:
     class Accumulator: ...
 
     bound = px.BoundClass(ray.remote(memory=500 * 1024 * 1024)(Accumulator))
@@ -107,7 +107,7 @@ def test_a_ray_class_keeps_the_options_that_mean_something_here_and_one_that_has
         px.BoundClass(ray.remote(max_restarts=3)(Accumulator))
 
 
-def test_registered_modes_become_names_of_dispatch() -> None:
+def test_a_registered_mode_becomes_a_name_of_dispatch_and_cannot_be_registered_again() -> None:
     functions = (lambda group: ([], {}), lambda group, outputs: outputs)
     px.data.register_dispatch_mode("TO_NOBODY_TEST", *functions)
     assert "TO_NOBODY_TEST" in px.Dispatch.names()
@@ -115,7 +115,7 @@ def test_registered_modes_become_names_of_dispatch() -> None:
         px.data.register_dispatch_mode("TO_NOBODY_TEST", *functions)
 
 
-def test_a_function_under_a_decorator_of_ones_own_is_a_method() -> None:
+def test_a_function_that_wraps_a_generator_can_be_registered() -> None:
     def steps(self: object) -> Iterator[object]:
         yield self
 
@@ -126,7 +126,7 @@ def test_a_function_under_a_decorator_of_ones_own_is_a_method() -> None:
     assert px.register(listed) is listed
 
 
-def test_an_abstract_class_is_found_before_anything_is_started() -> None:
+def test_binding_an_abstract_class_is_refused() -> None:
     class Abstract(px.Worker, abc.ABC):
         @abc.abstractmethod
         def loss(self) -> float: ...
@@ -135,7 +135,7 @@ def test_an_abstract_class_is_found_before_anything_is_started() -> None:
         Abstract.bind()
 
 
-def test_arguments_that_a_constructor_does_not_take_are_found_where_they_are_given() -> None:
+def test_bind_and_colocate_refuse_wrong_arguments_of_a_constructor() -> None:
     class Trainer(px.Worker):
         def __init__(self, lr: float, *, seed: int = 0) -> None: ...
 

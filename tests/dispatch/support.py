@@ -1,4 +1,4 @@
-"""What the tests of planning share: a target without workers, and a call that needs no transport."""
+"""Helpers of the planning tests: a target without workers, and calls without a backend."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def echo(x: Any) -> Any:
 
 
 def by_rank(call: CallPlan) -> list[tuple[int, tuple[Any, ...], dict[str, Any]]]:
-    """Each called rank with its arguments."""
+    """Return each called rank with its arguments."""
     return [(rank, *given) for rank, given in zip(call.ranks, call.arguments(), strict=True)]
 
 
 def outputs_of(call: CallPlan, method: Callable[..., Any]) -> list[Any]:
-    """What the ranks return; nothing from those whose output is dropped."""
+    """Return the outputs of the ranks. A dropped output is None."""
     return [
         method(*args, **kwargs) if call.keeps(position) else None
         for position, (_, args, kwargs) in enumerate(by_rank(call))
@@ -66,7 +66,7 @@ def outputs_of(call: CallPlan, method: Callable[..., Any]) -> list[Any]:
 def run(
     spec: MethodSpec, target: FakeTarget, *args: Any, method: Callable[..., Any] = echo, **kwargs: Any
 ) -> Any:
-    """The value of a call whose ranks run ``method`` here."""
+    """Return the value of a call whose ranks run ``method`` in this process."""
     call = plan(spec, target, args, kwargs)
     return gather(call.gather, outputs_of(call, method), target)
 
@@ -79,7 +79,7 @@ class Batch:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal in type and content, down to dtype and shape."""
+    """Return whether values are equal in type and content, including dtype and shape."""
     if type(left) is not type(right):
         return False
     if isinstance(left, torch.Tensor):

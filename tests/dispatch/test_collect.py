@@ -1,4 +1,4 @@
-"""What ``collect=`` makes of the outputs, for each mode."""
+"""Values that ``collect=`` makes of outputs, for each mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def collected(mode: Any, collect: Any) -> Any:
         ("MEGATRON_PP_AS_DP_PROTO", Dispatch.mesh(pp_as_dp=True)),
     ],
 )
-def test_names_of_verl_are_equal_to_the_native_modes_and_to_no_others(name: str, mode: Any) -> None:
+def test_modes_with_verls_names_equal_their_native_modes_and_no_others(name: str, mode: Any) -> None:
     assert Dispatch[name] == mode
     assert hash(Dispatch[name]) == hash(mode)
     assert repr(Dispatch[name]) == f"Dispatch.{name}"
@@ -37,11 +37,11 @@ def test_names_of_verl_are_equal_to_the_native_modes_and_to_no_others(name: str,
 @pytest.mark.parametrize(
     ("collect", "value"), [("join", [7, 7, 7, 7]), ("list", [[7]] * 4), ("first", [7]), ("none", None)]
 )
-def test_the_same_to_all_is_collected_as_declared(collect: str, value: Any) -> None:
+def test_outputs_of_one_to_all_are_collected_as_declared(collect: str, value: Any) -> None:
     assert run(collected(Dispatch.ONE_TO_ALL, collect), FOUR, [7]) == value
 
 
-def test_a_function_gets_the_outputs_of_a_mesh_by_dp_coordinate() -> None:
+def test_a_collect_function_gets_the_outputs_of_a_mesh_by_dp_coordinate() -> None:
     seen: list[Any] = []
     spec = collected(Dispatch.mesh("actor"), lambda group, outputs: seen.extend(outputs) or len(outputs))
 
@@ -57,7 +57,7 @@ def test_a_function_gets_the_outputs_of_a_mesh_by_dp_coordinate() -> None:
         ("first", [0, 1, 2]),
     ],
 )
-def test_padding_is_undone_however_outputs_are_collected(collect: Any, value: Any) -> None:
+def test_padding_is_removed_for_every_way_to_collect(collect: Any, value: Any) -> None:
     spec = spec_of(collecting(Dispatch.ROWS, collect), pad_to_multiple=4)
 
     assert run(spec, FakeTarget(2), [0, 1, 2, 3, 4]) == value

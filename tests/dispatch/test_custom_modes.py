@@ -1,4 +1,4 @@
-"""Users' own modes: a pair of functions, a registered name."""
+"""Dispatch modes that consist of two functions of the user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def as_they_are(group: Any, outputs: list[Any]) -> list[Any]:
 TWO_TO_ALL = as_mode({"dispatch_fn": two_to_all_dispatch_fn, "collect_fn": as_they_are})
 
 
-def test_a_dispatch_function_leaves_the_callers_list_alone_and_what_it_raises_is_the_users_own() -> None:
+def test_a_dispatch_function_does_not_change_the_callers_list_and_raises_its_own_errors() -> None:
     x = [1, 2]
     plan(spec_of(TWO_TO_ALL), FOUR, (x,), {})
     assert x == [1, 2]
@@ -42,7 +42,7 @@ def test_a_dispatch_function_leaves_the_callers_list_alone_and_what_it_raises_is
         plan(spec_of(TWO_TO_ALL), FOUR, ([1, 2, 3],), {})
 
 
-def test_the_collect_function_gets_group_and_outputs() -> None:
+def test_a_collect_function_gets_the_group_and_the_outputs() -> None:
     mode = custom_mode(
         lambda group, x: (([x] * group.world_size,), {}), lambda group, outputs: (group, outputs)
     )
@@ -59,7 +59,7 @@ def test_the_collect_function_gets_group_and_outputs() -> None:
         (((), {"k": 5}), r"made 'k' an int; expected a list of world_size = 4"),
     ],
 )
-def test_a_dispatch_function_with_a_wrong_result_is_named(result: Any, text: str) -> None:
+def test_a_dispatch_function_with_an_invalid_result_is_named_in_the_error(result: Any, text: str) -> None:
     def my_dispatch(group: Any, *args: Any) -> Any:
         return result
 
@@ -69,7 +69,7 @@ def test_a_dispatch_function_with_a_wrong_result_is_named(result: Any, text: str
         plan(spec_of(custom_mode(my_dispatch, as_they_are), method), FOUR, (1,), {})
 
 
-def test_a_slice_is_shown_as_a_group_of_its_size_and_rank_zero_gets_the_first_elements() -> None:
+def test_a_dispatch_function_sees_the_size_of_a_slice_and_rank_zero_gets_first_elements() -> None:
     call = plan(spec_of(TWO_TO_ALL), FakeTarget(9), ([1, 2],), {}, ranks=[4, 5, 8], handle=FakeTarget(3))
     assert [(rank, args) for rank, args, _ in by_rank(call)] == [(4, (1,)), (5, (2,)), (8, (1,))]
 

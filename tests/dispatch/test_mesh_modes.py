@@ -20,7 +20,7 @@ from tests.dispatch.support import FakeTarget, by_rank, meshed, run, spec_of
 EIGHT = meshed(pp=2, dp=2, tp=2)
 
 
-def test_only_leaders_get_the_piece_and_all_get_replicated_values() -> None:
+def test_only_leaders_get_rows_and_all_ranks_get_replicated_values() -> None:
     spec = spec_of(Dispatch.mesh("actor", leader_only=True), pad_to_multiple=2, pad_mask="mask")
     call = plan(spec, EIGHT, (torch.arange(6),), {"scale": 2, "table": replicate([1])})
     leaders = [rank for rank, args, _ in by_rank(call) if args[0] is not None]
@@ -43,7 +43,7 @@ def test_only_leaders_get_the_piece_and_all_get_replicated_values() -> None:
         ((pa.table({"lengths": [9, 1, 1, 7]}),), {}),
     ],
 )
-def test_rows_are_balanced_by_a_key_wherever_it_stands(args: Any, kwargs: Any) -> None:
+def test_rows_are_balanced_by_an_argument_or_by_a_key_of_a_batch(args: Any, kwargs: Any) -> None:
     call = plan(spec_of(Dispatch.mesh("actor", balance="lengths")), meshed(dp=2), args, kwargs)
     assert call.gather.order == [0, 1, 2, 3]
     assert call.rows == [1, 3]
@@ -67,13 +67,13 @@ def test_a_balance_function_gets_the_arguments() -> None:
         (lambda x, n: [1, 2], "gives a list of 2 elements; expected one number for each of the 4 rows"),
     ],
 )
-def test_a_balance_that_gives_no_length_per_row_is_refused(balance: Any, text: str) -> None:
+def test_a_balance_without_a_finite_length_per_row_is_refused(balance: Any, text: str) -> None:
     with pytest.raises(DispatchError, match=text):
         given = {"x": torch.zeros(4, 2), "n": [1, float("nan"), 1, 1]}
         plan(spec_of(Dispatch.mesh("actor", balance=balance)), meshed(dp=2), (), given)
 
 
-def test_outputs_of_balanced_rows_come_back_in_order_or_if_their_counts_are_odd_by_piece() -> None:
+def test_outputs_of_balanced_rows_are_in_input_order_unless_their_counts_do_not_match() -> None:
     spec = spec_of(Dispatch.mesh("actor", balance="lengths"))
     given = {"x": torch.arange(5), "lengths": [1, 9, 2, 8, 3]}
 
@@ -84,7 +84,7 @@ def test_outputs_of_balanced_rows_come_back_in_order_or_if_their_counts_are_odd_
     assert (odd[1:3], odd[0] + odd[3]) == ([-1, -2], 5)
 
 
-def test_groups_split_evenly_without_balance_and_a_mesh_of_another_size_is_refused() -> None:
+def test_groups_of_rows_stay_together_and_a_mesh_of_another_size_is_refused() -> None:
     call = plan(spec_of(Dispatch.mesh("actor", group_size=4)), meshed(dp=2), (list(range(12)),), {})
     assert call.rows == [8, 4]
     target = FakeTarget(4, {"default": Mesh(dp=2)})

@@ -1,4 +1,4 @@
-"""Who is called with what: modes without a mesh, execute modes, slices, futures as arguments, and wrong ones."""
+"""Ranks and arguments of calls: modes without a mesh, execute modes, padding, futures as arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.dispatch.support import Batch, FakeFuture, FakeTarget, by_rank, meshe
 FOUR = FakeTarget(4)
 
 
-def test_a_list_mode_deals_an_element_of_each_list_to_each_rank_and_sends_replicated_values_whole() -> None:
+def test_dp_compute_deals_list_elements_to_ranks_and_sends_replicated_values_whole() -> None:
     call = plan(
         spec_of(Dispatch.DP_COMPUTE),
         FOUR,
@@ -31,7 +31,7 @@ def test_a_list_mode_deals_an_element_of_each_list_to_each_rank_and_sends_replic
     assert by_rank(call) == [(rank, (rank + 1, [5, 6]), {"y": "abcd"[rank]}) for rank in range(4)]
 
 
-def test_a_list_may_be_changed_after_planning() -> None:
+def test_changing_a_list_after_planning_does_not_change_the_call() -> None:
     given = [1, 2, 3, 4]
     call = plan(spec_of(Dispatch.DP_COMPUTE), FOUR, (given,), {})
     given[0] = 99
@@ -45,7 +45,7 @@ def test_rank_zero_execution_passes_arguments_as_they_are(name: str) -> None:
     assert call.gather.collect == "first"
 
 
-def test_pieces_are_views_of_the_callers_memory_and_keep_requires_grad_as_leaves() -> None:
+def test_shards_are_views_of_the_callers_memory_and_leaves_that_keep_requires_grad() -> None:
     tensor, array = torch.zeros(8, 2, requires_grad=True), np.zeros((8, 2))
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (tensor, array), {})
     (piece, part), _ = list(call.arguments())[1]
@@ -64,7 +64,7 @@ def test_planning_changes_no_argument(options: dict[str, Any]) -> None:
     assert same(batch, before)
 
 
-def test_replicated_leaves_of_split_structures_go_whole_to_ranks_and_are_listed_to_be_stored_once() -> None:
+def test_replicated_leaves_of_a_split_structure_are_sent_whole_and_stored_once() -> None:
     table, note = torch.zeros(100), "the same for all"
     batch = {"ids": torch.arange(4), "table": replicate(table), "note": note, "scale": 0.5}
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (batch,), {"codes": replicate((7, 8))})
@@ -74,7 +74,7 @@ def test_replicated_leaves_of_split_structures_go_whole_to_ranks_and_are_listed_
     assert [id(value) for value in call.shared] == [id(table), id(note)]
 
 
-def test_arguments_without_any_rows_go_to_every_rank_as_they_are() -> None:
+def test_arguments_without_rows_reach_every_rank_unchanged() -> None:
     config = {"lr": 0.1, "betas": (0.9, 0.99)}
     call = plan(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, (config,), {})
     assert call.rows is None
@@ -92,7 +92,7 @@ MASKED = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask=
 
 
 @pytest.mark.parametrize("ranks", [[], [4], [-1, 0]])
-def test_ranks_that_the_group_lacks_are_refused(ranks: list[int]) -> None:
+def test_empty_or_unknown_ranks_are_refused(ranks: list[int]) -> None:
     with pytest.raises(DispatchError, match="group of 4"):
         plan(spec_of(Dispatch.ONE_TO_ALL), FOUR, (), {}, ranks=ranks)
 
@@ -100,7 +100,7 @@ def test_ranks_that_the_group_lacks_are_refused(ranks: list[int]) -> None:
 @pytest.mark.parametrize(
     "kwargs", [{}, {"x": [1, 2, 3]}, {"x": (1, 2, 3, 4)}, {"x": [1, 2, 3, 4], "y": 5}], ids=repr
 )
-def test_execute_all_sends_all_ranks_the_same_unless_all_arguments_are_lists_of_world_size(
+def test_execute_all_deals_elements_only_if_all_arguments_are_lists_of_world_size(
     kwargs: dict[str, Any],
 ) -> None:
     assert dealt_or_same(4, list(kwargs.values())) is Dispatch.ONE_TO_ALL
@@ -115,7 +115,7 @@ def test_execute_all_sends_all_ranks_the_same_unless_all_arguments_are_lists_of_
         (8, [[0, 1, 2, 3], [4, 5, 6, 7]], None),
     ],
 )
-def test_padding_repeats_the_rows_of_a_piece_from_its_first_if_it_has_any(
+def test_padding_repeats_the_rows_of_a_shard_from_its_first_and_leaves_an_empty_shard(
     rows: int, pieces: list[list[int]], trim: Any
 ) -> None:
     call = plan(spec_of(Dispatch.ROWS, pad_to_multiple=4), FakeTarget(2), (torch.arange(rows),), {})
@@ -123,7 +123,7 @@ def test_padding_repeats_the_rows_of_a_piece_from_its_first_if_it_has_any(
     assert call.gather.trim == trim
 
 
-def test_the_mask_marks_real_rows_and_one_rank_called_by_itself_gets_none_and_replicated_values() -> None:
+def test_the_pad_mask_marks_real_rows_is_none_for_a_single_rank_and_cannot_be_given() -> None:
     call = plan(MASKED, FakeTarget(2), (torch.arange(5),), {})
     masks = [kwargs["mask"] for _, _, kwargs in by_rank(call)]
     assert [mask.tolist() for mask in masks] == [[True, True, True, False], [True, True]]
@@ -142,7 +142,7 @@ def value_of(future: Any) -> Any:
     return future.value
 
 
-def test_peers_of_a_dp_coordinate_share_the_piece_and_padding_travels_with_it() -> None:
+def test_peers_of_a_dp_coordinate_share_a_shard_of_a_future_which_has_its_padding() -> None:
     call = plan(spec_of(Dispatch.mesh()), meshed(dp=2, tp=2), (FakeFuture(None),), {})
     pieces = [args[0] for _, args, _ in by_rank(call)]
     assert pieces[0] is pieces[1]
@@ -154,7 +154,7 @@ def test_peers_of_a_dp_coordinate_share_the_piece_and_padding_travels_with_it() 
     assert call.gather.trim == [(4, 3), (4, 2)]
 
 
-def test_futures_in_a_dealt_list_go_whole_to_their_ranks_and_one_in_its_place_is_waited_for() -> None:
+def test_futures_in_a_dealt_list_go_to_their_ranks_and_a_future_of_a_list_is_waited_for() -> None:
     one, two = FakeFuture(1), FakeFuture(2)
     call = plan(spec_of(Dispatch.DP_COMPUTE), TWO, ([one, two],), {})
     assert [args[0] for _, args, _ in by_rank(call)] == [one, two]
@@ -175,12 +175,12 @@ def test_futures_in_a_dealt_list_go_whole_to_their_ranks_and_one_in_its_place_is
         spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=2),
     ],
 )
-def test_plans_that_need_the_rows_wait_for_the_future(spec: Any) -> None:
+def test_balanced_grouped_and_padded_plans_wait_for_a_future(spec: Any) -> None:
     call = plan(spec, meshed(dp=2), (FakeFuture(torch.arange(6)),), {}, materialize=value_of)
     assert sum(call.rows or ()) == 6
 
 
-def test_custom_functions_get_the_value() -> None:
+def test_a_custom_dispatch_function_gets_the_value_of_a_future() -> None:
     seen: list[Any] = []
     mode = custom_mode(lambda group, x: (seen.append(x), (([x, x],), {}))[1], lambda group, outputs: outputs)
     plan(spec_of(mode), TWO, (FakeFuture(torch.ones(1)),), {}, materialize=value_of)

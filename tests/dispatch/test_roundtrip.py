@@ -1,4 +1,4 @@
-"""Same rows back, in the same order, for every mode, kind of value, number of rows and number of ranks."""
+"""Rows keep their order for every mode, type of value, number of rows and number of ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rollout:
 
 @dataclasses.dataclass
 class Table:
-    """Of a type that a user registers, by slices and joins alone."""
+    """A row type that a user registers, with slices and joins alone."""
 
     rows: list[int]
 
@@ -75,7 +75,7 @@ OPTIONS = st.fixed_dictionaries({"pad_to_multiple": st.sampled_from([None, 1, 2,
 
 @settings(max_examples=200, deadline=None)
 @given(VALUES, st.integers(1, 9), OPTIONS)
-def test_rows_split_over_ranks_come_back_as_they_were(
+def test_rows_split_over_ranks_are_returned_unchanged(
     value: Any, world: int, options: dict[str, Any]
 ) -> None:
     assert same(run(spec_of(Dispatch.DP_COMPUTE_PROTO, **options), FakeTarget(world), value), value)
@@ -88,7 +88,7 @@ def test_rows_split_over_ranks_come_back_as_they_were(
     st.sampled_from(["MEGATRON_COMPUTE_PROTO", "MEGATRON_PP_AS_DP_PROTO", "mesh", "balanced"]),
     OPTIONS,
 )
-def test_rows_split_over_a_mesh_come_back_as_they_were(
+def test_rows_split_over_a_mesh_are_returned_unchanged(
     value: Any, axes: tuple[int, ...], mode: str, options: dict[str, Any]
 ) -> None:
     dp, pp, cp, tp = axes
@@ -97,7 +97,7 @@ def test_rows_split_over_a_mesh_come_back_as_they_were(
     assert same(run(spec, meshed(pp=pp, dp=dp, cp=cp, tp=tp), value), value)
 
 
-def test_a_function_goes_to_every_rank_beside_its_rows() -> None:
+def test_a_function_argument_reaches_every_rank_with_its_rows() -> None:
     spec = spec_of(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     out = run(spec, FakeTarget(3), str, [0, 1, 2, 3], method=lambda function, x: list(map(function, x)))
     assert out == ["0", "1", "2", "3"]
@@ -115,7 +115,7 @@ def test_split_rows_and_join_rows_are_inverse(value: Any, parts: int) -> None:
     assert same(value, before)
 
 
-def test_ranks_without_rows_of_a_registered_type_get_a_piece_of_no_rows() -> None:
+def test_ranks_without_rows_get_an_empty_shard_of_a_registered_type() -> None:
     spec = spec_of(Dispatch.mesh("actor", balance=_lengths))
     call = plan(spec, meshed(dp=3), (Table([7]),), {})
     assert [args[0] for _, args, _ in by_rank(call)] == [Table([7]), Table([]), Table([])]

@@ -1,4 +1,4 @@
-"""Leaves without rows: what comes back is what went in, and what is refused."""
+"""Leaves without rows: replicated and joined to one value, or refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Kind(enum.Enum):
 PLAIN: list[Any] = [
     *(None, True, 3, 1 << 70, 0.7, float("nan"), 3j, "text", b"bytes", Kind.GREEDY, Decimal("0.1")),
     *(Path("/a"), datetime.date(2026, 1, 1), range(3), slice(1, 2), len, torch.nn.Linear),
-    frozenset({"a"}),  # of several, the order of the text is not always the same
+    frozenset({"a"}),  # the order of several elements in its repr varies
     *(torch.float32, torch.device("cpu"), torch.Size([2]), np.dtype("int8"), np.float32(0.1), np.array(3)),
     *(torch.tensor(2.5), torch.tensor(float("nan"))),
     *(np.str_("x"), np.datetime64("2026-01-01"), pd.Timestamp(0)),
@@ -50,7 +50,7 @@ def told_apart(value: Any) -> str:
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=told_apart)
-def test_a_plain_value_has_no_rows_goes_whole_to_every_piece_and_comes_back_once(value: Any) -> None:
+def test_a_value_without_rows_is_replicated_to_every_shard_and_joined_once(value: Any) -> None:
     pieces = split_rows(value, 3)
     assert count_rows(value) is None
     assert [piece is value for piece in pieces] == [True] * 3
@@ -66,18 +66,18 @@ def test_a_plain_value_has_no_rows_goes_whole_to_every_piece_and_comes_back_once
         *((value, value) for value in (object(), lambda: 3, np.array(None))),
     ],
 )
-def test_values_that_differ_or_cannot_be_compared_come_back_by_piece(values: Any) -> None:
+def test_values_that_differ_or_cannot_be_compared_are_joined_per_shard(values: Any) -> None:
     assert list(join_rows(list(values))) == list(values)
     assert isinstance(join_rows(list(values)), PerShard)
 
 
-def test_one_piece_gives_the_value_itself_and_a_number_of_any_length_can_be_compared() -> None:
+def test_a_single_shard_is_joined_to_its_own_value_and_very_large_integers_are_compared() -> None:
     value = object()
     assert join_rows([value]) is value
     assert join_rows([10**5000, 10**5000]) == 10**5000
 
 
-def test_what_a_rank_without_rows_returned_counts_as_that_of_the_others() -> None:
+def test_metadata_of_a_rank_without_rows_counts_like_that_of_other_ranks() -> None:
     def mean(x: Any) -> Any:
         return {"x": x, "mean": sum(x) / len(x) if x else None}
 
@@ -86,7 +86,7 @@ def test_what_a_rank_without_rows_returned_counts_as_that_of_the_others() -> Non
     )
 
 
-def test_values_by_piece_are_a_sequence_that_pickles_and_goes_whole_where_that_is_said() -> None:
+def test_values_per_shard_are_a_picklable_sequence_and_can_be_replicated() -> None:
     values = px.data.PerShard([1, 2.5])
     assert (len(values), values[-1], values[0:1], list(values)) == (2, 2.5, (1,), [1, 2.5])
     assert 2.5 in values
@@ -107,7 +107,7 @@ def test_values_by_piece_are_a_sequence_that_pickles_and_goes_whole_where_that_i
     ],
     ids=lambda table: type(table).__name__,
 )
-def test_a_table_of_unknown_rows_is_refused_and_not_replicated(table: Any) -> None:
+def test_a_table_of_an_unregistered_type_is_refused_unless_it_is_replicated(table: Any) -> None:
     for batch in ({"x": torch.zeros(2), "t": table}, {"t": table}):
         with pytest.raises(DispatchError, match=r"x\['t'\] is a .*register_row_type.*px\.replicate"):
             plan(spec_of(Dispatch.DP_COMPUTE_PROTO, lambda x: x), FakeTarget(2), (batch,), {})
@@ -121,6 +121,6 @@ def test_a_digest_is_the_same_in_another_process() -> None:
 
 
 @given(st.lists(ATOMS, min_size=1, max_size=4))
-def test_what_is_known_of_the_pieces_tells_what_their_join_would_be(values: list[Any]) -> None:
+def test_digests_of_metadata_predict_whether_joined_values_differ(values: list[Any]) -> None:
     by_piece = isinstance(join_rows([{"v": value} for value in values])["v"], PerShard)
     assert by_piece == bool(differing([(("['v']", digest(value)),) for value in values]))

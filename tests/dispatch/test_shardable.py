@@ -1,4 +1,4 @@
-"""The registry of types with rows, structures, and the row functions for users' own modes."""
+"""Row types, structures, and the row functions for custom modes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Frozen:
         return int(self.ids.max())
 
 
-def test_a_subclass_has_the_rows_of_its_base_and_a_tensordict_without_batch_none() -> None:
+def test_a_tensor_subclass_has_rows_and_a_tensordict_without_batch_size_has_none() -> None:
     class Special(torch.Tensor): ...
 
     assert count_rows(torch.zeros(3).as_subclass(Special)) == 3
@@ -43,7 +43,7 @@ def test_a_subclass_has_the_rows_of_its_base_and_a_tensordict_without_batch_none
     assert count_rows(TensorDict({"x": torch.arange(3)}, batch_size=[])) is None
 
 
-def test_counts_of_leaves_with_equal_paths_must_agree() -> None:
+def test_leaves_with_equal_paths_and_different_row_counts_are_refused() -> None:
     class Key:
         def __repr__(self) -> str:
             return "key"
@@ -53,12 +53,12 @@ def test_counts_of_leaves_with_equal_paths_must_agree() -> None:
 
 
 @pytest.mark.parametrize("of_rows", [count_rows, lambda value: split_rows(value, 2)])
-def test_the_rows_of_a_future_are_not_known(of_rows: Callable[[Any], Any]) -> None:
+def test_row_functions_refuse_a_future(of_rows: Callable[[Any], Any]) -> None:
     with pytest.raises(DispatchError, match=r"value\['x'\] is FakeFuture.*pass its \.result\(\)"):
         of_rows({"x": FakeFuture([1])})
 
 
-def test_a_dataclass_is_cut_without_its_constructor_and_forgets_what_was_cached() -> None:
+def test_a_frozen_dataclass_is_split_and_joined_without_cached_properties() -> None:
     whole = Frozen(torch.tensor([3, 9, 1]), 0.5)
     assert whole.longest == 9
     pieces = split_rows(whole, 3)
@@ -66,7 +66,7 @@ def test_a_dataclass_is_cut_without_its_constructor_and_forgets_what_was_cached(
     assert join_rows(pieces).scale == 0.5
 
 
-def test_the_output_of_a_transformers_model_is_a_structure() -> None:
+def test_the_output_of_a_transformers_model_is_split_and_joined_by_field() -> None:
     from transformers.utils.generic import ModelOutput
 
     @dataclass
@@ -96,7 +96,7 @@ def test_the_output_of_a_transformers_model_is_a_structure() -> None:
     ],
     ids=["jagged", "nested", "jagged with gaps", "ragged in a later dim", "sparse"],
 )
-def test_tensors_of_other_layouts_are_cut_into_rows(make: Callable[[], torch.Tensor]) -> None:
+def test_nested_and_sparse_tensors_are_split_and_joined_by_rows(make: Callable[[], torch.Tensor]) -> None:
     rows, pieces = [row.to_dense() for row in make().unbind()], split_rows(make(), 2)
     assert [len(piece.unbind()) for piece in pieces] == [2, 1]
     for found in ([row for piece in pieces for row in piece.unbind()], join_rows(pieces).unbind()):
@@ -105,13 +105,13 @@ def test_tensors_of_other_layouts_are_cut_into_rows(make: Callable[[], torch.Ten
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 12])
 @pytest.mark.parametrize("parts", [1, 3, 7])
-def test_bounds_of_a_piece_are_those_of_the_split(rows: int, parts: int) -> None:
+def test_bounds_of_shards_match_their_sizes_and_are_contiguous(rows: int, parts: int) -> None:
     bounds = [piece_bounds(rows, parts, index) for index in range(parts)]
     assert [stop - start for start, stop in bounds] == even_sizes(rows, parts)
     assert [start for start, _ in bounds[1:]] == [stop for _, stop in bounds[:-1]]
 
 
-def test_rows_are_padded_by_repeating_from_the_first_and_are_the_same_object_if_none_is_needed() -> None:
+def test_padding_repeats_rows_from_the_first_and_returns_the_same_object_if_none_is_needed() -> None:
     padded = pad_rows({"x": torch.arange(3), "l": list("abc"), "c": 1}, 5)
     assert same(padded, {"x": torch.tensor([0, 1, 2, 0, 1]), "l": list("abcab"), "c": 1})
     value = torch.arange(4)
@@ -119,7 +119,7 @@ def test_rows_are_padded_by_repeating_from_the_first_and_are_the_same_object_if_
     assert pad_rows([], 2) == []
 
 
-def test_optional_packages_are_not_imported() -> None:
+def test_planning_and_collecting_import_no_optional_packages() -> None:
     code = (
         "import sys, phalanx.dispatch.modes, phalanx.collect.join; "
         "sys.exit(any(name in sys.modules for name in ('tensordict', 'pyarrow', 'ray', 'transformers')))"

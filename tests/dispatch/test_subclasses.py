@@ -1,4 +1,4 @@
-"""Containers of a type of their own keep it when they are split and joined; what cannot be cut says so."""
+"""Subclasses of containers keep their type when split and joined. Unsplittable values are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.dispatch.support import FakeTarget, spec_of
 
 
 class Config(dict[str, Any]):
-    """Its keys are its attributes, and a missing one is a KeyError."""
+    """A dict with its keys as attributes. A missing attribute is a KeyError."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
@@ -47,7 +47,7 @@ class Tagged(list[Any]):
 
 
 class Strict(dict[str, Any]):
-    """Refuses to be filled from outside, and to be made without a name."""
+    """A dict that refuses assignments and needs a name."""
 
     def __init__(self, name: str, **items: Any) -> None:
         super().__init__(**items)
@@ -75,7 +75,7 @@ MAKERS: list[Any] = [
 
 @pytest.mark.parametrize("make", MAKERS)
 @given(st.lists(st.integers(), max_size=7), st.integers(1, 4))
-def test_a_dict_keeps_its_type_and_items(make: Any, rows: list[int], parts: int) -> None:
+def test_a_subclass_of_dict_keeps_its_type_and_items(make: Any, rows: list[int], parts: int) -> None:
     whole = make(rows)
     pieces = split_rows(whole, parts)
     joined = join_rows(pieces)
@@ -83,14 +83,14 @@ def test_a_dict_keeps_its_type_and_items(make: Any, rows: list[int], parts: int)
     assert joined == whole == make(rows)
 
 
-def test_a_dict_keeps_the_attributes_of_its_own() -> None:
+def test_a_subclass_of_dict_keeps_its_attributes() -> None:
     assert join_rows(split_rows(Strict("s", x=[1, 2]), 2)).name == "s"
     assert split_rows(Own(x=[1, 2]), 2)[1].x == [2]
     assert split_rows(collections.defaultdict(list, x=[1, 2]), 2)[1]["new"] == []
 
 
 @given(st.lists(st.integers(), max_size=7), st.integers(1, 4))
-def test_a_list_keeps_its_type_and_attributes(rows: list[int], parts: int) -> None:
+def test_a_subclass_of_list_keeps_its_type_and_attributes(rows: list[int], parts: int) -> None:
     pieces = split_rows(Tagged(rows, "t"), parts)
     joined = join_rows(pieces)
     assert {(type(each), each.tag, each.hidden) for each in [*pieces, joined]} == {(Tagged, "t", "t")}
@@ -104,7 +104,7 @@ def test_a_locked_tensordict_stays_locked() -> None:
     assert not join_rows(split_rows(TensorDict({"x": torch.arange(4)}, batch_size=[4]), 2)).is_locked
 
 
-def test_what_holds_itself_goes_whole_and_is_refused_as_rows_and_where_it_is_joined() -> None:
+def test_a_value_that_contains_itself_can_be_replicated_but_not_split_or_joined() -> None:
     loop: dict[str, Any] = {"x": 1}
     loop["loop"] = loop
     seen = plan(spec_of(Dispatch.ONE_TO_ALL), FakeTarget(2), (loop,), {}).arguments()
@@ -118,7 +118,7 @@ def test_what_holds_itself_goes_whole_and_is_refused_as_rows_and_where_it_is_joi
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_a_tensor_without_rows_of_its_own_is_refused_by_name() -> None:
+def test_a_tensor_with_an_unsplittable_layout_is_refused_with_its_path() -> None:
     batch = {"m": torch.eye(4).to_sparse_csr()}
     with pytest.raises(
         DispatchError, match=r"x\['m'\], a Tensor of layout torch\.sparse_csr, cannot be split"

@@ -1,4 +1,4 @@
-"""Lines of ranks: whole ones, tracebacks in one piece, with the prefix of their rank."""
+"""Output of ranks: complete lines and tracebacks, with the prefix of their ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_prefix_names_roles_rank_and_host() -> None:
     assert label_of([("", "Accumulator")]) == "Accumulator"
 
 
-def test_a_line_is_given_when_its_end_is_there_but_for_those_for_programs() -> None:
+def test_complete_lines_are_returned_except_for_control_lines() -> None:
     lines = Lines()
 
     assert lines.feed(b"one\ntw") == ["one"]
@@ -27,7 +27,7 @@ def test_a_line_is_given_when_its_end_is_there_but_for_those_for_programs() -> N
         assert lines.feed(f"{mark}\nvisible\n".encode()) == ["visible"]
 
 
-def test_a_traceback_waits_for_its_last_line_and_one_that_never_ends_is_given_after_a_while() -> None:
+def test_a_traceback_is_returned_once_complete_or_after_several_empty_reads() -> None:
     lines = Lines()
     first, second = TRACEBACK[:60], TRACEBACK[60:]
 
@@ -38,7 +38,7 @@ def test_a_traceback_waits_for_its_last_line_and_one_that_never_ends_is_given_af
     assert given == ["Traceback (most recent call last):", "  File"]
 
 
-def test_of_a_progress_bar_the_last_state_alone_is_kept_and_given() -> None:
+def test_only_the_last_state_of_a_progress_bar_is_kept_and_returned() -> None:
     lines = Lines()
     held = [lines.feed(b"%d %%\r" % percent) for percent in range(100)]
 
@@ -47,7 +47,7 @@ def test_of_a_progress_bar_the_last_state_alone_is_kept_and_given() -> None:
 
 
 @given(st.text(alphabet="ab \né", max_size=60), st.integers(1, 7))
-def test_whatever_the_pieces_every_line_is_given_once_and_in_order(text: str, size: int) -> None:
+def test_every_line_is_returned_once_and_in_order_for_any_size_of_chunks(text: str, size: int) -> None:
     data = text.encode()
     lines = Lines()
     given = [line for at in range(0, len(data), size) for line in lines.feed(data[at : at + size])]
@@ -62,7 +62,7 @@ def merged(*said: tuple[int, str]) -> Merged:
     return made
 
 
-def test_what_several_ranks_print_at_once_is_one_line_with_their_ranks() -> None:
+def test_equal_lines_of_several_ranks_are_merged_into_one_line_with_their_ranks() -> None:
     assert merged((0, "ready"), (1, "ready"), (2, "rank 2")).take(None) == [
         "[actor r0-1@a] ready",
         "[actor r2@b] rank 2",
@@ -70,7 +70,7 @@ def test_what_several_ranks_print_at_once_is_one_line_with_their_ranks() -> None
     assert merged((0, "ready"), (2, "ready")).take(None) == ["[actor r0,2@2 hosts] ready"]
 
 
-def test_a_line_waits_for_other_ranks_to_print_it_and_no_longer_and_is_shown_once() -> None:
+def test_a_line_waits_a_limited_time_for_equal_lines_and_is_shown_once() -> None:
     lines = Merged("actor", ["a", "a"], 1.0)
     lines.add(0, ["later"], now=2.0)
     lines.add(1, ["sooner"], now=1.0)  # out of order
@@ -80,7 +80,7 @@ def test_a_line_waits_for_other_ranks_to_print_it_and_no_longer_and_is_shown_onc
     assert [lines.take(None), lines.take(None)] == [["[actor r0@a] later"], []]
 
 
-def test_tracebacks_that_differ_are_not_mixed() -> None:
+def test_different_tracebacks_are_not_interleaved() -> None:
     first, second = TRACEBACK.decode().rstrip(), TRACEBACK.decode().rstrip().replace("bad", "worse")
 
     shown = merged((0, first), (1, second), (2, first)).take(None)
@@ -89,7 +89,7 @@ def test_tracebacks_that_differ_are_not_mixed() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abc")), max_size=30))
-def test_merging_lines_loses_none(said: list[tuple[int, str]]) -> None:
+def test_merging_loses_no_line(said: list[tuple[int, str]]) -> None:
     shown = merged(*said).take(None)
 
     names = (("r0@", "r0-", "r0,"), ("r1@", "r0-1", "r1-", "r0-2", "r1,"), ("r2@", "-2@", ",2@"))

@@ -1,4 +1,4 @@
-"""What drivers publish: read again as it was written, found by name, and recognised when its driver is dead."""
+"""Records in the cluster registry: reading, finding groups by name, and records of dead drivers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def group(name: str, of: str = "a", number: int = 1, detached: bool = False) -> 
     )
 
 
-def test_entries_are_read_as_they_were_written_but_for_what_another_version_wrote() -> None:
+def test_registry_records_are_read_as_written_and_unreadable_records_are_skipped() -> None:
     entries = [run("a"), run("b", started=0.5), group("one"), group("two", number=2)]
     written = {entry.key: to_bytes(entry) for entry in entries}
     others = [b"", b"{}", b"[]", b'{"unknown": 1}', b"\xff"]
@@ -54,13 +54,13 @@ def test_entries_are_read_as_they_were_written_but_for_what_another_version_wrot
     assert read.groups == (group("one"), group("two", number=2))
 
 
-def test_a_group_is_found_by_its_name_its_beginning_or_end_or_refused_with_the_names_there_are() -> None:
+def test_a_group_is_found_by_name_prefix_or_suffix_or_refused_with_the_known_names() -> None:
     names = ("trainer", "trainer-2", "rollout", "Zvl4r5TrainingWorker", "twin")
     notices = ClusterRegistry((), (*map(group, names), group("twin", of="b")))
 
     assert notices.find("roll").name == "rollout"
-    assert notices.find("trainer").name == "trainer"  # not trainer-2, which begins so
-    assert notices.find("TrainingWorker").name == "Zvl4r5TrainingWorker"  # verl's random beginning
+    assert notices.find("trainer").name == "trainer"  # not trainer-2, which has this prefix
+    assert notices.find("TrainingWorker").name == "Zvl4r5TrainingWorker"  # verl's random prefix
     assert (notices.find("b/twin").name, notices.find("b/twin").run) == ("twin", "b")
     with pytest.raises(NoSuchGroup, match="a/twin, b/twin"):
         notices.find("twin")
@@ -70,7 +70,7 @@ def test_a_group_is_found_by_its_name_its_beginning_or_end_or_refused_with_the_n
         ClusterRegistry((), ()).find("x")
 
 
-def test_what_dead_drivers_left_is_stale_but_for_detached_groups_as_long_as_their_processes() -> None:
+def test_records_of_dead_drivers_are_stale_except_for_detached_groups_with_live_processes() -> None:
     notices = ClusterRegistry(
         (run("a", "01"), run("b", "02")),
         (group("one", of="a"), group("two", of="b"), group("lost", of="gone")),
@@ -82,7 +82,7 @@ def test_what_dead_drivers_left_is_stale_but_for_detached_groups_as_long_as_thei
     assert detached.stale([], []) == ["group/a/1", "group/a/2", "run/a"]
 
 
-def test_what_channels_of_a_dead_driver_left_is_stale() -> None:
+def test_channel_records_of_a_dead_driver_are_stale() -> None:
     flow = ChannelEntry("b", "rollouts", "8 items", 3, 10, 1, 0, 2, 5, 0, 0, 1.5, 9.0, 2.0)
     entries = [run("a", "01"), run("b", "02"), group("one", of="a"), flow]
     handles = {"channel/01/kept": b"\x80pickled", "channel/02/rollouts": b"\x80pickled"}

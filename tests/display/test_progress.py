@@ -1,4 +1,4 @@
-"""Progress: the same items with or without a bar, and in words what a rank is waiting for."""
+"""Progress bars, which do not change their items, and short descriptions of a rank's stack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return text
 
 
-def test_nothing_is_shown_where_nobody_looks_or_a_variable_turns_it_off(
+def test_progress_is_not_shown_without_a_terminal_or_if_a_variable_turns_it_off(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert list(px.debug.progress(range(3))) == [0, 1, 2]
@@ -36,7 +36,7 @@ def test_nothing_is_shown_where_nobody_looks_or_a_variable_turns_it_off(
         assert module.terminal() is None
 
 
-def test_on_a_terminal_items_are_counted_to_a_total_that_is_known_or_told(screen: io.StringIO) -> None:
+def test_progress_on_a_terminal_counts_items_up_to_a_known_or_given_total(screen: io.StringIO) -> None:
     def items() -> Iterator[int]:
         yield from range(3)
         raise ValueError("bad")
@@ -48,12 +48,12 @@ def test_on_a_terminal_items_are_counted_to_a_total_that_is_known_or_told(screen
         list(px.debug.progress(items(), total=4))
     assert "3/4" in screen.getvalue()
     with module.bar(module.terminal(), transient=False) as shown:
-        shown.add_task("trainer[0] a[/b]", total=2, now="loading at [/x]")  # shown as it is
+        shown.add_task("trainer[0] a[/b]", total=2, now="loading at [/x]")  # brackets are not markup
     assert "trainer[0] a[/b]" in screen.getvalue()
     assert "loading at [/x]" in screen.getvalue()
 
 
-def test_the_stream_of_a_call_knows_how_many_ranks_it_waits_for(screen: io.StringIO) -> None:
+def test_progress_of_a_stream_shows_its_number_of_ranks(screen: io.StringIO) -> None:
     class Named(px.Worker):
         @px.register
         def number_of(self) -> int:
@@ -101,11 +101,11 @@ WAITING = """
         ("", ""),
     ],
 )
-def test_where_a_process_stands_is_said_in_a_few_words(stack: str, words: str) -> None:
+def test_a_stack_is_described_in_a_few_words(stack: str, words: str) -> None:
     assert place(stack) == words
 
 
-def test_rich_is_imported_without_a_change_of_pythons_random_generator() -> None:
+def test_importing_rich_does_not_change_the_state_of_random() -> None:
     script = """
         import random, sys
         from phalanx.display.progress import rich_console

@@ -1,4 +1,4 @@
-"""Tables as text, for rich, and as HTML; sizes, as they stand in them."""
+"""Tables as text and as HTML, and sizes in bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ a note"""
 
 
 @pytest.mark.parametrize("notebook", [False, True])
-def test_a_table_is_drawn_as_text(monkeypatch: pytest.MonkeyPatch, notebook: bool) -> None:
+def test_a_table_is_rendered_as_text_also_in_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, notebook: bool
+) -> None:
     monkeypatch.setattr("rich.console._is_jupyter", lambda: notebook)
 
     assert str(TABLE) == TEXT
@@ -38,7 +40,7 @@ def test_columns_are_as_wide_as_their_widest_cell(rows: list[tuple[str, int]]) -
     assert [cell_len(line) for line in lines] == [2 + widest + 3 + len(str(number)) for _, number in rows]
 
 
-def test_a_cell_of_several_lines_takes_as_many_and_html_escapes_what_is_in_the_cells() -> None:
+def test_a_cell_can_have_several_lines_and_html_escapes_its_text() -> None:
     lines = str(Table("", ("a", "b"), (("one\ntwo", 0.5),))).splitlines()
     page = Table("<b>", ("<b>",), (("<b>",),))._repr_html_()
 

@@ -1,4 +1,4 @@
-"""The code of the documentation's pages, as readers see it."""
+"""Code blocks of the documentation's pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BACKEND = re.compile(r"^<!-- backend: (inline|ray) -->", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: its language and title, its text, the line of the page at which the text begins."""
+    """A fenced block of a page, whose text begins at ``line``."""
 
     page: Path
     line: int
@@ -28,7 +28,7 @@ class Block:
     title: str
     text: str
     raw: str
-    """The text with the blanks in front of its lines."""
+    """The text with its indentation."""
 
     @property
     def where(self) -> str:
@@ -36,7 +36,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """All pages of the site."""
+    """Return all pages of the site."""
     return sorted(DOCS.rglob("*.md"))
 
 
@@ -45,7 +45,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The fenced blocks of a page, in order."""
+    """Yield the fenced blocks of a page, in order."""
     source = page.read_text(encoding="utf-8")
     for found in _FENCE.finditer(source):
         info = found["info"].strip()
@@ -58,17 +58,17 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def backend_of(page: Path) -> str:
-    """What the page's code runs on: inline, unless a comment on the page says ray."""
+    """Return the backend of the page's code: inline, unless a comment on the page says ray."""
     found = _BACKEND.search(page.read_text(encoding="utf-8"))
     return found[1] if found else "inline"
 
 
 def same_output(shown: str, printed: str) -> bool:
-    """Whether ``printed`` is what the page shows.
+    """Return whether ``printed`` matches the output that the page shows.
 
-    ``...`` stands for anything; blanks may differ, and so may what differs between machines and runs: names of hosts
-    (on the pages: node-1), accelerators, ids of nodes and processes, numbers of pools and groups. What ranks
-    print comes when it comes, and is left out.
+    ``...`` matches any text. Blanks may differ, and values that depend on the machine or the run: names of hosts
+    (on the pages: node-1), accelerators, ids of nodes and processes, numbers of pools and groups. Lines of ranks are
+    left out, because they come at any time.
     """
     pattern, before = "", "..."
     for word in _anywhere(shown).split():

@@ -1,4 +1,4 @@
-"""The Python code of every page runs, block after block, and prints what the page says that it prints."""
+"""The Python code of every page runs, block after block, and prints the output that the page shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.scripts import run as run_script
 
 OUTPUT = "Output"
 
-#: Pages whose code is run in another way, by the test that is named.
+#: Pages whose code is run by another test.
 ELSEWHERE = {
     "quick-start": "test_quick_start.py",
     "how-to/vllm": "tests/engines/vllm/test_page.py",
@@ -44,7 +44,7 @@ def runnable(backend: str) -> list[Any]:
 
 def run(page: Path) -> None:
     """Run the page's Python blocks in one namespace, each checked against the output that follows it."""
-    # Classes of "__main__" travel by value, as those of a reader's script do.
+    # Classes of "__main__" are pickled by value, like those of a reader's script.
     namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(page)}
     found = [block for block in blocks(page) if block.language in ("python", "text")]
     for block, following in zip(found, [*found[1:], None], strict=True):
@@ -75,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_row_types() -> Iterator[None]:
-    """What a page registers as rows, such as pandas' frames, ends with the page."""
+    """Remove the row types that a page registers, such as pandas' frames, after the page."""
     before = dict(shardable._BY_TYPE)
     yield
     shardable._BY_TYPE.clear()
@@ -105,7 +105,7 @@ def test_the_code_of_a_page_runs_on_ray(
 def test_the_page_about_verl_runs_in_a_process_of_its_own(
     tmp_path: Path, ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It replaces what ``import verl`` gives, for good."""
+    """The page replaces ``import verl`` for the rest of its process."""
     code = [block.text for block in blocks(DOCS / "migrating-from-verl.md") if block.language == "python"]
     script = tmp_path / "page.py"
     script.write_text("\n".join(code))
@@ -115,7 +115,7 @@ def test_the_page_about_verl_runs_in_a_process_of_its_own(
     run_script(script, backend="ray", folder=tmp_path)
 
 
-def test_every_block_of_code_has_a_language_and_no_python_hides_behind_another() -> None:
+def test_every_code_block_has_a_known_language_and_python_is_marked_as_python() -> None:
     known = {"python", "text", "sh", "yaml", "toml", "console", "slurm"}
     every = [block for page in pages() for block in blocks(page)]
 
@@ -123,7 +123,7 @@ def test_every_block_of_code_has_a_language_and_no_python_hides_behind_another()
     assert not [block.where for block in written_in("text", "console") if "import phalanx" in block.text]
 
 
-def test_the_tests_that_the_page_about_reliability_names_exist() -> None:
+def test_the_tests_named_on_the_reliability_page_exist() -> None:
     tests = {path.as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
     page = (DOCS / "reliability.md").read_text(encoding="utf-8")
     file, missing = "", list[str]()
@@ -134,7 +134,7 @@ def test_the_tests_that_the_page_about_reliability_names_exist() -> None:
     assert missing == []
 
 
-def test_what_the_pages_are_compared_with_may_leave_out_parts() -> None:
+def test_the_output_shown_on_a_page_may_leave_out_parts() -> None:
     assert same_output("rank 2 (host ..., pid ...)", "rank 2 (host a, pid 17)\n")
     assert not same_output("rank 2 (host ..., pid ...)", "rank 3 (host a, pid 17)\n")
     assert not same_output("rank 2", "rank 2 and more")
@@ -150,7 +150,7 @@ def titled(title: str) -> Block:
 
 
 @pytest.mark.parametrize("block", written_in("sh", "slurm", "yaml"), ids=lambda block: block.where)
-def test_commands_are_valid_for_the_shell_and_yaml_can_be_read(block: Block) -> None:
+def test_shell_blocks_are_valid_and_yaml_blocks_can_be_parsed(block: Block) -> None:
     if block.language == "yaml":
         assert isinstance(yaml.safe_load(block.text), dict)
     else:
@@ -159,7 +159,7 @@ def test_commands_are_valid_for_the_shell_and_yaml_can_be_read(block: Block) -> 
         assert checked.returncode == 0, checked.stderr
 
 
-def test_ray_accepts_the_file_for_ray_up_and_the_job_for_kuberay_has_shared_memory_where_ranks_run() -> None:
+def test_ray_accepts_the_cluster_file_and_workers_of_the_kuberay_job_have_shared_memory() -> None:
     cluster = yaml.safe_load(titled("job.yaml").text)["spec"]["rayClusterSpec"]
     workers = cluster["workerGroupSpecs"][0]["template"]["spec"]
 

@@ -1,4 +1,4 @@
-"""The quick start as a newcomer does it: files saved and commands run one after another, in an empty folder."""
+"""The quick start as a newcomer follows it: files are saved and commands run in order, in an empty folder."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from tests.docs.pages import DOCS, Block, blocks, same_output
 
 PAGE = DOCS / "quick-start.md"
-INSTALL = "install"  # the title of the block that makes the environment, which a test has already
+INSTALL = "install"  # title of the block that makes the environment, which exists in a test
 
 
 def follow(folder: Path, environment: Mapping[str, str]) -> int:
-    """Do what the page says; how many commands were run."""
+    """Follow the page, and return the number of commands."""
     ran, printed = 0, ""
     for block in blocks(PAGE):
         if block.language == "python":
@@ -36,12 +36,12 @@ def shell(block: Block, folder: Path, environment: Mapping[str, str]) -> str:
     command = ["bash", "-euc", block.text]
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{block.where}: {ended.stdout}{ended.stderr}"
-    # Ray's own lines come when they come: of workers that end with their driver, say.
+    # Lines of Ray come at any time, such as those of workers that end with their driver.
     return "".join(line for line in ended.stdout.splitlines(keepends=True) if "(raylet)" not in line)
 
 
 def newcomer() -> dict[str, str]:
-    """An environment in which `python` is this one, and nothing else is set for the library."""
+    """Return an environment with this `python`, and without settings of the library."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PHALANX_", "RAY_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**kept, "PATH": path, "RAY_AUTH_MODE": "disabled"}

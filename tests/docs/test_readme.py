@@ -42,7 +42,7 @@ def test_the_readme_has_at_most_160_lines_and_its_links_lead_to_files() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_example_trains(tmp_path: Path) -> None:
+def test_the_first_example_of_the_readme_trains(tmp_path: Path) -> None:
     ran = run_example(tmp_path, example(), RAY_ADDRESS="local")
 
     assert (ran.returncode, ran.stdout.splitlines()[-1:]) == (0, ["ready ready"]), ran.stdout + ran.stderr

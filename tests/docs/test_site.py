@@ -16,14 +16,14 @@ from tests.docs.pages import DOCS, ROOT
 
 pytestmark = pytest.mark.slow  # `make check` runs it by its name
 
-#: Attributes by which a page loads something; a link that a reader follows is none.
+#: Attributes through which a page loads resources, unlike links that a reader follows.
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data"}
 FETCHES = ("preload", "prefetch", "preconnect", "dns-prefetch", "modulepreload")
 STATIC = (*FETCHES, "stylesheet", "icon", "manifest")
 
 
 class Loaded(HTMLParser):
-    """What a page loads by itself."""
+    """Parser for the resources that a page loads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def is_elsewhere(address: str) -> bool:
     return re.match(r"(https?:)?//", address) is not None
 
 
-def test_no_page_style_sheet_or_picture_loads_anything_from_elsewhere(site: Path) -> None:
+def test_pages_style_sheets_and_pictures_load_nothing_from_other_hosts(site: Path) -> None:
     found: dict[str, list[str]] = {}
     for page in site.rglob("*.html"):
         loaded = Loaded()
@@ -87,7 +87,7 @@ def test_every_environment_variable_is_on_its_page() -> None:
     ] == []
 
 
-def test_every_diagram_is_drawn_into_its_page(site: Path) -> None:
+def test_every_diagram_is_part_of_its_page(site: Path) -> None:
     names = [path.stem for path in (DOCS / "assets" / "diagrams").glob("*.svg")]
     pages = "".join(page.read_text(encoding="utf-8") for page in site.rglob("*.html"))
 

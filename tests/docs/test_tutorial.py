@@ -17,7 +17,7 @@ def test_every_script_has_a_chapter() -> None:
 
 
 @pytest.mark.parametrize(("page", "script"), zip(CHAPTERS, SCRIPTS, strict=True), ids=map(name_of, CHAPTERS))
-def test_the_code_of_a_chapter_is_that_of_its_script(page: Path, script: Path) -> None:
+def test_the_code_of_a_chapter_is_part_of_its_script(page: Path, script: Path) -> None:
     source = script.read_text(encoding="utf-8")
     code = [block for block in blocks(page) if block.language == "python"]
 

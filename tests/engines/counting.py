@@ -1,4 +1,4 @@
-"""An engine whose next token is the last one plus one: what an engine has in common with others, without a model."""
+"""An engine without a model, whose next token is the last token plus 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONTEXT = 32
 
 
 class CountingMachine(ModelRunner):
-    """Counts on; token 9 is an end."""
+    """A runner that counts. Token 9 is an end token."""
 
     def __init__(self, room: int | None = None) -> None:
         self.capabilities = Capabilities(context=CONTEXT)
@@ -35,7 +35,7 @@ class CountingMachine(ModelRunner):
         self.held = False
 
     def step(self) -> list[SampledToken]:
-        if self.held:  # as one that draws beside its steps
+        if self.held:  # like a runner that samples outside its steps
             return []
         if self.fails:
             raise ArithmeticError("the kernel is broken")
@@ -56,7 +56,7 @@ class CountingMachine(ModelRunner):
 
 
 class CountingEngine(px.engines.RolloutEngine):
-    """Generates by counting."""
+    """An engine that generates by counting."""
 
     def __init__(self, room: int | None = None) -> None:
         self.machine = CountingMachine(room)

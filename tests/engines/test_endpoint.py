@@ -1,4 +1,4 @@
-"""The key of endpoints: every request needs it, and it cannot be a short one."""
+"""Keys of endpoints, which every request needs, and options of their server."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_method_and_path_needs_the_key(method: str, path: str) -> None:
 
 @pytest.mark.parametrize("kind", ["http", "websocket", "unknown"])
 @pytest.mark.parametrize("headers", WRONG.values(), ids=WRONG.keys())
-def test_a_wrong_key_does_not_reach_the_application(kind: str, headers: list[Any]) -> None:
+def test_a_request_with_a_wrong_key_does_not_reach_the_application(kind: str, headers: list[Any]) -> None:
     scope = {"type": kind, "path": "/v1/models", "headers": headers}
     (start, body), reached = call(scope)
 
@@ -93,7 +93,7 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> 
         (1234567890123456, "is a int; expected at least"),
     ],
 )
-def test_a_key_is_generated_and_one_that_protects_little_is_refused(token: Any, message: str) -> None:
+def test_a_missing_key_is_generated_and_a_weak_key_is_refused(token: Any, message: str) -> None:
     with pytest.raises(px.DeclarationError, match=message) as refused:
         choose_key(token)
     assert not token or str(token) not in str(refused.value)
@@ -127,7 +127,7 @@ def test_an_engine_with_a_wrong_token_does_not_start(options: dict[str, Any], me
         ("", 0, {}, "host=''; expected an address"),  # sockets would listen at every address
     ],
 )
-def test_options_that_would_not_do_what_they_say_and_the_development_mode_are_refused(
+def test_invalid_or_conflicting_server_options_and_the_development_mode_are_refused(
     monkeypatch: pytest.MonkeyPatch, host: str, port: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(px.DeclarationError, match=message):
@@ -140,7 +140,9 @@ def test_options_that_would_not_do_what_they_say_and_the_development_mode_are_re
 @pytest.mark.parametrize(
     ("host", "shown"), [("127.0.0.1", "127.0.0.1:"), ("0.0.0.0", "10.0.0.7:"), ("::1", "[::1]:")]
 )
-def test_the_url_has_an_address_to_connect_to(host: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_of_an_endpoint_has_an_address_to_connect_to(
+    host: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(endpoint, "_arguments", lambda *_: None)
     monkeypatch.setattr(endpoint, "find", lambda _: lambda: "10.0.0.7")
     if ":" in host and not socket.has_ipv6:

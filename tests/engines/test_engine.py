@@ -1,4 +1,4 @@
-"""What all engines have in common, on one that counts."""
+"""Behavior that all engines share, on an engine that counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engines.counting import CONTEXT, CountingEngine
 
 
 async def until(engine: CountingEngine, tokens: int) -> None:
-    """Let the engine go on until an answer has that many tokens."""
+    """Let the engine continue until an answer has ``tokens`` tokens."""
     while not any(len(answer.tokens) >= tokens for answer in engine.machine.answers.values()):
         await asyncio.sleep(0)
 
@@ -25,7 +25,7 @@ def generated(engine: CountingEngine, *args: object, **kwargs: object) -> list[C
 
 
 @pytest.mark.parametrize("given", [{"max_tokens": 4}, [{"max_tokens": 4}], None])
-def test_a_sampling_of_another_type_is_refused_with_what_is_expected(given: object) -> None:
+def test_sampling_parameters_of_another_type_are_refused_with_the_expected_type(given: object) -> None:
     with pytest.raises(ValueError, match=r"expected px.engines.SamplingParams\(max_tokens="):
         generated(CountingEngine(), [[10]], given)
 
@@ -39,17 +39,19 @@ def test_a_sampling_of_another_type_is_refused_with_what_is_expected(given: obje
         (SamplingParams(stop=((7, 8),)), (7, 8)),
     ],
 )
-def test_an_answer_ends_with_what_stops_it(sampling: SamplingParams, tokens: tuple[int, ...]) -> None:
+def test_an_answer_ends_with_its_end_token_stop_token_or_stop_sequence(
+    sampling: SamplingParams, tokens: tuple[int, ...]
+) -> None:
     assert generated(CountingEngine(), [[6]], sampling)[0].tokens == tokens
 
 
 @pytest.mark.parametrize("column", [{"ids": "ab"}, {"prefix": Completion((7,), (), "abort", ((0, 1),))}])
-def test_a_column_that_is_no_list_is_refused(column: dict[str, object]) -> None:
+def test_ids_or_prefixes_that_are_not_a_list_are_refused(column: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(column))} is .*; expected a list"):
         generated(CountingEngine(), [[6], [7]], **column)
 
 
-def test_the_first_stop_in_the_text_ends_it_unless_it_was_in_the_prefix() -> None:
+def test_the_first_stop_text_ends_an_answer_unless_it_is_in_the_prefix() -> None:
     engine = CountingEngine()
     text = replace(
         engine.machine.vocabulary, text=lambda tokens: "".join(chr(97 + token) for token in tokens)
@@ -64,7 +66,7 @@ def test_the_first_stop_in_the_text_ends_it_unless_it_was_in_the_prefix() -> Non
     assert answer.text == "a" + "b" * 19 + "c"
 
 
-def test_a_finished_completion_comes_back_as_it_is_and_its_size_includes_its_further_answers() -> None:
+def test_a_finished_prefix_is_returned_and_the_size_of_a_completion_includes_all_answers() -> None:
     done = Completion((9,), (-1.0,), "stop", ((3, 1),))
     one = Completion((7,) * 1000, (), "stop", ((0, 1000),))
 
@@ -81,7 +83,9 @@ def test_a_finished_completion_comes_back_as_it_is_and_its_size_includes_its_fur
         ([20], [21, 22], "longer than max_tokens=1"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_its_own_error(prompt: Any, prefix: Any, message: str) -> None:
+def test_an_invalid_prompt_or_prefix_is_an_error_of_its_row_alone(
+    prompt: Any, prefix: Any, message: str
+) -> None:
     sampling = SamplingParams(max_tokens=1)
     wrong, right = generated(CountingEngine(), [prompt, [20]], sampling, prefix=[prefix, None])
 
@@ -89,7 +93,7 @@ def test_what_is_wrong_with_a_row_is_its_own_error(prompt: Any, prefix: Any, mes
     assert right.tokens == (21,)
 
 
-def test_answers_wait_where_the_engine_has_no_room_and_end_where_the_context_is_full() -> None:
+def test_answers_wait_for_capacity_of_the_engine_and_end_when_the_context_is_full() -> None:
     made = generated(CountingEngine(room=1), [[10], [20], [30]], SamplingParams(max_tokens=2))
     (full,) = generated(CountingEngine(), [[20] * (CONTEXT - 2)], SamplingParams(max_tokens=9))
 
@@ -98,7 +102,7 @@ def test_answers_wait_where_the_engine_has_no_room_and_end_where_the_context_is_
 
 
 @pytest.mark.parametrize("ids", [None, "mine", ["mine", "unknown"], "a pause", "a close"])
-def test_an_aborted_answer_is_gone_on_with(ids: list[str] | str | None) -> None:
+def test_an_answer_continues_after_an_abort_a_pause_or_a_close(ids: list[str] | str | None) -> None:
     alone = ids in (None, "a pause", "a close")
 
     async def interrupted() -> tuple[Completion, Completion, Completion]:
@@ -124,7 +128,7 @@ def test_an_aborted_answer_is_gone_on_with(ids: list[str] | str | None) -> None:
     assert whole.tokens == (21, 22, 23, 24, 25, 26) and len(whole.log_probs) == 6
 
 
-def test_a_pause_that_keeps_stops_between_two_steps() -> None:
+def test_a_pause_with_keep_stops_between_two_steps() -> None:
     async def paused() -> tuple[int, int, tuple[int, ...]]:
         engine = CountingEngine()
         call = asyncio.create_task(engine.generate([[20]], SamplingParams(max_tokens=6)))
@@ -144,7 +148,7 @@ def test_a_pause_that_keeps_stops_between_two_steps() -> None:
     assert tokens == (21, 22, 23, 24, 25, 26)
 
 
-def test_a_pause_that_waits_returns_when_the_running_answers_are_made_and_begins_no_others() -> None:
+def test_a_pause_with_wait_returns_after_running_answers_and_starts_no_others() -> None:
     async def paused() -> tuple[bool, bool]:
         engine = CountingEngine()
         running = asyncio.create_task(engine.generate([[20]], SamplingParams(max_tokens=6)))
@@ -163,7 +167,7 @@ def test_a_pause_that_waits_returns_when_the_running_answers_are_made_and_begins
 
 
 @pytest.mark.parametrize("fails", ["step", "remove"])
-def test_an_error_of_the_engine_is_the_error_of_all_calls_under_way_and_of_no_later_one(
+def test_an_error_of_the_runner_fails_all_running_calls_but_no_later_call(
     monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     def broken(*_: object) -> None:
@@ -183,7 +187,7 @@ def test_an_error_of_the_engine_is_the_error_of_all_calls_under_way_and_of_no_la
     assert generated(engine, [[20]], SamplingParams(max_tokens=1))[0].tokens == (21,)
 
 
-def test_a_call_that_is_cancelled_leaves_nothing_in_the_engine() -> None:
+def test_a_cancelled_call_leaves_no_answer_in_the_engine() -> None:
     async def cancelled() -> int:
         engine = CountingEngine()
         call = asyncio.create_task(engine.generate([[20]], SamplingParams(max_tokens=9, ignore_eos=True)))
@@ -195,7 +199,7 @@ def test_a_call_that_is_cancelled_leaves_nothing_in_the_engine() -> None:
     assert asyncio.run(cancelled()) == 0
 
 
-def test_sleep_where_there_is_none_warns_once_and_the_engine_goes_on() -> None:
+def test_unsupported_sleep_warns_once_and_the_engine_still_generates() -> None:
     engine = CountingEngine()
     with pytest.warns(UserWarning, match="does nothing"):
         asyncio.run(engine.sleep())
@@ -206,7 +210,7 @@ def test_sleep_where_there_is_none_warns_once_and_the_engine_goes_on() -> None:
     assert generated(engine, [[20]], SamplingParams(max_tokens=1))[0].tokens == (21,)
 
 
-def test_each_row_of_a_sampling_has_a_seed_of_its_own_and_no_stop_is_none() -> None:
+def test_each_row_of_sampling_parameters_has_its_own_seed_and_stop_none_is_empty() -> None:
     assert [one.seed for one in SamplingParams(seed=5).each(3)] == [5, 6, 7]
     assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
 
@@ -214,7 +218,9 @@ def test_each_row_of_a_sampling_has_a_seed_of_its_own_and_no_stop_is_none() -> N
 SLOW_ON_RAY = True
 
 
-def test_a_paused_engine_is_resumed_while_a_call_waits(pool: px.ResourcePool, backend: str) -> None:
+def test_a_call_of_a_paused_engine_waits_for_resume_and_raises_inline(
+    pool: px.ResourcePool, backend: str
+) -> None:
     group = px.WorkerGroup(pool[0:1], CountingEngine)
     group.pause("keep")
     if backend == "inline":
@@ -228,7 +234,7 @@ def test_a_paused_engine_is_resumed_while_a_call_waits(pool: px.ResourcePool, ba
     group.close()
 
 
-def test_a_saved_engine_goes_on_with_the_seeds_that_it_gives_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restored_engine_repeats_the_seeds_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, seeds = CountingEngine(), []
     add = engine.machine.add
     monkeypatch.setattr(
@@ -243,7 +249,7 @@ def test_a_saved_engine_goes_on_with_the_seeds_that_it_gives_rows(monkeypatch: p
     assert seeds[0] != seeds[1]
 
 
-def test_a_trace_has_what_each_engine_does_as_counters(pool: px.ResourcePool) -> None:
+def test_a_trace_has_counters_of_each_engine(pool: px.ResourcePool) -> None:
     with px.trace() as trace:
         group = px.WorkerGroup(pool, CountingEngine)
         group.generate([[10], [20], [30], [40]], SamplingParams(max_tokens=3))
@@ -253,7 +259,7 @@ def test_a_trace_has_what_each_engine_does_as_counters(pool: px.ResourcePool) ->
     assert sum(counter.values["tokens"][-1] for counter in found.values()) == 12
 
 
-def test_reports_of_an_engine_are_a_line_and_numbers() -> None:
+def test_an_engine_reports_a_line_and_metrics() -> None:
     lines, numbers = list[str](), dict[str, dict[str, float]]()
 
     async def run() -> None:

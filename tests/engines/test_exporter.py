@@ -1,4 +1,4 @@
-"""What Ray publishes of engines: two of them at work, read as Prometheus reads it."""
+"""Metrics of engines that Ray publishes, read like Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {"tokens_per_second", "running", "waiting", "cache_use", "tokens", "weig
 
 
 def published(url: str) -> dict[str, dict[str, float]]:
-    """Values by rank and name."""
+    """Return values by rank and name."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     found: dict[str, dict[str, float]] = {}
@@ -28,7 +28,7 @@ def published(url: str) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.slow
-def test_ray_publishes_the_numbers_of_each_engine(ray_cluster: None) -> None:
+def test_ray_publishes_the_metrics_of_each_engine(ray_cluster: None) -> None:
     for module in ("opencensus", "prometheus_client", "opentelemetry.exporter.prometheus"):
         pytest.importorskip(module, reason="Ray publishes metrics where ray[default] is installed")
     import ray

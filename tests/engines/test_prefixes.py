@@ -1,4 +1,4 @@
-"""Answers that are gone on with, and rows as users have them, on an engine that counts."""
+"""Answers that continue from prefixes, and streams of tokens, on an engine that counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def aborted(*tokens: int, log_probs: tuple[float, ...] = ()) -> Completion:
 
 
 @pytest.mark.parametrize("prefix", [[21, 1000], aborted(21, 1000), [-1]])
-def test_a_prefix_with_a_token_that_there_is_not_is_an_error_of_its_row(prefix: Any) -> None:
+def test_an_unknown_token_in_a_prefix_is_an_error_of_its_row(prefix: Any) -> None:
     wrong, right = generated([[20], [20]], SamplingParams(max_tokens=3), prefix=[prefix, None])
 
     assert wrong.finish_reason == "error" and "its prefix has the token" in str(wrong.error)
@@ -41,7 +41,7 @@ def test_a_prefix_with_a_token_that_there_is_not_is_an_error_of_its_row(prefix: 
 
 
 @pytest.mark.parametrize("prefix", [torch.tensor([21]), np.array([21]), [np.int64(21)], (21,)])
-def test_prompts_and_prefixes_are_tokens_of_whatever_kind(prefix: Any) -> None:
+def test_prompts_and_prefixes_can_be_tensors_arrays_lists_or_tuples(prefix: Any) -> None:
     of_prefix, of_prompt = generated([[20], prefix], SamplingParams(max_tokens=2), prefix=[prefix, None])
 
     assert (of_prefix.tokens, of_prompt.tokens) == ((21, 22), (22, 23))
@@ -49,12 +49,12 @@ def test_prompts_and_prefixes_are_tokens_of_whatever_kind(prefix: Any) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["21", 21, [2.5]])
-def test_a_prefix_that_is_something_else_is_refused_with_what_is_expected(prefix: Any) -> None:
+def test_a_prefix_of_another_type_is_refused_with_the_expected_types(prefix: Any) -> None:
     with pytest.raises(ValueError, match="expected the Completion that came back, its tokens, or None"):
         generated([[20]], prefix=[prefix])
 
 
-def test_what_is_told_of_each_token_is_told_of_those_of_the_prefix_too() -> None:
+def test_tokens_of_a_prefix_without_log_probabilities_have_nan() -> None:
     unknown, unwanted, likeliest = generated(
         [[20]] * 3,
         [
@@ -70,7 +70,7 @@ def test_what_is_told_of_each_token_is_told_of_those_of_the_prefix_too() -> None
     assert [math.isnan(one) for one in likeliest.log_probs] == [False, True, False, False]
 
 
-def test_a_stream_tells_the_end_of_answers_that_need_no_token() -> None:
+def test_a_stream_reports_the_end_of_answers_that_need_no_more_tokens() -> None:
     full = streamed([[20]], SamplingParams(max_tokens=2), prefix=[[21, 22]])
     done = Completion((9,), (-1.0,), "stop", ((0, 1),), more=(aborted(21),))
     half = streamed([[20]], SamplingParams(max_tokens=2, n=2), prefix=[done])
@@ -82,7 +82,7 @@ def test_a_stream_tells_the_end_of_answers_that_need_no_token() -> None:
     ]
 
 
-def test_tokens_that_come_together_are_told_once_by_the_version_of_each(
+def test_streamed_tokens_of_a_step_are_split_by_weight_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = CountingEngine()
@@ -106,7 +106,7 @@ def test_tokens_that_come_together_are_told_once_by_the_version_of_each(
     ]
 
 
-def test_a_long_answer_is_not_told_as_text_anew_with_each_token() -> None:
+def test_a_long_answer_is_not_decoded_completely_for_each_token() -> None:
     engine, told = CountingEngine(), list[int]()
 
     def text(tokens: Sequence[int]) -> str:
@@ -122,7 +122,7 @@ def test_a_long_answer_is_not_told_as_text_anew_with_each_token() -> None:
     assert sorted(told)[-1] == 1000 and sum(told) < 100 * 1000
 
 
-def test_a_pause_that_waits_goes_on_where_one_before_it_kept() -> None:
+def test_a_pause_with_wait_after_a_pause_with_keep_finishes_running_answers() -> None:
     async def paused() -> list[Completion]:
         engine = CountingEngine()
         call = asyncio.create_task(engine.generate([[20]], SamplingParams(max_tokens=6)))
@@ -140,7 +140,7 @@ class Unserved(px.engines.RolloutEngine):
     pass
 
 
-def test_an_engine_without_a_runner_says_what_it_lacks() -> None:
+def test_an_engine_without_a_runner_is_refused_with_advice() -> None:
     with (
         px.ResourcePool([1], backend="inline") as pool,
         pytest.raises(px.WorkerInitError, match=r"call self.serve\(runner\) in its constructor"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from phalanx.engines.token_sampling import random_stream, uniform_numbers
 
 
-def test_numbers_are_those_of_splitmix64() -> None:
+def test_uniform_numbers_are_those_of_splitmix64() -> None:
     # The first outputs of splitmix64 for the seed 1234567, as Vigna's reference code prints them.
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
@@ -14,7 +14,7 @@ def test_numbers_are_those_of_splitmix64() -> None:
     assert found.tolist() == [(number >> 11) * 2.0**-53 for number in known]
 
 
-def test_seeds_and_samples_have_numbers_of_their_own() -> None:
+def test_each_seed_and_sample_has_its_own_random_stream() -> None:
     streams = [random_stream(seed, sample) for seed in range(20) for sample in range(20)]
 
     assert len(set(streams)) == 400

@@ -1,4 +1,4 @@
-"""``TransformersRollout`` on a small Llama: the conformance suite of engines, and what is its own."""
+"""``TransformersRollout`` on a small Llama: the conformance suite of engines, and its own behavior."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def rollout_here(**given: Any) -> TransformersRollout:
     return TransformersRollout(small_llama(), seed=0, **given)
 
 
-def test_engines_of_a_group_give_rows_different_names() -> None:
+def test_engines_generate_different_row_ids() -> None:
     names = {
         asyncio.run(rollout_here().generate([[1]], SamplingParams(max_tokens=1)))[0].id for _ in range(2)
     }
@@ -83,7 +83,7 @@ def test_engines_of_a_group_give_rows_different_names() -> None:
     assert len(names) == 2
 
 
-def test_texts_go_in_and_out_where_there_is_a_tokenizer() -> None:
+def test_prompts_answers_and_stops_can_be_texts_if_the_engine_has_a_tokenizer() -> None:
     engine = rollout_here(tokenizer=Numbers())
     (whole,) = asyncio.run(engine.generate(["4 5 6"], SamplingParams(max_tokens=6, temperature=0)))
     words = str(whole.text).split()
@@ -98,7 +98,7 @@ def test_texts_go_in_and_out_where_there_is_a_tokenizer() -> None:
         asyncio.run(rollout_here().generate(["4 5 6"]))
 
 
-def test_answers_that_begin_later_than_others_get_the_tokens_of_their_seeds() -> None:
+def test_answers_that_start_later_have_the_tokens_of_their_seeds() -> None:
     prompts, samplings = [[5, 6, 7], [8, 9], [10]], SamplingParams(max_tokens=9, seed=1).each(3)
 
     async def one_after_another() -> list[tuple[int, ...]]:
@@ -119,7 +119,7 @@ def test_a_batch_that_is_never_empty_does_not_grow() -> None:
 
     async def places_and_answers() -> tuple[int, set[tuple[int, ...]]]:
         engine, calls = rollout_here(), list[asyncio.Task[Any]]()
-        for _ in range(12):  # each answer begins before the one before it ends
+        for _ in range(12):  # each answer starts before the previous answer ends
             calls.append(asyncio.create_task(engine.generate([[5, 6, 7]], sampling)))
             for _ in range(6):
                 await asyncio.sleep(0)
@@ -141,7 +141,7 @@ class WithoutPositions(torch.nn.Module):
         return self.inner(input_ids, attention_mask, past_key_values=past_key_values, use_cache=use_cache)
 
 
-def test_a_model_that_takes_no_positions_goes_on_after_a_longer_prompt_has_ended() -> None:
+def test_a_model_without_position_ids_generates_equal_tokens_next_to_a_longer_prompt() -> None:
     short, long = ([5, 7, 9], 20), (list(range(1, 40)), 3)
 
     def tokens(*rows: tuple[list[int], int]) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ def test_a_model_that_takes_no_positions_goes_on_after_a_longer_prompt_has_ended
     assert tokens(short, long) == tokens(short)
 
 
-def test_answers_of_a_model_with_convolutions_go_on_after_others_have_ended() -> None:
+def test_answers_of_a_model_with_convolutions_do_not_depend_on_other_rows() -> None:
     torch.manual_seed(0)
     size = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
@@ -162,14 +162,14 @@ def test_answers_of_a_model_with_convolutions_go_on_after_others_have_ended() ->
 
     together = asyncio.run(engine.generate(prompts, sampling))
 
-    assert engine._runner.room() == 256  # type: ignore[attr-defined]  # of those that ended none is left
+    assert engine._runner.room() == 256  # type: ignore[attr-defined]  # no ended answer is left
     alone = [
         asyncio.run(engine.generate([one], [how]))[0] for one, how in zip(prompts, sampling, strict=True)
     ]
     assert [one.tokens for one in together] == [one.tokens for one in alone]
 
 
-def test_log_probs_of_prompts_are_in_their_order_however_many_are_read_at_once(
+def test_prompt_log_probs_do_not_depend_on_the_number_of_tokens_read_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prompts = [[5, 6, 7], [8, 9], list(range(20)), [10, 11, 12, 13]]
@@ -181,7 +181,7 @@ def test_log_probs_of_prompts_are_in_their_order_however_many_are_read_at_once(
         assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
 
 
-def test_an_interrupted_answer_goes_on_with_the_numbers_of_its_seed() -> None:
+def test_an_interrupted_answer_continues_with_the_random_numbers_of_its_seed() -> None:
     sampling = SamplingParams(max_tokens=9, seed=1)
     (whole,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling))
 
@@ -192,7 +192,7 @@ def test_an_interrupted_answer_goes_on_with_the_numbers_of_its_seed() -> None:
 
 
 @pytest.mark.parametrize("top_p", [0.05, 1.0])
-def test_the_likeliest_tokens_are_told_and_a_small_top_p_draws_no_others(top_p: float) -> None:
+def test_the_likeliest_tokens_are_returned_and_a_small_top_p_samples_no_others(top_p: float) -> None:
     sampling = SamplingParams(max_tokens=5, top_p=top_p, log_probs=3, seed=2)
 
     (made,) = asyncio.run(rollout_here().generate([[5, 6, 7]], sampling))
@@ -202,7 +202,7 @@ def test_the_likeliest_tokens_are_told_and_a_small_top_p_draws_no_others(top_p: 
     assert (list(made.tokens) == first) == (top_p < 1)
 
 
-def test_impossible_limits_and_a_folder_that_there_is_not_are_refused() -> None:
+def test_impossible_limits_and_a_missing_model_folder_are_refused() -> None:
     with pytest.raises(ValueError, match="expected a number from 1"):
         rollout_here(max_running=0)
     with pytest.raises(ValueError, match="expected 1 to 64"):
@@ -220,7 +220,7 @@ def test_impossible_limits_and_a_folder_that_there_is_not_are_refused() -> None:
 
 
 @pytest.mark.parametrize("model", [small_llama, tied_llama], ids=["untied", "tied"])
-def test_engines_that_join_answer_with_the_weights_of_the_last_sync(backend: str, model: Any) -> None:
+def test_engines_added_by_a_resize_have_the_weights_of_the_last_sync(backend: str, model: Any) -> None:
     with px.ResourcePool([1], use_gpu=False) as one, px.ResourcePool([2], use_gpu=False) as two:
         source = px.WorkerGroup(one, Source.bind(model()))
         rollout = px.WorkerGroup(two, TransformersRollout.bind(model, weights="policy"), env=THREADS)

@@ -1,4 +1,4 @@
-"""vLLM as a model runner, without vLLM: which calls its engine gets, and when."""
+"""The runner of vLLM on a fake vLLM: the calls that its engine gets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VOCABULARY = Vocabulary(context=8, size=100)
 
 @pytest.fixture(autouse=True)
 def params(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of vLLM's ``SamplingParams``, which refuse some temperatures."""
+    """Stand-in for vLLM's ``SamplingParams``, which refuse some temperatures."""
 
     def made(**given: Any) -> dict[str, Any]:
         if given["temperature"] > 2:
@@ -47,7 +47,7 @@ def answer(key: int = 1, **sampling: Any) -> Answer:
     return row.answers[0]
 
 
-def test_stops_and_seeds_that_are_impossible_do_not_reach_vllm() -> None:
+def test_impossible_stop_tokens_and_seeds_do_not_reach_vllm() -> None:
     sampling = VllmSampling(replace(VOCABULARY, end=frozenset({9})), seeds=False)
     one = answer(stop=(4, -5, 1000), seed=1)
     one.seed = (1 << 64) + 3
@@ -57,7 +57,7 @@ def test_stops_and_seeds_that_are_impossible_do_not_reach_vllm() -> None:
     assert given["stop_token_ids"] == [4, 9]
     assert given["extra_args"] == {"phalanx_seed": (3, 0, 0)}
     assert sampling.for_answer(answer(stop=(4,), ignore_eos=True))["stop_token_ids"] == [4]
-    assert given["ignore_eos"]  # vLLM's own end tokens end nothing
+    assert given["ignore_eos"]  # vLLM ignores its own end tokens
 
 
 @pytest.mark.parametrize(("prompt", "expected"), [([5, 6, 7], [-1.0, -1.0]), ([1] * 8, [*[-1.0] * 6, -2.0])])
@@ -74,7 +74,7 @@ def test_every_token_of_a_prompt_has_a_log_probability(prompt: list[int], expect
 
 
 class FakeLLM:
-    """In place of ``AsyncLLM``: answers with token 7, and records other calls."""
+    """Stand-in for ``AsyncLLM`` that answers with token 7 and records other calls."""
 
     def __init__(self) -> None:
         model = SimpleNamespace(
@@ -147,14 +147,14 @@ def runner(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmRunner
 
 
 def load(runner: VllmRunner) -> None:
-    """Load weights as a sync hands them over."""
+    """Load weights as a sync does."""
     memory, tensors = allocate_tensors({"w": torch.ones(2)})
     runner.load(tensors.items())
     memory.close()
 
 
 def tokens_of_step(runner: VllmRunner) -> list[tuple[int, int, int | None]]:
-    """Key, token and version of the tokens of the next step."""
+    """Return key, token and version of the tokens of the next step."""
 
     async def step() -> Any:
         return await asyncio.wait_for(runner.step(), 10)
@@ -162,7 +162,9 @@ def tokens_of_step(runner: VllmRunner) -> list[tuple[int, int, int | None]]:
     return [(one.answer.key, one.token, one.version) for one in asyncio.run(step())]
 
 
-def test_steps_collect_tokens_with_the_version_of_their_weights(runner: VllmRunner, llm: FakeLLM) -> None:
+def test_steps_return_tokens_with_their_weight_version_and_a_load_pauses_the_engine(
+    runner: VllmRunner, llm: FakeLLM
+) -> None:
     runner.add([answer(1)])
     assert tokens_of_step(runner) == [(1, 7, 0)]
     load(runner)
@@ -176,7 +178,7 @@ def test_steps_collect_tokens_with_the_version_of_their_weights(runner: VllmRunn
     llm.calls.clear()
     runner.hold()
     runner.hold()
-    load(runner)  # an engine that is held stays held
+    load(runner)  # a held engine stays held
     assert llm.calls.count("pause_generation") == 2 and "resume_generation" not in llm.calls
     runner.release()
     assert llm.calls[-1] == "resume_generation"
@@ -195,14 +197,16 @@ BOTH = ["weights", "kv_cache"]
         ([("sleep", BOTH), ("wake", BOTH), ("wake", BOTH)], ["sleep", "wake weights kv_cache"]),
     ],
 )
-def test_exactly_the_wanted_parts_sleep(runner: VllmRunner, llm: FakeLLM, orders: Any, calls: Any) -> None:
+def test_only_the_requested_parts_of_an_engine_sleep(
+    runner: VllmRunner, llm: FakeLLM, orders: Any, calls: Any
+) -> None:
     for method, tags in orders:
         getattr(runner, method)(tags)
 
     assert [call for call in llm.calls if call != "reset_prefix_cache"] == calls
 
 
-def test_an_answer_that_is_removed_at_once_is_not_made(runner: VllmRunner, llm: FakeLLM) -> None:
+def test_an_answer_that_is_removed_at_once_is_not_started(runner: VllmRunner, llm: FakeLLM) -> None:
     one, is_removed = answer(), threading.Event()
     runner._loop.call_soon_threadsafe(is_removed.wait)
     runner.add([one])
@@ -214,7 +218,7 @@ def test_an_answer_that_is_removed_at_once_is_not_made(runner: VllmRunner, llm: 
 
 
 class Serving(px.engines.RolloutEngine):
-    """An engine whose runner is that of the test."""
+    """An engine with the runner of the test."""
 
     def __init__(self, runner: VllmRunner) -> None:
         self.serve(runner)
@@ -225,7 +229,7 @@ def generated(runner: VllmRunner, **sampling: Any) -> Completion:
     return asyncio.run(asyncio.wait_for(call, 10))[0]
 
 
-def test_a_refused_request_is_the_error_of_its_row_and_the_engine_can_be_used_on_unless_it_died(
+def test_a_refused_request_is_an_error_of_its_row_and_the_engine_works_unless_it_died(
     runner: VllmRunner, llm: FakeLLM
 ) -> None:
     llm.refuses = True
@@ -244,7 +248,7 @@ def test_a_refused_request_is_the_error_of_its_row_and_the_engine_can_be_used_on
 @pytest.mark.parametrize(
     ("end", "told"), [("abort", "abort"), ("error", "abort"), ("repetition", "abort"), ("length", "length")]
 )
-def test_an_answer_that_vllm_ends_without_a_token_ends(
+def test_an_answer_ends_when_vllm_ends_it_without_a_token(
     runner: VllmRunner, llm: FakeLLM, end: str, told: str
 ) -> None:
     llm.ends = [end]
@@ -253,7 +257,7 @@ def test_an_answer_that_vllm_ends_without_a_token_ends(
     assert (made.tokens, made.finish_reason, made.error) == ((7,), told, None)
 
 
-def test_a_load_that_fails_ends_the_pending_step_and_all_later_ones(runner: VllmRunner, llm: FakeLLM) -> None:
+def test_a_failed_load_ends_the_pending_step_and_fails_later_steps(runner: VllmRunner, llm: FakeLLM) -> None:
     runner.add([answer()])
     tokens_of_step(runner)
 
@@ -270,14 +274,18 @@ def test_a_load_that_fails_ends_the_pending_step_and_all_later_ones(runner: Vllm
         tokens_of_step(runner)
 
 
-def test_no_limit_of_likeliest_tokens_is_the_vocabulary(llm: FakeLLM, request: pytest.FixtureRequest) -> None:
+def test_an_unlimited_number_of_likeliest_tokens_is_the_size_of_the_vocabulary(
+    llm: FakeLLM, request: pytest.FixtureRequest
+) -> None:
     llm.vllm_config.model_config.max_logprobs = -1
 
     assert request.getfixturevalue("runner").capabilities.top == 100
 
 
 @pytest.mark.parametrize("axis", ["tensor", "pipeline"])
-def test_processes_of_an_engine_are_no_actors(axis: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_with_several_accelerators_uses_processes_instead_of_actors(
+    axis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vllm_runner, "find", lambda _: dict)
     monkeypatch.setattr(vllm_runner, "on_cpu", lambda: False)
     given = vllm_runner._engine_arguments("model", {f"{axis}_parallel_size": 2})
@@ -285,7 +293,7 @@ def test_processes_of_an_engine_are_no_actors(axis: str, monkeypatch: pytest.Mon
     assert given["distributed_executor_backend"] == "mp"
 
 
-def test_a_start_that_fails_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_ends_the_thread_of_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(*_: Any) -> None:
         raise ValueError("no such model")
 
@@ -297,7 +305,7 @@ def test_a_start_that_fails_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class FakeWorker(WorkerExtension):
-    """In place of vLLM's worker: its model has parameters, and keeps what is loaded."""
+    """Stand-in for vLLM's worker, whose model keeps the loaded tensors."""
 
     def __init__(self, calls: list[str], *names: str) -> None:
         self.calls = calls
@@ -326,7 +334,9 @@ def reload(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def test_workers_load_the_tensors_of_a_location_for_every_parameter(reload: list[str]) -> None:
+def test_a_worker_loads_tensors_from_a_location_and_refuses_a_parameter_without_a_tensor(
+    reload: list[str],
+) -> None:
     values = {"a": torch.randn(3, 5), "b": torch.randn(7).bfloat16(), "c": torch.randn(0)}
     memory, tensors = allocate_tensors(values)
     worker = FakeWorker(reload, "a", "b")

@@ -1,4 +1,4 @@
-"""Weights that one rank of an engine takes, into memory of its own."""
+"""Weights that one rank of an engine loads into its own memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.conformance.engines import Source
 
 
 class Pair(px.Worker):
-    """The first of two ranks gets the weights, in memory of its own making; the other has nothing of its own."""
+    """Two ranks, of which only the first loads the weights, into memory that it allocates."""
 
     def __init__(self, wrong: bool = False) -> None:
         self.got: dict[str, Any] = {}
@@ -45,7 +45,7 @@ def pool() -> Any:
         yield made
 
 
-def test_one_rank_of_an_engine_takes_the_weights_into_memory_of_its_own(pool: px.ResourcePool) -> None:
+def test_a_rank_of_an_engine_loads_weights_into_memory_that_it_allocates(pool: px.ResourcePool) -> None:
     source = px.WorkerGroup(pool[0:1], Source.bind(torch.nn.Linear(4, 3)))
     target = px.WorkerGroup(pool, Pair)
     (sent,) = source.change(0)

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "examples"
 
 @contextmanager
 def loaded(script: str, backend: str) -> Generator[ModuleType]:
-    """An example, which imports its neighbors and makes pools on that backend."""
+    """Yield an example, which imports its neighbors and makes pools on ``backend``."""
     name = f"example_{script}"
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))

@@ -1,4 +1,4 @@
-"""The examples and the README's code run as users run them: as scripts, each in a process of its own."""
+"""The tutorial and the GRPO example, run as users run them: as scripts in their own processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRPO = ROOT / "examples" / "grpo.py"
 
 
 def final_reward(output: str) -> float:
-    """The number in the last line of the GRPO example."""
+    """Return the number in the last line of the GRPO example."""
     last = re.fullmatch(r"final mean reward: (\d\.\d\d)", output.splitlines()[-1])
     assert last is not None, output
     return float(last[1])
@@ -35,7 +35,7 @@ def test_a_chapter_of_the_tutorial_runs_in_one_process(chapter: Path, tmp_path: 
     run(chapter, backend="inline", folder=tmp_path)
 
 
-@pytest.mark.soak  # test_notebook.py has them in CI
+@pytest.mark.soak  # test_notebook.py runs them in CI
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("chapter", TUTORIAL, ids=lambda path: path.stem)
 def test_a_chapter_of_the_tutorial_runs_on_ray(chapter: Path, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_grpo_learns_to_copy_on_two_ranks_and_saves_curve_and_report(tmp_path: P
 
 
 def rewards_of(path: Path) -> list[float]:
-    """Of all steps, as the last one of a run has them."""
+    """Return the rewards of all steps that the last saved step of a run has."""
     _, values, _ = pickle.loads(read_step(str(path)).read("driver/state.pickle"))
     return pickle.loads(values["rewards"])
 
@@ -72,7 +72,9 @@ def train(folder: Path, steps: int, path: str, *more: str) -> subprocess.Complet
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_with_too_few_steps_fails_and_goes_on_as_if_it_had_not_been_ended(tmp_path: Path) -> None:
+def test_a_run_with_too_few_steps_fails_and_resumes_with_the_rewards_of_an_uninterrupted_run(
+    tmp_path: Path,
+) -> None:
     ended = train(tmp_path, 3, "ended")
     train(tmp_path, 5, "whole")
     train(tmp_path, 5, "ended", "--resume")

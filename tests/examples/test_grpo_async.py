@@ -36,7 +36,7 @@ def staleness_of(settings: object) -> px.StalenessManager:
     return px.StalenessManager(settings.max_lag, rows_per_version=settings.rows)  # type: ignore[attr-defined]
 
 
-def test_without_lag_the_rewards_are_those_of_taking_turns(example: ModuleType) -> None:
+def test_rewards_without_lag_are_those_of_alternating_generation_and_training(example: ModuleType) -> None:
     settings = settings_of(example, max_lag=0)
     with example.started(settings, 1, 1, "cpu") as groups:
         in_turn = list(example.in_turn(groups, settings))
@@ -48,7 +48,7 @@ def test_without_lag_the_rewards_are_those_of_taking_turns(example: ModuleType) 
     assert staleness.stats.lags == {0: 4 * 16}
 
 
-def test_no_answer_is_older_than_allowed_and_none_is_lost(example: ModuleType) -> None:
+def test_answers_stay_within_the_allowed_lag_and_none_is_lost(example: ModuleType) -> None:
     settings = settings_of(example, max_lag=1, together=2, steps=6)
     staleness = staleness_of(settings)
     with example.started(settings, 1, 1, "cpu") as groups:
@@ -60,7 +60,7 @@ def test_no_answer_is_older_than_allowed_and_none_is_lost(example: ModuleType) -
     assert set(staleness.stats.lags) <= {0, 1}
 
 
-def test_questions_whose_answers_came_too_late_are_asked_again(
+def test_questions_with_stale_answers_are_asked_again(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of(example, max_lag=1, together=2, steps=6)
@@ -83,9 +83,7 @@ def test_questions_whose_answers_came_too_late_are_asked_again(
     assert staleness.stats.rows.trained == 6 * 16
 
 
-def test_a_run_that_was_ended_goes_on_and_trains_on_every_question_once(
-    example: ModuleType, tmp_path: Path
-) -> None:
+def test_a_resumed_run_trains_on_every_question_once(example: ModuleType, tmp_path: Path) -> None:
     trained: list[int] = []
 
     def train(count: int, *, resume: bool = False) -> tuple[list[float], px.StalenessManager]:
@@ -118,7 +116,7 @@ def test_a_run_that_was_ended_goes_on_and_trains_on_every_question_once(
         train(6)
 
 
-def test_an_engine_that_fails_ends_the_training_with_its_error(example: ModuleType) -> None:
+def test_a_failure_during_generation_ends_the_training_with_its_error(example: ModuleType) -> None:
     settings = settings_of(example)
     with example.started(settings, 1, 1, "cpu") as groups:
         steps = example.grpo(groups, settings, staleness_of(settings))
@@ -128,7 +126,7 @@ def test_an_engine_that_fails_ends_the_training_with_its_error(example: ModuleTy
             list(steps)
 
 
-def test_answers_that_are_trained_on_keep_what_each_token_was_drawn_with(example: ModuleType) -> None:
+def test_answers_have_the_log_probabilities_and_weight_version_of_their_tokens(example: ModuleType) -> None:
     settings = settings_of(example)
     with example.started(settings, 1, 1, "cpu") as groups:
         with px.WeightSync(groups.trainer.actor, groups.rollout, "policy") as sync:
@@ -142,7 +140,7 @@ def test_answers_that_are_trained_on_keep_what_each_token_was_drawn_with(example
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_answers_may_end_under_the_weights_that_they_began_with(tmp_path: Path) -> None:
+def test_the_script_trains_on_all_answers_if_syncs_wait_for_running_answers(tmp_path: Path) -> None:
     few = ("--device", "cpu", "--steps", "3", "--target", "0", "--at-sync", "wait")
 
     assert re.search(r"trained +768", run(SCRIPT, *few, backend="ray", folder=tmp_path))
@@ -150,7 +148,7 @@ def test_answers_may_end_under_the_weights_that_they_began_with(tmp_path: Path) 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_it_learns_to_copy_as_a_script(tmp_path: Path) -> None:
+def test_the_script_learns_to_copy_and_writes_a_report(tmp_path: Path) -> None:
     output = run(SCRIPT, "--device", "cpu", "--seed", "1", backend="ray", folder=tmp_path)
 
     assert final_reward(output) >= 0.95
@@ -161,7 +159,7 @@ STEPS, WITHIN = 6, 60.0
 
 
 class Engine(px.Worker):
-    """Answers at once, and tells that it was asked."""
+    """An engine that answers at once and reports each request."""
 
     def __init__(self) -> None:
         self.accept_weights("policy", torch.nn.Linear(2, 2))
@@ -174,7 +172,7 @@ class Engine(px.Worker):
 
 
 class Trainer(px.Worker):
-    """Trains on a batch once an engine was asked for a later one."""
+    """A trainer that ends a step once the engine was asked for the next batch."""
 
     def __init__(self, rows: int) -> None:
         self.model = torch.nn.Linear(2, 2)
@@ -211,7 +209,7 @@ def on_ray(ray_cluster: None) -> Iterator[ModuleType]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_while_a_batch_is_trained_on_the_next_one_is_generated(on_ray: ModuleType) -> None:
+def test_the_next_batch_is_generated_during_training(on_ray: ModuleType) -> None:
     settings = on_ray.Settings(questions=4, together=2, group_size=2, digits=2, steps=STEPS, max_lag=1)
     staleness = px.StalenessManager(1, rows_per_version=settings.rows)
     roles = px.colocate({"actor": Trainer.bind(settings.rows), "reference": Reference})

@@ -29,7 +29,7 @@ def test_advantages_are_relative_to_the_answers_of_the_same_question(grpo: Modul
     assert advantages[2:].tolist() == [0.0, 0.0]
 
 
-def test_a_question_is_digits_between_two_marks_and_the_reward_the_part_copied_right(
+def test_a_question_is_digits_between_two_marks_and_its_reward_the_fraction_copied(
     grpo: ModuleType,
 ) -> None:
     questions = grpo.ask(5, 4, torch.Generator().manual_seed(0))
@@ -56,7 +56,7 @@ def test_log_probabilities_of_an_answer_belong_to_its_own_tokens(grpo: ModuleTyp
 
 
 def steps_of(grpo: ModuleType, patch: pytest.MonkeyPatch, *outcomes: float | Exception) -> Iterator[float]:
-    """The loop that mends, on steps which end as ``outcomes`` say, in turn."""
+    """Return the loop that recovers, on steps that end with ``outcomes`` in turn."""
     left = iter(outcomes)
 
     def train_on(*_: Any) -> float:
@@ -72,7 +72,7 @@ def steps_of(grpo: ModuleType, patch: pytest.MonkeyPatch, *outcomes: float | Exc
     return grpo.grpo_with_losses(groups, None, grpo.Settings(steps=2), torch.Generator())
 
 
-def test_a_step_in_which_a_rank_was_lost_is_made_again_and_a_bug_ends_the_run(
+def test_a_step_that_lost_a_rank_is_repeated_and_an_error_of_a_worker_ends_the_run(
     grpo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     died = px.WorkerDiedError("rank 1 died", failures=(px.errors.RankReport(1, "died"),))

@@ -21,19 +21,19 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[ModuleType]:
-    """The script as a module, whose classes travel by value to the ranks."""
+    """The script as a module, whose classes are pickled by value."""
     with loaded("grpo", "ray") as module:
         cloudpickle.register_pickle_by_value(module)
         yield module
 
 
 def count(worker: Any, last: int | None = None) -> None:
-    """Count the operations of torch from now on, and die at one of them."""
+    """Count the operations of torch, and die at operation ``last``."""
     worker.__dict__["operations"] = Operations(last).__enter__()
 
 
 def counted(worker: Any) -> int:
-    """How many operations there were since it was asked the last time."""
+    """Return the number of operations since the last call."""
     operations = worker.__dict__["operations"]
     found, operations.count = operations.count, 0
     return found
@@ -46,7 +46,7 @@ def settings_of(example: ModuleType) -> Any:
 def without_a_fault(
     example: ModuleType, groups: Any, sync: px.WeightSync
 ) -> tuple[list[float], dict[str, list[int]]]:
-    """The rewards, and how many operations each rank of both groups made in the second step; then it is undone."""
+    """Return the rewards and each rank's number of operations in the second step, and restore both groups."""
     places = {"policy": groups.policy.actor, "rollout": groups.rollout}
     px.snapshot(groups.policy, groups.rollout)
     steps = example.grpo(groups, sync, settings_of(example), torch.Generator().manual_seed(0))
@@ -90,7 +90,7 @@ def killed(example: ModuleType, ranks: int, seed: int) -> None:
     "seed", [1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (0, *range(2, 20)))]
 )
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
-def test_the_rewards_are_those_of_a_run_without_a_fault(
+def test_rewards_of_a_run_with_a_killed_rank_are_those_of_a_run_without_a_fault(
     ray_cluster: None, example: ModuleType, ranks: int, seed: int
 ) -> None:
     killed(example, ranks, seed)

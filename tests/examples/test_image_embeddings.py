@@ -19,7 +19,7 @@ SCRIPT = FOLDER / "image_embeddings.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def test_it_writes_embeddings_that_a_worker_group_gives_too_and_that_find_the_same_photograph(
+def test_the_pipeline_writes_the_embeddings_of_a_worker_group_and_finds_similar_images(
     tmp_path: Path,
 ) -> None:
     few = ("--num-cpus", "2", "--per-class", "6", "--out", "here")
@@ -37,11 +37,11 @@ def test_it_writes_embeddings_that_a_worker_group_gives_too_and_that_find_the_sa
     assert (tmp_path / "here" / "neighbors.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_accelerator_that_no_node_has_is_an_error_and_no_endless_wait(
+def test_an_accelerator_type_that_no_node_has_is_an_error(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     monkeypatch.setattr(sys, "argv", [SCRIPT.name, "--accelerator-type", "T4"])
-    monkeypatch.setattr(px, "init", lambda **_: None)  # on the cluster that is there
+    monkeypatch.setattr(px, "init", lambda **_: None)  # use the running cluster
     with pytest.raises(SystemExit, match="--accelerator-type T4: the cluster has no accelerators"):
         runpy.run_path(str(SCRIPT), run_name="__main__")

@@ -17,21 +17,21 @@ def code_cells(notebook: Any) -> list[Any]:
 
 
 def printed(cell: Any) -> str:
-    """Everything that a cell put out, as text."""
+    """Return the output of a cell as text."""
     texts = [
         output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs
     ]
     return "".join(texts)
 
 
-def test_it_is_stored_without_outputs() -> None:
+def test_the_notebook_is_stored_without_outputs() -> None:
     cells = code_cells(nbformat.read(NOTEBOOK, as_version=4))
     assert all(not cell.outputs and cell.execution_count is None for cell in cells)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_it_runs_to_its_last_cell_and_shows_the_numbers_and_the_picture_of_the_tutorial(
+def test_the_notebook_runs_completely_and_shows_the_numbers_and_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)

@@ -22,7 +22,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Holdings:
-    """What this driver and its cluster hold."""
+    """Resources that the driver and its cluster hold."""
 
     placement_groups: int
     ranks: int
@@ -64,7 +64,7 @@ def one_cycle(number: int) -> None:
 
 
 @pytest.mark.parametrize("cycles", [5, pytest.param(50, marks=pytest.mark.soak)])
-def test_groups_of_4_of_which_each_fifth_has_faults_leave_nothing_behind(cycles: int) -> None:
+def test_repeated_groups_of_which_every_fifth_has_faults_leave_nothing_behind(cycles: int) -> None:
     for number in range(WARM_UP):
         one_cycle(number)
     before = holdings()
@@ -75,6 +75,6 @@ def test_groups_of_4_of_which_each_fifth_has_faults_leave_nothing_behind(cycles:
     assert within(10.0, lambda: holdings().store_bytes <= before.store_bytes + 2**20)
     after = holdings()
     assert after.placement_groups == before.placement_groups
-    assert after.ranks <= before.ranks  # of the last one before, a process may have been ending still
+    assert after.ranks <= before.ranks  # a process of the last warm-up may have been ending
     assert after.files <= before.files + 5
     assert after.rss <= before.rss + 64 * 2**20

@@ -1,4 +1,4 @@
-"""However a driver ends, nothing of its groups is left 5 s later."""
+"""Ends of a driver, after which nothing of its groups is left within 5 s."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 
 
 def main(address: str, ending: str) -> None:
-    """A driver of its own process: prints what it started, then ends as told."""
+    """Run a driver that prints the processes that it started, and ends by ``ending``."""
     cloudpickle.register_pickle_by_value(fault_workers)
     px.init(backend="ray", address=address, log_to_driver=False)
     with px.ResourcePool([2], use_gpu=False, name_prefix=f"driver-{os.getpid()}") as pool:
@@ -68,7 +68,7 @@ class Driver:
         return [*self.started["ranks"], *self.started["children"]]
 
     def waits(self) -> bool:
-        """Whether it has come to wait for its call: it uses no processor time."""
+        """Return whether the driver waits for its call: it uses no processor time."""
 
         def used() -> list[bytes]:
             return Path(f"/proc/{self.process.pid}/task/{self.process.pid}/stat").read_bytes().split()[13:15]
@@ -78,7 +78,7 @@ class Driver:
         return used() == before
 
     def left(self) -> list[object]:
-        """Processes and placement groups that are still there."""
+        """Return processes and placement groups that still exist."""
         groups = [
             group["name"]
             for group in placement_group_table().values()
@@ -89,7 +89,7 @@ class Driver:
 
 @pytest.fixture
 def start() -> Iterator[Callable[[str], Driver]]:
-    """Starts drivers; closes what they were heard by."""
+    """Function that starts drivers, which are killed after the test."""
     started: list[Driver] = []
 
     def start(ending: str) -> Driver:
@@ -103,7 +103,7 @@ def start() -> Iterator[Callable[[str], Driver]]:
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
-def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(
+def test_a_driver_that_a_signal_ends_during_a_call_leaves_nothing_after_5_s(
     signum: signal.Signals, start: Callable[[str], Driver]
 ) -> None:
     free = ray.available_resources()["object_store_memory"]
@@ -126,7 +126,7 @@ def test_nothing_is_left_5_s_after_a_signal_ends_the_driver_during_a_call(
         pytest.param("return", 0, marks=pytest.mark.soak),
     ],
 )
-def test_nothing_is_left_after_the_driver_leaves_the_with_block(
+def test_a_driver_that_leaves_the_with_block_leaves_nothing(
     ending: str, code: int, start: Callable[[str], Driver]
 ) -> None:
     driver = start(ending)
@@ -136,7 +136,7 @@ def test_nothing_is_left_after_the_driver_leaves_the_with_block(
     assert within(5.0, lambda: not driver.left()), driver.left()
 
 
-def test_two_runs_of_one_script_at_once_do_not_meet_and_one_may_be_killed(
+def test_a_killed_run_of_a_script_disturbs_no_concurrent_or_later_run(
     start: Callable[[str], Driver],
 ) -> None:
     first, second = start("call"), start("call")

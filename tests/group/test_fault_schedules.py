@@ -1,4 +1,4 @@
-"""Random schedules of faults: whatever happens, every call ends in a result or in one error of ours."""
+"""Random schedules of faults: every call ends in a result or in an error of the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.lifecycle_steps import noted_steps
 
 
 class Counter(px.Worker):
-    """Counts calls; ``load`` is replayed."""
+    """A worker that counts calls. A restart reruns ``load``."""
 
     def __init__(self) -> None:
         self.loaded = 0
@@ -31,7 +31,7 @@ class Counter(px.Worker):
 
 
 def play(seed: int) -> Iterator[object]:
-    """One schedule; gives what each call ended in."""
+    """Run a schedule, and yield the result or error of each call."""
     choice = random.Random(seed)
     policy = px.RestartPolicy(max_restarts=2, window_s=100.0) if seed % 3 == 0 else None
     with (
@@ -70,7 +70,7 @@ def play(seed: int) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_300_fault_schedules_end_in_results_or_errors_of_ours_and_keep_to_the_table(block: int) -> None:
+def test_fault_schedules_end_in_results_or_library_errors_and_allowed_states(block: int) -> None:
     with noted_steps() as steps:
         schedules = [list(play(seed)) for seed in range(block * 30, block * 30 + 30)]
 

@@ -1,4 +1,4 @@
-"""The life of a group: what may happen when, and that nothing else can."""
+"""The lifecycle of a group: allowed events, and refusals of other events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_event_that_the_table_lacks_is_refused_without_any_change() -> None:
     assert (closed.state, closed.epoch, closed.cause) == (State.CLOSED, 0, None)
 
 
-def test_a_start_may_fail_a_broken_view_follows_its_owner_and_a_closed_group_stays_closed() -> None:
+def test_a_failed_start_breaks_a_group_a_view_follows_its_owner_and_a_closed_group_stays_closed() -> None:
     assert living((Event.BREAK, 0, FIRST)).state is State.BROKEN
     assert living(*TO_STATE[State.BROKEN], (Event.FOLLOW, 1)).state is State.READY
     for state in (State.CLOSING, State.CLOSED):
@@ -63,7 +63,7 @@ def test_a_broken_group_keeps_the_first_cause_until_a_restart_fails() -> None:
     assert (again.state, again.cause) == (State.BROKEN, SECOND)
 
 
-def test_a_late_failure_of_an_old_epoch_does_nothing_and_one_of_an_epoch_to_come_is_refused() -> None:
+def test_a_failure_of_an_old_epoch_is_ignored_and_an_event_of_a_future_epoch_is_refused() -> None:
     lifecycle = living(*TO_STATE[State.RESTARTING], (Event.STARTED, 1))
 
     lifecycle.handle(Event.BREAK, 0, SECOND)
@@ -83,7 +83,7 @@ def test_a_late_failure_of_an_old_epoch_does_nothing_and_one_of_an_epoch_to_come
         (State.CLOSED, GroupClosed, "group 'actor' is closed"),
     ],
 )
-def test_a_group_takes_calls_only_when_it_is_ready(
+def test_a_group_accepts_calls_only_if_it_is_ready(
     state: State, error: type[PhalanxError], words: str
 ) -> None:
     living(*TO_STATE[State.READY]).check_callable()

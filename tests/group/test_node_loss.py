@@ -1,4 +1,4 @@
-"""A node is lost under a group; the cluster is one of the test's own, in another process."""
+"""Loss of a node under a group, on the test's own cluster in another process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def failed(call: Any) -> tuple[px.PhalanxError, float]:
 
 
 def main() -> None:
-    """The driver, a process of its own."""
+    """Run the driver, in its own process."""
     with several_nodes(3, resources={"seat": 2}) as cluster:
         found: dict[str, Any] = {}
         pool = px.ResourcePool([2, 2], use_gpu=False, timeout=60)
@@ -74,7 +74,7 @@ def main() -> None:
         pool.close()
 
 
-def test_a_lost_node_is_one_error_and_a_restart_moves_the_lost_ranks_or_says_that_there_is_no_room() -> None:
+def test_a_lost_node_raises_one_error_and_a_restart_moves_its_ranks_or_lacks_capacity() -> None:
     (found,) = told_by(__name__, timeout=220)
 
     assert found["took"] < 20.0

@@ -1,4 +1,4 @@
-"""Nodes that will be taken away: what a group is told, and what that changes."""
+"""Preemption notices of draining nodes, and failures that follow them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def going(node: str, deadline: float | None = 100.0) -> list[DrainingNode]:
     return [DrainingNode(node, deadline, "preempted")]
 
 
-def test_a_notice_names_ranks_host_deadline_and_reason_and_is_told_anew_when_they_change() -> None:
+def test_a_notice_names_ranks_host_deadline_and_reason_and_is_renewed_when_they_change() -> None:
     board = NoticeQueue("actor")
     board.see([*going("a"), *going("c")], SLOTS)
     assert board.take() == [PreemptionNotice("actor", (0, 1), "a", "host-a", 100.0, "preempted")]
@@ -31,7 +31,7 @@ def test_a_notice_names_ranks_host_deadline_and_reason_and_is_told_anew_when_the
     assert [(one.deadline, one.ranks) for one in board.take()] == [(50.0, (0, 1)), (50.0, (0, 1, 3))]
 
 
-def test_it_says_which_ranks_are_to_be_moved_also_once_their_node_is_gone() -> None:
+def test_a_notice_queue_knows_the_ranks_to_move_after_their_node_was_lost() -> None:
     board = NoticeQueue("actor")
     board.see(going("a"), SLOTS)
     board.see([], SLOTS)
@@ -58,7 +58,7 @@ def drain(transport: ScriptedBackend) -> None:
     transport.going = [DrainingNode("inline", None, "preempted")]
 
 
-def test_a_group_gives_its_notices_once_also_to_on_notice_and_what_that_raises_changes_nothing(
+def test_notices_are_delivered_once_also_to_on_notice_whose_errors_are_ignored(
     transport: ScriptedBackend,
 ) -> None:
     seen: list[px.PreemptionNotice] = []
@@ -77,12 +77,12 @@ def test_a_group_gives_its_notices_once_also_to_on_notice_and_what_that_raises_c
 
         assert [before, [one.ranks for one in notices[0]], notices[1]] == [[], [(0, 1)], []]
         assert [one.ranks for one in seen] == [(0, 1)]
-        assert px.preemption_notices(group) == seen  # for whoever asks, too
+        assert px.preemption_notices(group) == seen  # callers get the notice, too
         assert group.add(1) == [1, 2]
 
 
 def lose_and_call(group: px.WorkerGroup) -> list[int]:
-    """Lose a rank, and make the call in which that is found, and the one after it."""
+    """Lose a rank, make the call that finds the loss, and return the result of the next call."""
     faults.kill(group, 1)
     with pytest.raises(px.WorkerDiedError):
         group.add(1)

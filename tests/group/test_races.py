@@ -1,4 +1,4 @@
-"""Two threads on one group: what is being composed, waited for or cancelled while the group changes."""
+"""Several threads on one group: calls that are composed, waited for or cancelled while the group changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from phalanx.testing.scripted import scripted
 
 
 class Counter(px.Worker):
-    """Counts the calls that reached it."""
+    """A worker that counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -37,7 +37,7 @@ class Counter(px.Worker):
 
 
 class WhilePickled:
-    """Has something done by another thread, to its end, when it is pickled."""
+    """A value whose pickling waits for another thread that does ``work``."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -56,9 +56,7 @@ def group() -> Iterator[px.WorkerGroup]:
 
 
 @pytest.mark.parametrize("call", [lambda group, x: group.add(x), lambda group, x: group.rows([1, 2, x])])
-def test_a_call_that_is_composed_while_the_group_changes_reaches_no_new_process(
-    group: Any, call: Any
-) -> None:
+def test_a_call_that_is_composed_during_a_restart_or_close_is_refused(group: Any, call: Any) -> None:
     with pytest.raises(px.errors.StaleEpoch):
         call(group, WhilePickled(group.restart))
     assert group.count() == [0, 0, 0]
@@ -66,7 +64,7 @@ def test_a_call_that_is_composed_while_the_group_changes_reaches_no_new_process(
         call(group, WhilePickled(group.close))
 
 
-def test_a_call_that_waits_for_room_while_the_group_is_restarted_says_so(
+def test_a_call_that_waits_for_capacity_during_a_restart_is_refused(
     group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = group.core
@@ -78,7 +76,7 @@ def test_a_call_that_waits_for_room_while_the_group_is_restarted_says_so(
         group.add(1)
 
 
-def test_a_group_whose_restart_failed_keeps_no_frames_of_whoever_asked_for_it(
+def test_the_cause_of_a_failed_restart_keeps_no_frames_of_its_caller(
     group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(self: Counter) -> None:
@@ -91,7 +89,7 @@ def test_a_group_whose_restart_failed_keeps_no_frames_of_whoever_asked_for_it(
     assert group.core.lifecycle.cause.__traceback__ is None
 
 
-def test_a_cancel_and_a_close_at_once_leave_a_closed_group_and_one_error() -> None:
+def test_a_concurrent_cancel_and_close_leave_a_closed_group_and_an_error() -> None:
     with (
         scripted(lambda what, number: "hang" if (what, number) == ("call", 1) else "fine"),
         px.ResourcePool([3], use_gpu=False, backend="inline") as pool,
@@ -109,7 +107,7 @@ def test_a_cancel_and_a_close_at_once_leave_a_closed_group_and_one_error() -> No
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_restarts_calls_and_cancels_of_three_threads_end_in_results_or_in_errors_of_ours(seed: int) -> None:
+def test_restarts_calls_and_cancels_of_three_threads_end_in_results_or_library_errors(seed: int) -> None:
     odd: list[BaseException] = []
 
     def often(work: Callable[[], object]) -> None:
@@ -155,7 +153,7 @@ def test_an_interrupt_while_workers_close_leaves_no_process(
     assert group.core.backend.dead_of(endpoints) == [0, 1, 2]
 
 
-def test_a_group_that_breaks_while_it_gets_ranks_does_not_become_ready(group: Any) -> None:
+def test_a_group_that_breaks_while_ranks_are_replaced_does_not_become_ready(group: Any) -> None:
     core = group.core
     core.begin_restart(gone=[1])
     core.broken(px.CallTimeout("late", group="g", method="m", timeout=1.0))

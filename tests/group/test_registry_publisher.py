@@ -1,4 +1,4 @@
-"""What a driver publishes of its run on the cluster, from its first group to its end."""
+"""Records of its run that a driver publishes on the cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def seen(cluster_reader: ClusterReader, name: str) -> list[GroupRecord]:
     return [group for group in cluster_reader.notices().groups if group.name == name]
 
 
-def test_a_group_is_published_while_it_lives_with_its_state_cause_and_ranks(
+def test_a_group_is_published_with_its_state_cause_and_ranks_until_it_is_closed(
     pool: px.ResourcePool, cluster_reader: ClusterReader
 ) -> None:
     with px.WorkerGroup(pool, Idle, name="fragile") as group:
@@ -66,7 +66,7 @@ def test_a_group_is_published_while_it_lives_with_its_state_cause_and_ranks(
     assert seen(cluster_reader, "fragile") == []
 
 
-def test_what_a_killed_driver_left_is_removed_by_whoever_looks(cluster_reader: ClusterReader) -> None:
+def test_records_of_a_killed_driver_are_removed_by_the_next_reader(cluster_reader: ClusterReader) -> None:
     script = (
         "import os, signal, sys, phalanx as px\n"
         "from phalanx.session.session import session\n"

@@ -1,4 +1,4 @@
-"""Random schedules of faults under a group that grows and shrinks: right errors or a healed group, and never a hang."""
+"""Random schedules of faults under a group that is resized: right results or expected errors, and never a hang."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Counter(px.Worker):
 
 @dataclass
 class Story:
-    """What one schedule came to."""
+    """The outcome of a schedule."""
 
     errors: list[BaseException] = field(default_factory=list)
     answers: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
@@ -84,7 +84,7 @@ def play(seed: int) -> Story:
 @pytest.mark.parametrize(
     "block", [0, *(pytest.param(block, marks=pytest.mark.soak) for block in range(1, 6))]
 )
-def test_300_schedules_end_in_answers_or_right_errors(block: int) -> None:
+def test_resize_schedules_end_in_right_answers_or_expected_errors_and_leave_no_rank(block: int) -> None:
     with noted_steps() as steps:
         stories = [play(seed) for seed in range(block * 50, block * 50 + 50)]
 

@@ -1,4 +1,4 @@
-"""A view of a group that is resized elsewhere: what a rank refuses goes to a rank of the newest roster."""
+"""A view of a group that is resized elsewhere: refused calls go to ranks of the newest roster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Answerer(px.Worker):
 
 
 class Together(px.Worker):
-    """Ranks that work together: all of them make each step."""
+    """Ranks that make each step together."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -88,7 +88,7 @@ def group() -> Iterator[px.WorkerGroup]:
 def view_of(
     group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch, *, beside_owner: bool = False
 ) -> GroupView:
-    """The group as another process sees it, or the one that owns it, to which a view came back."""
+    """Return the group's view in another process, or in its owner that received a view."""
     with monkeypatch.context() as patch:
         patch.setattr(group.core.backend, "immediate", False)
         portable = travel.pack(group.core)
@@ -99,7 +99,7 @@ def view_of(
 
 @contextlib.contextmanager
 def unaware(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
-    """The time in which a view has not heard yet that processes are gone."""
+    """Keep views from noticing that processes died."""
     with monkeypatch.context() as patch:
         patch.setattr(roster, "look", lambda _: None)
         yield
@@ -115,7 +115,7 @@ def answered(group: px.WorkerGroup) -> int:
     return sum(group.run(lambda worker: worker.answered))
 
 
-def test_a_view_that_saw_none_of_many_changes_calls_who_is_there_and_the_roster_does_not_grow(
+def test_a_view_that_missed_many_changes_calls_current_ranks_and_the_roster_does_not_grow(
     group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = view_of(group, monkeypatch)
@@ -132,7 +132,7 @@ def test_a_view_that_saw_none_of_many_changes_calls_who_is_there_and_the_roster_
     assert sizes[-1] == sizes[1]
 
 
-def test_of_a_replaced_rank_a_call_is_stale_and_of_one_that_left_it_is_made_again(
+def test_a_call_of_a_replaced_rank_is_stale_and_a_call_of_a_rank_that_left_is_repeated(
     group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = view_of(group, monkeypatch)
@@ -142,14 +142,14 @@ def test_of_a_replaced_rank_a_call_is_stale_and_of_one_that_left_it_is_made_agai
     px.resize(group, 2)
 
     with unaware(monkeypatch), pytest.raises(px.errors.StaleEpoch):
-        view.answers(list(range(8)))  # nobody knows what the former rank 1 had begun
+        view.answers(list(range(8)))  # the former rank 1 may have begun the call
     with unaware(monkeypatch):
         assert later[2].answer(3) == (0, 30)
 
     assert view.answers(list(range(8))) == [10 * x for x in range(8)]
 
 
-def test_a_process_left_in_peace_if_it_came_after_the_last_of_its_rank_that_did_not(
+def test_a_former_process_left_in_peace_if_it_started_in_the_recorded_epoch_or_later(
     group: px.WorkerGroup,
 ) -> None:
     member, endpoint = group.core.endpoints[:2]
@@ -161,7 +161,7 @@ def test_a_process_left_in_peace_if_it_came_after_the_last_of_its_rank_that_did_
     assert not now.left_in_peace(0, member), "a member has not left"
 
 
-def test_of_ranks_that_a_restart_ended_calls_are_stale_and_the_roster_is_taken_back_with_the_group(
+def test_calls_of_ranks_that_a_restart_ended_are_stale_and_a_close_removes_the_roster(
     group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view, core = view_of(group, monkeypatch), group.core
@@ -177,7 +177,9 @@ def test_of_ranks_that_a_restart_ended_calls_are_stale_and_the_roster_is_taken_b
     assert core.backend.published(core.roster_key) is None
 
 
-def test_the_loss_of_a_rank_is_still_an_error(group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_of_a_rank_is_an_error_of_a_view_after_a_resize(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     view = view_of(group, monkeypatch)
     px.resize(group, 3)
     group.core.backend.signal([group.core.endpoints[1]], 9)
@@ -186,7 +188,7 @@ def test_the_loss_of_a_rank_is_still_an_error(group: px.WorkerGroup, monkeypatch
         view.answers(list(range(6)))
 
 
-def test_a_call_of_one_rank_that_refused_it_is_made_again_and_one_of_all_or_a_stream_is_stale(
+def test_a_refused_call_of_one_rank_is_repeated_and_a_call_of_all_or_a_stream_is_stale(
     together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, all_of_them, streaming = (view_of(together, monkeypatch) for _ in range(3))
@@ -203,7 +205,7 @@ def test_a_call_of_one_rank_that_refused_it_is_made_again_and_one_of_all_or_a_st
     assert list(streaming[0].count.stream(3)) == [0, 1, 2]
 
 
-def test_while_ranks_are_made_anew_calls_of_a_view_are_stale_and_it_is_not_closed(
+def test_calls_of_a_view_are_stale_while_ranks_are_replaced_and_work_afterwards(
     together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = view_of(together, monkeypatch)
@@ -220,7 +222,7 @@ def test_while_ranks_are_made_anew_calls_of_a_view_are_stale_and_it_is_not_close
         view.step()
 
 
-def test_a_view_that_came_back_to_the_owner_goes_on(
+def test_a_view_that_returned_to_its_owner_works_after_a_replacement(
     together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = view_of(together, monkeypatch, beside_owner=True)

@@ -1,4 +1,4 @@
-"""What is shown while a group starts."""
+"""Progress that is shown while a group starts, and starts in waves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STACK = '  File "/home/me/train.py", line 9 in __init__'
 
 
 class Backend:
-    """Ranks of which the first ones are ready."""
+    """A backend on which the first ranks are ready."""
 
     immediate = False
 
@@ -55,14 +55,16 @@ def looked(ready: int, sight: ProcessStatus, sent: bool) -> tuple[int, str]:
     ],
     ids=["a stack", "a note", "a process that is gone", "all are ready", "no process yet"],
 )
-def test_ranks_that_are_ready_are_counted_and_the_first_that_is_not_says_why(
+def test_the_start_status_counts_ready_ranks_and_describes_the_first_other_rank(
     ready: int, sight: ProcessStatus, sent: bool, text: str
 ) -> None:
     assert looked(ready, sight, sent) == (ready, text)
 
 
 @pytest.mark.slow
-def test_a_start_that_takes_its_time_is_shown(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_start_is_shown_with_the_stack_of_a_late_rank(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=120, color_system=None)
     monkeypatch.setattr(processes, "terminal", lambda: console)
@@ -84,7 +86,7 @@ def test_a_start_that_takes_its_time_is_shown(ray_cluster: None, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_ranks_that_are_started_a_few_at_a_time_are_in_their_order_or_none_is_left(
+def test_ranks_started_in_waves_keep_their_order_and_a_start_that_times_out_is_refused(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_backend, "WAVE", 2)

@@ -1,4 +1,4 @@
-"""The source under src/phalanx, and what each file of it imports: read, not run."""
+"""Modules under src/phalanx and their imports, which are read and not run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TypeGuard
 SOURCE = Path(__file__).parents[2] / "src"
 LOADERS = frozenset(
     {"import_module", "__import__", "lazy"}
-)  # functions that import what their argument names
+)  # functions that import the module that their argument names
 
 
 def module_name(path: Path) -> str:
-    """Dotted name of the module in a file."""
+    """Return the dotted name of the module in a file."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -23,12 +23,12 @@ MODULES: Mapping[str, Path] = {module_name(path): path for path in sorted((SOURC
 
 
 def imports(source: str, module: str, *, is_package: bool = False, loaded: bool = False) -> Iterator[str]:
-    """All that ``source`` imports, at any depth and also through ``import_module("...")`` and ``lazy("...")``.
+    """Yield the imports of ``source``, at any depth and also through ``import_module("...")`` and ``lazy("...")``.
 
     Names are absolute; ``from a import b`` imports ``a.b``.
 
-    ``loaded=True`` keeps to what importing the module loads: not what is inside functions (loaded when they
-    are called), nor what stands under ``if TYPE_CHECKING:`` (loaded never).
+    ``loaded=True`` yields only imports that run with the module: none inside functions or under
+    ``if TYPE_CHECKING:``.
     """
     package = module if is_package else module.rpartition(".")[0]
     for node in _nodes(ast.parse(source), loaded):
@@ -44,14 +44,14 @@ def imports(source: str, module: str, *, is_package: bool = False, loaded: bool 
 
 
 def imports_of(module: str, *, loaded: bool = False) -> set[str]:
-    """Absolute names of all that a module of ours imports; ``loaded`` as for :func:`imports`."""
+    """Return the absolute names that a module of phalanx imports; ``loaded`` as for :func:`imports`."""
     path = MODULES[module]
     is_package = path.name == "__init__.py"
     return set(imports(path.read_text(), module, is_package=is_package, loaded=loaded))
 
 
 def hidden_imports(source: str) -> Iterator[tuple[int, int]]:
-    """Lines of the imports inside functions, or for type checkers alone, after that of the function or block."""
+    """Yield the lines of each function or block for type checkers and of each import inside."""
     for block in ast.walk(ast.parse(source)):
         if isinstance(block, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_type_checkers(block):
             inside = (node for node in ast.walk(block) if isinstance(node, ast.Import | ast.ImportFrom))
@@ -80,7 +80,7 @@ def _nodes(tree: ast.AST, loaded: bool) -> Iterator[ast.AST]:
 
 
 def called(call: ast.Call) -> str | None:
-    """Name of the function that is called."""
+    """Return the name of the called function."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else None

@@ -1,4 +1,4 @@
-"""No circle of imports anywhere: whoever reads a file can read what it stands on first, and come to an end."""
+"""Circles of imports, of which there are none, and hidden imports, which have a reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from tests.imports.source import LOADERS, MODULES, called, hidden_imports, imports
 
-# Modules that import by names which they compute: names given to the first two (`lazy("torch")`), modules of the
-# users, or those of verl's name.
+# Modules that import computed names: names given to the first two (`lazy("torch")`), modules of the users, or modules
+# under verl's name.
 COMPUTING = (
     "phalanx.api.lazy_names",
     "phalanx.wire.lazy",
@@ -25,10 +25,10 @@ Arrows = Mapping[str, set[str]]  # module -> what it imports
 
 
 def arrows(sources: Mapping[str, str], *, packages: Iterable[str] = ()) -> Arrows:
-    """Who imports whom among ``sources`` (module -> text), at any depth, under TYPE_CHECKING and in functions too.
+    """Return the imports among ``sources`` (module -> text), at any depth, under TYPE_CHECKING and in functions too.
 
     Importing ``a.b.c`` is an arrow to ``a.b.c``, not to the facades of ``a`` and ``a.b``, which hold no code; a name
-    taken from a facade is one to it.
+    taken from a facade is an arrow to the facade.
     """
     found: dict[str, set[str]] = {}
     for module, text in sources.items():
@@ -39,7 +39,7 @@ def arrows(sources: Mapping[str, str], *, packages: Iterable[str] = ()) -> Arrow
 
 
 def circles(graph: Arrows) -> Iterator[list[str]]:
-    """Circles that have no arrow in common, short ones first; each ends with what it begins with."""
+    """Yield circles without a common arrow, short circles first. The first module of each is also its last."""
     left = {module: set(targets) for module, targets in graph.items()}
     while found := min(filter(None, (shortest(left, start) for start in left)), key=len, default=None):
         yield found
@@ -48,8 +48,8 @@ def circles(graph: Arrows) -> Iterator[list[str]]:
 
 
 def shortest(graph: Arrows, start: str) -> list[str] | None:
-    """The shortest way from ``start`` back to it; None where there is none."""
-    reached: dict[str, str] = {}  # module -> by which one it was reached
+    """Return the shortest way from ``start`` back to it, or None."""
+    reached: dict[str, str] = {}  # module -> the module before it
     waiting = deque([start])
     while waiting and start not in reached:
         module = waiting.popleft()
@@ -66,7 +66,7 @@ def shortest(graph: Arrows, start: str) -> list[str] | None:
 
 
 def unexplained(source: str) -> list[int]:
-    """Lines of hidden imports of ours without a comment: in the line, the one before it, or that of the block."""
+    """Return lines of hidden imports of phalanx without a comment there, on the line before, or at the block."""
     lines = ["", *source.splitlines()]
     return [
         at
@@ -79,7 +79,7 @@ def packages() -> list[str]:
     return [module for module, path in MODULES.items() if path.name == "__init__.py"]
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_modules_form_no_circle_of_imports() -> None:
     graph = arrows({module: path.read_text() for module, path in MODULES.items()}, packages=packages())
 
     found = [" imports ".join(circle) for circle in circles(graph)]
@@ -90,7 +90,7 @@ SHOWN = [m for m, p in MODULES.items() if ".compat" not in m and "lazy_names(" n
 
 
 @pytest.mark.parametrize("module", SHOWN)
-def test_a_hidden_import_of_our_own_says_why_it_is_hidden(module: str) -> None:
+def test_a_hidden_import_of_phalanx_has_a_comment_with_the_reason(module: str) -> None:
     silent = unexplained(MODULES[module].read_text())
 
     assert not silent, "put the reason behind it, or import at the top"
@@ -108,11 +108,11 @@ def test_a_hidden_import_of_our_own_says_why_it_is_hidden(module: str) -> None:
         ("def f():\n    import torch", []),
     ],
 )
-def test_a_reason_is_a_comment_beside_the_import(source: str, silent: list[int]) -> None:
+def test_hidden_imports_without_a_comment_are_found(source: str, silent: list[int]) -> None:
     assert unexplained(source) == silent
 
 
-def test_names_of_modules_are_computed_only_where_this_file_says_so() -> None:
+def test_only_listed_modules_import_computed_names() -> None:
     computing = {
         module
         for module, path in MODULES.items()
@@ -142,7 +142,7 @@ def test_names_of_modules_are_computed_only_where_this_file_says_so() -> None:
         "b = lazy('p.b')",
     ],
 )
-def test_every_way_to_import_closes_a_circle(imported: str) -> None:
+def test_every_form_of_import_closes_a_circle(imported: str) -> None:
     graph = arrows({"p": "", "p.a": imported, "p.b": "def g():\n    from p.a import f"}, packages=["p"])
 
     assert list(circles(graph)) == [["p.a", "p.b", "p.a"]]
@@ -173,5 +173,5 @@ def test_every_way_to_import_closes_a_circle(imported: str) -> None:
         "taking a name from the facade is one to it",
     ],
 )
-def test_circles_are(sources: dict[str, str], found: list[list[str]]) -> None:
+def test_circles_of_imports_are_found_shortest_first(sources: dict[str, str], found: list[list[str]]) -> None:
     assert list(circles(arrows(sources, packages=["p"]))) == found

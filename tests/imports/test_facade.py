@@ -46,12 +46,12 @@ def loaded_by(statement: str) -> set[str]:
     ],
     ids=["names", "submodules", "errors and declarations"],
 )
-def test_importing_the_package_and_using_what_needs_nothing_heavy_loads_nothing_heavy(names: str) -> None:
+def test_importing_the_package_and_using_its_light_names_loads_no_heavy_module(names: str) -> None:
     assert loaded_by(f"import phalanx as px; {names}").isdisjoint(HEAVY)
 
 
 @pytest.mark.parametrize(("facade", "name"), NAMES)
-def test_type_checkers_see_the_object_that_is_loaded_and_dir_completes_it(facade: str, name: str) -> None:
+def test_type_checkers_see_the_loaded_object_and_dir_lists_its_name(facade: str, name: str) -> None:
     loaded = getattr(importlib.import_module(facade), name)
     home = importlib.import_module(declared_for_type_checkers(facade)[name])
 
@@ -67,7 +67,7 @@ def test_type_checkers_see_the_object_that_is_loaded_and_dir_completes_it(facade
         ("SamplingParams", r"no attribute 'SamplingParams'; it is phalanx\.engines\.SamplingParams"),
     ],
 )
-def test_an_unknown_name_is_an_attribute_error_that_tells_where_it_is(name: str, words: str) -> None:
+def test_an_unknown_name_is_an_attribute_error_that_names_its_submodule(name: str, words: str) -> None:
     with pytest.raises(AttributeError, match=words):
         getattr(phalanx, name)
 

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source: the table of layers holds for every module under src/phalanx."""
+"""Allowed imports, read from the source: the table of layers applies to every module under src/phalanx."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ON_RANKS = {
     *(f"phalanx.weights.{name}" for name in WEIGHTS_ON_RANKS),
     *(f"phalanx.checkpoint.{name}" for name in CHECKPOINTS_ON_RANKS),
 }
-NEVER = {  # within "rows above", all the same
+NEVER = {  # although it is in the rows above
     "phalanx.backends.inline": {"phalanx.backends.ray"},
     **dict.fromkeys(ON_RANKS, _DRIVER | _BACKENDS),
 }
@@ -89,7 +89,7 @@ _ROWS = {layer: number for number, layers in enumerate(LAYERS) for layer in laye
 
 
 def row(module: str) -> str:
-    """The row that ``module`` is in; public names, and modules that no row names, are in "phalanx"."""
+    """Return the row of ``module``. Public names, and modules that no row names, are in "phalanx"."""
     fitting = [layer for layer in _ROWS if module == layer or module.startswith(layer + ".")]
     return max(fitting, key=len)
 
@@ -99,7 +99,7 @@ def roots(names: set[str]) -> set[str]:
 
 
 def fault(module: str, imported: str) -> str | None:
-    """Why ``module`` may not import ``imported``; None where it may."""
+    """Return why ``module`` may not import ``imported``, or None."""
     if imported.partition(".")[0] != "phalanx":
         return None
     mine, theirs = row(module), row(imported)
@@ -120,7 +120,7 @@ def test_a_module_imports_only_from_its_own_row_and_the_rows_above(module: str) 
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if row(name) not in MAY_USE_RAY])
-def test_ray_is_imported_only_by_its_transport_and_the_drop_in(module: str) -> None:
+def test_ray_is_imported_only_by_its_backend_and_the_drop_in(module: str) -> None:
     assert "ray" not in roots(imports_of(module))
 
 
@@ -130,7 +130,7 @@ def test_importing_a_layer_without_tensors_never_loads_torch(module: str) -> Non
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if row(name) not in MAY_USE_COMPAT])
-def test_nothing_names_the_drop_in(module: str) -> None:
+def test_only_the_drop_in_and_the_command_name_the_drop_in(module: str) -> None:
     constants = [
         node for node in ast.walk(ast.parse(MODULES[module].read_text())) if isinstance(node, ast.Constant)
     ]
@@ -173,5 +173,5 @@ def test_imports_for_type_checkers_and_in_functions_are_not_loaded_with_the_modu
         ("phalanx.api.worker_group", "torch", True),
     ],
 )
-def test_the_table_allows_or_forbids(module: str, imported: str, allowed: bool) -> None:
+def test_the_table_allows_or_forbids_an_import(module: str, imported: str, allowed: bool) -> None:
     assert (fault(module, imported) is None) is allowed

@@ -62,7 +62,7 @@ def objects(source: str) -> Iterator[str]:
             yield name
 
 
-def test_only_known_objects_of_the_driver_change() -> None:
+def test_driver_modules_have_only_the_known_mutable_objects() -> None:
     found = {
         f"{module.removeprefix('phalanx.')}.{name}"
         for module, path in MODULES.items()
@@ -73,7 +73,7 @@ def test_only_known_objects_of_the_driver_change() -> None:
     assert found == set(KNOWN)
 
 
-def test_such_objects_are_found() -> None:
+def test_mutable_module_objects_are_found() -> None:
     source = "a = []\nb: dict[str, int] = {}\nc = Thing()\nD = {1: 2}\nlog = logging.getLogger('x')\n"
 
     assert list(objects(source)) == ["a", "b", "c"]

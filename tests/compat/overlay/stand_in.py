@@ -1,4 +1,4 @@
-"""A package that stands for the installed verl: its hooks for plugins and the modules that the controller uses."""
+"""Stand-in for an installed verl: its plugin hooks and the modules that the controller uses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_verl(folder: Path, version: str = "0.9.1", without: str = "") -> Path:
     """Make a package ``verl`` in ``folder`` and return the folder, which belongs on Python's path.
 
     Args:
-        without: a module that it lacks.
+        without: Module to leave out.
     """
     package = folder / "verl"
     for name, text in MODULES.items():
@@ -68,7 +68,7 @@ def make_verl(folder: Path, version: str = "0.9.1", without: str = "") -> Path:
 
 
 def make_entry_point(folder: Path) -> Path:
-    """Make what tells verl of the plugin if Phalanx is installed: the entry point that pyproject.toml declares."""
+    """Make the entry point of verl's plugin that pyproject.toml declares, and return ``folder``."""
     declared = re.search(r'"verl.plugins"\]\n(\w+) = "([\w.]+)"', (ROOT / "pyproject.toml").read_text())
     assert declared is not None
     metadata = folder / "phalanx-0.0.dist-info"

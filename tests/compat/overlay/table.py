@@ -1,4 +1,4 @@
-"""The tables of docs/reference/verl.md, and what the syntax trees of a verl use."""
+"""Tables of docs/reference/verl.md, and the names that the source of verl uses."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ CONTROLLER = "verl.single_controller"
 
 
 def table(heading: str) -> dict[str, set[str]]:
-    """Module or class to names, as the page has them under a heading."""
+    """Return the names by module or class that the page lists under a heading."""
     section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)
     return {first: set(re.findall(r"`([^`]+)`", rest)) for first, rest in rows}
 
 
 def outside(verl: Path) -> Iterator[ast.AST]:
-    """The nodes of all modules of verl but those of its controller."""
+    """Yield the nodes of all modules of verl outside its controller."""
     for file in sorted(verl.rglob("*.py")):
         if file.relative_to(verl).parts[0] != "single_controller":
             yield from ast.walk(ast.parse(file.read_text(encoding="utf-8")))
 
 
 def imported(nodes: Iterator[ast.AST]) -> set[tuple[str, str]]:
-    """Module and name of what is imported of the controller; a module that is imported whole has no name."""
+    """Return module and name of each import from the controller. An imported module has no name."""
     found: set[tuple[str, str]] = set()
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(CONTROLLER):
@@ -37,7 +37,7 @@ def imported(nodes: Iterator[ast.AST]) -> set[tuple[str, str]]:
 
 
 def defined(folder: Path) -> dict[str, set[str]]:
-    """Class to the methods and attributes that it defines, in the modules of a folder."""
+    """Return the methods and attributes that modules of a folder define, by class."""
     found: dict[str, set[str]] = {}
     for file in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -57,7 +57,7 @@ def _members(cls: ast.ClassDef) -> Iterator[str]:
 
 
 def touched(nodes: Iterator[ast.AST], classes: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Of the names that the controller's classes define those that are used elsewhere, by class."""
+    """Return the names that classes of the controller define and other modules use, by class."""
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     found = {
         cls: {name for name in names & used if not name.startswith("__")} for cls, names in classes.items()

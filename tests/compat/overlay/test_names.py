@@ -1,4 +1,4 @@
-"""What verl uses of its controller, as the reference lists it, is here."""
+"""Names of the controller that verl uses, as the reference lists them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ BASES = {
 
 
 @pytest.mark.parametrize("module", list(table("Imported")))
-def test_names_that_verl_imports_are_here(module: str) -> None:
+def test_the_drop_in_has_the_names_that_verl_imports(module: str) -> None:
     ours = importlib.import_module(module.replace("verl", "phalanx.compat.verl", 1))
 
     assert [name for name in table("Imported")[module] if not hasattr(ours, name)] == []
 
 
 @pytest.mark.parametrize("cls", list(table("Touched")))
-def test_names_that_verl_touches_are_here(cls: str) -> None:
+def test_the_drop_in_has_the_attributes_that_verl_uses(cls: str) -> None:
     ours = defined(HOME)
     known = set().union(*(ours[name] for name in (cls, *BASES.get(cls, ()))))
     if cls == "Worker":
-        known |= {"_rank"}  # by its name, from the variables of the rank
+        known |= {"_rank"}  # set by name, from the variables of the rank
 
     assert table("Touched")[cls] - known == set()
 
 
-def test_what_a_program_uses_is_read_from_its_syntax_trees(tmp_path: Path) -> None:
+def test_imports_and_attributes_of_a_program_are_read_from_its_syntax_trees(tmp_path: Path) -> None:
     (tmp_path / "single_controller").mkdir()
     (tmp_path / "single_controller" / "group.py").write_text(
         "class Group:\n  size: int\n  def spawn(self): self.own = 1\n  def idle(self): ..."

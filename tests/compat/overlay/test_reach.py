@@ -1,4 +1,4 @@
-"""The overlay under a verl that is installed: how it is put on, what it changes, and where it refuses."""
+"""The overlay on an installed verl: ways to install it, its effects, and its refusals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def refusal(script: str, *path: Path, **variables: str) -> str:
 INSTALL = "import phalanx.compat.verl; phalanx.compat.verl.install()\n"
 
 
-def test_only_the_controller_comes_from_here(verl: Path) -> None:
+def test_the_overlay_replaces_only_the_controller(verl: Path) -> None:
     output = run(
         INSTALL
         + """
@@ -92,7 +92,7 @@ with px.ResourcePool([2], backend="inline") as pool:
     assert run(script, verl, hook, PHALANX_VERL=asked).strip() == "DataProto"
 
 
-def test_methods_pass_verls_own_bridge_to_its_queue(verl: Path) -> None:
+def test_registered_methods_pass_through_verls_transfer_queue_bridge(verl: Path) -> None:
     output = run(
         INSTALL
         + """
@@ -129,7 +129,7 @@ def test_the_command_runs_a_program_as_python_does(verl: Path, tmp_path: Path, w
         (["{folder}/run.sh"], "cannot be run"),
     ],
 )
-def test_the_command_refuses_what_it_cannot_run_or_would_run_without_it(
+def test_the_command_refuses_programs_that_cannot_run_or_would_run_without_the_overlay(
     verl: Path, tmp_path: Path, words: list[str], told: str
 ) -> None:
     (tmp_path / "run.sh").write_text("")
@@ -139,7 +139,7 @@ def test_the_command_refuses_what_it_cannot_run_or_would_run_without_it(
     assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
-def test_a_program_ends_as_it_does_by_itself_and_without_a_last_collection(
+def test_a_program_keeps_its_exit_status_and_ends_without_a_last_garbage_collection(
     verl: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "fails.py").write_text(
@@ -168,24 +168,22 @@ def test_a_program_ends_as_it_does_by_itself_and_without_a_last_collection(
 
 
 @pytest.mark.parametrize("policy", ["auto", "none"])
-def test_children_have_it_whatever_the_policy_of_plugins_is(verl: Path, policy: str) -> None:
+def test_child_processes_have_the_overlay_under_every_plugin_policy(verl: Path, policy: str) -> None:
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WHOSE!r}], check=True)"
 
     assert run(INSTALL + script, verl, VERL_USE_EXTERNAL_PLUGINS=policy).strip() == OURS
 
 
-def test_where_phalanx_is_installed_one_variable_puts_it_on_and_nothing_else_does(
-    verl: Path, hook: Path
-) -> None:
+def test_an_installed_phalanx_applies_the_overlay_only_if_the_variable_is_set(verl: Path, hook: Path) -> None:
     assert run(WHOSE, verl, hook).strip() == "verl.single_controller"
     assert run(WHOSE, verl, hook, PHALANX_VERL="1").strip() == OURS
-    # A value that was pickled may come before verl.
+    # Unpickling a value may import the drop-in before verl.
     pickled = "import phalanx.compat.verl.single_controller, verl.single_controller as controller"
     script = f"{pickled}; print(controller.Worker.__module__)"
     assert run(script, verl, PHALANX_VERL="1").strip() == OURS
 
 
-def test_a_verl_that_was_imported_before_in_part_is_refused(verl: Path) -> None:
+def test_install_is_refused_after_a_complete_or_partial_import_of_verl(verl: Path) -> None:
     controller = refusal("import verl.single_controller\n" + INSTALL, verl)
     part = refusal("import sys, verl.protocol; del sys.modules['verl']\n" + INSTALL, verl)
 
@@ -197,7 +195,7 @@ def test_a_verl_that_was_imported_before_in_part_is_refused(verl: Path) -> None:
     assert "-c 'import verl'` shows the cause" in part
 
 
-def test_the_plugin_goes_before_other_modules(verl: Path, tmp_path: Path) -> None:
+def test_the_plugin_is_imported_before_other_external_modules(verl: Path, tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text(WHOSE)
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import verl'], check=True)"
 
@@ -211,7 +209,7 @@ def test_the_plugin_goes_before_other_modules(verl: Path, tmp_path: Path) -> Non
         ("import phalanx.compat.verl", "1"),
     ],
 )
-def test_the_overlay_needs_verl(start: str, asked: str) -> None:
+def test_the_overlay_needs_an_installed_verl(start: str, asked: str) -> None:
     hide = (
         "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n: None if n == 'verl' else f(n)\n"
     )
@@ -235,7 +233,9 @@ def test_the_overlay_needs_verl(start: str, asked: str) -> None:
         ),
     ],
 )
-def test_a_verl_that_does_not_fit_is_refused(tmp_path: Path, version: str, without: str, told: str) -> None:
+def test_an_unsupported_or_broken_verl_is_refused(
+    tmp_path: Path, version: str, without: str, told: str
+) -> None:
     error = refusal(INSTALL, make_verl(tmp_path, version, without)).splitlines()[-1]
 
     assert "UnfitVerl" in error
@@ -244,7 +244,7 @@ def test_a_verl_that_does_not_fit_is_refused(tmp_path: Path, version: str, witho
     assert str(tmp_path) in error
 
 
-def test_another_patch_release_is_served_with_a_warning_and_the_command_tells_of_one_that_is_not(
+def test_another_patch_release_warns_and_the_command_refuses_an_unsupported_release(
     tmp_path: Path,
 ) -> None:
     done = python("-c", INSTALL + WHOSE, path=[make_verl(tmp_path / "new", "0.9.2.post1")])
@@ -279,7 +279,7 @@ from verl.single_controller import Worker; print(Worker.__module__)
 """
 
 
-def test_after_ray_init_it_is_too_late_unless_the_clusters_processes_have_the_variable(
+def test_the_overlay_is_refused_after_ray_init_unless_the_cluster_has_the_variable(
     verl: Path, hook: Path
 ) -> None:
     late = "import ray; ray.is_initialized = lambda: True\n" + INSTALL
@@ -310,7 +310,9 @@ ray.init({given})
         "job_config=JobConfig(runtime_env={'env_vars': {'A': '1', 'VERL_USE_EXTERNAL_MODULES': 'mine'}})",
     ],
 )
-def test_jobs_on_a_cluster_that_is_up_get_it_with_the_settings_of_this_driver(verl: Path, given: str) -> None:
+def test_jobs_on_a_running_cluster_get_the_overlay_and_the_settings_of_the_driver(
+    verl: Path, given: str
+) -> None:
     told = json.loads(run(JOB.format(given=given), verl, PHALANX_CALL_TIMEOUT="9"))
     runtime_env = told.get("runtime_env") or told["job_config"]
 
@@ -343,7 +345,9 @@ ray.init({given})
     "given",
     ["runtime_env={'env_vars': {'A': '1'}}", "job_config=JobConfig(runtime_env={'env_vars': {'A': '1'}})"],
 )
-def test_variables_that_a_job_was_submitted_with_do_not_conflict_with_its_own(verl: Path, given: str) -> None:
+def test_variables_of_a_submitted_job_do_not_conflict_with_those_of_its_driver(
+    verl: Path, given: str
+) -> None:
     submitted = {"PHALANX_VERL": "1", "PHALANX_CALL_TIMEOUT": "9", "VERL_USE_EXTERNAL_MODULES": "mine"}
     job = json.dumps({"runtime_env": {"env_vars": submitted, "pip": ["x"]}, "metadata": {}})
 

@@ -1,4 +1,4 @@
-"""What the tutorial downloads, made here: images in folders by class, and a small CLIP with random weights."""
+"""Stand-ins for the tutorial's downloads: images in folders by class, and a small CLIP with random weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One engine of each kind for the tests that look at it: a start takes as long as most of them together."""
+"""Fixtures and helpers for tests of vLLM: a cluster, small models, and leftovers of engines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of this folder needs the environment of vLLM, which `make test-vllm` makes."""
+    """Mark the tests of this folder, which need the environment of `make test-vllm`."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.vllm)
@@ -36,7 +36,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders of small models, by what they are, and of a tokenizer."""
+    """Folders of small models and of a tokenizer, by name."""
     from tests.engines.vllm.models import save_model, save_tokenizer
 
     folder = tmp_path_factory.mktemp("models")
@@ -50,12 +50,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def folders_of_sockets() -> set[str]:
-    """What engines may leave beside it."""
+    """Return the folders of sockets that engines may leave."""
     return {path.name for path in Path(tempfile.gettempdir()).glob("phalanx-*-*-*")}
 
 
 def engine_processes() -> set[int]:
-    """Processes of engines that live on this machine."""
+    """Return the live processes of engines on this machine."""
     found = psutil.process_iter(["name", "cmdline", "status"])
     return {one.pid for one in found if one.info["status"] != psutil.STATUS_ZOMBIE and _is_engine(one.info)}
 
@@ -65,29 +65,29 @@ def _is_engine(told: dict[str, Any]) -> bool:
 
 
 def file_of_output(_: px.Worker) -> str:
-    """Where the lines of a rank and of its engine go to."""
+    """Return the file with the output of a rank and its engine."""
     return os.readlink("/proc/self/fd/2")
 
 
 def refuses(host: str, port: int) -> bool:
-    """Whether nobody listens there."""
+    """Return whether no process listens at the address."""
     with socket.socket() as asked:
         return asked.connect_ex((host, port)) == errno.ECONNREFUSED
 
 
 def shared_memory() -> set[str]:
-    """What engines may leave in /dev/shm."""
+    """Return the files that engines may leave in /dev/shm."""
     ours = ("psm_", "sem.mp-", "phalanx-")
     return {name for name in os.listdir("/dev/shm") if name.startswith(ours) or "cpushm" in name}
 
 
 def things_of_engines() -> list[set[Any]]:
-    """Processes, shared memory and sockets of engines on this machine."""
+    """Return processes, shared memory and sockets of engines on this machine."""
     return [engine_processes(), shared_memory(), folders_of_sockets()]
 
 
 def left_since(before: list[set[Any]]) -> list[set[Any]]:
-    """What there is of :func:`things_of_engines` that was not there before."""
+    """Return the part of :func:`things_of_engines` that is not in ``before``."""
     return [now - then for now, then in zip(things_of_engines(), before, strict=True)]
 
 

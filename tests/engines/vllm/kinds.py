@@ -1,4 +1,4 @@
-"""Engines of each kind, small."""
+"""Small engines of each kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("one accelerator", "two accelerators")
 
 
 def made(folder: str, kind: str, **options: Any) -> tuple[px.ResourcePool, px.WorkerGroup]:
-    """A pool, which closes its group, and a group with an engine of the kind. Accelerators are logical here."""
+    """Return a pool, which closes its group, and a group with an engine of the kind on logical accelerators."""
     two = kind == "two accelerators"
     pool = px.ResourcePool([1], use_gpu=two, accelerators_per_slot=1 + two)
     bound = VllmRollout.bind(folder, **SMALL, **options)

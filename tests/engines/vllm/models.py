@@ -1,4 +1,4 @@
-"""A role that trains nothing, with a transformers model whose weights change when it is told to."""
+"""Small models and a tokenizer, and a source whose weights change on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTEXT = 128
 
 
 def save_model(folder: Path, kind: str = "Qwen2", *, tied: bool = False, end: int | None = END) -> str:
-    """A small random model, as a folder."""
+    """Save a small random model, and return its folder."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=128,
@@ -38,7 +38,7 @@ def save_model(folder: Path, kind: str = "Qwen2", *, tied: bool = False, end: in
 
 
 def save_tokenizer(folder: Path) -> str:
-    """Words "w0" to "w127", one token each; apart from a model, whose own kind of tokenizer would be taken."""
+    """Save a tokenizer of the words "w0" to "w127", without a model, whose type of tokenizer would be used."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     made = Tokenizer(models.WordLevel({f"w{token}": token for token in range(128)}, unk_token="w0"))
@@ -48,7 +48,7 @@ def save_tokenizer(folder: Path) -> str:
 
 
 class Source(px.Worker):
-    """Publishes a model; ``change`` is an optimizer step."""
+    """A worker that publishes a model; ``change`` is an optimizer step."""
 
     def __init__(self, folder: str) -> None:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -59,14 +59,14 @@ class Source(px.Worker):
     @px.register(px.Dispatch.RANK_ZERO)
     @torch.no_grad()
     def change(self, seed: int) -> None:
-        """Other values for all parameters."""
+        """Change all parameters."""
         torch.manual_seed(seed)
         for parameter in self.model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
 
     @px.register(px.Dispatch.RANK_ZERO)
     def send(self, without: Sequence[str] = (), shapes: dict[str, tuple[int, ...]] | None = None) -> None:
-        """What is published as "odd": the model's weights less some, or with other shapes."""
+        """Set the weights published as "odd": those of the model without some, or with other shapes."""
         found: dict[str, torch.Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
         self.sent = {name: one.detach() for name, one in found.items() if name not in without}
         self.sent.update((name, torch.zeros(shape)) for name, shape in (shapes or {}).items())
@@ -74,7 +74,7 @@ class Source(px.Worker):
     @px.register(px.Dispatch.RANK_ZERO)
     @torch.no_grad()
     def greedy(self, prompts: list[list[int]], tokens: int) -> list[tuple[int, ...]]:
-        """The likeliest tokens, one prompt after another."""
+        """Return the likeliest tokens, for one prompt after another."""
         return [self._greedy(prompt, tokens) for prompt in prompts]
 
     def _greedy(self, prompt: list[int], tokens: int) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ class Source(px.Worker):
     @px.register(px.Dispatch.RANK_ZERO)
     @torch.no_grad()
     def log_probs(self, prompts: list[list[int]], answers: list[tuple[int, ...]]) -> list[list[float]]:
-        """Of each answer's tokens."""
+        """Return the log-probabilities of each answer's tokens."""
         return [self._log_probs(*pair) for pair in zip(prompts, answers, strict=True)]
 
     def _log_probs(self, prompt: list[int], answer: tuple[int, ...]) -> list[float]:

@@ -1,4 +1,4 @@
-"""vLLM does what every engine does."""
+"""The conformance suite of engines on vLLM."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestVllm(EngineConformance):
         with px.ResourcePool([1], use_gpu=False) as pool:
             yield pool
 
-    def test_nothing_is_left_of_it(self, rollout: px.WorkerGroup, before: list[set[Any]]) -> None:
+    def test_a_closed_engine_leaves_nothing(self, rollout: px.WorkerGroup, before: list[set[Any]]) -> None:
         (place,) = (urlparse(endpoint.url) for endpoint in px.engines.endpoints(rollout))
         host, port = place.hostname or "", place.port or 0
         assert not refuses(host, port)
@@ -63,13 +63,15 @@ class TestVllmOnTwoAccelerators(TestVllm):
 
     kind = "two accelerators"
 
-    def test_it_has_a_process_for_each_accelerator(self, rollout: px.WorkerGroup) -> None:
+    def test_a_tensor_parallel_engine_has_a_process_for_each_accelerator(
+        self, rollout: px.WorkerGroup
+    ) -> None:
         assert sum("Worker" in name for name in rollout.run(children)[0]) == 2
 
-    def test_nothing_is_left_of_it(self, rollout: px.WorkerGroup, before: list[set[Any]]) -> None:
-        super().test_nothing_is_left_of_it(rollout, before)
+    def test_a_closed_engine_leaves_nothing(self, rollout: px.WorkerGroup, before: list[set[Any]]) -> None:
+        super().test_a_closed_engine_leaves_nothing(rollout, before)
 
 
 def children(_: px.Worker) -> list[str]:
-    """Names of the processes below this one."""
+    """Return the names of all descendant processes."""
     return [" ".join([one.name(), *one.cmdline()]) for one in psutil.Process().children(recursive=True)]

@@ -45,7 +45,7 @@ for number in range(600):
 
 
 def lives(pid: int) -> bool:
-    """Whether there is such a process, and it is more than the memory of one."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -53,7 +53,7 @@ def lives(pid: int) -> bool:
 
 
 class Driver:
-    """A script with an engine, which generates every second, and tells what it has."""
+    """A script with an engine that generates every second and reports its processes and URLs."""
 
     def __init__(self, folder: Path, model: str, kind: str) -> None:
         script, self._file = folder / "driver.py", folder / "told"
@@ -63,7 +63,7 @@ class Driver:
         self._process = subprocess.Popen(command, stdout=quiet, stderr=quiet, cwd=ROOT, env=env_of_script())
 
     def told(self, after: int = -1) -> dict[str, Any]:
-        """What it told last, once it has generated more often than ``after`` says."""
+        """Return the last report, once its number is above ``after``."""
         while True:
             assert self._process.poll() is None
             if self._file.exists() and (told := json.loads(self._file.read_text()))["number"] > after:
@@ -71,7 +71,7 @@ class Driver:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """As the system does it where memory is short."""
+        """Kill processes as the system does if memory is short."""
         self._process.kill()
         self._process.wait()
 
@@ -93,7 +93,7 @@ def check_that_nothing_is_left_of_one_that_is_killed(
         assert refuses(place.hostname or "", place.port or 0)
 
 
-def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_nothing_of_its_engine(models: dict[str, str], tmp_path: Path) -> None:
     before = things_of_engines()
 
     check_that_nothing_is_left_of_one_that_is_killed(tmp_path, models["untied"], KINDS[1], before)
@@ -102,7 +102,7 @@ def test_a_driver_that_is_killed_leaves_nothing(models: dict[str, str], tmp_path
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_driver_that_is_killed_leaves_nothing_and_another_goes_on(
+def test_a_killed_driver_leaves_nothing_and_another_driver_continues(
     models: dict[str, str], tmp_path: Path, kind: str
 ) -> None:
     folders = [tmp_path / name for name in ("one", "other")]
@@ -120,10 +120,10 @@ def test_a_driver_that_is_killed_leaves_nothing_and_another_goes_on(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_driver_that_is_killed_while_its_engine_starts_leaves_nothing(
+def test_a_driver_killed_during_the_start_of_its_engine_leaves_nothing(
     models: dict[str, str], tmp_path: Path, kind: str
 ) -> None:
-    """What has a name until all have it open is there then."""
+    """At that time, files exist that are unlinked once all processes have opened them."""
     before = things_of_engines()
     driver = Driver(tmp_path, models["untied"], kind)
     try:
@@ -143,7 +143,7 @@ def until_nothing(left: Callable[[], list[set[Any]]], seconds: float) -> None:
 
 
 def kill_engine(_: px.Worker) -> None:
-    """As the system does it where memory is short."""
+    """Kill processes as the system does if memory is short."""
     for process in psutil.Process().children(recursive=True):
         if process.name().startswith("VLLM::"):
             process.kill()
@@ -157,7 +157,7 @@ def lose_half(_: px.Worker) -> None:
     vllm_runner.location_of = lambda tensors: whole(dict([*tensors.items()][::2]))
 
 
-def test_engines_that_die_or_fail_or_are_closed_have_a_named_error_and_leave_nothing(
+def test_engines_that_die_fail_a_load_or_are_closed_raise_named_errors_and_leave_nothing(
     cluster: None, models: dict[str, str]
 ) -> None:
     before = things_of_engines()

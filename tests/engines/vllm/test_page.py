@@ -1,4 +1,4 @@
-"""The code of the page about vLLM runs, with what it takes for granted."""
+"""The code of the page about vLLM runs with the names that it assumes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.docs.pages import DOCS, blocks
 from tests.engines.vllm.models import Source
 
 
-def test_the_code_of_the_page_runs(cluster: None, models: dict[str, str]) -> None:
+def test_the_code_of_the_page_about_vllm_runs(cluster: None, models: dict[str, str]) -> None:
     code = [block for block in blocks(DOCS / "how-to" / "vllm.md") if block.language == "python"]
     with px.ResourcePool([2], use_gpu=False) as both:
         names: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""vLLM as a role: what it generates, with which weights, and whom it serves by HTTP."""
+"""vLLM as a role: its tokens, its weight updates, and its HTTP endpoint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 
 
 class Roles(NamedTuple):
-    """A source of weights, an engine, and what brings them over."""
+    """A source of weights, an engine, and the sync between them."""
 
     source: px.WorkerGroup
     rollout: px.WorkerGroup
@@ -50,7 +50,7 @@ def roles(request: pytest.FixtureRequest, cluster: None, models: dict[str, str])
 
 
 def check_equal(roles: Roles) -> None:
-    """Greedy tokens and their log-probabilities are those of transformers."""
+    """Check that greedy tokens and their log-probabilities are those of transformers."""
     made = roles.rollout.generate(PROMPTS, GREEDY)
     tokens = [one.tokens for one in made]
     assert tokens == roles.source.greedy(PROMPTS, GREEDY.max_tokens)
@@ -67,7 +67,7 @@ def test_greedy_tokens_are_those_of_transformers_before_and_after_each_update(ro
         assert roles.rollout.generate([[5]], GREEDY)[0].versions == ((version.number, 8),)
 
 
-def test_weights_that_do_not_fit_are_refused_before_anything_is_touched(roles: Roles) -> None:
+def test_mismatched_weights_are_refused_before_the_engine_is_changed(roles: Roles) -> None:
     before = roles.rollout.generate(PROMPTS, GREEDY)
     wrong = px.WeightSync(roles.source, roles.rollout, "policy", source_name="odd")
     layer = "model.layers.0.self_attn"
@@ -84,7 +84,7 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_touched(roles: R
     assert [one.tokens for one in roles.rollout.generate(PROMPTS, GREEDY)] == [one.tokens for one in before]
 
 
-def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Roles) -> None:
+def test_tokens_of_16_running_answers_follow_an_update_and_have_its_version(roles: Roles) -> None:
     prompts = [[5 + row, 6] for row in range(16)]
     before = roles.sync().number
     had = roles.rollout.engine_statistics()[0].tokens
@@ -107,7 +107,7 @@ def test_an_update_in_the_middle_of_16_answers_is_told_by_their_tokens(roles: Ro
         assert one.tokens[old:] == expected
 
 
-def test_texts_go_in_and_come_out(roles: Roles) -> None:
+def test_prompts_answers_and_stops_can_be_texts(roles: Roles) -> None:
     (tokens,) = roles.rollout.generate([[5, 6, 7]], GREEDY)
     words = [f"w{token}" for token in tokens.tokens]
     (text,) = roles.rollout.generate(["w5 w6 w7"], GREEDY)
@@ -120,7 +120,7 @@ def test_texts_go_in_and_come_out(roles: Roles) -> None:
 
 
 def ask(endpoint: Endpoint, prompt: list[int] | str, **given: Any) -> dict[str, Any]:
-    """A completion, by HTTP."""
+    """Return a completion by HTTP."""
     body = {"model": endpoint.model, "prompt": prompt, "temperature": 0, "return_token_ids": True, **given}
     return post(endpoint, f"{endpoint.url}/completions", body)["choices"][0]
 
@@ -134,11 +134,11 @@ def post(endpoint: Endpoint, url: str, body: dict[str, Any] | None) -> dict[str,
 
 
 def served(endpoint: Endpoint, prompt: list[int], count: int) -> tuple[int, ...]:
-    """Its tokens."""
+    """Return the tokens of a completion by HTTP."""
     return tuple(ask(endpoint, prompt, max_tokens=count, ignore_eos=True)["token_ids"])
 
 
-def test_others_are_served_with_the_same_weights(roles: Roles) -> None:
+def test_the_endpoint_serves_the_weights_of_the_last_sync(roles: Roles) -> None:
     (endpoint,) = px.engines.endpoints(roles.rollout)
     for seed in range(2):
         roles.source.change(seed)
@@ -149,8 +149,8 @@ def test_others_are_served_with_the_same_weights(roles: Roles) -> None:
         assert [one.tokens for one in roles.rollout.generate(PROMPTS[:2], GREEDY)] == expected
 
 
-def test_tokens_go_in_and_come_out_by_http(roles: Roles) -> None:
-    """Of routes that vLLM adds on request."""
+def test_the_endpoint_generates_tokens_from_tokens(roles: Roles) -> None:
+    """vLLM adds the route on request."""
     (endpoint,) = px.engines.endpoints(roles.rollout)
     (expected,) = roles.rollout.generate([[5, 6, 7]], GREEDY)
     sampling = {"max_tokens": GREEDY.max_tokens, "temperature": 0, "ignore_eos": True}
@@ -183,7 +183,7 @@ def status(endpoint: Endpoint, path: str, method: str, headers: dict[str, str]) 
         connection.close()
 
 
-def test_the_client_of_openai_streams_and_gets_log_probabilities(roles: Roles) -> None:
+def test_the_openai_client_streams_gets_log_probabilities_and_needs_the_key(roles: Roles) -> None:
     (endpoint,) = px.engines.endpoints(roles.rollout)
     openai = pytest.importorskip("openai")  # comes with vLLM
     given = {"model": endpoint.model, "prompt": "w5 w6 w7", "max_tokens": 4, "temperature": 0}
@@ -202,7 +202,7 @@ def test_the_client_of_openai_streams_and_gets_log_probabilities(roles: Roles) -
         stranger.completions.create(**given)
 
 
-def test_no_route_is_served_without_the_key_which_opens_them_at_the_loopback(roles: Roles) -> None:
+def test_every_route_needs_the_key_and_is_served_at_the_loopback_address(roles: Roles) -> None:
     (endpoint,) = px.engines.endpoints(roles.rollout)
     (paths,) = roles.rollout.run(routes)
     right = {"Authorization": f"Bearer {endpoint.token}"}
@@ -220,7 +220,7 @@ def test_no_route_is_served_without_the_key_which_opens_them_at_the_loopback(rol
         assert status(endpoint, path, "GET", right) == 200
 
 
-def test_there_are_no_routes_for_development(roles: Roles) -> None:
+def test_the_server_has_no_development_routes(roles: Roles) -> None:
     (paths,) = roles.rollout.run(routes)
     (endpoint,) = px.engines.endpoints(roles.rollout)
     removed = {"/pause", "/resume", "/update_weights", "/collective_rpc", "/sleep", "/reset_prefix_cache"}
@@ -232,8 +232,8 @@ def test_there_are_no_routes_for_development(roles: Roles) -> None:
         px.engines.endpoints(roles.source)
 
 
-def test_a_start_that_fails_leaves_nothing(cluster: None, models: dict[str, str]) -> None:
-    """Neither where options are wrong, nor where the engine's own process finds out."""
+def test_a_failed_start_of_an_engine_leaves_nothing(cluster: None, models: dict[str, str]) -> None:
+    """The driver's checks fail, or the process of the engine."""
     before = things_of_engines()
     wrong: dict[str, dict[str, Any]] = {
         "'no_such_thing'; expected options of its HTTP server": {"server_options": {"no_such_thing": 1}},
@@ -250,7 +250,7 @@ def test_a_start_that_fails_leaves_nothing(cluster: None, models: dict[str, str]
     assert not any(left_since(before))
 
 
-def test_an_option_that_vllm_does_not_have_is_named(models: dict[str, str]) -> None:
+def test_an_unknown_option_of_vllm_is_named_in_the_error(models: dict[str, str]) -> None:
     with (
         px.ResourcePool([1], backend="inline") as pool,
         pytest.raises(px.WorkerInitError, match=r"unexpected keyword argument 'max_model_length'"),
@@ -258,7 +258,7 @@ def test_an_option_that_vllm_does_not_have_is_named(models: dict[str, str]) -> N
         px.WorkerGroup(pool, VllmRollout.bind(models["untied"], max_model_length=8))
 
 
-def test_a_token_may_begin_with_a_dash_and_the_port_of_an_endpoint_is_taken() -> None:
+def test_a_token_may_begin_with_a_dash_and_a_used_port_is_refused() -> None:
     prepare()
     from phalanx.engines.vllm.endpoint import EndpointServer
 
@@ -300,7 +300,7 @@ def test_options_of_the_server_are_python_values(options: dict[str, Any]) -> Non
         ({"uvicorn_log_level": "loud"}, "invalid choice"),
     ],
 )
-def test_options_that_the_server_does_not_read_are_refused(options: dict[str, Any], message: str) -> None:
+def test_unknown_or_invalid_options_of_the_server_are_refused(options: dict[str, Any], message: str) -> None:
     prepare()
     from phalanx.engines.vllm.endpoint import EndpointServer
 
