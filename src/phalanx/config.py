@@ -1,4 +1,4 @@
-"""Settings, frozen; the only reader of environment variables on the driver."""
+"""Settings of a run; the only reader of environment variables on the driver."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Literal
 from phalanx.errors import DeclarationError
 
 BACKENDS = ("ray", "inline")
-_MARKS = ("PHALANX_PROCESS", "PHALANX_STORE")  # of one process, and no settings
+_MARKS = ("PHALANX_PROCESS", "PHALANX_STORE")  # of a single process; not settings
 _OFF = ("", "0", "false", "off", "no")
 Shown = Literal["all", "merged"] | tuple[int, ...]
-"""The ranks whose output the driver shows; "merged": all, with equal lines of several ranks shown once."""
+"""Ranks whose output the driver shows; "merged": all, but equal lines of several ranks only once."""
 
 
 @dataclass(frozen=True)
@@ -23,19 +23,18 @@ class Settings:
 
     Attributes:
         backend: "ray" or "inline" (``PHALANX_BACKEND``).
-        inline_bytes: arguments up to this size travel inside the message, larger ones are stored once
-            (``PHALANX_INLINE_BYTES``); see docs/performance.md for the measurement behind the default.
-        grace_s: how long the other ranks of a failed call may take to return or raise (``PHALANX_GRACE``).
-        start_timeout: seconds within which a group must have started (``PHALANX_START_TIMEOUT``).
-        call_timeout: deadline in seconds of the calls of groups that have none of their own
-            (``PHALANX_CALL_TIMEOUT``).
-        debug: compare the order of calls, and outputs declared replicated (``PHALANX_DEBUG``).
-        max_in_flight: submitted calls per group that may wait at once (``PHALANX_MAX_IN_FLIGHT``).
-        show_ranks: whose output the driver shows: "all", "merged", "none" or ranks as in "0,3"
+        inline_bytes: maximum size in bytes of arguments that are sent in the message; larger arguments are stored once
+            (``PHALANX_INLINE_BYTES``). docs/performance.md has the measurement behind the default.
+        grace_s: seconds for the other ranks of a failed call to return or raise (``PHALANX_GRACE``).
+        start_timeout: seconds within which a group has to start (``PHALANX_START_TIMEOUT``).
+        call_timeout: default deadline of calls in seconds (``PHALANX_CALL_TIMEOUT``); None: no deadline.
+        debug: True to compare the order of calls, and outputs that are declared replicated (``PHALANX_DEBUG``).
+        max_in_flight: maximum number of submitted calls in flight per group (``PHALANX_MAX_IN_FLIGHT``).
+        show_ranks: ranks whose output the driver shows: "all", "merged", "none" or ranks as in "0,3"
             (``PHALANX_SHOW_RANKS``).
-        progress: whether waits of more than 2 s are shown in a terminal (``PHALANX_PROGRESS``).
-        metrics: whether calls are counted in Ray's metrics (``PHALANX_METRICS``, on unless it is 0).
-        trace: where to write a trace of the whole run (``PHALANX_TRACE``); see ``px.trace``.
+        progress: True to show waits of more than 2 s in a terminal (``PHALANX_PROGRESS``).
+        metrics: True to count calls in Ray's metrics (``PHALANX_METRICS``, on unless it is 0).
+        trace: path for a trace of the complete run (``PHALANX_TRACE``); see ``px.trace``.
     """
 
     backend: str = "ray"
@@ -52,10 +51,10 @@ class Settings:
 
 
 def settings() -> Settings:
-    """The settings as the environment has them now.
+    """Return the settings, read from the environment variables now.
 
     Raises:
-        DeclarationError: a variable has a value of the wrong kind.
+        DeclarationError: if a variable has an invalid value.
     """
     return Settings(
         backend=backend_name(os.environ.get("PHALANX_BACKEND") or "ray"),
@@ -73,17 +72,17 @@ def settings() -> Settings:
 
 
 def threads_by_choice() -> str | None:
-    """Return the thread count that the user chose for this process (``OMP_NUM_THREADS``)."""
+    """Return the thread count that the user set for this process (``OMP_NUM_THREADS``), or None."""
     return os.environ.get("OMP_NUM_THREADS") or None
 
 
 def overlays_verl(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether an installed verl is to have this library as its controller (``PHALANX_VERL=1``)."""
+    """Return whether an installed verl has to use this library as its controller (``PHALANX_VERL=1``)."""
     return _is_on(environment.get("PHALANX_VERL", ""))
 
 
 def own_variables() -> dict[str, str]:
-    """The variables of this library that are set here, for a process that shall have the same settings."""
+    """Return this library's environment variables that are set here, for processes with the same settings."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -92,10 +91,10 @@ def own_variables() -> dict[str, str]:
 
 
 def backend_name(given: str) -> str:
-    """``given`` if it names a backend.
+    """Return ``given`` if it names a backend.
 
     Raises:
-        DeclarationError: it does not.
+        DeclarationError: if it does not.
     """
     if given not in BACKENDS:
         raise DeclarationError(f"backend {given!r}: expected one of {', '.join(BACKENDS)}")
@@ -103,10 +102,10 @@ def backend_name(given: str) -> str:
 
 
 def shown_ranks(given: Any) -> Shown:
-    """The ranks that ``given`` names: "all", "merged", "none", a rank, a list of ranks, or a text such as "0,3".
+    """Return the shown ranks for ``given``: "all", "merged", "none", a rank, a list of ranks, or text such as "0,3".
 
     Raises:
-        DeclarationError: it is nothing of this.
+        DeclarationError: if ``given`` is none of these.
     """
     if given in ("all", "merged", "none"):
         return () if given == "none" else given
@@ -127,7 +126,7 @@ def _is_rank(value: Any) -> bool:
 
 
 def running_cluster() -> str | None:
-    """The address of the cluster that the environment names (``RAY_ADDRESS``)."""
+    """Return the address of the cluster that ``RAY_ADDRESS`` names, or None."""
     return os.environ.get("RAY_ADDRESS") or None
 
 

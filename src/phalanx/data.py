@@ -1,4 +1,4 @@
-"""Row types, dispatch modes and functions on rows."""
+"""``px.data``: row types, dispatch modes, and functions on rows."""
 
 from __future__ import annotations
 

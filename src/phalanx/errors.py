@@ -1,7 +1,7 @@
-"""Exceptions raised by Phalanx, by whose fault they are.
+"""Exceptions of Phalanx: "yours" are errors of the user's code, "ours" are bugs of Phalanx.
 
     PhalanxError
-     |- DeclarationError         yours: a class, a `@register` or a mesh is declared wrongly
+     |- DeclarationError         yours: the declaration of a class, a method, a mesh or an option is invalid
      |- DispatchError            yours: the arguments of a call do not fit; nothing was sent
      |   '- ArgumentLost         an argument was lost with the process that held it
      |- PlacementError           the cluster cannot hold the requested slots
@@ -11,30 +11,30 @@
      |   |   |   '- WorkerInitError   ... in the constructor of the worker class
      |   |   |- WorkerDiedError  the process of a rank died
      |   |   |- CallTimeout      a deadline passed (also a TimeoutError)
-     |   |   |- RanksDiverged    the ranks did not do the same, though they should (debug mode)
+     |   |   |- RanksDiverged    ranks differed in calls or replicated outputs (debug mode)
      |   |   '- CallCancelled    the call was cancelled
      |   |- GroupClosed          yours: the group was closed before this call
      |   |- GroupBroken          an earlier failure, its `.cause`, made the group unusable
-     |   '- StaleEpoch           the group was restarted since
-     |- WeightsError             weights were not moved from one role to another
-     |   |- WeightsMismatch      yours: names, shapes or boxes of the two sides do not fit; nothing was moved
+     |   '- StaleEpoch           the ranks of the group changed since
+     |- WeightsError             a weight sync failed
+     |   |- WeightsMismatch      yours: names, shapes or boxes of the two sides do not fit; nothing was sent
      |   |- WeightsTorn          a sync failed halfway: these weights mix versions
-     |   '- WeightsTransferError a peer died or was late while bytes moved
-     |       '- WeightsVerificationError    the received weights differ from the sent ones
+     |   '- WeightsTransferError a peer died or was late during the transfer
+     |       '- WeightsVerificationError    the received weights differ from the sent weights
      |- ChannelError             a channel; has `.channel`
      |   |- ChannelFull          no capacity in time (also a TimeoutError)
      |   |- ChannelEmpty         fewer items in time than requested (also a TimeoutError)
-     |   |- ChannelClosed        it was finished or closed, or its owner died
-     |   '- ItemsLost            items were lost with the process that had put them
+     |   |- ChannelClosed        the channel was finished or closed, or its owner died
+     |   '- ItemsLost            items were lost with the process that held their bytes
      |- StalenessTimeout         no lease for rows in time (also a TimeoutError)
      |- CheckpointError          a save or a load failed; steps saved earlier stay complete
-     |   |- CheckpointLocked     another driver writes there; has `.holder`
-     |   |- CheckpointCorrupted  a file of it is missing, or differs from the written one; has `.files`
+     |   |- CheckpointLocked     another driver writes to the path; has `.holder`
+     |   |- CheckpointCorrupted  a file of the step is missing or was changed; has `.files`
      |   '- CheckpointMismatch   the saved state does not fit the state that is to load it
      '- InternalError            ours: a bug in phalanx, please report it
 
-All of them pickle with their fields. A rank's part in a failed call is a `RankReport`. `.lost` is true if a lost
-process caused the error: a retry can then succeed.
+All errors pickle with their fields. A rank's part in a failed call is a `RankReport`. `.lost` is true if a lost process
+caused the error, so that a retry can succeed.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ __all__ = [
 ]
 
 FailureKind = Literal["raised", "died", "timeout", "cancelled", "stopped", "stale"]
-"""The end of a rank's part of a call; "stopped" means that phalanx stopped it because of a peer, "stale" that the
-rank belongs to another epoch than the call and refused it."""
+"""How a rank's part of a call ended. "stopped": phalanx stopped the rank because a peer failed; "stale": the rank
+refused the call, which belongs to another epoch."""
 
 RankState = Literal["finished", "running", "queued", "unreachable"]
-"""Where a rank was when a deadline passed."""
+"""State of a rank when the deadline of its call passed."""
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """The part of a rank in a call that failed: plain data, and the exception itself if there is one."""
+    """The part of a rank in a failed call: plain data, and the exception if the rank raised."""
 
     rank: int
     kind: FailureKind
@@ -100,36 +100,36 @@ class RankReport:
     host: str | None = None
     pid: int | None = None
     accelerator: str | None = None
-    """As a reader knows it: "GPU 5", "GPU 0.1 of 3", "TPU 2"."""
+    """Accelerator for display: "GPU 5", "GPU 0.1 of 3", "TPU 2"."""
     node_id: str | None = None
     victim: bool = False
-    """It failed because a peer did: its own code is not to blame."""
+    """True if the rank failed because a peer failed."""
     cut_off: bool = False
-    """Its exception says that a connection to a peer was lost."""
+    """True if the rank's exception means that a connection to a peer was lost."""
     type_name: str | None = None
-    """Name of the exception's type, with its module unless that is builtins."""
+    """Name of the exception's type, with its module unless this is builtins or __main__."""
     message: str = ""
     traceback: str = ""
-    """Of the remote process, as text, from the first frame of the user's code on."""
+    """Traceback on the rank as text, from the first frame of the user's code on."""
     notes: tuple[str, ...] = ()
     exit: str | None = None
-    """Why the process is gone: "signal SIGKILL", "exit code 7", "node lost"."""
+    """How the process ended: "signal SIGKILL", "exit code 7", "node lost"."""
     hint: str | None = None
-    """The probable reason and a remedy, such as an out-of-memory hint."""
+    """Probable reason and a remedy, such as an out-of-memory hint."""
     log_tail: tuple[str, ...] = ()
-    """The last lines that this rank printed or logged, oldest first."""
+    """Last lines that the rank printed or logged, oldest first."""
     log_path: str | None = None
     state: RankState | None = None
     since: float | None = None
     """Seconds that the rank had been in `state`."""
     stack: str = ""
-    """Python stacks of the process while it was busy, as text."""
+    """Python stack of the process, as text, if it was busy or crashed."""
     at: float | None = None
-    """Monotonic time, in seconds of the driver's clock, at which the failure was known."""
+    """Time at which the failure became known, in seconds of the driver's monotonic clock."""
     exception_bytes: bytes | None = field(default=None, repr=False, compare=False)
-    """The exception, packed by `phalanx.wire.exceptions`; harmless to carry where its class is unknown."""
+    """The exception as packed by `phalanx.wire.exceptions`; processes without its class can carry the bytes."""
     exception: BaseException | None = field(default=None, repr=False, compare=False)
-    """The exception rebuilt in this process; it stays behind when the report is pickled."""
+    """The exception rebuilt in this process; it is not pickled with the report."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "exception"}
@@ -141,7 +141,7 @@ class RankReport:
 
     @property
     def lost(self) -> bool:
-        """True if a process was lost: its own, or a process that held or sent data that it needed."""
+        """True if a process was lost: the rank's own, or a process that held or sent data for the rank."""
         cause = self.exception  # of a call to another group
         if self.kind == "raised" and isinstance(cause, PhalanxError) and cause.lost:
             return True
@@ -160,9 +160,9 @@ class RankReport:
 
 
 class PhalanxError(Exception):
-    """Root of all errors of phalanx.
+    """Base class of all errors of phalanx.
 
-    Layout and `__init__` are kept plain so that a class can derive from it and from any other exception
+    Layout and `__init__` are plain, so that a class can derive from it and any other exception type
     (see `phalanx.collect.failures`): never add slots, never call `super().__init__`.
     """
 
@@ -178,9 +178,9 @@ class PhalanxError(Exception):
 
     @property
     def lost(self) -> bool:
-        """True if a lost process caused the error. A retry can succeed after its ranks are replaced.
+        """True if a lost process caused the error. A retry can succeed after the lost ranks are replaced.
 
-        False for errors of user code, of wrong arguments and of deadlines: they would be raised again each time.
+        False for errors of user code, wrong arguments and deadlines, which a retry would raise again.
         """
         return False
 
@@ -192,7 +192,7 @@ class PhalanxError(Exception):
 def _restore(
     cls: type[PhalanxError], args: tuple[Any, ...], state: dict[str, Any], cause: PhalanxError | None
 ) -> PhalanxError:
-    """Unpickle without calling `__init__`, so that subclasses may give it any signature."""
+    """Recreate an error without calling `__init__`, which may have any signature in subclasses."""
     error = cls.__new__(cls)
     Exception.__init__(error, *args)
     error.__dict__.update(state)
@@ -202,11 +202,11 @@ def _restore(
 
 
 class DeclarationError(PhalanxError):
-    """A worker class, a `@register`, a mesh or an option is declared wrongly. Fix the declaration."""
+    """The declaration of a worker class, a method, a mesh or an option is invalid."""
 
 
 class DispatchError(PhalanxError):
-    """The arguments of a call do not fit its dispatch mode or its signature. Nothing was sent."""
+    """The arguments of a call do not fit the signature or dispatch mode of the method. Nothing was sent."""
 
 
 class ArgumentLost(DispatchError):
@@ -214,7 +214,7 @@ class ArgumentLost(DispatchError):
 
     @property
     def lost(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
 
@@ -232,7 +232,7 @@ class InternalError(PhalanxError):
 
 
 class GroupError(PhalanxError):
-    """Base of errors of a group of workers, whose name is `.group`."""
+    """Base class of errors of a group of workers, whose name is `.group`."""
 
     def __init__(self, message: str = "", *, group: str = "") -> None:
         PhalanxError.__init__(self, message)
@@ -268,12 +268,12 @@ class GroupBroken(GroupError):
 
     @cause.setter
     def cause(self, value: PhalanxError | None) -> None:
-        # Raised in a Ray task, it comes as an error of this class and of Ray's, whose ``cause`` Ray sets.
+        # A Ray task raises this error as an instance of this class and of Ray's, whose ``cause`` Ray sets.
         self.__dict__["_phalanx_cause"] = value
 
 
 class StaleEpoch(GroupError):
-    """A future, a handle or a message belongs to epoch `.epoch`; the group has moved on to `.current`."""
+    """A future, a handle or a message belongs to the group epoch `.epoch`, and the current epoch is `.current`."""
 
     def __init__(self, message: str = "", *, group: str = "", epoch: int = 0, current: int = 0) -> None:
         GroupError.__init__(self, message, group=group)
@@ -282,15 +282,15 @@ class StaleEpoch(GroupError):
 
     @property
     def lost(self) -> bool:
-        """True: its processes died."""
+        """Always True: processes of the former epoch have ended."""
         return True
 
 
 class CallError(GroupError):
     """A call on a group failed.
 
-    The fields are properties: a remote exception's attributes of the same names never hide them (the exception itself
-    is `.failures[i].exception`).
+    The fields are properties, so attributes of a remote exception with the same names never hide them. The exception
+    itself is `.failures[i].exception`.
     """
 
     def __init__(
@@ -307,46 +307,46 @@ class CallError(GroupError):
 
     @property
     def failures(self) -> tuple[RankReport, ...]:
-        """Reports of the ranks, causes first; with a `CallTimeout` also of ranks that had finished."""
+        """Reports of failed ranks, causes first; for a `CallTimeout`, also reports of ranks that had finished."""
         return self.__dict__.get("_phalanx_failures", ())
 
     @property
     def causes(self) -> tuple[RankReport, ...]:
-        """The reports of the ranks that failed by themselves, the first failure first."""
+        """Reports of the ranks that failed on their own, first failure first."""
         return tuple(report for report in self.failures if report.failed and not report.victim)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All ranks that failed, ascending."""
+        """All failed ranks, ascending."""
         return tuple(sorted({report.rank for report in self.failures if report.failed}))
 
     @property
     def cause_ranks(self) -> tuple[int, ...]:
-        """The ranks that failed by themselves, ascending."""
+        """Ranks that failed on their own, ascending."""
         return tuple(sorted({report.rank for report in self.causes}))
 
     @property
     def lost(self) -> bool:
-        """True if a rank failed by itself because a process was lost, its own or another that it needed."""
+        """True if a cause of the failure is a lost process."""
         return any(report.lost for report in self.causes)
 
     @property
     def victims(self) -> tuple[int, ...]:
-        """The ranks that failed only because a peer did, ascending."""
+        """Ranks that failed only because a peer failed, ascending."""
         return tuple(sorted({report.rank for report in self.failures if report.failed and report.victim}))
 
 
 class RemoteCallError(CallError):
     """Code on a rank raised.
 
-    If the remote exception can be rebuilt, the raised error is also an instance of the first cause's type with its
-    arguments and attributes, so that `except ValueError` catches a worker's `ValueError`. Its text is that of this
-    class: ranks, remote traceback, last lines logged.
+    If the exception of the first cause can be rebuilt, the raised error is also an instance of its type, with its
+    arguments and attributes, so that `except ValueError` catches a worker's `ValueError`. The text has the ranks, the
+    remote traceback and the last lines logged.
     """
 
 
 class WorkerInitError(RemoteCallError):
-    """The constructor of the worker class raised, so that the group was not created."""
+    """The constructor of a worker class raised while a group was started, restarted or got new ranks."""
 
 
 class WorkerDiedError(CallError):
@@ -370,14 +370,14 @@ class CallTimeout(CallError, TimeoutError):
 
     @property
     def timeout(self) -> float | None:
-        """The timeout in seconds that ran out."""
+        """The timeout in seconds that expired."""
         return self.__dict__.get("_phalanx_timeout")
 
 
 class RanksDiverged(CallError):
-    """The ranks of an SPMD group diverged: calls in another order, or differing outputs that are declared replicated.
+    """Ranks ran calls in another order than others, or their outputs differ though they are declared replicated.
 
-    Found in debug mode only (`PHALANX_DEBUG=1`); the reports are those of the deviating ranks.
+    Only raised in debug mode (`PHALANX_DEBUG=1`). The reports are of the deviating ranks.
     """
 
 
@@ -386,20 +386,20 @@ class CallCancelled(CallError):
 
 
 class WeightsError(PhalanxError):
-    """Weights were not transferred completely from a role to another."""
+    """Base class of errors of weights and weight syncs."""
 
 
 class WeightsMismatch(WeightsError):
-    """The source publishes other weights than the target accepts. Found before any byte moved.
+    """The source publishes other weights than the target accepts. Raised before any byte is sent.
 
-    `.rows` has a tuple (name, wanted, found, rank) for each fault; the message shows them as a table.
+    `.rows` has a tuple (name, wanted, found, rank) for each mismatch; the message shows them as a table.
     """
 
     rows: tuple[tuple[str, str, str, str], ...] = ()
 
 
 class WeightsTorn(WeightsError):
-    """A sync of these weights failed in the middle, or they were lost with a restart: sync before they are used."""
+    """A sync of the weights failed halfway, or a restart lost them. Sync again before they are used."""
 
 
 class WeightsTransferError(WeightsError):
@@ -409,12 +409,12 @@ class WeightsTransferError(WeightsError):
 
     @property
     def lost(self) -> bool:
-        """True: a peer died, or stalls."""
+        """True: a peer died or stalls."""
         return True
 
 
 class WeightsVerificationError(WeightsTransferError):
-    """Other bytes arrived than were sent; the message names the tensors and their parts."""
+    """The received data differ from the sent data. The message names the tensors and their parts."""
 
     @property
     def lost(self) -> bool:
@@ -423,7 +423,7 @@ class WeightsVerificationError(WeightsTransferError):
 
 
 class ChannelError(PhalanxError):
-    """Base of errors of a channel, whose name is `.channel`."""
+    """Base class of errors of a channel, whose name is `.channel`."""
 
     def __init__(self, message: str = "", *, channel: str = "") -> None:
         PhalanxError.__init__(self, message)
@@ -431,24 +431,24 @@ class ChannelError(PhalanxError):
 
 
 class ChannelFull(ChannelError, TimeoutError):
-    """There was no room for an item in time, or none could ever come. The item is not in, nothing of it is kept."""
+    """The channel had no capacity for an item in time, or never can have it. No part of the item was put."""
 
 
 class ChannelEmpty(ChannelError, TimeoutError):
-    """There was not as much in time as was asked for, or none could ever come. Nothing was taken."""
+    """The channel had fewer items or rows in time than requested, or never can have them. Nothing was taken."""
 
 
 class ChannelClosed(ChannelError):
-    """The channel was finished and is empty, was closed, or its owner died; or this producer was closed.
+    """The channel was finished and is empty, was closed, or its owner died; or the producer was closed.
 
-    `.owner_died` is True if the process that hosts the channel died, or does not answer.
+    `.owner_died` is True if the process that owns the channel died or does not respond.
     """
 
     owner_died: bool = False
 
 
 class ItemsLost(ChannelError):
-    """Items were lost with the processes that held their bytes. Raised once, at the first take after the loss.
+    """Items were lost with the processes that held their bytes. Raised once, by the first take after the loss.
 
     `.losses` has an entry for each process: `holder`, `why`, and the numbers of `items`, `rows` and waiting `puts`.
     """
@@ -457,12 +457,12 @@ class ItemsLost(ChannelError):
 
     @property
     def lost(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
 
 class StalenessTimeout(PhalanxError, TimeoutError):
-    """Rows were not let begin within the time given: training is too far behind for them."""
+    """No lease for rows was available within the timeout: training is too far behind."""
 
 
 class CheckpointError(PhalanxError):
@@ -470,7 +470,7 @@ class CheckpointError(PhalanxError):
 
 
 class CheckpointLocked(CheckpointError):
-    """Another driver writes to that path. `.holder` is who: host, pid, and since when."""
+    """Another driver writes to the path. `.holder` describes it: host, pid, and start time."""
 
     def __init__(self, message: str = "", *, holder: str = "") -> None:
         PhalanxError.__init__(self, message)
@@ -478,7 +478,7 @@ class CheckpointLocked(CheckpointError):
 
 
 class CheckpointCorrupted(CheckpointError):
-    """Files of a saved step are missing, or differ from the written files. `.files` names them."""
+    """Files of a saved step are missing, or differ from the written files. `.files` has their names."""
 
     def __init__(self, message: str = "", *, files: tuple[str, ...] = ()) -> None:
         PhalanxError.__init__(self, message)
@@ -489,7 +489,7 @@ class CheckpointMismatch(CheckpointError):
     """The saved state does not fit the groups that load it: other groups, names, shapes, or another number of ranks."""
 
 
-# Errors raised by a rank that report the loss of another process, by the type name in its report.
+# Type names in the report of a rank whose error means the loss of another process.
 _LOSSES = frozenset(
     f"{one.__module__}.{one.__qualname__}"
     for one in (ArgumentLost, ItemsLost, StaleEpoch, WeightsTransferError)

@@ -1,4 +1,4 @@
-"""Detached groups: found again by name, from any driver of the session."""
+"""``px.attach``: find a detached group by its name, from any driver of the cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATIENCE_S = 5.0
 
 
 class AttachedGroup(GroupView):
-    """A detached group as another driver sees it; calls go to the same processes."""
+    """Handle of a detached group in a driver that did not start it. Calls go to the same processes."""
 
     def __init__(self, core: Group, living: list[Endpoint], record: DetachedRecord) -> None:
         super().__init__(Selection.whole(core))
@@ -42,7 +42,7 @@ class AttachedGroup(GroupView):
         """End the group: each worker's own ``close()``, then the processes. Idempotent.
 
         Args:
-            pool: give back the slots of its detached pool too.
+            pool: True to release the slots of its detached pool too.
         """
         if self.core.begin_close():
             withdraw(self.core)
@@ -57,16 +57,17 @@ class AttachedGroup(GroupView):
 
 
 def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGroup:
-    """The detached group of that name. Where ranks of it are gone, it is broken: it can be closed, and made anew.
+    """Return the detached group ``name``. If any of its ranks died, the group is broken and can only be closed.
 
     Args:
-        name: as given to ``px.WorkerGroup(..., name=..., detached=True)``.
-        cls: the class, ``Cls.bind(...)`` or ``px.colocate({...})`` that it is expected to be made of; its methods
-            are compared with the group's.
+        name: name given to ``px.WorkerGroup(..., name=..., detached=True)``.
+        cls: the expected class, ``Cls.bind(...)`` or ``px.colocate({...})``, whose methods are compared with the
+            group's methods; None: no comparison.
 
     Raises:
-        PlacementError: there is no such group on this session.
-        DeclarationError: its methods are not the expected ones, or another version of the library started it.
+        PlacementError: if the cluster has no such group.
+        DeclarationError: if the group's methods differ from the expected methods, or another version of the library
+            started the group.
     """
     backend = session.get_backend()
     published = backend.published(detached_key(name))
@@ -107,6 +108,6 @@ def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) 
 
 
 def _signatures(methods: Mapping[str, Mapping[str, MethodSpec]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return mode and signature of each method, by role and name."""
+    """Return the mode and signature of each method as text, by role and name."""
     specs = {(role, name): spec for role, named in methods.items() for name, spec in named.items()}
     return {key: (repr(spec.mode), str(spec.signature)) for key, spec in specs.items()}

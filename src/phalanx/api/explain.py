@@ -1,4 +1,4 @@
-"""``px.explain`` and ``px.debug.status``: pools, groups, classes not started yet and the cluster, as tables."""
+"""``px.explain`` and ``px.debug.status``: tables that describe pools, groups, worker classes and the cluster."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def explain(subject: Value) -> Table:
     """Return a table that describes a pool, group, method, class or mesh, without starting anything.
 
     Args:
-        subject: a pool or a group (where each rank is), ``group.method`` or a view, a worker class,
-            ``Cls.bind(...)`` or ``px.colocate({...})`` (its methods: signature, mode, how arguments travel), or a
-            ``px.Mesh`` (rank -> coordinates).
+        subject: a pool or a group (where each rank runs); ``group.method``, a view, a worker class,
+            ``Cls.bind(...)`` or ``px.colocate({...})`` (methods: signature, mode, how arguments are sent); or a
+            ``px.Mesh`` (the coordinates of each rank).
 
     Raises:
-        DeclarationError: ``subject`` is something else, or a class that a group could not be made of.
+        DeclarationError: if ``subject`` has another type, or is a class that no group can run.
     """
     if isinstance(subject, ResourcePool | WorkerGroup):
         return subject.explain()
@@ -96,7 +96,7 @@ def _row(name: str, spec: MethodSpec) -> tuple[Any, ...]:
 
 
 def _arguments(mode: Mode) -> str:
-    """How arguments reach the ranks."""
+    """Describe how arguments reach the ranks."""
     if mode.kind == "custom":
         return f"as {getattr(mode.dispatch_fn, '__name__', repr(mode.dispatch_fn))} makes them"
     over = None if mode.mesh is None else "dp and pp" if mode.pp_as_dp else "dp"
@@ -142,9 +142,9 @@ def _span(ranks: Sequence[int]) -> str:
 
 
 def status(backend: str | None = None) -> Table:
-    """Describe the cluster by node: resources, free ones, and holders.
+    """Return a table of the cluster's nodes: total and free resources, and the holders of resources.
 
-    Prints as a table; ``.to_dict()`` gives it as data.
+    ``.to_dict()`` returns the table as data.
     """
     other_backend = session.get_backend(backend)
     rows: list[tuple[Any, ...]] = []
@@ -157,7 +157,7 @@ def status(backend: str | None = None) -> Table:
         for name in sorted(name for name in node.total if not name.startswith("accelerator_type:")):
             free, total = _amount(name, node.available.get(name, 0.0)), _amount(name, node.total[name])
             rows.append((node.host, node.node_id[:8], name, free, total, holders))
-            holders = ""  # on the first row of a node alone
+            holders = ""  # only on the first row of a node
     notes = [_pool_line(pool) for pool in session.pools()] or ["no pools in this process"]
     if other_backend.name == "ray":
         from phalanx.backends.ray import cluster as ray_cluster  # loads Ray

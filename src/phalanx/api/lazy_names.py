@@ -1,4 +1,4 @@
-"""Packages whose public names are loaded when they are first used."""
+"""Packages whose public names are loaded at their first use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from typing import Any
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package that loads its names on first use.
 
-    Its names are those that its ``if TYPE_CHECKING:`` block imports for type checkers, so that they are listed only
-    once. Names that it imports from the package itself are public modules of it.
+    The names are read from the package's ``if TYPE_CHECKING:`` block, so that they are listed only once. Names that the
+    block imports from the package itself are its public submodules.
+
+    Raises:
+        ImportError: if the package is installed without its source files.
     """
     loader: Any = sys.modules[package].__loader__
     source: str | None = loader.get_source(package)
@@ -31,7 +34,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
             return importlib.import_module(f"{package}.{name}")
         home = homes.get(name)
         if home is None:
-            # name= and obj= let a traceback suggest the nearest public name
+            # with name= and obj=, a traceback suggests the nearest public name
             message = f"module {package!r} has no attribute {name!r}{elsewhere(name)}"
             raise AttributeError(message, name=name, obj=sys.modules[package])
         value = getattr(importlib.import_module(home), name)
@@ -39,7 +42,7 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         return value
 
     def elsewhere(name: str) -> str:
-        """Return where among the public submodules a name is, as part of a message."""
+        """Return, as part of an error message, the public submodule that has the name; "" if none has it."""
         public = () if name.startswith("_") else submodules
         places = [one for one in public if name in dir(importlib.import_module(f"{package}.{one}"))]
         return f"; it is {package}.{places[0]}.{name}" if places else ""

@@ -1,4 +1,4 @@
-"""``px.snapshot``, ``px.restore``, ``px.replace_ranks``, ``px.preemption_notices``, ``px.resize``: states and ranks."""
+"""``px.snapshot``, ``px.restore``, ``px.replace_ranks``, ``px.preemption_notices``, ``px.resize``."""
 
 from __future__ import annotations
 
@@ -36,56 +36,57 @@ def snapshot(group: WorkerGroup, /, *groups: WorkerGroup) -> Snapshot | tuple[Sn
     """Copy the state of each rank into its own host memory and into that of another rank, on another node if possible.
 
     ``px.replace_ranks`` resets all ranks, replaced or not, to the last snapshot; ``px.restore`` does so for a group
-    that lost no rank. The state is the state that ``px.save`` would write (``state_dict()`` or the registered state)
-    and the states of the random generators. A snapshot waits for earlier calls, and later calls wait for it. Tensors
-    that have not changed since the last snapshot are not sent again.
+    that lost no rank. The copied state is the state that ``px.save`` would write (``state_dict()`` or the registered
+    state) and the states of the random generators. A snapshot waits for earlier calls, and later calls wait for it.
+    Tensors that have not changed since the last snapshot are not sent again.
 
-    Pass all groups that work on the same step together: the snapshot counts once every group has its copy, so that all
-    of them go back to the same point. If it fails, the last snapshot stays; count a step as done once its snapshot is.
+    Pass all groups that work on the same step together. The snapshot becomes valid once every group has its copy, so
+    that all groups go back to the same point. If it fails, the last snapshot stays valid. Treat a step as done only
+    after its snapshot succeeded.
 
     Args:
-        group: a whole group that this driver owns.
-        groups: more of them.
+        group: a complete group that this driver owns.
+        groups: further groups of this kind.
 
     Returns:
-        Its number, holders, bytes and seconds; of several groups, a tuple.
+        Number, holders, bytes and seconds of the snapshot; a tuple for several groups.
 
     Raises:
-        DeclarationError: an argument is no such group.
-        CheckpointError: a worker has no state; see ``px.save``.
-        GroupClosed, GroupBroken: a group takes no calls. Its policy, if any, does not recover it here, since it would
-            go back to the previous snapshot.
+        DeclarationError: if an argument is not such a group, or a group is given twice.
+        CheckpointError: if a worker has no state; see ``px.save``.
+        GroupClosed, GroupBroken: if a group accepts no calls. Its policy does not recover it here, because this would
+            restore the previous snapshot.
     """
     taken = take_together(_cores_of((group, *groups), "px.snapshot"))
     return tuple(taken) if groups else taken[0]
 
 
 def restore(group: WorkerGroup, /, *groups: WorkerGroup) -> None:
-    """Reset all ranks of groups to the last ``px.snapshot`` of each group, in their present processes.
+    """Reset all ranks of groups to the last ``px.snapshot`` of each group, in their current processes.
 
-    For groups that lost no rank and yet have to go back: the step in which another group failed has drawn random
-    numbers, or changed weights, here too. Gradients are dropped. A restore waits for the calls before it. Calls that
-    run on asynchronous ranks are cancelled if this driver has their futures, since they are part of the undone step. A
-    broken group with ``on_failure=px.ReplacePolicy(...)`` is recovered first, so that this is enough to repeat a step::
+    Use it for groups that lost no rank but took part in a failed step, which has consumed random numbers or changed
+    weights there too. Gradients are dropped. A restore waits for the calls before it. Calls that run on asynchronous
+    ranks are cancelled if this driver has their futures, since they belong to the undone step. A broken group with
+    ``on_failure=px.ReplacePolicy(...)`` is recovered first, so a failed step is repeated like this::
 
         try:
             reward = step(policy, rollout)
             px.snapshot(policy, rollout)
         except px.PhalanxError as error:
             if not error.lost:
-                raise  # a bug would come back each time
+                raise  # a bug would fail again
             px.restore(policy, rollout)
 
     Args:
-        group: a whole group that this driver owns.
-        groups: more of them.
+        group: a complete group that this driver owns.
+        groups: further groups of this kind.
 
     Raises:
-        DeclarationError: an argument is no such group.
-        CheckpointError: a group has no snapshot: none was taken since it was started, restarted or resized.
-        GroupBroken: a group has lost ranks, and has no policy; ``px.replace_ranks`` gives it new ones.
-        GroupClosed: a group is closed.
-        RemoteCallError, WorkerDiedError: a state could not be restored.
+        DeclarationError: if an argument is not such a group, or a group is given twice.
+        CheckpointError: if a group has no snapshot since it was started, restarted or resized.
+        GroupBroken: if a group has lost ranks and has no policy; ``px.replace_ranks`` replaces the ranks.
+        GroupClosed: if a group is closed.
+        RemoteCallError, WorkerDiedError: if a state cannot be restored.
     """
     go_back(_cores_of((group, *groups), "px.restore"))
 
@@ -96,35 +97,35 @@ def replace_ranks(
     *,
     state: Literal["snapshot", "peer", "none"] = "snapshot",
 ) -> tuple[int, ...]:
-    """Give ranks of a group new processes; the other ranks keep their processes.
+    """Replace the processes of ranks of a group; the other ranks keep their processes.
 
-    With ``state="snapshot"`` all ranks go back to the last snapshot; otherwise the others keep their state.
+    With ``state="snapshot"`` all ranks go back to the last snapshot; otherwise the other ranks keep their state.
 
-    The named ranks are ended if they live; ranks whose processes died are replaced too. Each new rank is made by its
-    constructor, with ``self.rejoining`` true, on its slot, or on another node if its node was lost, while the other
+    The given ranks are ended if they are alive; ranks whose processes died are replaced too. Each new rank runs its
+    constructor, with ``self.rejoining`` true, on its slot (on another node if its node was lost), while the other
     ranks run ``rejoin()``: together they create their process groups again. Then the calls of methods registered with
     ``rerun_on_restart=True`` are repeated, and the states are restored, so that the failed step can be repeated.
-    If a ``px.WeightSync`` had synced weights to the group, all ranks get the source's present weights, as a new
-    version, before they are called. If the source was lost or restarted, a warning says so, and new ranks refuse
-    methods that need weights until the next sync. The group is in its next epoch then: futures of calls on replaced
-    ranks fail with ``StaleEpoch``.
+    If a ``px.WeightSync`` had synced weights to the group, all ranks get the source's current weights, as a new
+    version, before they are called. If the source was lost or restarted, a warning is logged, and new ranks refuse
+    methods that need weights until the next sync. The group enters its next epoch: futures of calls on replaced ranks
+    fail with ``StaleEpoch``.
 
     Args:
-        group: a whole group that this process owns; ready, or broken.
-        ranks: the ranks to replace; default every rank that an inspection finds dead.
-        state: the source of states: ``"snapshot"``, the last ``px.snapshot``, for all ranks; ``"peer"``, for the new
-            ranks alone, of a group whose ranks all have the same state; ``"none"`` if ranks need no state.
+        group: a complete group that this process owns, ready or broken.
+        ranks: ranks to replace; default: all ranks that are found dead.
+        state: source of the states: ``"snapshot"``: the last ``px.snapshot``, for all ranks; ``"peer"``: another rank,
+            for the new ranks only, if all ranks have the same state; ``"none"``: the ranks need no state.
 
     Returns:
-        The ranks that were replaced, ranks on draining nodes included; empty if there was nothing to replace.
+        The ranks that were replaced, including ranks on draining nodes; empty if there was nothing to replace.
 
     Raises:
-        DeclarationError: ``group`` or ``ranks`` are not as expected.
-        CheckpointError: the states are those of a snapshot, and there is none.
-        GroupBroken: no rank has the state of a lost rank any more; the group is as it was.
-        GroupClosed: the group is closed.
-        PlacementError: a node is lost, and the others have no capacity.
-        WorkerInitError, RemoteCallError, WorkerDiedError, CallTimeout: a constructor or a ``rejoin()`` failed; the
+        DeclarationError: if ``group``, ``ranks`` or ``state`` is invalid.
+        CheckpointError: if ``state="snapshot"`` and the group has no snapshot.
+        GroupBroken: if no living rank has the state of a lost rank; the group is unchanged.
+        GroupClosed: if the group is closed.
+        PlacementError: if a node was lost and the other nodes have no capacity.
+        WorkerInitError, RemoteCallError, WorkerDiedError, CallTimeout: if a constructor or a ``rejoin()`` fails; the
             group is broken, and ``restart()`` recreates all ranks.
     """
     core = _core_of(group, "px.replace_ranks")
@@ -141,11 +142,11 @@ def replace_ranks(
 
 
 def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
-    """Return the notices that ranks of the group will lose their node, each notice once; does not wait.
+    """Return the new notices that ranks of the group will lose their node. Each is returned once. Does not wait.
 
-    They come from nodes that the cluster drains (before a preemption, by an autoscaler, by ``ray drain-node``), at most
-    two seconds after that became known. The loss of such ranks counts as no failure: ``px.RestartPolicy`` restarts the
-    group on other nodes without counting it.
+    A notice appears at most 2 s after the cluster begins to drain a node (before a preemption, by an autoscaler, by
+    ``ray drain-node``). The loss of such ranks does not count as a failure: ``px.RestartPolicy`` restarts the group on
+    other nodes without counting it.
 
     Example::
 
@@ -154,7 +155,7 @@ def preemption_notices(group: GroupView) -> list[PreemptionNotice]:
             print(notice.ranks, notice.node, notice.deadline, notice.reason)
     """
     core = group.core
-    if core.backend.immediate or not core.owner:  # the preemption monitor does not watch these
+    if core.backend.immediate or not core.owner:  # the preemption monitor does not watch these groups
         look_once(core)
     return core.notices.take()
 
@@ -189,33 +190,33 @@ def _core_of(group: object, verb: str) -> Group:
 def resize(
     group: WorkerGroup, n: int, *, via: str | Path | None = None, timeout: float | None = None
 ) -> None:
-    """Resize a group to ``n`` ranks, on the first ``n`` slots of its pool; of a mesh with tp, to ``n`` engines.
+    """Resize a group to ``n`` ranks, on the first ``n`` slots of its pool (to ``n`` engines, if it has a mesh with tp).
 
-    If the class has ``independent = True``, so that each rank works alone (engines, rewards, data), the other ranks
-    continue to work. New ranks start, get the calls of methods with ``rerun_on_restart=True`` and the weights of each
-    ``px.WeightSync`` to the group (by a sync, which all ranks take part in), and only then calls of users. Ranks leave
-    from the highest down: they get no more calls, finish the calls that they have, run their own ``close()``, and end.
-    No rank that stays gets another number; its ``world_size`` follows, after the calls that it has. Views of the whole
-    group, ``group.any`` and ``px.engines.sticky`` follow; results of calls on ranks that left stay. If the group has a
-    mesh, given or registered by its workers, the ranks of a dp coordinate meet in collectives, and come and go
-    together; of a mesh that was given, dp follows.
+    If the class has ``independent = True`` (each rank works alone: engines, rewards, data), the other ranks continue to
+    work. New ranks start, get the calls of methods with ``rerun_on_restart=True`` and the weights of each
+    ``px.WeightSync`` to the group (by a sync of all ranks), and only then calls of users. Ranks leave from the highest
+    number down: they get no more calls, finish their calls, run their own ``close()``, and end. Remaining ranks keep
+    their numbers; their ``world_size`` changes after the calls that they have. Views of the complete group,
+    ``group.any`` and ``px.engines.sticky`` follow the change; results of calls on ranks that left remain valid. If the
+    group has a mesh, given or registered by its workers, the ranks of a dp coordinate meet in collectives, so they join
+    and leave together; the dp axis of a given mesh changes.
 
-    Of any other class, whose ranks work together, ``via`` names a folder: the group is saved there by ``px.save``,
-    restarted with ``n`` ranks, and loaded, resharded, by ``px.load``. The saved step stays there.
+    A group of any other class, whose ranks work together, needs ``via``: the group is saved there by ``px.save``,
+    restarted with ``n`` ranks, and loaded, resharded, by ``px.load``. The saved step remains there.
 
     Args:
-        group: made by this process.
-        n: number of ranks, or of dp coordinates if independent ranks come and go together; from 1 to the number that
-            the slots of the pool allow (``pool.grow()`` reserves more).
-        via: a folder, or a URL as ``px.save`` takes it, for a class that is not independent.
+        group: a group that this process created.
+        n: number of ranks, or of dp coordinates if independent ranks have a mesh; from 1 to the number that the slots
+            of the pool allow (``pool.grow()`` reserves more).
+        via: a folder or URL as in ``px.save``, for a class that is not independent.
         timeout: seconds for the leaving ranks to finish; None: no limit.
 
     Raises:
-        DeclarationError: ranks that work together and no ``via``; a group of another process, or a detached group; a
-            mesh that cannot be of that size, such as a mesh whose slowest axis is not dp.
-        PlacementError: the pool has fewer slots, or the processes cannot be had; the group is as it was.
-        CallTimeout: ranks that leave are still at calls; they get no more, and the next ``px.resize`` ends them.
-        Errors of the constructors of new ranks: the group is as it was.
+        DeclarationError: if ranks work together and ``via`` is missing; if the group is detached or of another process;
+            if a mesh cannot have that size, for example because its slowest axis is not dp.
+        PlacementError: if the pool has fewer slots, or the processes cannot start; the group is unchanged.
+        CallTimeout: if leaving ranks still run calls; they get no more, and the next ``px.resize`` ends them.
+        Errors of the constructors of new ranks: the group is unchanged.
         Errors of ``px.save``, ``restart()`` and ``px.load``, with ``via``.
     """
     if not isinstance(group, WorkerGroup):
@@ -243,7 +244,7 @@ def resize(
 
 
 def _start_again(group: WorkerGroup, n: int, via: str | Path | None) -> None:
-    """Have ranks that work together be of another number, by way of a folder."""
+    """Resize a group whose ranks work together: save it to a folder, restart it and load it."""
     core = group.core
     if via is None:
         raise DeclarationError(
@@ -252,12 +253,10 @@ def _start_again(group: WorkerGroup, n: int, via: str | Path | None) -> None:
             "class, if its ranks never meet in a collective and any of them can do any call"
         )
     for mesh in core.card.meshes.values():
-        fitted(mesh, n)  # refused before anything is saved, where it cannot be of that size
+        fitted(mesh, n)  # raises before anything is saved, if the mesh cannot have that size
     if n != core.world_size:
-        folder = (
-            f"{os.fspath(via).rstrip('/')}/resized-{core.epoch.number}"  # no step of the user's is replaced
-        )
-        from phalanx.checkpoint.save_load import load, save  # torch: loaded only where a state moves
+        folder = f"{os.fspath(via).rstrip('/')}/resized-{core.epoch.number}"  # replaces no step of the user's
+        from phalanx.checkpoint.save_load import load, save  # imports torch
 
         save(group, folder)
         restart_with(core, n)
@@ -265,15 +264,15 @@ def _start_again(group: WorkerGroup, n: int, via: str | Path | None) -> None:
 
 
 def engine_ranks(core: Group) -> int:
-    """Return the number of ranks per engine of a group of independent ranks, those of a dp coordinate.
+    """Return the number of ranks per engine (dp coordinate) of a group of independent ranks.
 
     Raises:
-        DeclarationError: ranks of an engine are not in a row.
+        DeclarationError: if the ranks of an engine are not consecutive.
     """
     specs = [spec for methods in core.card.methods.values() for spec in methods.values()]
     names = {*core.card.meshes, *(spec.mode.mesh for spec in specs if spec.mode.mesh is not None)}
     meshes: dict[str, Mesh] = {}
     for name in sorted(names):
-        with contextlib.suppress(DispatchError):  # no rank has it: methods with it cannot be called
+        with contextlib.suppress(DispatchError):  # no rank registered it: its methods cannot be called
             meshes[name] = mesh_of(core, name)
     return block_of(core.name, meshes)

@@ -1,4 +1,4 @@
-"""Methods of a group as callable objects: bare call, ``.submit()``, ``.options()``, ``.stream()``."""
+"""Methods of a group as objects: call, ``.submit()``, ``.stream()``, ``.options()``, ``.explain()``."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Item = TypeVar("Item")
 V = TypeVar("V")
 M = TypeVar("M", bound="BoundMethod[..., Any, Any]")
 
-#: Modes that plan a call without arguments in one way only, whatever the group's meshes are; every output is kept.
+#: Modes with a single plan for calls without arguments, whatever the group's meshes are; every output is kept.
 _FIXED = (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
 
 
 @dataclass(frozen=True)
 class CallOptions:
-    """Options of a single call, kept apart from the method's own arguments."""
+    """Options of a call, in seconds, apart from the arguments of the method. See :meth:`BoundMethod.options`."""
 
     timeout: float | None = None
     stall_report_after: float | None = None
@@ -42,8 +42,8 @@ class CallOptions:
 class BoundMethod(Generic[P, B, V]):
     """A method of a group or of a view of it.
 
-    A bare call waits as declared and returns the result (a ``CallFuture`` if the method was registered with
-    ``blocking=False``). For type checkers: a bare call returns ``B``, the future of a call ``V``.
+    A bare call waits and returns the result; it returns a ``CallFuture`` at once if the method was registered with
+    ``blocking=False``. For type checkers: a bare call returns ``B``, the result of a future is ``V``.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class BoundMethod(Generic[P, B, V]):
     ) -> None:
         self._selection = selection
         self._spec = spec
-        self._handle = handle  # of these ranks: passed to custom functions as the group
+        self._handle = handle  # passed to custom functions as the group
         self._options = options or CallOptions()
         self._fixed = spec.mode in _FIXED and selection.which != "any"
-        #: The plan of a call without arguments, where it is always the same.
+        #: Cached plan of a call without arguments, with the world size that it is for.
         self._empty: tuple[int, CallPlan] | None = None
         self.__name__ = spec.name
         self.__qualname__ = f"{selection.name}.{spec.name}"
@@ -102,7 +102,7 @@ class BoundMethod(Generic[P, B, V]):
                     streaming=None if streaming is None else streaming(plan),
                     began=began,
                 )
-            except (StaleEpoch, DispatchError):  # nothing was sent: perhaps the group got other ranks
+            except (StaleEpoch, DispatchError):  # nothing was sent: retry if the ranks changed meanwhile
                 if chosen.fixed is not None or not core.card.independent or core.epoch is epoch:
                     raise
 
@@ -116,12 +116,12 @@ class BoundMethod(Generic[P, B, V]):
         return self._empty[1]
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
-        """Send the call; return an iterator over ``(rank, output)`` of each rank as it finishes."""
+        """Send the call and return an iterator over ``(rank, output)``, in the order in which the ranks finish."""
         self._check_stream_options(kwargs)
         return cast(Stream, self.submit(*args, **kwargs).stream())
 
     def _check_stream_options(self, kwargs: dict[str, Any]) -> None:
-        """Reject options of the stream of a method that yields; a method with ``**kwargs`` gets them."""
+        """Reject ``by=`` and ``buffer=``, which only methods that yield have, unless the method itself takes them."""
         if self._spec.signature is None:
             return
         known = self._spec.signature.parameters
@@ -138,27 +138,30 @@ class BoundMethod(Generic[P, B, V]):
         )
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> CallExplanation:
-        """Describe a call with these arguments, without making it.
+        """Describe a call with these arguments, without sending it.
 
-        The description has the rows of each rank, how each argument travels, which ranks return an output and how
-        outputs become the result. Nothing is encoded, sent or stored, and nothing is waited for. The call is planned:
-        dispatch functions run, and ranks that registered a mesh are asked for it once, as by the first call.
+        The description has the rows of each rank, how each argument is sent, which ranks return an output and how
+        outputs become the result. Nothing is encoded, sent or stored, and no future is waited for. The call is planned:
+        dispatch functions run, and the first plan fetches a mesh that ranks registered, as the first call would.
 
         Raises:
-            DispatchError: planning the call raises it; or the split depends on a future that is not done.
+            DispatchError: if the call cannot be planned, or the split depends on a future that is not done.
         """
         chosen, spec = self._selection, self._spec
         plan = chosen.plan(spec, self._handle, args, kwargs, finished_result)
         return explain_call(chosen, spec, plan, args, kwargs)
 
     def options(self: M, *, timeout: float | None = None, stall_report_after: float | None = None) -> M:
-        """The same method with options for the next call.
+        """Return the method with options for its calls. Options that are None stay as they are.
 
         Args:
-            timeout: deadline of the call in seconds. A call that misses it is stopped, and the group is broken.
-                ``float("inf")``: none, also where the group has a ``call_timeout``.
-            stall_report_after: seconds after which, and then again each time, a warning of the logger "phalanx"
-                tells where each rank is, with its stack; the call goes on.
+            timeout: deadline of a call in seconds. A call that misses it is stopped, and the group is broken.
+                ``float("inf")``: no deadline, even if the group has a ``call_timeout``.
+            stall_report_after: interval in seconds at which a running call is reported, by a warning of the logger
+                "phalanx" with the stack of each rank; the call continues.
+
+        Raises:
+            DispatchError: if an option is not a number of seconds greater than 0.
         """
         given = {"timeout": timeout, "stall_report_after": stall_report_after}
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -171,7 +174,7 @@ class BoundMethod(Generic[P, B, V]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Explain a missing attribute, with a hint for ``remote``, which users of Ray may expect."""
+            """Raise AttributeError, with a hint for ``remote``, which users of Ray may expect."""
             where = self.__dict__.get("__qualname__", "a method of a group")
             text = f"{where} has no attribute {name!r}"
             if name == "remote":
@@ -180,7 +183,7 @@ class BoundMethod(Generic[P, B, V]):
 
     @property
     def spec(self) -> MethodSpec:
-        """How the method was registered."""
+        """Specification of the method, as registered."""
         return self._spec
 
     def __repr__(self) -> str:
@@ -198,9 +201,9 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
     """
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[B]:
-        """Send the call and return at once with its future, whose ``stream()`` returns the items as they come.
+        """Send the call and return at once with its future, whose ``stream()`` returns the items as they are yielded.
 
-        The ranks wait for no reader: their items are kept until the future is let go of.
+        The ranks do not wait for a reader: items are kept until the future is garbage-collected.
         """
         call = self._send(
             args, kwargs, waits=False, streaming=lambda plan: Streaming(_wanted(plan), kept=True)
@@ -234,18 +237,19 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
                 for rank, item in items:
                     ...
 
-        Items of a rank come in order, and items of several ranks as they are made. If the method goes to a single rank,
-        the items come without its number. In a mesh mode the items of the collectors come. Leaving the stream before
-        its end cancels the call. A rank is busy until its generator has ended.
+        The items of a rank arrive in order, items of several ranks as they are yielded. If only a single rank runs the
+        method, the stream has the items without the rank. In a mesh mode, the stream has the items of the ranks whose
+        outputs are collected. Leaving the stream before its end cancels the call. A rank is busy until its generator
+        has ended.
 
         Args:
-            buffer: the most unread items that a rank makes before it waits for the reader. None: no limit.
-            by: "rows", if rows are split: the method yields ``(index of the row in its piece, result)``, and the stream
-                returns ``(index of the row in the call, result)`` as rows are done, from any rank. Every row has to
-                come once.
+            buffer: maximum number of unread items of a rank, which then waits for the reader. None: no limit.
+            by: "items", or "rows" for a mode that splits rows: the method yields ``(index of the row in its shard,
+                result)``, and the stream returns ``(index of the row in the call, result)`` as rows are done, from any
+                rank. Every row has to be yielded exactly once.
 
         Raises:
-            DispatchError: the arguments do not fit the method or its mode.
+            DispatchError: if the arguments or options do not fit the method or its mode.
         """
         where = f"{self.__qualname__}.stream"
         if buffer is not None and (isinstance(buffer, bool) or not isinstance(buffer, int) or buffer < 1):
@@ -272,12 +276,12 @@ class StreamingMethod(BoundMethod[P, B, B], Generic[P, B, Item]):
 
 
 def _wanted(plan: CallPlan) -> frozenset[int]:
-    """The positions whose items are part of the result."""
+    """Return the positions of the ranks whose items are part of the result."""
     return frozenset(position for position in range(len(plan.ranks)) if plan.keeps(position))
 
 
 def _rows_of(plan: CallPlan, where: str) -> StreamedRows:
-    """Return the row bookkeeping of a call that is streamed by rows."""
+    """Return the mapping of rows of a call that is streamed by rows."""
     gather = plan.gather
     if gather.rows is None:
         raise DispatchError(

@@ -1,4 +1,4 @@
-"""Which ranks of a group, and which role of it, a call is for; and the plans of such calls."""
+"""Selections: the ranks and the role of a group that calls go to; and plans of such calls."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Which = Literal["all", "one", "any", "process"]
 
 
 def _result(future: Any) -> Any:
-    """Return the value of a future, or of another value that is not here."""
-    settled = getattr(future, "settled", None)  # of a call, which says whether that may be an argument
+    """Return the value of a future or of another value that is stored elsewhere."""
+    settled = getattr(future, "settled", None)  # of a CallFuture, which may refuse to be an argument
     return future.result() if settled is None else settled()
 
 
@@ -31,10 +31,10 @@ def _result(future: Any) -> Any:
 class Selection:
     """Ranks of a group that calls go to, in a single role.
 
-    ``fixed`` are the ranks if the selection is a part of the group; None is the whole group, whatever ranks it has.
-    ``which`` says which of ``ranks`` a call goes to: "all" of them; the "one" that there is, whose output is the value;
-    or "any", the least busy of them. The latter two mean all ranks of a dp coordinate if the method has a mesh mode;
-    "process" is a single rank, never with its peers.
+    ``fixed`` are the ranks if the selection is a part of the group; None: all ranks that the group has at the time.
+    ``which``: a call goes to "all" ranks; to the "one" selected rank; to "any" rank, the least busy; or to the selected
+    "process", never with peers. With "one" and "any", a method with a mesh mode runs on all ranks of the dp coordinate.
+    Except for "all", the output of the rank is the value of the call.
     """
 
     core: Group
@@ -44,17 +44,17 @@ class Selection:
 
     @classmethod
     def whole(cls, core: Group, role: str = "") -> Selection:
-        """All ranks of a group, as many as it has."""
+        """Return the selection of all ranks of a group, which follows changes of its size."""
         return cls(core, None, role)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks; of a whole group, its present ranks."""
+        """The selected ranks; for a complete group, its current ranks."""
         return self.core.epoch.everyone if self.fixed is None else self.fixed
 
     @property
     def name(self) -> str:
-        """Name of the group, with the role after a dot where this is a role of it."""
+        """Name of the group, or ``group.role`` if the selection is a role."""
         return f"{self.core.name}.{self.role}" if self.role else self.core.name
 
     @property
@@ -64,27 +64,27 @@ class Selection:
 
     @property
     def part(self) -> tuple[int, ...] | None:
-        """The ranks if they are not the whole group in order, else None."""
+        """The selected ranks, or None if they are all ranks of the group in order."""
         return None if self.fixed is None or self.fixed == self.core.epoch.everyone else self.fixed
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the whole group, which its meshes are over."""
+        """Number of ranks of the complete group, over which its meshes are defined."""
         return self.core.world_size
 
     def mesh(self, name: str = "default") -> Mesh:
-        """A mesh of the group.
+        """Return a mesh of the group.
 
         Raises:
-            DispatchError: there is none of that name.
+            DispatchError: if the group has no mesh of that name.
         """
         return mesh_of(self.core, name)
 
     def at(self, key: int | slice) -> Selection:
-        """Return the selection of the rank at ``key`` among the selected ranks, or of a slice of them.
+        """Return the selection of the rank at index ``key`` of the selected ranks, or of a slice of them.
 
         Raises:
-            DispatchError: there is no such rank, or none in the slice.
+            DispatchError: if there is no such rank, or the slice is empty.
         """
         count = len(self.ranks)
         if isinstance(key, slice):
@@ -100,10 +100,10 @@ class Selection:
         return replace(self, fixed=(self.ranks[key],), which="one")
 
     def spec_of(self, name: str) -> MethodSpec:
-        """Return the method of that name; a method that is not registered gets the same arguments on every rank.
+        """Return the specification of a method. An unregistered method gets the same arguments on every rank.
 
         Raises:
-            AttributeError: the class has no such method.
+            AttributeError: if the class has no such method.
         """
         spec = self.methods.get(name)
         if spec is not None:
@@ -120,7 +120,7 @@ class Selection:
         return MethodSpec(name)
 
     def _whose(self, name: str) -> str:
-        """Why a group of several roles has no method of its own, and which role has it."""
+        """Return the error message for a method that was called on a group with roles in place of a role."""
         roles = self.core.card.callables
         having = sorted(role for role, known in roles.items() if name in known)
         text = f"{self.name} has roles, and methods are theirs: {', '.join(roles)}. "
@@ -129,7 +129,7 @@ class Selection:
         return f"{text}Call {' or '.join(f'group.{role}.call({name!r}, ...)' for role in having)}"
 
     def unknown(self, name: str) -> str:
-        """Return why the group has no attribute of that name, and how to call the method instead."""
+        """Return the error message for a missing attribute, with advice or similar names."""
         methods, text = sorted(self.methods), f"{self.name} has no registered method {name!r}"
         if name in self.core.card.callables.get(self.role, ()):
             advice = f'use group.call("{name}", ...), or register it'
@@ -145,10 +145,11 @@ class Selection:
         kwargs: dict[str, Any],
         materialize: Materialize = _result,
     ) -> CallPlan:
-        """Plan a call by the method's mode; custom functions get ``handle`` as their group.
+        """Return the plan of a call by the method's mode. Custom functions get ``handle`` as the group.
 
         Raises:
-            DispatchError: the arguments do not fit the method or its mode.
+            DispatchError: if the arguments do not fit the method or its mode.
+            StaleEpoch: if the group was resized and no longer has the selected ranks.
         """
         self._check_there("run" if spec.name == RUN else spec.name)
         if self.which != "all":
@@ -156,10 +157,10 @@ class Selection:
         return plan(spec, self, args, kwargs, ranks=self.part, materialize=materialize, handle=handle)
 
     def _check_there(self, method: str) -> None:
-        """Check that the group still has these ranks.
+        """Check that the group still has the selected ranks.
 
         Raises:
-            StaleEpoch: it was resized, and has fewer.
+            StaleEpoch: if the group was resized and has fewer ranks.
         """
         size = self.core.world_size
         if self.fixed is not None and max(self.fixed) >= size:
@@ -173,7 +174,7 @@ class Selection:
             )
 
     def _plan_one(self, spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
-        """Plan a call of one rank or dp coordinate: arguments are passed unchanged, a single output is the value."""
+        """Plan a call on a single rank or dp coordinate, with unchanged arguments and a single output as the value."""
         sets = rank_sets(spec, self)
         if self.which == "any":
             chosen = self._least_busy(spec, sets)
@@ -198,16 +199,16 @@ class Selection:
         return least_busy(self.core, whole)
 
     def loads(self, spec: MethodSpec) -> dict[int, int]:
-        """Return the in-flight calls on each set of living ranks that this method may call, keyed by the first rank."""
+        """Return the calls in flight on each selected rank (or dp coordinate) that is alive, by its first rank."""
         here, busy = frozenset(self.ranks), loads(self.core)
         sets = [ranks for ranks in rank_sets(spec, self) if here.issuperset(ranks)]
         return {ranks[0]: sum(busy[rank] for rank in ranks) for ranks in sets if busy.keys() >= set(ranks)}
 
     def chosen_ranks(self, verb: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
-        """Return the given ranks, each once; by default the first rank of the selection.
+        """Return the given ranks without duplicates; None: the first rank of the selection.
 
         Raises:
-            DispatchError: a rank is not in the selection.
+            DispatchError: if a rank is not in the selection, or no rank is given.
         """
         if ranks is None:
             return self.ranks[:1]
@@ -221,10 +222,10 @@ class Selection:
     def method_names(
         self, verb: str, methods: Sequence[str | Callable[..., object]] | None
     ) -> tuple[str, ...] | None:
-        """Names of methods, given by name or as methods of the class.
+        """Return the names of methods that are given by name or as functions of the class.
 
         Raises:
-            DispatchError: the group has no such method.
+            DispatchError: if the group has no such method.
         """
         if methods is None:
             return None

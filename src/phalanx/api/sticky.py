@@ -1,4 +1,4 @@
-"""``px.engines.sticky``: the calls of a key go to the same rank of a serving group, whose caches know it."""
+"""``px.engines.sticky``: send all calls of a key to the same rank of a serving group, to reuse its caches."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _MOST_KEYS = 100_000
 
 
 class Pins:
-    """The process that each key of a group is pinned to. A replaced process counts as a new rank."""
+    """Table of the process that each key of a group is pinned to. A replaced process counts as a new rank."""
 
     def __init__(self, margin: float, most: int = _MOST_KEYS) -> None:
         self._margin = margin
-        self._most = most  # the key not asked for longest is forgotten first
+        self._most = most  # the least recently used key is dropped first
         self._pins: OrderedDict[Hashable, object] = OrderedDict()
-        self._keys: Counter[int] = Counter()  # by the id of their process, which the pins keep
+        self._keys: Counter[int] = Counter()  # number of keys by id of the process, which the pins keep alive
         self._lock = threading.Lock()
 
     def rank_of(self, key: Hashable, loads: Mapping[int, int], processes: Sequence[object]) -> int:
-        """Return the rank for a key, given the in-flight calls on each living rank. The key is pinned there.
+        """Return the rank for a key and pin the key to it, given the calls in flight on each living rank.
 
         A new key goes to the least busy rank; ties go to the rank with the fewest keys, then to the lowest rank.
         """
@@ -50,7 +50,7 @@ class Pins:
 
 
 class Sticky:
-    """A group as a single key sees it: looking up a method returns the method of the key's rank."""
+    """A group for a single key: each lookup of a method returns the method of the key's rank."""
 
     def __init__(self, group: GroupView, key: Hashable, pins: Pins) -> None:
         self._group = group
@@ -80,20 +80,20 @@ class Sticky:
 
 
 def sticky(group: GroupView, key: Hashable, *, margin: float = _MARGIN) -> Sticky:
-    """Return the group for a conversation: ``px.engines.sticky(group, key).generate(prompt)`` goes to a fixed rank.
+    """Return a handle that sends the calls of a conversation to a fixed rank: ``sticky(group, key).generate(prompt)``.
 
-    It is the rank to which the key went before; at first, the least busy rank. The key moves to the least busy rank if
-    its own rank has over ``margin`` more calls in flight, or if the process of its own rank died or was replaced. Of a
-    method with a mesh mode, a rank stands for its dp coordinate.
+    The first call goes to the least busy rank, and later calls to the same rank. The key moves to the least busy rank
+    if its own rank has over ``margin`` more calls in flight, or if the process of its rank died or was replaced. For a
+    method with a mesh mode, a rank means its dp coordinate.
 
     Args:
         group: a group whose ranks serve independently.
-        key: names the conversation; anything hashable.
-        margin: number of additional in-flight calls that the caches of a conversation are worth waiting for.
+        key: hashable id of the conversation.
+        margin: number of additional calls in flight for which a conversation still waits, to reuse its caches.
 
     Raises:
-        DeclarationError: ``margin`` is negative.
-        WorkerDiedError: every rank was lost; raised when the method is looked up.
+        DeclarationError: if ``margin`` is negative.
+        WorkerDiedError: if every rank was lost; raised by the lookup of a method.
     """
     if margin < 0:
         raise DeclarationError(f"px.engines.sticky(margin={margin!r}): expected 0 or more calls")

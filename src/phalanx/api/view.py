@@ -1,4 +1,4 @@
-"""Callable parts of a group: all of its ranks, some of them, a single rank, or a role."""
+"""Views of a group that calls go to: all ranks, some ranks, a single rank, or a role."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 
 
 class GroupView:
-    """Ranks of a group that calls go to. Registered methods are attributes."""
+    """Ranks of a group that calls go to. The registered methods are attributes of the view."""
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
@@ -40,17 +40,17 @@ class GroupView:
 
     @property
     def core(self) -> Group:
-        """The shared part of the group."""
+        """State of the group, which all its views share."""
         return self._selection.core
 
     @property
     def name(self) -> str:
-        """Name of the group, with the role after a dot where this is a role of it."""
+        """Name of the group, or ``group.role`` if the view is a role."""
         return self._selection.name
 
     @property
     def role(self) -> str:
-        """Name of the role; empty for a group of a single class."""
+        """Name of the role; "" for a group of a single class."""
         return self._selection.role
 
     @property
@@ -60,7 +60,7 @@ class GroupView:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks that calls go to; custom dispatch functions read it."""
+        """Number of ranks that calls go to, also for custom dispatch functions."""
         return len(self._selection.ranks)
 
     @property
@@ -69,10 +69,10 @@ class GroupView:
         return dict(self._selection.methods)
 
     def mesh(self, name: str = "default") -> Mesh:
-        """The group's mesh of that name: given to the group, or registered by its workers.
+        """Return a mesh that was given to the group, or registered by its workers.
 
         Raises:
-            DispatchError: there is none of that name.
+            DispatchError: if the group has no mesh of that name.
         """
         return self._selection.mesh(name)
 
@@ -87,26 +87,29 @@ class GroupView:
     @overload
     def __getitem__(self, key: slice, /) -> GroupView: ...
     def __getitem__(self, key: int | slice, /) -> GroupView:
-        """Return a view of a rank, whose calls return its value, or of a slice of ranks, whose calls return a list.
+        """Return a view of a rank, whose calls return the value of the rank, or a view of a slice of ranks.
 
-        Of a method with a mesh mode, ``group[i]`` calls all ranks of rank i's dp coordinate.
+        A method with a mesh mode is called on all ranks of rank i's dp coordinate by ``group[i]``.
+
+        Raises:
+            DispatchError: if there is no such rank, or the slice is empty.
         """
         chosen = self._selection.at(key)
         return GroupView(chosen) if chosen.which == "all" else RankView(chosen)
 
     @property
     def any(self) -> RankView:
-        """View that sends each call to the rank with the fewest calls in flight and returns that rank's value.
+        """View that sends each call to the rank with the fewest calls in flight and returns the value of this rank.
 
-        Of a method with a mesh mode, it calls all ranks of the dp coordinate with the fewest.
+        A method with a mesh mode is called on all ranks of the dp coordinate with the fewest calls in flight.
         """
         return RankView(replace(self._selection, which="any"))
 
     def rank(self, index: int, /) -> RankView:
-        """Return the view of a single process. Methods whose mesh mode gives the rank peers are refused.
+        """Return a view of a single process. Calls of methods whose mesh mode needs peers of the rank are refused.
 
         Raises:
-            DispatchError: there is no such rank.
+            DispatchError: if there is no such rank.
         """
         return RankView(replace(self._selection.at(index), which="process"))
 
@@ -132,11 +135,15 @@ class GroupView:
         return kind(self._selection, spec, self)
 
     def call(self, method: str, /, *args: Value, **kwargs: Value) -> Value:
-        """Call a method by name, registered or not (an unregistered method gets the same arguments on every rank)."""
+        """Call a method by name. A method that is not registered gets the same arguments on every rank.
+
+        Raises:
+            AttributeError: if the class has no such method.
+        """
         return self._named(method)(*args, **kwargs)
 
     def submit(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
-        """As :meth:`call`, but returns at once with the future."""
+        """Send a call as :meth:`call`, and return at once with its future."""
         return self._named(method).submit(*args, **kwargs)
 
     def _named(self, method: str) -> BoundMethod[..., Any, Any]:
@@ -157,8 +164,12 @@ class GroupView:
     def method(self, function: Value, /) -> Value:
         """Return the typed handle of a method: ``group.method(Accumulator.add)`` takes the arguments of ``add``.
 
-        Type checkers know the type of its result from ``@px.register``: for ``ONE_TO_ALL`` a list of results of
+        Type checkers know the type of the result from ``@px.register``: for ``ONE_TO_ALL``, a list of results of
         ``add``.
+
+        Raises:
+            DeclarationError: if ``function`` is not a method or a name.
+            AttributeError: if the class has no such method.
         """
         name = function if isinstance(function, str) else getattr(function, "__name__", None)
         if not isinstance(name, str):
@@ -168,12 +179,15 @@ class GroupView:
         return self._named(name)
 
     def run(self, function: Callable[..., Any], *args: Value, **kwargs: Value) -> Value:
-        """Run ``function(worker, *args, **kwargs)`` on every rank; any function, lambdas and closures included.
+        """Run ``function(worker, *args, **kwargs)`` on every rank. Lambdas and closures are allowed.
 
-        In a group of several roles, ``worker`` is the mapping of role names to instances.
+        In a group of several roles, ``worker`` is a mapping from role names to instances.
 
         Returns:
-            The outputs by rank; of ``group[i].run(...)`` the single output.
+            The list of outputs by rank; for ``group[i].run(...)``, the output of the rank.
+
+        Raises:
+            DispatchError: if ``function`` is not callable.
         """
         if not callable(function):
             raise DispatchError(f"{self.name}.run({function!r}): expected a function that takes the worker")
@@ -193,10 +207,10 @@ class GroupView:
         with_stack: bool = False,
         with_flops: bool = False,
     ) -> Profile:
-        """Profile the next calls on some ranks: a trace for each rank, copied to this machine.
+        """Profile the next calls on some ranks. The trace of each rank is copied to this machine.
 
-        Only calls of users through the group count, blocking or submitted, ``group.run`` included. The trace has a
-        range named after the method around each.
+        Only calls of users through the group count (blocking or submitted, and ``group.run``). Each call is a range
+        in the trace, named after its method.
 
         Example::
 
@@ -206,55 +220,57 @@ class GroupView:
             print(profile.paths)
 
         Args:
-            ranks: of the group; default the first rank.
-            calls: number of calls to profile. The profiler starts with the first and stops after the last.
-            methods: only calls of these methods, by name ("update", "actor.update") or as ``Cls.update``; default any.
-            folder: for the traces; created if it does not exist. Traces in it stay. Default a new temporary folder.
+            ranks: ranks to profile; default: the first rank.
+            calls: number of calls to profile. The profiler starts with the first call and stops after the last.
+            methods: profile only calls of these methods, by name ("update", "actor.update") or as ``Cls.update``;
+                default: all methods.
+            folder: folder for the traces, created if it does not exist. Other traces in it are kept. Default: a new
+                temporary folder.
             tool: "torch": torch.profiler; "nsys": Nsight Systems, for a group started with
                 ``runtime_env=px.debug.nsight_environment()``.
-            activities: "cpu", "cuda"; default the activities that the rank supports.
-            record_shapes, profile_memory, with_stack, with_flops: as torch.profiler.profile takes them.
+            activities: "cpu", "cuda"; default: the activities that the rank supports.
+            record_shapes, profile_memory, with_stack, with_flops: options of torch.profiler.profile.
 
         Raises:
-            DispatchError: no such rank or method.
-            DeclarationError: the group is asynchronous, the tool or an activity is not to be had on a rank, or another
-                profile is under way there.
+            DispatchError: if there is no such rank or method.
+            DeclarationError: if the group is asynchronous, a rank lacks the tool or an activity, or another profile is
+                running there.
         """
         options = {"record_shapes": record_shapes, "profile_memory": profile_memory}
         options |= {"with_stack": with_stack, "with_flops": with_flops}
         return start_profile(self._selection, ranks, calls, methods, folder, tool, activities, options)
 
     def execute_all_sync(self, method: str, /, *args: Value, **kwargs: Value) -> list[Any]:
-        """Call a method on all ranks and wait: outputs by rank.
+        """Call a method on all ranks, wait, and return the outputs by rank.
 
-        Arguments are dealt out, an element per rank, if every argument is a list of world_size elements;
-        otherwise all ranks get the same.
+        If every argument is a list of world_size elements, each rank gets its element; otherwise all ranks get the same
+        arguments.
         """
         return self.execute_all_async(method, *args, **kwargs).result()
 
     def execute_all_async(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
-        """As :meth:`execute_all_sync`, but returns at once with the future."""
+        """Send a call as :meth:`execute_all_sync`, and return at once with its future."""
         everyone = replace(self._selection, which="all")
         mode = dealt_or_same(len(self), [*args, *kwargs.values()])
         spec = replace(everyone.spec_of(method), mode=mode, execute=Execute.ALL, pad_mask=None)
         return BoundMethod(everyone, spec, self).submit(*args, **kwargs)
 
     def execute_all(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:
-        """The same as :meth:`execute_all_async`."""
+        """Call :meth:`execute_all_async` (verl's name)."""
         return self.execute_all_async(method, *args, **kwargs)
 
     def execute_rank_zero_sync(self, method: str, /, *args: Value, **kwargs: Value) -> Value:
-        """Call a method on rank 0 only, with the arguments as they are, and wait: its value."""
+        """Call a method on rank 0 only, with unchanged arguments, wait, and return its value."""
         return self.execute_rank_zero_async(method, *args, **kwargs).result()
 
     def execute_rank_zero_async(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
-        """As :meth:`execute_rank_zero_sync`, but returns at once with the future."""
+        """Send a call as :meth:`execute_rank_zero_sync`, and return at once with its future."""
         everyone = replace(self._selection, which="all")
         spec = replace(everyone.spec_of(method), mode=Dispatch.RANK_ZERO)
         return BoundMethod(everyone, spec, self).submit(*args, **kwargs)
 
     def execute_rank_zero(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[Any]:
-        """The same as :meth:`execute_rank_zero_async`."""
+        """Call :meth:`execute_rank_zero_async` (verl's name)."""
         return self.execute_rank_zero_async(method, *args, **kwargs)
 
     def __repr__(self) -> str:
@@ -268,7 +284,7 @@ class GroupView:
 
 
 class RankView(GroupView):
-    """A rank of a group, or the least busy rank: calls return its value itself."""
+    """A single rank of a group, or the least busy rank. Calls return the value of the rank."""
 
     @overload
     def method(
@@ -283,15 +299,15 @@ class RankView(GroupView):
     @overload
     def method(self, function: str, /) -> BoundMethod[..., Any, Any]: ...
     def method(self, function: Value, /) -> Value:
-        """The typed handle of a method, as that of the group."""
+        """Return the typed handle of a method, as :meth:`GroupView.method`."""
         return super().method(function)
 
 
 @dataclass(frozen=True)
 class PortableGroup:
-    """A group as plain values and the backend's handles (Ray's actor handles pickle themselves).
+    """A picklable group: plain values and the backend's handles (Ray's actor handles pickle themselves).
 
-    ``run`` is the id of the run whose process owns the group.
+    ``run`` is the id of the run whose driver owns the group.
     """
 
     backend: str
@@ -302,11 +318,11 @@ class PortableGroup:
 
 
 def pack(core: Group) -> PortableGroup | LocalGroup:
-    """Return the values from which another process makes a view of the group."""
+    """Return the picklable values from which another process creates a view of the group."""
     if core.backend.immediate:
         return LocalGroup(session.run_id, core.card.number, core.name)
     if core.has_pool:
-        core.pool.keep()  # the remote view works even if no reference to the group is left here
+        core.pool.keep()  # for the remote view, even if no reference to the group is left here
     if not core.endpoints:
         with core.changing:  # wait for a restart in progress, which creates the endpoints
             pass
@@ -318,7 +334,7 @@ def pack(core: Group) -> PortableGroup | LocalGroup:
 
 @dataclass(frozen=True)
 class LocalGroup:
-    """A group whose ranks run in this process: the same group for code here, for example for another group's ranks."""
+    """Pickled form of a group whose ranks run in this process, for use in this process, such as by other ranks."""
 
     run: str
     number: int
@@ -328,7 +344,7 @@ class LocalGroup:
         """Return the group.
 
         Raises:
-            DeclarationError: this is another process, or the group no longer exists.
+            DeclarationError: if this is another process, or the group no longer exists.
         """
         found = session.own_group(self.number) if self.run == session.run_id else None
         if found is None:
@@ -340,16 +356,16 @@ class LocalGroup:
 
 
 def unpack(portable: PortableGroup | LocalGroup) -> Group:
-    """Return the state of a view that does not own the group; of a group in this process, the group's own.
+    """Return the group itself if this process owns it, else a new group state for views, which does not own the ranks.
 
     Raises:
-        DeclarationError: the group's ranks run in another process.
+        DeclarationError: if the group is inline and belongs to another process, or no longer exists.
     """
     if isinstance(portable, LocalGroup):
         return portable.find()
     if portable.run == session.run_id and (own := session.own_group(portable.card.number)) is not None:
-        return own  # so that ranks see the calls of all its views here in one order
-    endpoints = [replace(member) for member in portable.roster.members]  # the view notes which of them left
+        return own  # so that ranks get the calls of all views of this process in the same order
+    endpoints = [replace(member) for member in portable.roster.members]  # own copies, as ``retired`` is set
     backend = session.get_backend(portable.backend)
     core = Group(portable.card, backend, len(endpoints), owner=False, number=portable.roster.number)
     session.add_group(core)
@@ -359,7 +375,7 @@ def unpack(portable: PortableGroup | LocalGroup) -> Group:
         text = f"group {portable.card.name!r} had no ranks when it was sent here: its restart had failed"
         core.broken(GroupBroken(text, group=portable.card.name))
     core.run, core.roster_key = portable.run, portable.roster_key
-    core.spare = bool(core.roster_key)  # ranks that live are the owner's to end
+    core.spare = bool(core.roster_key)  # only the owner ends living ranks
     return core
 
 

@@ -1,4 +1,4 @@
-"""``px.WorkerGroup``: workers started on a pool and called together."""
+"""``px.WorkerGroup``: workers that are started on a pool and called together."""
 
 from __future__ import annotations
 
@@ -25,39 +25,41 @@ from phalanx.topology.mesh import Mesh
 class WorkerGroup(GroupView):
     """A group with a worker per slot of a pool: ``WorkerGroup(pool, Accumulator.bind(start=1.0))``.
 
-    Registered methods of the class are attributes of the group. With ``px.colocate({...})`` in place of a class,
-    its roles are: ``group.actor.update(batch)``.
+    Registered methods of the class are attributes of the group. With ``px.colocate({...})`` in place of a class, the
+    roles are attributes: ``group.actor.update(batch)``.
 
     Args:
-        pool: where the ranks run; rank ``r`` is on its slot ``r``.
+        pool: pool on whose slots the ranks run; rank ``r`` runs on slot ``r``.
         cls: a class, ``Cls.bind(...)``, or ``px.colocate({...})``.
-        mesh: ``px.Mesh(...)`` over the ranks (named "default"), or a dict of several by name.
-        name: for tables, errors and ``px.attach``; default from the class.
-        env: variables for every rank, set before any of the user's modules are imported.
-        runtime_env: Ray's, for files and packages needed before the process starts (slower: no process is reused).
-        num_cpus: cores reserved per rank on the slot's node, in addition to the slot.
-        memory: bytes of memory reserved in the same way.
-        resources: other resources of Ray reserved in the same way, by name.
-        start_timeout: seconds within which all constructors must have returned.
-        call_timeout: deadline of each call in seconds, unless ``.options(timeout=...)`` says otherwise.
-        stall_report_after: seconds after which a call that has not ended is reported, with stacks, and continues.
-        on_failure: ``px.RestartPolicy(...)`` makes a broken group restart automatically when it is next called,
-            ``px.ReplacePolicy(...)`` gives only the lost ranks new processes.
-        max_concurrency: makes the ranks asynchronous: that many calls interleave at awaits.
-        on_notice: called with each ``px.PreemptionNotice`` that ranks of the group will lose their node, on a
-            thread of the library's: it may set flags or submit calls, and must not wait.
-            ``px.preemption_notices(group)`` returns them too.
-        visible_devices: "own": a rank sees its own devices; "node": all of the group's on its node.
-        detached: the group outlives this driver; needs ``name`` and a detached pool.
-        show_ranks: ranks whose output this driver shows: "all", "merged" (all, with a line that several ranks print at
-            once shown once), "none", a rank or a list of ranks; default as given to ``px.init``, else rank 0. Every
-            rank's output is in its own file in any case.
+        mesh: ``px.Mesh(...)`` over the ranks (named "default"), or a dict of meshes by name.
+        name: name in tables and errors, and for ``px.attach``; default: derived from the class.
+        env: environment variables of every rank, set before the user's modules are imported.
+        runtime_env: Ray's runtime_env, for files and packages that a process needs before it starts (slower, since no
+            process is reused).
+        num_cpus: cores to reserve per rank on the node of its slot, in addition to the slot.
+        memory: bytes of memory to reserve in the same way.
+        resources: other resources of Ray to reserve in the same way, by name.
+        start_timeout: seconds within which all constructors must return.
+        call_timeout: deadline of each call in seconds; ``.options(timeout=...)`` overrides it.
+        stall_report_after: seconds after which a running call is reported, with stacks; the call continues.
+        on_failure: ``px.RestartPolicy(...)``: the next call restarts a broken group; ``px.ReplacePolicy(...)``: it
+            replaces only the lost ranks.
+        max_concurrency: number of calls that interleave at awaits on a rank, which makes the ranks asynchronous; None:
+            a rank runs a call at a time.
+        on_notice: function that is called with each ``px.PreemptionNotice`` for ranks of the group, on a thread of the
+            library. It may set flags or submit calls, and must not wait. ``px.preemption_notices(group)`` returns the
+            notices too.
+        visible_devices: "own": a rank sees its own devices; "node": all devices of the group on its node.
+        detached: True if the group outlives this driver; needs ``name`` and a detached pool.
+        show_ranks: ranks whose output this driver shows: "all", "merged" (all, but equal lines of several ranks only
+            once), "none", a rank or a list of ranks; default: the value given to ``px.init``, else rank 0. The output
+            of every rank is also in a file of its own.
 
     Raises:
-        DeclarationError: the class or an option is declared wrongly.
-        PlacementError: no share of a slot is left, or processes and extra resources cannot be had.
-        WorkerInitError: a constructor raised; also an instance of the raised exception. The group is removed.
-        CallTimeout: not all constructors returned within ``start_timeout``.
+        DeclarationError: if the declaration of the class or an option is invalid.
+        PlacementError: if no share of a slot is free, or processes or extra resources are not available.
+        WorkerInitError: if a constructor raises; also an instance of the raised exception. The group is removed.
+        CallTimeout: if not all constructors return within ``start_timeout``.
     """
 
     def __init__(
@@ -158,22 +160,22 @@ class WorkerGroup(GroupView):
     def restart(self) -> None:
         """Restart the group on its slots: new processes, the same handles, the next epoch.
 
-        Each worker is constructed as it was, then the calls of methods registered with ``rerun_on_restart=True`` are
-        made again as they were sent, in order (of each method the last that succeeded). Ranks whose node is lost move
-        to others. Futures of before fail with ``StaleEpoch``. Weights are not synced again: methods that need them
-        raise ``WeightsTorn`` until the next sync.
+        Each worker is constructed with the same arguments. Then the calls of methods registered with
+        ``rerun_on_restart=True`` are repeated in order (the last successful call of each method). Ranks whose node was
+        lost move to other nodes. Futures of earlier calls fail with ``StaleEpoch``. Weights are not synced again:
+        methods that need weights raise ``WeightsTorn`` until the next sync.
 
         Raises:
-            GroupClosed: the group is closed.
-            PlacementError: a node is lost, and the others have no room; with the table.
-            WorkerInitError, RemoteCallError, CallTimeout: as when the group was made; it stays broken, and
-                ``restart()`` may be called again.
+            GroupClosed: if the group is closed.
+            PlacementError: if a node was lost and the other nodes have no capacity.
+            WorkerInitError, RemoteCallError, CallTimeout: if a constructor or a repeated call fails, or takes too long.
+                The group stays broken, and ``restart()`` may be called again.
         """
         processes.restart(self.core)
 
     @property
     def pool(self) -> ResourcePool:
-        """The pool it runs on."""
+        """Pool on which the group runs."""
         return self._pool
 
     @property
@@ -193,7 +195,7 @@ class WorkerGroup(GroupView):
 
     @property
     def epoch(self) -> int:
-        """How many changes of its ranks there were: restarts, replacements, and steps of a resize."""
+        """Number of the current epoch, which grows with each restart, replacement and step of a resize."""
         return self.core.epoch.number
 
     def _unknown(self, name: str) -> str:
@@ -202,10 +204,10 @@ class WorkerGroup(GroupView):
         return super()._unknown(name)
 
     def spawn(self) -> dict[str, GroupView]:
-        """The roles of a colocated group by name, each to be used as a group of its own.
+        """Return the roles of a colocated group by name. Each can be used like a group.
 
         Raises:
-            DeclarationError: the group was not made with ``px.colocate``.
+            DeclarationError: if the group was not created with ``px.colocate``.
         """
         if not self.roles:
             raise DeclarationError(
@@ -214,7 +216,7 @@ class WorkerGroup(GroupView):
         return {role: getattr(self, role) for role in self.roles}
 
     def explain(self) -> Table:
-        """Where each rank runs: node, accelerator and share, process, roles."""
+        """Return a table of where each rank runs: node, accelerator and share of it, process, roles and mesh."""
         rows: list[tuple[Any, ...]] = []
         for rank, endpoint in enumerate(self.core.endpoints):
             facts = endpoint.facts
@@ -232,7 +234,7 @@ class WorkerGroup(GroupView):
     def _coordinates(self, rank: int) -> str | None:
         texts: list[str] = []
         for name, mesh in known_meshes(self.core).items():
-            if rank < mesh.world_size:  # else it leaves, or has just joined
+            if rank < mesh.world_size:  # otherwise it leaves, or has just joined
                 axes = ", ".join(f"{axis}={place}" for axis, place in mesh.coordinates(rank).items())
                 texts.append(axes if name == "default" else f"{name}: {axes}")
         return "; ".join(texts) or None
@@ -249,17 +251,17 @@ class WorkerGroup(GroupView):
         return tuple(notes)
 
     def statistics(self) -> dict[str, int]:
-        """Counts of this process's calls since the group was made.
+        """Return counts of this process's calls since the group was created.
 
         ``calls`` and ``failed`` calls; ``sent_bytes`` in messages to all ranks, ``stored_bytes`` in the object store,
-        ``fetched_bytes`` of results that this process read. ``px.debug.statistics()`` has the same for all groups.
+        ``fetched_bytes`` of results that this process read. ``px.debug.statistics()`` has the counts of all groups.
         """
         return self.core.counts.as_dict()
 
     def close(self) -> None:
-        """End the group: each worker's own ``close()``, then the processes. Idempotent.
+        """End the group: run each worker's own ``close()``, then end the processes. Idempotent.
 
-        Slots stay with the pool. Calls in flight end with ``GroupClosed``.
+        The slots stay in the pool. Calls in flight fail with ``GroupClosed``.
         """
         if self.core.begin_close():
             processes.close(self.core)

@@ -1,1 +1,1 @@
-"""Backends: the interface by which ranks are reached, and its implementations."""
+"""Backends: the interface to worker processes, and its implementations."""

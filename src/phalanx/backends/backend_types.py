@@ -1,7 +1,7 @@
 """Interface of backends, with its types. ``tests/conformance/backends.py`` tests it on every backend.
 
 A *reservation* is the set of slots that a pool holds. An *endpoint* is a worker process. A *reference* stands for a
-value that is stored or still being computed. Only the backend looks inside them.
+value that is stored or still being computed. They are opaque to all code but the backend.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import OUTPUT, Message, ProcessInfo
 from phalanx.wire.value import Value
 
-if TYPE_CHECKING:  # every worker process imports this module, and none of them places anything
+if TYPE_CHECKING:  # every worker process imports this module, but never places slots
     from phalanx.topology.placement import Holder, NodeCapacity
 
-#: Why a group of a cluster that was left takes no calls.
+#: Error text: why a group refuses calls after its cluster was left.
 CLUSTER_LEFT = (
     "The cluster that it ran on was left: ray.shutdown() or px.shutdown() was called, or the connection was lost. "
     "Connect again with px.init() or ray.init(), then make pools and groups anew."
 )
-#: Why a call did not begin; the reason of the loss follows.
+#: Start of an error text: why a call did not begin. The cause of the loss follows.
 LOST_ARGUMENT = "an argument, such as another call's result, was lost with the process that held it: "
-#: Keyword of a call of a handle without a group: the trace that it is in, its number there, and the bytes of its
-#: arguments; for the process, not the method.
+#: Keyword argument of a call without a group, for the worker process and not the method: the id of its trace, its
+#: number in the trace, and the bytes of its arguments.
 TRACED = "_px_traced"
 NOT_TRACED = ("", 0, 0)
 Ref = Any
@@ -39,8 +39,8 @@ RuntimeFactory = Callable[[Any], Any]
 class ReserveRequest:
     """Slots to reserve, all or none: ``blocks[i]`` slots on a single node, each with the resources ``bundle``.
 
-    ``names`` replaces the names of the backend's objects, one for each block, that are otherwise made from ``name``.
-    With another ``strategy`` than STRICT_PACK the slots of a block may be on several nodes.
+    ``names`` has a name for the backend's object of each block; empty: names are derived from ``name``. With another
+    ``strategy`` than STRICT_PACK, the slots of a block may be on several nodes. ``timeout`` is in seconds.
     """
 
     name: str
@@ -55,10 +55,10 @@ class ReserveRequest:
 
 @dataclass(eq=False)
 class Reservation:
-    """Slots that are held: the backend's own object of each block, and keys that identify the slots to other drivers.
+    """Reserved slots: ``ids`` are the backend's objects of the blocks, ``keys`` identify the blocks to other drivers.
 
-    ``request`` is None for slots that somebody else reserved, which cannot be repaired. ``moved`` are the blocks that
-    the present repair, or one that failed, reserves anew.
+    ``request`` is None for slots that another program reserved, which cannot be repaired. ``moved`` are the blocks that
+    the current repair, or an earlier failed repair, reserved again.
     """
 
     request: ReserveRequest | None
@@ -68,7 +68,7 @@ class Reservation:
 
 
 class Facade(NamedTuple):
-    """A method of a worker process for calls without a group: its name there, and its role and method."""
+    """A method of a worker actor for calls without a group: its name on the actor, and the role and method it calls."""
 
     name: str
     role: str
@@ -79,8 +79,8 @@ class Facade(NamedTuple):
 class SpawnRequest:
     """Worker processes to start, one per slot, in the order of ``slots``.
 
-    ``names`` and ``namespace`` identify a process for the backend's users (None: unnamed, and the backend's own
-    namespace).
+    Other programs find the processes by ``names`` and ``namespace`` (None: no names, and the namespace of the
+    backend). ``timeout`` is in seconds.
     """
 
     class_name: str
@@ -101,7 +101,8 @@ class SpawnRequest:
 class Endpoint:
     """A worker process. ``facts`` is its report; ``handle`` is the backend's own object.
 
-    Records of detached groups have it: another protocol (``group/roster.py``) goes with any other field.
+    Records of detached groups contain endpoints: a change of the fields needs a new ``PROTOCOL`` in
+    ``group/roster.py``.
 
     ``retired`` is True if the process left its group and all its calls have ended. ``since`` is the epoch in which it
     joined its group; -1: none.
@@ -116,7 +117,7 @@ class Endpoint:
 
 
 class Ticket(NamedTuple):
-    """A submitted call on a rank: the references of its value and, if requested, of its ``PartInfo``."""
+    """A submitted call on a rank: references to its value and, if requested, to its ``PartInfo``."""
 
     value: Ref
     info: Ref | None = None
@@ -124,9 +125,9 @@ class Ticket(NamedTuple):
 
 @dataclass(frozen=True)
 class Lost:
-    """The cause of a process's death, as far as the backend knows it.
+    """Cause of the death of a process, as far as the backend knows it.
 
-    ``intended``: the process was ended on purpose. ``owner_gone``: the process that owned it had ended.
+    ``intended``: the process was ended on purpose. ``owner_gone``: it was ended because its owner process had ended.
     """
 
     reason: str
@@ -144,11 +145,11 @@ class Lost:
 class ProcessStatus:
     """Status of a rank's process, observed from its node.
 
-    ``running`` maps ids of calls to the seconds since they began, ``methods`` to the names of their methods, of a role
-    as ``role.method``. ``told`` is the status that the rank reported itself.
+    ``running`` maps the ids of running calls to the seconds since their start, ``methods`` maps them to the full names
+    of their methods (``role.method`` in a group with roles). ``told`` is the status line that the rank wrote itself.
 
-    ``reachable`` is False if the process died or is stopped by a signal: ``note`` says which. ``gone`` is True if the
-    process or its node was lost, even if the backend has not noticed that yet.
+    ``reachable`` is False if the process died, is stopped by a signal, or cannot be observed; ``note`` is the reason.
+    ``gone`` is True if the process or its node was lost, even if the backend has not noticed the loss yet.
     """
 
     reachable: bool
@@ -162,7 +163,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """Outcome of a call on a rank: a value, a failure that the worker runtime raised, or the loss of the process."""
+    """Outcome of a call on a rank: its value, the failure that the worker runtime raised, or the process's loss."""
 
     value: Any = None
     failure: RankFailure | None = None
@@ -175,7 +176,7 @@ class RankOutcome:
 
 @dataclass(frozen=True)
 class DrainingNode:
-    """A node that will be lost, with the reason as text. ``deadline`` is a Unix time, None if it is not known."""
+    """A node that will be lost. ``deadline`` is a Unix time in seconds, None if unknown; ``reason`` is text."""
 
     node_id: str
     deadline: float | None
@@ -184,34 +185,34 @@ class DrainingNode:
 
 @dataclass(frozen=True)
 class StoreSpace:
-    """The object store of this node in bytes, as of some tenths of a second ago."""
+    """Capacity and free space of this node's object store in bytes, some tenths of a second old."""
 
     capacity: int
     free: int
 
 
 class RankStream(Protocol):
-    """Items of a call on a rank: references to the items in order, and last to the outcome.
+    """Items of a call on a rank: references to the items in order, then a reference to the outcome.
 
     The outcome is a ``StreamEnd``, a failure that the worker runtime returned (if the call was interrupted) or raised,
-    or the loss of the process. Not for several threads at once.
+    or the loss of the process. Not thread-safe.
     """
 
     #: A reference for ``wait``, ready once :meth:`take` returns an item.
     coming: Ref
-    #: A reference for ``wait``, ready once the rank has finished the call, even if items were not taken.
+    #: A reference for ``wait``, ready once the rank has finished the call, even if not all items were taken.
     ended: Ref
 
     def take(self) -> Ref | None:
-        """Return the next reference, None if there is none yet. Makes room for another item. Does not wait."""
+        """Return the next reference, or None if there is none yet. The rank may then make another item. Never waits."""
         ...
 
     def leave(self) -> None:
-        """Note that the call was cancelled, so that the rank does not wait for a reader any more."""
+        """Note that the call was cancelled, so that the rank does not wait until items are taken."""
 
 
 class FetchFailed(Exception):
-    """Raised by ``fetch`` as soon as a value cannot be had; ``outcome`` of each reference returns the reason."""
+    """Raised by ``fetch`` if a value failed or was lost; ``outcome`` of each reference returns the reason."""
 
 
 class NotReady(Exception):
@@ -219,10 +220,10 @@ class NotReady(Exception):
 
 
 def read_file(path: str, offset: int, limit: int) -> bytes:
-    """Return at most ``limit`` bytes from ``offset`` on; a negative offset counts from the end of the file.
+    """Return at most ``limit`` bytes of a file from ``offset`` on; a negative offset counts from the end.
 
     Raises:
-        OSError: the file does not exist or cannot be read.
+        OSError: if the file does not exist or cannot be read.
     """
     with open(path, "rb") as file:
         if offset < 0:
@@ -232,9 +233,9 @@ def read_file(path: str, offset: int, limit: int) -> bytes:
 
 
 class Backend(Protocol):
-    """A way to run worker processes, and to exchange values with them.
+    """Interface to worker processes: starts them, calls their methods and exchanges values with them.
 
-    Methods with a body are as in a backend without a cluster: nothing is lost, drained or shared with other processes.
+    The default implementations are for a backend without a cluster, which has no nodes to lose and no other processes.
     """
 
     name: str
@@ -242,18 +243,18 @@ class Backend(Protocol):
     immediate: bool
     #: Id of this driver on the cluster.
     job: str = ""
-    #: The types of its references that users may hold.
+    #: Types of the backend's references that users may hold.
     ref_types: tuple[type, ...]
 
     def connected(self) -> bool:
         """Return whether this process is still connected to the backend's cluster. Takes under 1 us.
 
-        Afterwards calls that need the cluster raise GroupClosed, and calls that free something do nothing.
+        On a cluster that was left, methods that need it raise GroupClosed, and methods that free something do nothing.
         """
         return True
 
     def leave(self) -> None:
-        """Release the local helpers of the backend, once no group of this process is open on it. Idempotent."""
+        """Release the backend's helpers in this process, once no group of this process is open. Idempotent."""
 
     # Slots, and the processes on them
 
@@ -269,46 +270,47 @@ class Backend(Protocol):
         """Reserve all slots or none.
 
         Raises:
-            PlacementError: at once if the request can never be met, else at its timeout.
+            PlacementError: at once if the request can never be met, else if its timeout expires.
         """
         ...
 
     def repair(self, reservation: Reservation, timeout: float) -> frozenset[int]:
-        """Reserve blocks anew whose node was lost; return the blocks that moved, also in repairs that failed.
+        """Reserve again the blocks whose node was lost; return the blocks that moved, also in earlier, failed repairs.
 
-        Raises as ``reserve``.
+        Raises:
+            PlacementError: if the blocks do not fit within ``timeout`` seconds.
         """
         return frozenset()
 
     def release(self, keys: Sequence[str]) -> None:
-        """Free the slots of these keys, also of a driver that has ended; processes on them end. Idempotent."""
+        """Free the slots of these keys, including keys of drivers that have ended. Ends their processes. Idempotent."""
 
     def nodes_of(self, slots: Sequence[Slot], reservations: Mapping[str, Reservation]) -> list[str]:
-        """Return the node id of each slot. No process is started for it."""
+        """Return the node id of each slot, without starting a process."""
         ...
 
     def probe(
         self, slots: Sequence[Slot], reservations: Mapping[str, Reservation], bundle: Mapping[str, float]
     ) -> list[tuple[str, ...]]:
-        """Return the accelerator ids of each slot by a short task in it. Only needed before a group reports them."""
+        """Return the accelerator ids of each slot, for pools whose slots no group has reported yet."""
         ...
 
     def spawn(self, request: SpawnRequest) -> list[Endpoint]:
-        """Start processes and wait for their reports. After an error none of them is left.
+        """Start processes and wait for their reports. If an error is raised, all of them are ended.
 
-        They end with this process at the latest, unless the request is for detached processes.
+        The processes end with this process at the latest, unless the request is for detached processes.
         """
         ...
 
     def find(self, name: str) -> Any | None:
-        """Return the handle of the detached process of that name, None if there is none."""
+        """Return the handle of the detached process ``name``, or None if there is none."""
         return None
 
     def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
-        """Call ``start`` with the address of this node in a small process that ends with the calling process.
+        """Call ``start`` with the address of this node, in a small process that ends with the calling process.
 
         Returns:
-            The handle of that process, and the result of ``start``.
+            The handle of the service's process, and the result of ``start``.
         """
         ...
 
@@ -316,39 +318,39 @@ class Backend(Protocol):
         """End the process of a service. Idempotent."""
 
     def kill(self, endpoints: Sequence[Endpoint]) -> tuple[int, ...]:
-        """Kill the processes with all their descendants, and wait until they have ended. Idempotent.
+        """Kill the processes and all their descendants, and wait until they have ended. Idempotent.
 
         Returns:
-            The pids that could not be ended.
+            The pids of processes that did not end.
         """
         ...
 
     # Calls on processes. Each process runs its calls in the order in which they were submitted
 
     def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
-        """Make the process a rank."""
+        """Make the process a rank, with the packed ``RankConfig`` ``data``."""
         ...
 
     def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-        """Send a call without waiting for it. The rank returns ``returns`` objects, as the message says."""
+        """Send a call without waiting for it. ``returns`` must equal ``RankCall.returns`` of the message."""
         ...
 
     def call_id(self, ref: Ref) -> int:
-        """Return the id by which the rank knows the call that ``ref`` is an output of, not 0."""
+        """Return the id that the rank uses for the call whose output ``ref`` is; never 0."""
         ...
 
     def stream(self, endpoint: Endpoint, message: Message, buffer: int | None) -> RankStream:
         """Send a call of a method that yields, without waiting for it.
 
-        The rank makes at most ``buffer`` items more than were taken; None: no limit.
+        The rank runs at most ``buffer`` items ahead of the reader; None: no limit.
         """
         ...
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
-        """Wait until ``count`` references are ready or the timeout expires.
+        """Wait until ``count`` references are ready or ``timeout`` seconds have passed (None: no timeout).
 
         Returns:
-            The positions of the references that are ready, and of the rest.
+            The positions of ready references, and of the other references.
         """
         ...
 
@@ -357,94 +359,94 @@ class Backend(Protocol):
         ...
 
     def disregard(self, refs: Sequence[Ref]) -> None:
-        """Note that the outcomes of these calls are not needed any more. Does not wait."""
+        """Note that the outcomes of these calls are no longer needed. Does not wait."""
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:
         """Cancel a call without waiting for its end: ranks that have not begun it drop it, the others are interrupted.
 
-        ``ids`` are the ids of the call on each rank.
+        ``ids`` are the ids of the call on each rank (``call_id``).
 
         Returns:
-            For each rank, True if the rank certainly had not begun the call, and so never will.
+            For each rank, True if the rank had certainly not begun the call, and so will never run it.
         """
         ...
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
-        """Cut the connections of the ranks' process groups, so that ranks in a collective get an error."""
+        """Shut down the connections of the ranks' process groups, so that collectives in flight raise an error."""
 
-    #: Returns the seconds on the clock by which this backend waits.
+    #: Returns the seconds of the clock by which this backend waits.
     now: Callable[[], float] = staticmethod(time.monotonic)
 
     # Values behind references: stored values, and results of calls
 
     def put(self, value: Value) -> Ref:
-        """Store a value once. Any number of messages can name the reference."""
+        """Store a value and return a reference, which any number of messages can name."""
         ...
 
     def store(self) -> StoreSpace | None:
-        """Return the space of the store that ``put`` uses, None if it is not bounded."""
+        """Return the space of the store that ``put`` uses, or None if the store is not bounded."""
         return None
 
     def address_of(self, ref: Ref) -> Any:
         """Return a picklable address, by which other processes of the cluster find a value of this process.
 
-        The address keeps nothing alive: the value ends with the reference, and with this process.
+        The address does not keep the value alive: the value is freed with the reference, and with this process.
         """
         ...
 
     def at(self, address: Any) -> Ref:
-        """Return a reference to a value that another process stored, for ``fetch`` or a message. Does not wait."""
+        """Return a reference to a value of another process, for ``fetch`` or a message. Does not wait."""
         ...
 
     def fetch(self, refs: Sequence[Ref], timeout: float | None = None) -> list[Any]:
-        """Return all values, in order.
+        """Return the values of the references, in order.
 
         Raises:
-            FetchFailed: as soon as a value cannot be had.
-            NotReady: the timeout expired.
+            FetchFailed: as soon as a value failed or was lost.
+            NotReady: if ``timeout`` seconds pass first.
         """
         ...
 
     # Processes as observed from outside, also while they are busy, stopped or dead
 
     def dead_of(self, endpoints: Sequence[Endpoint]) -> list[int]:
-        """Return the positions of processes that are not known to run any more. Takes under 1 us for each."""
+        """Return the positions of the processes known to be dead; all, if the cluster was left. Under 1 us for each."""
         ...
 
     def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
-        """Observe each rank from outside, also if it is busy or stopped. Takes some seconds at most."""
+        """Return the status of each rank's process, with its stack if ``stacks``. Takes some seconds at most."""
         ...
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
-        """Return everything known of a lost rank: cause, last lines, hints. ``lost`` is the outcome of its call."""
+        """Return the loss of a rank with cause, last log lines and hints. ``lost``: the loss that its call reported."""
         ...
 
     def read(self, endpoint: Endpoint, path: str, offset: int, limit: int) -> bytes:
-        """Read at most ``limit`` bytes from ``offset`` of a file on a rank's node, also if the rank is busy or dead.
+        """Return at most ``limit`` bytes from ``offset`` of a file on a rank's node, also if the rank is busy or dead.
 
         A negative offset counts from the end of the file. At the end of the file the result is empty.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            OSError: the file cannot be read, or nothing on that node answers.
+            FileNotFoundError: if there is no such file.
+            OSError: if the file cannot be read or the node does not respond.
         """
         ...
 
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
         """Send a signal to the ranks' processes, for fault injection."""
 
-    # The cluster: this process in it, values that processes publish, and nodes that will be lost
+    # The cluster: values that processes publish, and nodes that will be lost
 
     def publish(self, key: str, value: bytes | None) -> None:
-        """Publish a small value under a key for other processes of the cluster; None removes it."""
+        """Publish a small value under a key for other processes of the cluster; None removes the key."""
 
     def published(self, key: str) -> bytes | None:
-        """Return the value that a process of the cluster published under a key; None if there is none."""
+        """Return the value that a process of the cluster published under a key, or None if there is none."""
         ...
 
     def draining_nodes(self, ended: bool = False) -> Sequence[DrainingNode]:
-        """Return the nodes that the cluster knows it will lose. Asks the cluster, which takes some milliseconds.
+        """Return the nodes that the cluster is about to lose. Takes some milliseconds.
 
-        With ``ended``, return also the nodes that it lost because a signal or an autoscaler ended them.
+        With ``ended``, return also the nodes that were lost because a signal or an autoscaler ended them.
         """
         return ()

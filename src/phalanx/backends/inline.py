@@ -1,7 +1,8 @@
 """The inline backend: every rank lives in this process and runs on the calling thread.
 
-Breakpoints, pdb and coverage reach worker code. Arguments and results pass the codec as in other backends, so ranks
-do not share memory by accident. Every rank runs even if an earlier rank raised. The environment is swapped per rank.
+Breakpoints, pdb and coverage reach worker code. Arguments and results pass through the codec as in other backends, so
+ranks do not share memory by accident. Every rank runs even if an earlier rank raised. While a rank runs, its variables
+are set in the environment.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _NODE = "inline"
 
 
 class InlineRef:
-    """A stored value or a failure. Encoded values are kept as bytes, so each reader decodes its own copy."""
+    """A stored value, a failure, or a loss. Encoded values are kept as bytes, so each reader decodes its own copy."""
 
     __slots__ = ("__weakref__", "_encoded", "_value", "failure", "lost")
 
@@ -74,18 +75,18 @@ class InlineRef:
 
     @property
     def is_last(self) -> bool:
-        """True if this is the last reference of a stream."""
+        """True if this reference is the last of its stream."""
         return bool(self.failure or self.lost or isinstance(self._value, StreamEnd | RankFailure))
 
 
 class Unended:
-    """The end of a stream, for ``wait``. The call is in flight until its last item is taken."""
+    """The end of a stream, for ``wait``: not ready until the last item is taken."""
 
     under_way = True
 
 
 class InlineStream:
-    """A call that runs on to its next item when that is taken, on the thread that takes it.
+    """The stream of a call. The call runs when an item is taken, on the taking thread, until it yields the item.
 
     ``step(work)`` runs a function as the rank, and returns a reference to its result.
     """
@@ -93,7 +94,7 @@ class InlineStream:
     def __init__(self, items: Iterator[Any], step: Callable[[Callable[[], Any]], InlineRef]) -> None:
         self._items: Iterator[Any] | None = items
         self._step = step
-        self._context = copy_context()  # of its own: steps of other calls come in between
+        self._context = copy_context()  # its own context, as other calls run between its steps
         self._begun = False
         self._end: InlineRef | None = None
         self.coming = InlineRef()
@@ -121,7 +122,7 @@ class InlineStream:
     def _over(self) -> None:
         items, self._items = self._items, None
         self.ended.under_way = False
-        with contextlib.suppress(Exception):  # the rank has ended: errors of its method cannot be reported
+        with contextlib.suppress(Exception):  # the outcome is known: a later error has no reader
             self._context.run(_closed, items)
 
     def __del__(self) -> None:
@@ -136,7 +137,7 @@ def _closed(items: Any) -> StreamEnd:
 
 @dataclass
 class InlineServices:
-    """Services of the inline backend for runtimes in this process."""
+    """Services of the inline backend for a worker runtime in this process."""
 
     slot: SlotFacts
     files: str
@@ -168,14 +169,14 @@ class InlineRank:
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
     def end(self, lost: Lost) -> None:
-        """End the rank: further calls are refused."""
+        """Mark the rank as lost, so that further calls are refused."""
         self.alive, self.lost = False, lost
         if self.runtime is not None:
             self.runtime.lost(lost.exit or lost.reason)
 
 
 class InlineBackend(Backend):
-    """Ranks in this process."""
+    """Backend whose ranks are objects in this process."""
 
     name = "inline"
     immediate = True
@@ -186,7 +187,7 @@ class InlineBackend(Backend):
         self._total.setdefault("CPU", float(os.cpu_count() or 1))
         self._held: dict[str, tuple[ReserveRequest, list[tuple[str, ...]]]] = {}
         self._numbers = itertools.count()
-        self._books = threading.Lock()  # of what is held
+        self._books = threading.Lock()  # guards _held
         self._lock = threading.RLock()  # a single rank runs at a time, on any calling thread
         self._folder: str | None = None
         self._published: dict[str, bytes] = {}
@@ -205,7 +206,7 @@ class InlineBackend(Backend):
         ]
 
     def reserve(self, request: ReserveRequest) -> Reservation:
-        # CPU and memory are not counted: nothing here runs side by side, so nothing is shared.
+        # CPU and memory are not counted: ranks run one after another in a single process.
         counted = {key: amount for key, amount in request.bundle.items() if key not in ("CPU", "memory")}
         with self._books:
             checked = check_feasible(self.nodes(), request.blocks, counted)
@@ -216,7 +217,7 @@ class InlineBackend(Backend):
             taken = {i for _, block in self._held.values() for ids in block for i in ids}
             free = (str(index) for index in itertools.count() if str(index) not in taken)
             per_slot = int(next((n for key, n in counted.items() if ":" not in key), 0))
-            # The object of a block is a list of the accelerator ids of each slot.
+            # The backend's object of a block is a list with the accelerator ids of each slot.
             blocks = [[tuple(itertools.islice(free, per_slot)) for _ in range(n)] for n in request.blocks]
             reservation = Reservation(request, blocks, [f"inline-{next(self._numbers)}" for _ in blocks])
             for key, block in zip(reservation.keys, blocks, strict=True):
@@ -254,7 +255,7 @@ class InlineBackend(Backend):
         return endpoints
 
     def _own_folder(self) -> str:
-        """Return the folder for the files of all ranks, which exists until this process exits."""
+        """Return the folder for the files of all ranks, created on first use and removed when this process exits."""
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="phalanx-inline-")
             atexit.register(_remove, self._folder, os.getpid())
@@ -273,9 +274,9 @@ class InlineBackend(Backend):
         return Ticket(output, info)
 
     def _run(self, endpoint: Endpoint, work: Callable[[Any], Any]) -> InlineRef:
-        """Call ``work`` with the runtime of the rank."""
+        """Call ``work`` with the rank's worker runtime and return a reference to its outcome."""
         rank: InlineRank = endpoint.handle
-        # A rank that calls others, perhaps from a thread of its own, runs within a call that has the lock.
+        # A rank that calls other ranks, perhaps from its own thread, runs inside a call that holds the lock already.
         with contextlib.nullcontext() if runs_inline() else self._lock:
             runtime = rank.runtime  # before the check: another thread may end the rank
             if not rank.alive:
@@ -295,7 +296,7 @@ class InlineBackend(Backend):
         return 1  # a call has ended when its submission returns
 
     def stream(self, endpoint: Endpoint, message: Message, buffer: int | None) -> RankStream:
-        """Start a stream. The rank makes each item when it is taken, for any ``buffer``."""
+        """Start a stream. The rank makes each item when the item is taken, whatever ``buffer`` is."""
         runtime = endpoint.handle.runtime
         items = iter(()) if runtime is None else runtime.stream(message)
         return InlineStream(items, lambda work: self._run(endpoint, lambda _: work()))
@@ -344,7 +345,7 @@ class InlineBackend(Backend):
         return [False] * len(endpoints)  # a call has ended when its submission returns
 
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
-        """End the ranks by a signal that ends a process; ignore other signals."""
+        """End the ranks if the signal is SIGKILL, SIGTERM, SIGABRT or SIGSEGV; ignore other signals."""
         if signum in (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV):
             lost = Lost("the rank was ended by an injected signal", f"signal {signal.Signals(signum).name}")
             for endpoint in endpoints:
@@ -354,7 +355,7 @@ class InlineBackend(Backend):
         return read_file(path, offset, limit)
 
     def start_service(self, start: Callable[[str], Any]) -> tuple[Any, Any]:
-        """Call ``start`` in this process."""
+        """Call ``start`` in this process. Return None as the handle, and the result."""
         return None, start("127.0.0.1")
 
     def publish(self, key: str, value: bytes | None) -> None:
@@ -371,5 +372,5 @@ class InlineBackend(Backend):
 
 
 def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # and not a fork of it
+    if os.getpid() == owner:  # not in a forked child
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,11 +1,11 @@
 """Combine the reports of all ranks that failed in a call into a single error. Pure.
 
 If a rank fails, its peers fail too: their collectives lose a connection, or they are stopped. This module distinguishes
-*causes*, ranks that failed by themselves, and *victims*.
+*causes* (ranks that failed on their own) from *victims*.
 
-The error is also an instance of the worker's exception type: its type is made at run time from both. The instance gets
-the arguments and attributes of the remote exception without running any code of its class; text, pickling and identity
-are those of phalanx. If any of this fails, the error is a plain `RemoteCallError` with the same text.
+The error is also an instance of the worker's exception type, by a class that is created at run time from both types.
+The instance gets the arguments and attributes of the remote exception without running code of its class; text, pickling
+and identity are phalanx's. If any of this fails, the error is a plain `RemoteCallError` with the same text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from phalanx.errors import (
 from phalanx.wire.exceptions import Parts, assemble, load_parts
 from phalanx.wire.failure import RankFailure, rebuild
 
-# Messages of gloo, NCCL, HCCL and the c10d store on the ranks that were left waiting. Sources: gloo
+# Messages of gloo, NCCL, HCCL and the c10d store on ranks that waited for a lost peer. Sources: gloo
 # transport/tcp/{pair,unbound_buffer}.cc, NCCL's ncclGetErrorString and ncclGetLastError, torch
 # ProcessGroupNCCL.cpp, TCPStore.cpp.
 _CONNECTION_IS_GONE = re.compile(
@@ -53,14 +53,14 @@ _PEER_IS_GONE = re.compile(
     r"|watchdog caught collective|application timeout caused pair closure|store.*(?:timed? ?out|closed)",
     re.IGNORECASE,
 )
-# Types in which torch.distributed raises them; other code does not raise a bare RuntimeError with such words.
+# Exception types of torch.distributed with these messages; other code does not raise a bare RuntimeError with them.
 _OF_A_COLLECTIVE = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 _COLLECTIVE_FRAME = re.compile(
     r"torch[/\\]distributed[/\\]|ProcessGroup|third_party[/\\]gloo|c10d", re.IGNORECASE
 )
-# Raised by a rank that lost its peer in a sync of weights.
+# Type that a rank raises if it lost its peer in a weight sync.
 _SYNC_PEER_IS_GONE = f"{WeightsTransferError.__module__}.{WeightsTransferError.__qualname__}"
-# A frame of a process that waits for its peers, as faulthandler and traceback write it.
+# A stack frame of a process that waits for its peers, in the format of faulthandler and traceback.
 _WAITS_FOR_PEERS = re.compile(
     r'torch[/\\]distributed[/\\].*", line \d+,? in '
     r"(?:\w*all_(?:reduce|gather|to_all)\w*|\w*reduce\w*|gather\w*|\w*scatter\w*|\w*broadcast\w*|\w*barrier"
@@ -78,14 +78,13 @@ def combine(
 ) -> CallError | StaleEpoch:
     """Return the error that a failed call raises.
 
-    A rank that refused the call, since it is of another epoch, makes it a `StaleEpoch`, whatever the other reports say.
-    A rank that died by itself makes it a `WorkerDiedError`; a rank that raised, a `RemoteCallError` (with `init` a
-    `WorkerInitError`), also an instance of the first cause's type; else a missed deadline, `timeout` in seconds, a
-    `CallTimeout`; else a `CallCancelled`. `reports` are the reports of all known ranks, in any order; their `at` tells
-    which rank failed first.
+    It is a `StaleEpoch` if a rank refused the call because of another epoch, whatever the other reports are; else a
+    `WorkerDiedError` if a rank died on its own; else a `RemoteCallError` (a `WorkerInitError` if `init`) if a rank
+    raised, also an instance of the first cause's type; else a `CallTimeout` if the deadline of `timeout` seconds was
+    missed; else a `CallCancelled`. `reports` are the reports of all known ranks in any order; `at` orders the failures.
 
     Raises:
-        InternalError: no report is of a failure.
+        InternalError: if no report is a failure.
     """
     if not any(report.failed for report in reports):
         raise InternalError(f"the call {method} on group {group!r} failed, but no rank reported a failure")
@@ -107,16 +106,16 @@ def combine(
 
 
 def with_victims(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
-    """Return the reports with `victim` decided: causes first, then victims, then ranks that had finished.
+    """Return the reports with `victim` set: causes first, then victims, then ranks that had finished.
 
-    Within each, the earliest comes first. There is always a cause: if all look like victims, it is the first rank that
-    failed rather than was stopped.
+    Each part is ordered by time. There is always a cause: if all ranks look like victims, it is the first rank that
+    failed without being stopped.
     """
     failed = sorted((report for report in reports if report.failed), key=_order)
     causes = sorted(_causes(failed), key=_order)
     if not causes and failed:
         causes = [min(failed, key=lambda report: (report.kind == "stopped", *_order(report)))]
-    # By identity: equal reports of different processes are still different ranks' reports.
+    # Compared by identity, since different processes may have equal reports.
     ids = {id(report) for report in causes}
     victims = [dataclasses.replace(report, victim=True) for report in failed if id(report) not in ids]
     finished = sorted((report for report in reports if not report.failed), key=_order)
@@ -125,7 +124,7 @@ def with_victims(reports: Sequence[RankReport]) -> tuple[RankReport, ...]:
 
 
 def looks_like_victim(report: RankReport) -> bool:
-    """Return whether the exception of a rank says that a peer was lost, and comes from a collective."""
+    """Return whether the exception of a rank comes from a collective and means that a peer was lost."""
     if report.kind != "raised":
         return False
     if _PEER_IS_GONE.search(report.message) is None:
@@ -135,18 +134,18 @@ def looks_like_victim(report: RankReport) -> bool:
 
 
 def tells_of_a_peer(report: RankReport) -> bool:
-    """Return whether a rank failed because another rank was lost, as far as its report shows."""
+    """Return whether the report of a rank shows that another rank was lost."""
     return report.type_name == _SYNC_PEER_IS_GONE or looks_like_victim(report)
 
 
 def is_cut_off(report: RankReport) -> bool:
-    """Return whether the exception of a rank, from a collective, says that a connection to a peer was lost."""
+    """Return whether the exception of a rank comes from a collective and means that a connection was lost."""
     said = f"{report.message}\n{report.traceback}"
     return looks_like_victim(report) and _CONNECTION_IS_GONE.search(said) is not None
 
 
 def _chained_from_collective(report: RankReport) -> bool:
-    """Return whether the exception was raised `from` a collective's exception, as wrappers of training loops do."""
+    """Return whether an exception was raised `from` a collective's exception, for example by a training framework."""
     if not any(f"{name}: " in report.traceback for name in _OF_A_COLLECTIVE):
         return False
     return any(
@@ -158,10 +157,10 @@ def _chained_from_collective(report: RankReport) -> bool:
 
 
 def _causes(failed: Sequence[RankReport]) -> list[RankReport]:
-    """Return the ranks whose own code, or the loss of whose process, ended their part of the call.
+    """Return the reports of ranks that died, or that raised for another reason than a lost peer.
 
-    Without such ranks, return the ranks that were cancelled, or missed the deadline, except for late ranks in a
-    collective or in the queue while other late ranks were busy with something else.
+    If there are none, return the ranks that were cancelled or missed the deadline. Late ranks that waited for peers or
+    in the queue are left out if other late ranks were busy.
     """
     blamable = [report for report in failed if not report.victim and report.kind != "stopped"]
     own = [
@@ -169,7 +168,7 @@ def _causes(failed: Sequence[RankReport]) -> list[RankReport]:
         for each in blamable
         if each.kind == "died" or (each.kind == "raised" and not looks_like_victim(each))
     ]
-    if own:  # a peer of a sync went away, for a reason that may be among the others
+    if own:  # a lost peer of a sync is not a cause, if there is another
         return [each for each in own if each.type_name != _SYNC_PEER_IS_GONE] or own
     ended = [report for report in blamable if report.kind != "raised"]
     busy = [report for report in ended if report.kind == "timeout" and not _stands_waiting(report)]
@@ -184,23 +183,21 @@ def _order(report: RankReport) -> tuple[bool, float, int]:
     return report.at is None, report.at or 0.0, report.rank
 
 
-# On the driver these would end its own loops and generators in silence, not report a failure.
+# Types that would silently end loops and generators of the driver.
 _NEVER = (StopIteration, StopAsyncIteration, RankFailure)
-# Of phalanx's own errors those that say the same to whoever called: weights, channels, leases and saves are shared
-# with ranks.
+# Phalanx's errors that mean the same on a rank and on the driver: both share weights, channels, leases and saves.
 _SHARED = (WeightsError, ChannelError, StalenessTimeout, CheckpointError)
 
 
 def remote_error_type(
     base: type[BaseException], plain: type[RemoteCallError] = RemoteCallError
 ) -> type[RemoteCallError]:
-    """Return the type that derives from `plain` and from `base`, or `plain` itself.
+    """Return a type that derives from `plain` and `base`, or `plain` itself.
 
-    `plain` is returned if `base` is no `Exception` (KeyboardInterrupt, SystemExit, asyncio.CancelledError), for
-    StopIteration and its like, and for phalanx's own errors: a `GroupClosed` of some other group, met inside a worker,
-    says nothing about the group that was called. Errors about state that driver and ranks share (weights, channels,
-    leases, saves) keep their type. Of an error that came from a further group, the remote type in it counts. The same
-    arguments return the same type.
+    `plain` is returned if `base` is not an `Exception` (KeyboardInterrupt, SystemExit, asyncio.CancelledError), for
+    StopIteration and StopAsyncIteration, and for phalanx's own errors: a `GroupClosed` of another group, raised inside
+    a worker, does not concern the called group. Errors about state that driver and ranks share (weights, channels,
+    leases, saves) keep their type. If `base` is such a combined type, its remote type is used. The result is cached.
     """
     base = getattr(base, "_phalanx_base", base)
     if (
@@ -216,7 +213,7 @@ def remote_error_type(
 def remote_error(
     plain: type[RemoteCallError], message: str, *, group: str, method: str, failures: tuple[RankReport, ...]
 ) -> RemoteCallError:
-    """An error of type `plain`, where possible also of the type that the first of the causes raised."""
+    """Return an error of type `plain`; if possible, it is also an instance of the first cause's exception type."""
     error = plain(message, group=group, method=method, failures=failures)
     parts = _remote_parts(error)
     if parts is None:
@@ -227,12 +224,12 @@ def remote_error(
     try:
         return _checked(_dual(cls, parts, error))
     except Exception:
-        # The class reads or refuses something that we cannot know: the text says all that the type would.
+        # The user's class may reject anything; the plain error has the same text.
         return error
 
 
 def _remote_parts(error: RemoteCallError) -> Parts | None:
-    """Return the exception of the first cause; errors of further groups are followed to their original exception."""
+    """Return the exception of the first cause; for a remote error of another group, the original exception."""
     raised = [report for report in error.causes if report.kind == "raised"]
     if not raised:
         return None
@@ -245,7 +242,7 @@ def _remote_parts(error: RemoteCallError) -> Parts | None:
 @functools.lru_cache(maxsize=512)
 def _dual_type(base: type[Exception], plain: type[RemoteCallError]) -> type[RemoteCallError]:
     name = f"{plain.__name__}[{base.__name__}]"
-    # Frozen dataclasses refuse attributes, others are unhashable or compare by value: all of that is undone.
+    # The base may be frozen, unhashable or compared by value: restore the behavior of plain exceptions.
     members: dict[str, Any] = {
         "__doc__": f"A {plain.__name__} that is also the {base.__qualname__} which a worker raised.",
         "__module__": plain.__module__,
@@ -263,18 +260,18 @@ def _dual_type(base: type[Exception], plain: type[RemoteCallError]) -> type[Remo
     try:
         made = types.new_class(name, (plain, base), exec_body=lambda space: space.update(members))
     except Exception:
-        # Layouts or metaclasses that do not go together, or a class that forbids subclasses.
+        # Incompatible layouts or metaclasses, or a class that forbids subclasses.
         return plain
     return made if issubclass(made, plain) and issubclass(made, base) else plain
 
 
 def _dual(cls: type[RemoteCallError], parts: Parts, error: RemoteCallError) -> RemoteCallError:
     dual = assemble(cls, parts)
-    if parts.whole is not None:  # an error of phalanx, with its fields next to its text
+    if parts.whole is not None:  # an error of phalanx, which has fields
         dual.__dict__.update(parts.whole.__dict__)
     dual.__dict__.update(error.__dict__)
     if isinstance(dual, SyntaxError):
-        # Python prints the fields of a SyntaxError in place of its text.
+        # Python prints the fields of a SyntaxError and not its text.
         notes: Any = dual.__dict__.get("__notes__", ())
         dual.__dict__["__notes__"] = [*notes, str(error)]
     if not isinstance(dual, RemoteCallError):
@@ -283,7 +280,7 @@ def _dual(cls: type[RemoteCallError], parts: Parts, error: RemoteCallError) -> R
 
 
 def _checked(dual: RemoteCallError) -> RemoteCallError:
-    """Use it as a driver would; any error of the class's own code shows here and not there."""
+    """Return the error if repr, str, hash, bool and `with_traceback` work, which the user's class may break."""
     for use in (repr, str, hash, bool, lambda error: error.with_traceback(None)):
         use(dual)
     if str(dual) != dual.__dict__["_phalanx_text"] or not isinstance(dual.args, tuple):

@@ -1,8 +1,8 @@
-"""Outputs of the ranks -> the value of the call, as its ``GatherPlan`` says; and the share of a rank in it.
+"""Join the outputs of the ranks to the result of a call, by its ``GatherPlan``; and find a rank's share of a result.
 
 A share has the rows that a rank would get of the joined result, without padding and in the caller's order, while the
 outputs are stored on other ranks. A result without rows, or with settings that differ, is refused. Keys, dtypes and row
-shapes are compared only between the outputs that a share has rows of.
+shapes are compared only between the outputs that contain rows of the share.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _SHOWN = 8
 
 
 def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Value:
-    """Return the value of a call.
+    """Return the result of a call.
 
-    Outputs that are joined, which may be views of read-only memory, are joined as by :func:`join_rows`; other outputs
-    are returned unchanged. Padding is cut from each leaf that has exactly as many rows as the padded piece. If rows
-    were dealt out of order, they are returned in the caller's order: a leaf with k times the rows of every piece as
-    runs of k, and a leaf with any other number of rows in the order of the pieces.
+    For ``collect="join"``, the outputs (possibly views of read-only memory) are joined as by :func:`join_rows`;
+    otherwise outputs are returned unchanged. Padding is removed from each leaf that has exactly as many rows as the
+    padded piece. If rows were sent in another order, they are returned in the caller's order: a leaf with k times the
+    rows of every piece as runs of k, and a leaf with any other number of rows in the order of the pieces.
 
     Args:
-        plan: the plan of the call.
-        outputs: aligned with ``CallPlan.ranks``; outputs that ``plan.take`` leaves out may be None.
+        plan: the gather plan of the call.
+        outputs: outputs by position in ``CallPlan.ranks``; outputs that ``plan.take`` leaves out may be None.
         group: first argument of a custom ``collect_fn``.
 
     Raises:
-        DispatchError: outputs cannot be joined; the message names the ranks that differ.
+        DispatchError: if outputs cannot be joined; the message names the ranks that differ.
     """
     if plan.collect == "none":
         return None
@@ -62,14 +62,14 @@ def gather(plan: GatherPlan, outputs: Sequence[Any], group: Value = None) -> Val
 def join_rows(pieces: Sequence[Any]) -> Value:
     """Join the rows of ``pieces``, in order; the inverse of ``px.data.split_rows``.
 
-    Structures (tuples, dicts, dataclasses) are joined leaf by leaf and must be alike. Leaves with rows are
-    concatenated; pieces of zero rows only count if all are empty, so that their dtype and row shape do not matter.
-    Leaves without rows are returned once if they are plain values that are equal in all pieces (numbers, texts, None,
-    paths, members of enums, 0-d tensors), and else as a ``px.data.PerShard``; of a single piece they are the value
-    itself. The result shares no memory with the pieces, except in objects that are neither rows nor structures.
+    Structures (tuples, dicts, dataclasses) are joined leaf by leaf and must have the same type and keys. Leaves with
+    rows are concatenated. Pieces without rows are ignored unless all are empty, so their dtype and row shape do not
+    matter. A leaf without rows is returned once if it is an equal plain value in all pieces (number, string, None,
+    path, enum member, 0-d tensor) or there is a single piece; otherwise as a ``px.data.PerShard``. The result shares no
+    memory with the pieces, except in objects that are neither rows nor structures.
 
     Raises:
-        DispatchError: there are no pieces, or they cannot be joined; the message names the pieces that differ.
+        DispatchError: if there are no pieces, or they cannot be joined; the message names the pieces that differ.
     """
     if not len(pieces):
         raise DispatchError("join_rows([]): expected at least one piece")
@@ -79,9 +79,10 @@ def join_rows(pieces: Sequence[Any]) -> Value:
 def places_of(
     order: Sequence[int] | None, rows: Sequence[int] | None, counts: Sequence[int]
 ) -> list[int] | None:
-    """Return, for each row of a result, its row among the joined rows; None if they are in order already.
+    """Return, for each row of a result, its index in the joined rows; None if they are in order already.
 
-    ``order`` and ``rows`` are from the ``GatherPlan``, ``counts`` the rows of each output without padding.
+    ``order`` and ``rows`` are from the ``GatherPlan``, ``counts`` are the numbers of rows of each output without
+    padding.
     """
     if not order or rows is None:
         return None
@@ -98,7 +99,7 @@ def places_of(
 
 @dataclass(frozen=True)
 class _Join:
-    """Joins values piece by piece; ``names`` are the pieces as messages call them."""
+    """Join of the values of several pieces. ``names`` are the names of the pieces in error messages."""
 
     names: Sequence[str]
     rows: Sequence[int] | None = None
@@ -173,7 +174,7 @@ def _described(value: Value) -> str:
         return f"a {name} of {elements if isinstance(value, tuple) else ', '.join(map(str, node.keys))}"
     if value is None:
         return "None"
-    if is_tensor(value) and value.is_nested:  # which may have no shape
+    if is_tensor(value) and value.is_nested:  # may have no shape
         return f"a nested {name} of dtype {value.dtype}"
     if is_tensor(value) or isinstance(value, np.ndarray):
         return f"a {name} of shape {tuple(value.shape)} and dtype {value.dtype}"
@@ -193,14 +194,14 @@ def _at(path: str) -> str:
 
 
 def trimmed(value: Value, given: int, real: int) -> Value:
-    """Return ``value`` without the padded rows, in each leaf that has exactly as many rows as the piece."""
+    """Return ``value`` without padding, which is removed from each leaf with exactly ``given`` rows."""
     if given == real:
         return value
     return map_rows(value, lambda ops, leaf: ops.slice(leaf, 0, real) if ops.count(leaf) == given else leaf)
 
 
 def _owned(value: Value) -> Value:
-    """``value`` with tensors, arrays and other rows in it copied out of whatever memory holds them."""
+    """Return ``value`` with all tensors, arrays and other rows in it copied to memory of their own."""
     if is_tensor(value):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
@@ -219,10 +220,10 @@ def _owned(value: Value) -> Value:
 
 @dataclass(frozen=True)
 class Share:
-    """Rows of stored outputs.
+    """Selection of rows of stored outputs.
 
-    ``rows`` are pairs of an output's index and its rows. There is always a pair, possibly with no rows. ``order`` is,
-    for each row of the share, its place among these rows; None if they are in order.
+    ``rows`` are pairs of the index of an output and its selected rows. There is at least a pair, possibly without rows.
+    ``order`` has, for each row of the share, its index in the selected rows; None if they are in order.
     """
 
     rows: Sequence[tuple[int, Sequence[int]]]
@@ -232,12 +233,12 @@ class Share:
 def share_of(
     gather: GatherPlan, infos: Sequence[PartInfo], index: int, count: int, *, expected_rows: int | None = None
 ) -> Share:
-    """Piece ``index`` of ``count`` even pieces of the result that ``gather`` makes of the outputs.
+    """Return the rows of piece ``index`` of ``count`` even pieces of the result that ``gather`` joins.
 
-    ``infos`` describe the outputs that are joined, in order.
+    ``infos`` describe the joined outputs, in order.
 
     Raises:
-        DispatchError: the result has no rows, or others than ``expected_rows``.
+        DispatchError: if the result has no rows, or not ``expected_rows`` rows.
     """
     counts = [_rows_of(info, place) for place, info in enumerate(infos)]
     if gather.trim is not None:
@@ -247,7 +248,7 @@ def share_of(
     total = sum(counts)
     check_rows(total, expected_rows)
     start, stop = piece_bounds(total, count, index)
-    if start == stop:  # of an output that has rows, if any: their dtype and shape are those of the result
+    if start == stop:  # empty: from an output with rows, if any, which has the dtype and row shape
         return Share([(next((at for at, rows in enumerate(counts) if rows), 0), range(0))])
     places = places_of(gather.order, gather.rows, counts)
     if places is not None:
@@ -256,10 +257,10 @@ def share_of(
 
 
 def only_settings(infos: Sequence[PartInfo]) -> bool:
-    """Return whether no output has rows, and all have the same settings: then every rank gets the complete value.
+    """Return whether the outputs have only settings and no rows, so that every rank gets the complete value.
 
     Raises:
-        DispatchError: a setting differs between the outputs.
+        DispatchError: if a setting differs between the outputs.
     """
     paths = differing([info.settings for info in infos])
     if paths:
@@ -273,7 +274,7 @@ def only_settings(infos: Sequence[PartInfo]) -> bool:
 
 
 def _between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, range]]:
-    """Yield the outputs with rows in [start, stop)."""
+    """Yield the index and the rows of each output with rows in [start, stop)."""
     begins = list(accumulate(counts, initial=0))
     for index, (begin, count) in enumerate(zip(begins, counts, strict=False)):
         rows = range(max(start - begin, 0), min(stop - begin, count))
@@ -282,7 +283,7 @@ def _between(counts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int
 
 
 def _picked(counts: Sequence[int], wanted: Sequence[int]) -> Share:
-    """The wanted rows of all, which are not in order."""
+    """Return the share with the ``wanted`` rows of the joined outputs, in any order."""
     begins = list(accumulate(counts, initial=0))
     rows: dict[int, list[int]] = {}
     for row in sorted(wanted):

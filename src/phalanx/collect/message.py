@@ -1,4 +1,4 @@
-"""The text of a failed call: the ranks that failed and how, their last lines, and the victims. Pure."""
+"""Error message of a failed call: the failed ranks, their failures and last log lines, and the victims. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MAX_PLACES = 16
 _MAX_STACKS = 4
 _LOG_LINES = 20
 _TRACEBACK_LINES = 80
-# Addresses, sizes and counts differ between ranks that failed in the same way.
+# Numbers are ignored in comparisons: addresses and sizes differ between ranks that failed in the same way.
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
-# Internal method of ``group.run(...)`` and its like; shown as ``run``.
+# Internal name of ``group.run(...)``, displayed as ``run``.
 _OWN = re.compile(r"^__phalanx_(\w+)__$")
 
-#: Reports of ranks that failed in the same way, the first failure first.
+#: Reports of ranks that failed in the same way, in order.
 Alike = tuple[RankReport, ...]
 
 _MORE_TIME = ".options(timeout=...) for one call, call_timeout= for the group, PHALANX_CALL_TIMEOUT for all"
@@ -34,7 +34,7 @@ def render(
     timeout: float | None = None,
     init: bool = False,
 ) -> str:
-    """Return the complete message. `failures` have their victims marked, causes first."""
+    """Return the complete message. `failures` are the result of `with_victims`; `timeout` is in seconds."""
     causes = _alike([report for report in failures if report.failed and not report.victim])
     victims = _alike([report for report in failures if report.failed and report.victim])
     finished = [report.rank for report in failures if not report.failed]
@@ -54,7 +54,7 @@ def render(
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """Return ranks as text: `rank 2`, `ranks 0-3, 7`; long lists are cut."""
+    """Return ranks as text: `rank 2`, `ranks 0-3, 7`. Long lists are shortened."""
     distinct = set(ranks)
     parts = rank_ranges(distinct)
     shown = ", ".join(parts[:_MAX_RANGES])
@@ -87,7 +87,7 @@ def _headline(group: str, method: str, causes: Sequence[Alike], timeout: float |
 
 
 def _kinds(failures: Sequence[Alike], most: int, prefix: str = "") -> Iterator[str]:
-    """Yield a line for each kind of failure, and a line for the rest."""
+    """Yield a line for each of the first `most` kinds of failures, and a line for the other kinds."""
     for alike in failures[:most]:
         yield f"  {prefix}{_who(alike)} {_did_all(alike)}"
     if len(failures) > most:
@@ -129,7 +129,7 @@ def _was(report: RankReport) -> str:
 
 
 def _places(causes: Sequence[Alike]) -> Iterator[str]:
-    """Where each of several ranks runs: their headline has no room for it."""
+    """Yield a block with the place of each rank, for kinds of failures with several ranks."""
     several = [report for alike in causes if len(alike) > 1 for report in alike]
     if not any(report.host or report.pid is not None or report.accelerator for report in several):
         return
@@ -171,7 +171,7 @@ def _block(title: str, lines: Iterable[str]) -> str:
 
 
 def _cut(lines: Sequence[str]) -> list[str]:
-    """A long text without its middle; the end of a traceback says most."""
+    """Return many lines without their middle; the end of a traceback is most useful."""
     if len(lines) <= _TRACEBACK_LINES:
         return list(lines)
     head, tail = _TRACEBACK_LINES // 4, _TRACEBACK_LINES - _TRACEBACK_LINES // 4

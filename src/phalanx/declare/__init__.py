@@ -1,1 +1,1 @@
-"""Declarations of users on their classes, as values: methods, modes, workers, roles."""
+"""Declarations on users' classes, as values: methods, dispatch modes, workers, roles."""

@@ -1,4 +1,4 @@
-"""A class together with its constructor arguments, and the colocation of several classes in a process."""
+"""Classes with their constructor arguments, and the colocation of several classes in a process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeAlias
 from phalanx.declare.classes import RESERVED, registered_methods
 from phalanx.errors import DeclarationError
 
-#: Options of ``@ray.remote(...)`` that mean the same on a group.
+#: Options of ``@ray.remote(...)`` that have the same meaning for a group.
 HONOURED_RAY_OPTIONS = frozenset({"num_cpus", "memory", "resources", "runtime_env", "max_concurrency"})
-#: Where a class says itself with which of these options a group makes it, if the group does not say others.
+#: Attribute of a class with its default values of these options, which options of the group override.
 OWN_OPTIONS = "__phalanx_options__"
 _REFUSED_RAY_OPTIONS = {
     "num_gpus": "the pool decides: accelerators_per_slot= and max_colocate_count= of px.ResourcePool",
@@ -35,14 +35,14 @@ class RemoteClass(Protocol):
 
 
 class BoundClass:
-    """Class and arguments that a group constructs on each rank: ``cls(*args, **kwargs)``.
+    """A class and the arguments of its constructor, which a group calls on each rank: ``cls(*args, **kwargs)``.
 
     ``cls`` may be any class: a ``px.Worker``, a plain class, or a class decorated with ``@ray.remote`` (its remote
-    options are honored, or refused with a reason).
+    options are applied, or refused with a reason).
 
     Raises:
-        DeclarationError: ``cls`` is no class, or an abstract class, or does not take these arguments, or a group cannot
-            offer its registered methods.
+        DeclarationError: if ``cls`` is not a class, is abstract, or does not accept the arguments; if a remote option
+            or a registered method is not allowed in a group.
     """
 
     def __init__(self, cls: type[Any] | RemoteClass, *args: Any, **kwargs: Any) -> None:
@@ -65,10 +65,10 @@ class BoundClass:
 
 
 def _check_arguments(cls: type[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """See to it that the constructor takes these arguments: here is the line that gave them, on a rank it is not."""
+    """Check that the constructor accepts the arguments, so that the error has the caller's traceback, not a rank's."""
     try:
         signature = inspect.signature(cls)
-    except (ValueError, TypeError):  # made in C, or by a metaclass that tells nothing
+    except (ValueError, TypeError):  # a class from C, or with an opaque metaclass
         return
     try:
         signature.bind(*args, **kwargs)
@@ -78,13 +78,13 @@ def _check_arguments(cls: type[Any], args: tuple[Any, ...], kwargs: Mapping[str,
         raise DeclarationError(f"{cls.__name__}({given}): {error}; expected {cls.__name__}{taken}") from None
 
 
-#: Classes that a role, or a group of a single class, is made of.
+#: Types that declare the class of a role, or of a group with a single class.
 WorkerClass: TypeAlias = type[Any] | RemoteClass | BoundClass
 
 
 @dataclass(frozen=True)
 class Colocation:
-    """Several roles in the same process, on each rank; made by :func:`colocate`."""
+    """Several roles in the same process of each rank, as returned by :func:`colocate`."""
 
     roles: Mapping[str, BoundClass] = field(default_factory=dict[str, BoundClass])
 
@@ -93,17 +93,17 @@ class Colocation:
 
 
 def colocate(roles: Mapping[str, WorkerClass]) -> Colocation:
-    """Put several classes into the same process, on each rank.
+    """Put an instance of each of several classes into the same process, on every rank.
 
     Args:
-        roles: role name to class, or to ``Cls.bind(...)``. Roles are made in this order; each sees the others
+        roles: classes, or ``Cls.bind(...)``, by role name. Roles are constructed in this order, and find each other
             as ``self.roles["name"]``.
 
     Returns:
-        An argument for ``px.WorkerGroup`` in place of a class; the group then has ``group.<role>.<method>(...)``.
+        An argument for ``px.WorkerGroup`` in place of a class. Methods are ``group.<role>.<method>(...)``.
 
     Raises:
-        DeclarationError: no role at all, or a role name that is no identifier or hides a group attribute.
+        DeclarationError: if there are no roles, or a role name is not an identifier or hides a group attribute.
     """
     if not isinstance(roles, Mapping) or not roles:
         raise DeclarationError(
@@ -124,12 +124,12 @@ def roles_of(given: WorkerClass | Colocation) -> dict[str, BoundClass]:
 
 
 def _bound(given: WorkerClass) -> BoundClass:
-    """Return ``given`` as class with arguments; a bare class has none."""
+    """Return ``given`` as a BoundClass; a bare class gets no arguments."""
     return given if isinstance(given, BoundClass) else BoundClass(given)
 
 
 def unwrap(cls: Any) -> tuple[type, dict[str, Any]]:
-    """The user's class and its remote options, for a class that may be decorated with ``@ray.remote``."""
+    """Return the user's class and its remote options, for a class that may be decorated with ``@ray.remote``."""
     metadata = getattr(cls, "__ray_metadata__", None)
     if metadata is None:
         if not isinstance(cls, type):

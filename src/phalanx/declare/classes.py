@@ -12,8 +12,8 @@ from phalanx.declare.register import MARK
 from phalanx.declare.spec import POSITIONAL, MethodSpec
 from phalanx.errors import DeclarationError
 
-#: Names that registered methods and roles may not take: the public attributes of WorkerGroup and its views. A test
-#: compares them with the classes.
+#: Names that registered methods and roles may not have: the public attributes of WorkerGroup and its views. A test
+#: compares the names with the classes.
 RESERVED = frozenset(
     [
         "any",
@@ -56,14 +56,14 @@ RESERVED = frozenset(
 
 @functools.lru_cache(maxsize=1024)
 def registered_methods(cls: type) -> Mapping[str, MethodSpec]:
-    """Return the registered methods of ``cls`` by name, inherited ones included; computed once per class.
+    """Return the registered methods of ``cls`` by name, including inherited methods. Computed once per class.
 
-    A subclass that overrides a registered method keeps the registration unless it registers its own.
+    A subclass that overrides a registered method keeps the registration, unless it registers its own method.
 
     Raises:
-        DeclarationError: a registered name would hide an attribute of the group, or the function is none that
-            a group can call (a static or class method, a property), or a generator with ``rerun_on_restart=True``,
-            ``blocking=False`` or a parameter ``buffer`` or ``by``.
+        DeclarationError: if a registered name would hide an attribute of the group; if a registered function is not a
+            plain method (a static or class method, a property), or lacks the parameter ``pad_mask``; if a generator has
+            ``rerun_on_restart=True``, ``blocking=False`` or a parameter ``buffer`` or ``by``.
     """
     methods: dict[str, MethodSpec] = {}
     for base in reversed(cls.__mro__):
@@ -116,7 +116,7 @@ def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
 
 
 def _check_mask(cls: type, name: str, partial: MethodSpec, signature: inspect.Signature | None) -> None:
-    """Check that a method has the parameter for the mask of padded rows."""
+    """Check that a method has a parameter for the mask of padded rows, if it requests the mask."""
     taken = list(signature.parameters.values()) if partial.pad_mask and signature else []
     if taken and not any(one.name == partial.pad_mask or one.kind is one.VAR_KEYWORD for one in taken):
         raise DeclarationError(
@@ -125,7 +125,7 @@ def _check_mask(cls: type, name: str, partial: MethodSpec, signature: inspect.Si
 
 
 def _check_generator(cls: type, name: str, partial: MethodSpec, signature: inspect.Signature | None) -> None:
-    """Check that the options of a method that yields fit a generator."""
+    """Check that the options and parameters of a method that yields fit a generator."""
     where = f"{cls.__name__}.{name} is a generator"
     if partial.rerun_on_restart:
         raise DeclarationError(

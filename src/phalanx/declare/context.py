@@ -1,4 +1,4 @@
-"""Identity of a worker: its place in the group, and the state that it shares with other roles of its process."""
+"""Context of a worker, and the context of the rank that the current code runs on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.topology.mesh import Mesh
 
 
 class Siblings(dict[str, Any]):
-    """The roles that live in this process, by name; filled while they are made, in the declared order."""
+    """The roles in this process by name, filled while they are constructed, in the declared order."""
 
     def __missing__(self, role: str) -> Any:
         raise KeyError(
@@ -35,12 +35,15 @@ class Siblings(dict[str, Any]):
 class WorkerContext:
     """Identity of a worker: its place in the group, and the state that it shares with other roles of its process.
 
-    ``device_type`` is torch's name of the accelerator ("cuda", "npu", ...) or "cpu"; ``local_device`` the index that
-    this process must use; ``meshes`` are the group's, ``registered`` the coordinates that workers declared, or
-    functions that return them; ``in_driver`` says that calls run one after another in the driver's own process;
-    ``tell`` shows a line about the rank's state in `phalanx top`, if there is a page for it. ``measure`` reports
-    numbers to the cluster's own monitoring: their subject, the rank as text, values by name. ``shared`` is the state
-    that the library keeps for all roles of the rank.
+    Attributes:
+        device_type: torch's name of the accelerator ("cuda", "npu", ...), or "cpu".
+        local_device: index of the accelerator that this process must use.
+        meshes: meshes that were given to the group.
+        registered: coordinates in the meshes that workers registered, or functions that return the meshes, by name.
+        in_driver: True if calls run one after another in the driver's own process.
+        tell: sets the rank's status line in `phalanx top`; None: the platform has no call page.
+        measure: reports (subject, rank as text, values by name) to the cluster's own monitoring.
+        shared: state that the library keeps for all roles of the rank.
     """
 
     rank: int = 0
@@ -64,12 +67,12 @@ class WorkerContext:
     shared: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def places(self) -> dict[str, dict[str, Any]]:
-        """This rank's coordinates in each registered mesh that there is by now."""
+        """Return this rank's coordinates in each registered mesh that exists by now."""
         found = {name: mesh() if callable(mesh) else mesh for name, mesh in self.registered.items()}
         return {name: coordinates_of(mesh, self.rank) for name, mesh in found.items() if mesh is not None}
 
 
-#: The context of the worker that is being made; read when a constructor asks for its rank.
+#: Context of the worker that is being constructed, for constructors that read their rank.
 being_made: ContextVar[WorkerContext | None] = ContextVar("phalanx_worker_being_made", default=None)
 
 
@@ -79,21 +82,21 @@ _present: ContextVar[WorkerContext | None] = ContextVar("phalanx_present_worker"
 
 
 def note_context(worker: object, context: WorkerContext) -> None:
-    """Remember who a worker is whose class has no place for it."""
-    key, others = id(worker), _others  # held by the callback, which also runs while the interpreter ends
+    """Store the context of a worker whose class is not a ``px.Worker``."""
+    key, others = id(worker), _others  # globals may be gone when the callback runs at interpreter exit
     with contextlib.suppress(TypeError):  # objects without weak references are not remembered
         others[key] = weakref.ref(worker, lambda _: others.pop(key, None)), context
 
 
 def context_of(worker: object) -> WorkerContext:
-    """Return the context of a worker, also for a class that is no ``px.Worker``, and during its constructor."""
+    """Return the context of a worker, also for other classes than ``px.Worker`` and during the constructor."""
     context = getattr(worker, "_context", None)
     if isinstance(context, WorkerContext):
         return context
     known = _others.get(id(worker))
     if known is not None and known[0]() is worker:
         return known[1]
-    context = current_context()  # also of an object without weak references
+    context = current_context()  # the fallback for objects without weak references
     if context is None:
         context = WorkerContext()
         note_context(worker, context)
@@ -101,13 +104,13 @@ def context_of(worker: object) -> WorkerContext:
 
 
 def set_context_of_process(context: WorkerContext) -> None:
-    """Store the context of the rank that this process runs, if it runs no other rank."""
+    """Set the context of this process, which runs a single rank."""
     _of_process[:] = [context]
 
 
 @contextlib.contextmanager
 def present(context: WorkerContext) -> Generator[None]:
-    """The time in which this thread runs code of that rank, where several share a process."""
+    """Context manager in which this thread runs code of a rank, for processes with several ranks."""
     token = _present.set(context)
     try:
         yield
@@ -116,18 +119,18 @@ def present(context: WorkerContext) -> Generator[None]:
 
 
 def current_context() -> WorkerContext | None:
-    """Return the context of the rank that runs this code, None outside of ranks."""
+    """Return the context of the rank that runs this code, or None outside of ranks."""
     return being_made.get() or _present.get() or next(iter(_of_process), None)
 
 
 def runs_inline() -> bool:
-    """Return whether this is the code of a rank that runs in the driver's process."""
+    """Return whether this code runs on a rank in the driver's process."""
     context = being_made.get() or _present.get()
     return context is not None and context.in_driver
 
 
 def coordinates_of(mesh: Any, rank: int) -> dict[str, Any]:
-    """This rank's coordinates by axis in a px.Mesh, a torch DeviceMesh, or a plain dict."""
+    """Return the rank's coordinates by axis in a px.Mesh, a torch DeviceMesh, or a dict of coordinates."""
     if isinstance(mesh, Mesh):
         return dict(mesh.coordinates(rank))
     if isinstance(mesh, Mapping):

@@ -1,7 +1,7 @@
-"""Names of dispatch modes: how arguments reach ranks and results return.
+"""Dispatch modes: how arguments reach ranks, and how outputs become the result.
 
-A mode is only a value here: ``phalanx.dispatch`` implements it, and looks it up by its kind. So a declaration can be
-checked, pickled and compared without importing anything that moves data.
+A mode is only a value here; ``phalanx.dispatch`` implements the modes by their kind. So declarations can be checked,
+pickled and compared without importing the code that moves data.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from phalanx.errors import DeclarationError
 
-#: How outputs become what a call gives: their rows joined, the list of them, the first of them, nothing (no output is
-#: brought to the caller), or what a function of (group, outputs) makes of them.
+#: How outputs become the result of a call: joined rows, list of outputs, first output, None (no output is sent to the
+#: caller), or the return value of a function of (group, outputs).
 Collect: TypeAlias = Literal["join", "list", "first", "none"] | Callable[..., Any]
 COLLECTS = ("join", "list", "first", "none")
 Kind: TypeAlias = Literal["same", "lists", "rows", "rank zero", "custom"]
 
 
-#: For type checkers, how outputs are collected: a list, a value of the method's own type, or that of a single rank.
+#: For type checkers, the result of a call: a list, a value of the method's own type, or the value of a single rank.
 Listed: TypeAlias = Literal["list"]
 Whole: TypeAlias = Literal["join"]
 Single: TypeAlias = Literal["first"]
@@ -32,23 +32,23 @@ K = TypeVar("K")
 class DispatchMode(Generic[K]):
     """A dispatch mode: how arguments reach the ranks, and how outputs are returned.
 
-    ``K``, which only type checkers look at, is ``collect`` as a literal type: ``Listed``, ``Whole`` or ``Single``.
-    Equivalent modes are equal whatever their names.
+    ``K`` is ``collect`` as a literal type, for type checkers: ``Listed``, ``Whole`` or ``Single``. Modes that differ
+    only in their names are equal.
 
     Attributes:
-        kind: "same": the same to every rank; "lists": each argument is a list with an element per rank; "rows": rows
-            are split over the ranks; "rank zero": the arguments as they are, to rank 0; "custom": by a function of the
-            user.
-        collect: how outputs become the value of a call.
-        name: the name in ``px.Dispatch`` by which the mode was requested.
-        mesh: name of the mesh over whose dp coordinates, in place of the ranks, lists and rows are split. Ranks along
-            the other axes get the same piece.
-        pp_as_dp: the pp axis counts as part of dp.
-        balance: key (or function of the call's arguments) whose value per row is evened out over dp.
+        kind: "same": every rank gets the same arguments; "lists": each argument is a list with an element per rank;
+            "rows": rows are split over the ranks; "rank zero": rank 0 gets the unchanged arguments; "custom": a
+            function of the user splits the arguments.
+        collect: how outputs become the result of a call.
+        name: name of the mode in ``px.Dispatch``.
+        mesh: name of the mesh over whose dp coordinates lists and rows are split; None: over the ranks. Ranks along the
+            other axes get the same shard.
+        pp_as_dp: True if the pp axis counts as part of dp.
+        balance: column (or function of the call's arguments) whose sum of values per row is balanced over dp.
         group_size: number of consecutive rows that stay together.
-        leader_only: only the first rank of each dp coordinate gets the piece, and its peers get ``None``.
-        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` of a custom mode. It returns, for every
-            argument, a list with an element per rank. ``collect`` is then a function of (group, outputs by rank).
+        leader_only: True if only the first rank of each dp coordinate gets the shard, and its peers get ``None``.
+        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` of a custom mode. It returns a list with
+            an element per rank for every argument. ``collect`` is then a function of (group, outputs by rank).
     """
 
     kind: Kind
@@ -68,12 +68,12 @@ class DispatchMode(Generic[K]):
 def custom_mode(
     dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any], name: str = "CUSTOM"
 ) -> DispatchMode[Any]:
-    """Return the mode of a user's pair of functions."""
+    """Return the dispatch mode of a user's pair of functions."""
     return DispatchMode("custom", collect_fn, name, dispatch_fn=dispatch_fn)
 
 
 class Scheme(Protocol):
-    """An object that is a custom mode: its methods are the two functions."""
+    """A custom mode as an object, whose methods are the dispatch and the collect function."""
 
     @property
     def dispatch(self) -> Callable[..., Any]: ...
@@ -86,7 +86,7 @@ Mode: TypeAlias = DispatchMode[Any]
 
 
 class _DispatchNames(type):
-    """Makes ``Dispatch`` behave as an enum that users can extend: its modes are attributes of the class."""
+    """Metaclass that makes ``Dispatch`` an enum that users can extend. The modes are attributes of the class."""
 
     def __getattr__(cls, name: str) -> Mode:
         raise AttributeError(f"there is no dispatch mode {name!r}; known: {sorted(cls.names())}")
@@ -108,13 +108,12 @@ class _DispatchNames(type):
 
 
 class Dispatch(metaclass=_DispatchNames):
-    """How arguments reach ranks and results return.
+    """Dispatch modes: how arguments reach ranks, and how outputs become the result.
 
-    Five modes: ``ONE_TO_ALL``, ``ALL_TO_ALL``, ``ROWS``, ``mesh(...)`` and ``RANK_ZERO``. The others are verl's names,
-    and equal to them: ``DP_COMPUTE`` is ``ALL_TO_ALL``; ``DP_COMPUTE_PROTO`` and ``DP_COMPUTE_PROTO_WITH_FUNC`` are
+    Five modes: ``ONE_TO_ALL``, ``ALL_TO_ALL``, ``ROWS``, ``mesh(...)`` and ``RANK_ZERO``. The other names are verl's,
+    for equal modes: ``DP_COMPUTE`` is ``ALL_TO_ALL``; ``DP_COMPUTE_PROTO`` and ``DP_COMPUTE_PROTO_WITH_FUNC`` are
     ``ROWS``, and ``DP_COMPUTE_METRIC`` is ``ROWS`` with ``collect="list"``; ``MEGATRON_COMPUTE_PROTO`` is ``mesh()``
-    and ``MEGATRON_PP_AS_DP_PROTO`` is ``mesh(pp_as_dp=True)``. New names are added by
-    :func:`phalanx.data.register_dispatch_mode`.
+    and ``MEGATRON_PP_AS_DP_PROTO`` is ``mesh(pp_as_dp=True)``. :func:`phalanx.data.register_dispatch_mode` adds names.
     """
 
     ONE_TO_ALL: DispatchMode[Listed] = DispatchMode("same", "list", "ONE_TO_ALL")
@@ -147,17 +146,17 @@ class Dispatch(metaclass=_DispatchNames):
         group_size: int = 1,
         leader_only: bool = False,
     ) -> DispatchMode[Whole]:
-        """Split rows over the dp axis of the group's mesh ``name``; the same piece to all tp, pp and cp peers.
+        """Return a mode that splits rows over the dp axis of a mesh; tp, pp and cp peers get the same shard.
 
         Args:
-            name: of the mesh.
-            pp_as_dp: count pp as part of dp: each pp stage gets rows of its own.
-            balance: even out over dp the sum of this column, or of this function of the arguments (a value per row).
-            group_size: keep that many consecutive rows together.
-            leader_only: send the rows to the first rank of each dp coordinate, and ``None`` to its peers.
+            name: name of the group's mesh.
+            pp_as_dp: True to count pp as part of dp, so that each pp stage gets its own rows.
+            balance: column, or function of the arguments that returns a value per row, whose sum is balanced over dp.
+            group_size: number of consecutive rows to keep together.
+            leader_only: True to send the rows to the first rank of each dp coordinate, and ``None`` to its peers.
 
         Raises:
-            DeclarationError: ``group_size`` is no whole number from 1, or ``name`` is no text.
+            DeclarationError: if ``group_size`` is not an integer of at least 1, or ``name`` is not a string.
         """
         if isinstance(group_size, bool) or not isinstance(group_size, Integral) or group_size < 1:
             raise DeclarationError(
@@ -170,7 +169,7 @@ class Dispatch(metaclass=_DispatchNames):
 
 
 class Execute(enum.Enum):
-    """Which ranks run a method."""
+    """The ranks that run a method: all, or rank 0 only."""
 
     ALL = "ALL"
     RANK_ZERO = "RANK_ZERO"
@@ -179,16 +178,16 @@ class Execute(enum.Enum):
 def register_dispatch_mode(
     name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
 ) -> DispatchMode[Any]:
-    """Add a mode, available as ``px.Dispatch.<name>`` afterwards.
+    """Add a dispatch mode under the name ``px.Dispatch.<name>``, and return it.
 
     Args:
         name: an identifier that no mode has yet, such as ``"TWO_TO_ALL"``.
-        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)``, each argument a list with an element per
-            rank. It gets shallow copies of the caller's lists and dicts.
-        collect_fn: ``collect_fn(group, outputs)``, outputs by rank; the call returns its value.
+        dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)``, with a list of an element per rank for
+            each argument. It gets shallow copies of the caller's lists and dicts.
+        collect_fn: ``collect_fn(group, outputs)``, with the outputs by rank; its return value is the result.
 
     Raises:
-        DeclarationError: the name is taken or no identifier, or a function is not callable.
+        DeclarationError: if the name is taken or not an identifier, or a function is not callable.
     """
     for given, function in (("dispatch_fn", dispatch_fn), ("collect_fn", collect_fn)):
         if not callable(function):
@@ -205,10 +204,10 @@ def register_dispatch_mode(
 
 
 def as_mode(given: object) -> Mode:
-    """Return the mode for ``given``: a mode, or a ``{"dispatch_fn": f, "collect_fn": g}`` pair.
+    """Return the mode for ``given``: a mode, a ``{"dispatch_fn": f, "collect_fn": g}`` dict, or a `Scheme`.
 
     Raises:
-        DeclarationError: it is neither; the message lists the known modes.
+        DeclarationError: if ``given`` is none of these; the message lists the known modes.
     """
     if isinstance(given, DispatchMode):
         return given
@@ -232,15 +231,15 @@ def as_mode(given: object) -> Mode:
 
 
 def collecting(mode: Mode, collect: Collect, *, one_rank: bool = False) -> Mode:
-    """Return the same mode with another way to collect outputs.
+    """Return a copy of the mode that collects outputs in another way.
 
     Args:
-        mode: a mode of ``px.Dispatch``; a custom mode has a collect function of its own.
+        mode: a mode of ``px.Dispatch``; custom modes are refused, since they have their own collect function.
         collect: an element of ``COLLECTS``, or a function of (group, outputs).
-        one_rank: whether a single rank runs the method, whatever the mode.
+        one_rank: True if a single rank runs the method, whatever the mode.
 
     Raises:
-        DeclarationError: ``collect`` is unknown, or does not fit the mode.
+        DeclarationError: if ``collect`` is unknown, or does not fit the mode.
     """
     if not callable(collect) and collect not in COLLECTS:
         expected = ", ".join(map(repr, COLLECTS))

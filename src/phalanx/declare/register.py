@@ -63,7 +63,7 @@ class _Options(_AnyOptions, total=False):
     blocking: Literal[True]
 
 
-# For type checkers: by collect= where it is given, else by the mode. Calls of all others give Any.
+# Overloads for type checkers: collect= determines the type of a result, else the mode does. Other results are Any.
 @overload
 def register(method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
 @overload
@@ -124,28 +124,29 @@ def register(
     """Make a worker method callable through the group, as ``group.<method>(...)``.
 
     Args:
-        dispatch_mode: how arguments reach ranks and results return: ``px.Dispatch.*``, a
-            ``{"dispatch_fn", "collect_fn"}`` pair, or a scheme object. Default ``ONE_TO_ALL``.
-        execute_mode: ``px.Execute.ALL``, or ``RANK_ZERO``: only rank 0 runs it and its value is the result.
-        blocking: whether a bare call waits; ``False`` makes it return a ``CallFuture``.
-        collect: how outputs become the value of a call, if it differs from the mode's way: ``"join"`` their rows,
-            ``"list"``: by rank, or by dp coordinate, ``"first"``: the output of the first rank or dp coordinate,
-            ``"none"``: None, and no output leaves its rank; or a function of ``(group, outputs)``. A call to a single
-            rank returns its output in any case, except for ``"none"``.
-        readonly: arguments arrive without a copy, as read-only views of shared memory.
-        to_device: tensors among the arguments arrive on the worker's device.
-        rerun_on_restart: ``group.restart()`` calls it again, with the same arguments, in the new processes.
-        replicated: every rank is to return the same; compared in debug mode.
-        needs_weights: False for a method that may run while the weights which this role accepts mix versions, because a
-            sync failed in the middle; other methods then raise ``WeightsTorn``.
-        pad_to_multiple: pad each rank's rows up to a multiple of this number; undone on the way back, in outputs with a
-            row for each row.
-        pad_mask: name of a keyword argument that receives a bool tensor, True for real rows; None in a call that pads
-            nothing, since it goes to a single rank.
+        dispatch_mode: how arguments reach ranks, and how outputs become the result: ``px.Dispatch.*``, a
+            ``{"dispatch_fn", "collect_fn"}`` dict, or an object with methods ``dispatch`` and ``collect``. Default:
+            ``ONE_TO_ALL``.
+        execute_mode: ``px.Execute.ALL``, or ``RANK_ZERO``: only rank 0 runs the method, and its value is the result.
+        blocking: True if a bare call waits; False if it returns a ``CallFuture``.
+        collect: how outputs become the result, in place of the mode's own way: ``"join"``: their rows are joined,
+            ``"list"``: a list by rank or dp coordinate, ``"first"``: the output of the first rank or dp coordinate,
+            ``"none"``: None, and no output leaves its rank; or a function of ``(group, outputs)``. A call on a single
+            rank returns the rank's output in any case, except for ``"none"``.
+        readonly: True if arguments arrive without a copy, as read-only views of shared memory.
+        to_device: True if tensors among the arguments arrive on the worker's device.
+        rerun_on_restart: True if ``group.restart()`` repeats the call, with the same arguments, in the new processes.
+        replicated: True if every rank has to return an equal value, which debug mode checks.
+        needs_weights: False if the method may run while the accepted weights of its role mix versions, after a sync
+            failed; other methods raise ``WeightsTorn`` then.
+        pad_to_multiple: pad each rank's rows up to a multiple of this number. Padding is removed from outputs that have
+            a row for each row.
+        pad_mask: name of a keyword argument that receives a bool tensor, True for real rows; None in a call on a single
+            rank, which pads no rows.
 
     Raises:
-        DeclarationError: an unknown mode, a ``collect`` or padding that does not fit it or the method, or no plain
-            method.
+        DeclarationError: if the mode is unknown, ``collect`` or padding does not fit the mode, or the decorated object
+            is not a plain method.
     """
     if inspect.isfunction(dispatch_mode):  # used bare: @px.register
         return register()(dispatch_mode)
@@ -224,5 +225,5 @@ def _no_method(given: Any) -> DeclarationError:
 
 
 def _makes_context_manager(function: Any) -> bool:
-    """Return whether it was decorated with contextlib.contextmanager or asynccontextmanager."""
+    """Return whether a function was decorated with contextlib.contextmanager or asynccontextmanager."""
     return function.__code__.co_name == "helper" and function.__globals__ is vars(contextlib)

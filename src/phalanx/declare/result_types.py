@@ -1,8 +1,8 @@
 """Types of the results of registered methods, for type checkers.
 
-``@px.register`` leaves the function as it is. For type checkers alone, its first parameter is then
-``Self | Returns[...]``: the method is called and overridden as before, and ``group.method(Accumulator.add)`` reads
-the types from there.
+``@px.register`` does not change the function. Only for type checkers, its first parameter becomes
+``Self | Returns[...]``: the method can be called and overridden as before, and ``group.method(Accumulator.add)`` reads
+the result types from this parameter.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ Alone = TypeVar("Alone")
 
 
 class Returns(Generic[V, One]):
-    """A bare call waits: it returns ``V``, or ``One`` if it goes to a single rank (``group[0]``, ``group.any``)."""
+    """Result types of a method: ``V`` of a call on all ranks, ``One`` on a single rank, as by ``group[0]``."""
 
-    #: Says that both are invariant, so that a checker finds exactly these.
+    #: Makes both parameters invariant, so that a type checker infers exactly these types.
     exactly: Callable[[V, One], tuple[V, One]]
 
 
 class Yields(Generic[V, One, Item, Alone]):
-    """A method that yields: results of a bare call to all ranks and to a single rank, and the items of both streams."""
+    """Result types of a method that yields: of a bare call on all ranks and on a single rank, and of stream items."""
 
     exactly: Callable[[V, One, Item, Alone], tuple[V, One, Item, Alone]]
 
 
-#: A method that a caller waits for as for a function, and the coroutine function of which the worker runs each call.
+#: A plain method, and a coroutine method.
 Method: TypeAlias = Callable[Concatenate[S, P], R]
 AsyncMethod: TypeAlias = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
-#: Its type once registered. (``object`` in place of Any: mypy takes an Any in an argument for doubt about overloads.)
+#: Types of registered methods. (``object`` in place of Any: with Any in an argument, overloads are ambiguous to mypy.)
 Registered: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], R]
 RegisteredAsync: TypeAlias = Callable[Concatenate[S | Returns[V, One], P], Coroutine[object, None, R]]
-#: Generators, before and after.
+#: Types of generators, before and after registration.
 Yielding: TypeAlias = Callable[Concatenate[S, P], Iterator[T]]
 AsyncYielding: TypeAlias = Callable[Concatenate[S, P], AsyncIterator[T]]
 Streaming: TypeAlias = Callable[Concatenate[S | Yields[V, list[T], Item, T], P], Iterator[T]]
@@ -47,7 +47,7 @@ AsyncStreaming: TypeAlias = Callable[Concatenate[S | Yields[V, list[T], Item, T]
 
 
 class Listing(Protocol):
-    """Registers a method whose calls return a list."""
+    """Decorator of a method whose calls return a list."""
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, list[R], R, P, R]: ...
@@ -62,7 +62,7 @@ class Listing(Protocol):
 
 
 class Giving(Protocol):
-    """Registers a method whose calls return a value of its own type."""
+    """Decorator of a method whose calls return a value of the method's own type."""
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...
@@ -77,7 +77,7 @@ class Giving(Protocol):
 
 
 class GivingOne(Protocol):
-    """Registers a method whose calls return the value of a single rank."""
+    """Decorator of a method whose calls return the value of a single rank."""
 
     @overload
     def __call__(self, method: AsyncMethod[S, P, R], /) -> RegisteredAsync[S, R, R, P, R]: ...

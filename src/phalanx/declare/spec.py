@@ -1,4 +1,4 @@
-"""Specification of a declared method, as a value that the driver and the workers share."""
+"""Specification of a worker method, as a value that driver and workers share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from phalanx.declare.dispatch_modes import Dispatch, Execute, Mode
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A worker method as a group sees it.
+    """Name, dispatch mode and options of a worker method; see ``px.register``.
 
-    ``pad_to_multiple`` is the number that each piece's row count is padded up to a multiple of;
-    ``pad_mask`` names a keyword argument in which the worker receives a bool tensor, True for real rows.
-    ``title`` is shown in place of the name, if the method belongs to the library.
-    ``streams`` says that it is a generator, whose items a caller can stream.
-    ``signature`` is as a caller writes it, without ``self``; None where it is not known.
+    ``title`` is displayed in place of the name, for functions of the library. ``streams`` is True for a generator,
+    whose items a caller can stream. ``signature`` is without ``self``; None: unknown.
     """
 
     name: str
@@ -39,13 +36,13 @@ class MethodSpec:
 
     @cached_property
     def positional_names(self) -> tuple[str, ...]:
-        """Names of the parameters that a positional argument can reach."""
+        """Names of the parameters that accept a positional argument."""
         known = self.signature.parameters if self.signature else {}
         return tuple(name for name, parameter in known.items() if parameter.kind in POSITIONAL)
 
     @cached_property
     def positional_counts(self) -> range:
-        """How many arguments the method takes where all are positional; empty where that is never enough."""
+        """Valid numbers of arguments if all are positional; empty if keywords are required or it is unknown."""
         if self.signature is None:
             return range(0)
         known = self.signature.parameters.values()

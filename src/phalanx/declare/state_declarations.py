@@ -1,6 +1,6 @@
-"""Declarations of a worker's state: the parts that ``px.save`` writes and ``px.load`` restores.
+"""Declarations of a worker's state, which ``px.save`` writes and ``px.load`` restores.
 
-Saying so costs nothing: the parts are looked at when something is saved or loaded.
+A declaration is cheap: the state is read only when it is saved, and written only when it is loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from phalanx.declare.context import WorkerContext, context_of
 from phalanx.errors import DeclarationError
 
-#: Modules and most of torch; its generators, numpy's old ones; those of ``random``.
+#: Methods that get and set a state: of torch's modules and most of its classes; of the generators of torch and the old
+#: generators of numpy; of the generators of ``random``.
 _PAIRS = (("state_dict", "load_state_dict"), ("get_state", "set_state"), ("getstate", "setstate"))
 _ONE = "state"
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
@@ -21,7 +22,7 @@ _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 
 @dataclass(frozen=True)
 class StateOf:
-    """The state components of a role; see :func:`register_state`."""
+    """Declared state components of a role; see :func:`register_state`."""
 
     model: Any = None
     optimizer: Any = None
@@ -32,7 +33,7 @@ class StateOf:
 
 
 def declared_states(context: WorkerContext) -> dict[str, StateOf]:
-    """Return the declarations of the roles of the rank that ``context`` describes."""
+    """Return the state declarations of a rank by role, given the context of any of its workers."""
     return context.shared.setdefault("state", {})
 
 
@@ -51,21 +52,21 @@ def register_state(
     Without a declaration, a worker's ``state_dict()`` and ``load_state_dict(state)`` are called.
 
     Args:
-        worker: the object of the role; ``self`` where a class is no ``px.Worker``.
+        worker: the worker object: ``self`` in its class.
         model: an ``nn.Module`` (its parameters and persistent buffers, not its extra state), or a mapping of names to
             tensors. A load writes into the tensors, in place.
-        optimizer: of the model's parameters. A ``torch.optim.Optimizer`` is saved by the parameters' names, so that
-            it can be loaded where they are sharded otherwise, before its first step too.
-        rng: save the states of the random generators of torch (with the current accelerator's), numpy and
-            ``random``, each rank's own.
+        optimizer: the optimizer of the model's parameters. A ``torch.optim.Optimizer`` is saved by parameter names, so
+            that it can be loaded into another sharding, also before its first step.
+        rng: True to save the states of each rank's random generators: of torch (with the current accelerator), numpy
+            and ``random``.
         boxes: ``px.weights.ShardSpec`` of tensors of the model with a declared layout, by name.
-        megatron: ``px.weights.MegatronRank`` where the model is a Megatron module.
-        others: further parts by name: whatever has ``state_dict()`` and ``load_state_dict(state)``; a random generator
-            of torch, numpy or ``random``; a dict of such things and of plain values, which are put back into it. Such
-            things within its dicts, lists and tuples are loaded in place, too.
+        megatron: ``px.weights.MegatronRank``, if the model is a Megatron module.
+        others: further components by name: an object with ``state_dict()`` and ``load_state_dict(state)``; a random
+            generator of torch, numpy or ``random``; or a dict of such objects and plain values. A load puts plain
+            values into the dict, and loads objects in it, and in its dicts, lists and tuples, in place.
 
     Raises:
-        DeclarationError: the arguments contradict each other, or a part has no state.
+        DeclarationError: if the arguments contradict each other, or a component has no state.
     """
     if boxes is not None and megatron is not None:
         raise DeclarationError(
@@ -92,7 +93,7 @@ class Ways(NamedTuple):
 
 
 def ways_of(value: Any) -> Ways | None:
-    """Return how to get and set the state of an object; None for a value that is its own state, or a class."""
+    """Return the functions that get and set the state of an object; None for a plain value or a class."""
     if isinstance(value, type):
         return None
     for get, put in _PAIRS:
@@ -105,7 +106,7 @@ def ways_of(value: Any) -> Ways | None:
 
 
 def stateful(value: Any) -> Any:
-    """Return the object itself if it has ``state_dict()``, else an adapter with it; None if it has no state."""
+    """Return the object if it has ``state_dict()``, else an adapter with this method; None if it has no state."""
     if all(callable(getattr(value, name, None)) for name in _PAIRS[0]):
         return value
     if ways_of(value) is not None:
@@ -114,7 +115,7 @@ def stateful(value: Any) -> Any:
 
 
 class _Named:
-    """A dict: objects in it are loaded in place, plain values are put back into it."""
+    """Adapter of a dict: a load sets the state of objects in the dict, and replaces plain values."""
 
     def __init__(self, values: MutableMapping[str, Any]) -> None:
         self._values = values
@@ -133,10 +134,10 @@ class _Named:
 
 
 def _in_place(current: Any, loaded: Any, seen: dict[int, Any]) -> Any:
-    """Return a loaded value with the objects of ``current``, in dicts and lists, that have a state of their own.
+    """Return a loaded value in which stateful objects of ``current``, at any depth, replace their loaded copies.
 
-    These take over the state of the objects that were saved as values in their places. ``seen`` has the results for
-    values by id.
+    The current objects take the state of the loaded objects at the same places. ``seen`` has the results by the id of
+    the loaded value.
     """
     if type(loaded) in _PLAIN or id(loaded) in seen:
         return seen.get(id(loaded), loaded)

@@ -1,6 +1,6 @@
-"""Declarations of a worker's weights: which it publishes, and which it accepts, by name.
+"""Declarations of the weights that a worker publishes and accepts, by name.
 
-Saying so costs nothing: the tensors are looked at when a sync is planned.
+A declaration is cheap: the tensors are read only when a sync is planned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Memory = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Published:
-    """Weights that a role publishes under a name; see :func:`publish_weights`."""
+    """Weights that a role publishes under a name; see :func:`publish`."""
 
     model: Any
     step: Callable[[], int] | None = None
@@ -28,7 +28,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Weights that a role accepts under a name; see :func:`accept_weights`."""
+    """Weights that a role accepts under a name; see :func:`accept`."""
 
     model: Any = None
     load: Load | None = None
@@ -42,7 +42,7 @@ class Accepted:
 class WeightsDeclared:
     """Declarations of the roles of a rank, by (role, name), and the versions of their weights.
 
-    ``torn`` says, by role, why its weights mix versions; ``coming`` is the version that was begun last.
+    ``torn`` has, by role, the reason why its weights mix versions; ``coming`` the latest version that was begun.
     """
 
     published: dict[tuple[str, str], Published] = field(default_factory=dict[tuple[str, str], Published])
@@ -53,7 +53,7 @@ class WeightsDeclared:
 
     @classmethod
     def of(cls, context: WorkerContext) -> WeightsDeclared:
-        """Return the declarations of the rank that ``context`` describes."""
+        """Return the weight declarations of a rank, given the context of any of its workers."""
         return context.shared.setdefault("weights", cls())
 
 
@@ -66,19 +66,19 @@ def publish(
     boxes: Mapping[str, Any] | None = None,
     megatron: Any = None,
 ) -> None:
-    """Let the weights of ``model`` be a source of syncs, under ``name``.
+    """Publish the weights of ``model`` under ``name``, as a source of syncs.
 
     Args:
-        worker: the object of the role; ``self`` where a class is no ``px.Worker``.
-        name: the target's name of these weights too, unless the sync says otherwise.
+        worker: the worker object: ``self`` in its class.
+        name: name of the weights. Targets accept them by the same name, unless the sync has a ``source_name``.
         model: an ``nn.Module``, a mapping of names to tensors, or a function that returns either when a sync begins.
-            Tensors are plain (whole, the same on all ranks), ``DTensor``, or Megatron's.
-        step: returns the count of optimizer steps of the weights, sent with each version.
+            Tensors are plain (full, and equal on all ranks), ``DTensor``, or Megatron's.
+        step: function that returns the number of optimizer steps of the weights, which is sent with each version.
         boxes: ``px.weights.ShardSpec`` of tensors with a declared layout, by name.
-        megatron: ``px.weights.MegatronRank`` where these are a Megatron module's parameters.
+        megatron: ``px.weights.MegatronRank``, if the weights are the parameters of a Megatron module.
 
     Raises:
-        DeclarationError: the name is no text, or the arguments contradict each other.
+        DeclarationError: if the name is not a non-empty string, or the arguments contradict each other.
     """
     _check("publish_weights", name, model, boxes, megatron)
     if step is not None and not callable(step):
@@ -101,24 +101,25 @@ def accept(
     megatron: Any = None,
     memory: Memory | None = None,
 ) -> None:
-    """Let syncs write weights named ``name`` into ``model``, in place, or hand them to ``load``.
+    """Accept weights named ``name`` from syncs: write them into ``model`` in place, or pass them to ``load``.
 
     Args:
-        worker: the object of the role; ``self`` where a class is no ``px.Worker``.
-        name: the source's name of these weights too, unless the sync says otherwise.
-        model: the module or tensors to write into; as for :func:`publish_weights`. With ``load``, templates of the
-            tensors (on the "meta" device if you like); without ``model``, each tensor comes whole, as the source has
-            it.
-        load: gets an iterable of (name, tensor), of all tensors, in place of writing into ``model``. It must consume
-            the iterable before it returns, and copy what it keeps: the next sync writes into the same memory.
-        share: for roles in the same process: the parameters use the storage of the source's, so that nothing is copied.
-            The source then trains the same weights that the target generates with.
-        boxes, megatron: as for :func:`publish_weights`.
-        memory: with ``load`` and ``model``: makes the tensors that weights are kept in between their arrival and
-            ``load``, from templates by name; for example views of memory that other processes see.
+        worker: the worker object: ``self`` in its class.
+        name: name of the weights. The source publishes them by the same name, unless the sync has a ``source_name``.
+        model: the module or tensors to write into, as in :func:`publish`. With ``load``, templates of the tensors
+            (possibly on the "meta" device). With ``load`` and without ``model``, each tensor arrives in full, as the
+            source has it.
+        load: function that gets an iterable of (name, tensor) pairs of all tensors, in place of a write into ``model``.
+            It must consume the iterable before it returns, and copy tensors that it keeps: the next sync writes into
+            the same memory.
+        share: True for roles in the same process, to use the storage of the source's parameters without a copy. The
+            source then trains the same tensors that the target generates with.
+        boxes, megatron: as in :func:`publish`.
+        memory: with ``load`` and ``model``: function that returns the tensors which hold the weights between their
+            arrival and ``load``, given the templates by name; for example views of memory shared with other processes.
 
     Raises:
-        DeclarationError: the name is no text, or the arguments contradict each other.
+        DeclarationError: if the name is not a non-empty string, or the arguments contradict each other.
     """
     if memory is not None and (load is None or model is None):
         raise DeclarationError(
@@ -152,16 +153,17 @@ def _check(verb: str, name: object, model: Any, boxes: Mapping[str, Any] | None,
 
 
 def current_version(name: str, worker: object | None = None) -> int | None:
-    """In a worker: the version of the weights ``name`` that this role has, or last published.
+    """Return, in a worker, the version of the weights ``name`` that its role has accepted or published last.
 
-    None before the first sync, and while they mix versions.
+    None before the first sync, and while the weights mix versions.
 
     Args:
-        name: of the weights.
-        worker: the object of the role, where several roles of the process have weights of that name.
+        name: name of the weights.
+        worker: the worker object, if several roles of the process have weights of that name.
 
     Raises:
-        DeclarationError: this is no worker, no role here has such weights, or several do and ``worker`` is not given.
+        DeclarationError: if the code does not run in a worker, or no role here has such weights, or several roles do
+            and ``worker`` is not given.
     """
     context = current_context() if worker is None else context_of(worker)
     if context is None:

@@ -1,4 +1,4 @@
-"""``px.Worker``: the optional base class of workers, with the facts about their rank."""
+"""``px.Worker``: the optional base class of workers, with information about their rank."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     import torch
 
 
-#: Key of the function that the ranks of a process share while they rejoin: :meth:`Worker.rejoin` calls it.
+#: Keys of ``WorkerContext.shared``: the function that :meth:`Worker.rejoin` calls; True while the worker is constructed
+#: in place of a lost rank.
 REJOIN = "rejoin"
 REJOINING = "rejoining"
 
 
 class Worker:
-    """Base class of workers. Deriving from it is optional; it adds the attributes below and ``bind``.
+    """Base class of workers. Deriving from it is optional: it adds ``bind``, and attributes of the rank.
 
     Outside of a group (``Accumulator()`` in a unit test) a worker is rank 0 of 1, on the CPU.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A wrong declaration fails here, not at the first call. Not cached: a class decorator may register more.
+        # A wrong declaration raises here, not at the first call. Not cached: a class decorator may register more.
         for name in registered_methods.__wrapped__(cls):
             if name in vars(Worker):
                 raise DeclarationError(
@@ -39,7 +40,7 @@ class Worker:
 
     @classmethod
     def bind(cls, *args: Any, **kwargs: Any) -> BoundClass:
-        """This class with the arguments that each rank makes it with."""
+        """Return this class with the arguments of its constructor, for ``px.WorkerGroup`` and ``px.colocate``."""
         return BoundClass(cls, *args, **kwargs)
 
     @property
@@ -65,12 +66,12 @@ class Worker:
 
     @property
     def local_rank(self) -> int:
-        """Rank within the pool's block (the ranks reserved together on a node), from 0."""
+        """Rank within its block of the pool (the slots reserved together on a node), from 0."""
         return self._context.local_rank
 
     @property
     def local_world_size(self) -> int:
-        """Number of ranks in the pool's block."""
+        """Number of ranks in the same block of the pool."""
         return self._context.local_world_size
 
     @property
@@ -80,7 +81,7 @@ class Worker:
 
     @property
     def role(self) -> str:
-        """Name of this worker's role where several share the process, else the empty string."""
+        """Name of this worker's role if several roles share the process, else ""."""
         return self._context.role
 
     @property
@@ -90,20 +91,20 @@ class Worker:
 
     @property
     def rejoining(self) -> bool:
-        """True if this worker is made in place of a lost rank of a running group (``px.replace_ranks``).
+        """True if this worker is constructed in place of a lost rank of a running group (``px.replace_ranks``).
 
-        The other ranks run :meth:`rejoin` at that time: a constructor then makes the same collectives, in the same
-        order.
+        The other ranks run :meth:`rejoin` at the same time, so the constructor must run the same collectives, in the
+        same order.
         """
         return bool(self._context.shared.get(REJOINING))
 
     def rejoin(self) -> None:
-        """Join the new ranks of the group, whose constructors run now; called on the ranks that stayed.
+        """Form the process groups anew with replaced ranks, whose constructors run now. Called on the other ranks.
 
-        The previous process groups are destroyed. This method recreates the default group, with its previous backend
-        and timeout, and wraps the ``DistributedDataParallel`` attributes of the worker again. Override it if the
-        constructor makes other groups, device meshes or sharded modules: with the same collectives in the same order as
-        the constructor. The state is restored afterwards, from ``px.snapshot``.
+        The previous process groups are already destroyed. This method recreates the default group, with its previous
+        backend and timeout, and wraps the ``DistributedDataParallel`` attributes of the worker again. Override it if
+        the constructor creates other groups, device meshes or sharded modules, with the same collectives in the same
+        order as in the constructor. The state is restored afterwards, from ``px.snapshot``.
         """
         again = self._context.shared.get(REJOIN)
         if again is not None:
@@ -111,7 +112,7 @@ class Worker:
 
     @property
     def device(self) -> torch.device:
-        """The device of this rank: its accelerator if the slot has a real accelerator, else the CPU."""
+        """Device of this rank: its accelerator if the slot has a real accelerator, else the CPU."""
         import torch
 
         context = self._context
@@ -119,13 +120,13 @@ class Worker:
             module = getattr(torch, context.device_type, None)
             if module is not None and module.is_available():
                 return torch.device(context.device_type, context.local_device)
-        return torch.device("cpu")  # logical accelerators, as in px.init(num_gpus=8) on a machine without any
+        return torch.device("cpu")  # also for px.init(num_gpus=8) on a machine without accelerators
 
     def mesh(self, name: str = "default") -> Mesh:
-        """The group's mesh of that name (given with ``mesh=`` when the group was made).
+        """Return a mesh that was given to the group as ``mesh=``.
 
         Raises:
-            DeclarationError: the group has no mesh of that name.
+            DeclarationError: if the group was given no mesh of that name.
         """
         meshes = self._context.meshes
         if name not in meshes:
@@ -136,30 +137,33 @@ class Worker:
         return meshes[name]
 
     def register_mesh(self, name: str, mesh: Any) -> None:
-        """Declare this rank's place in a mesh of its own making, for ``Dispatch.mesh(name)``.
+        """Register this rank's coordinates in a mesh that the worker created, for ``Dispatch.mesh(name)``.
 
         Args:
-            name: its name in the dispatch mode.
+            name: name of the mesh in the dispatch mode.
             mesh: a torch ``DeviceMesh`` with named dims, a ``px.Mesh`` over the group's ranks, this rank's coordinates
                 as a dict such as ``{"dp": 0, "tp": 1}``, or a function that returns any of these when the group first
-                needs the mesh (None as long as there is none).
+                needs the mesh (None as long as the mesh does not exist).
+
+        Raises:
+            DeclarationError: if ``mesh`` has another type, or is a DeviceMesh without named dims or without this rank.
         """
         self._context.registered[name] = mesh if callable(mesh) else coordinates_of(mesh, self.rank)
 
     publish_weights = publish
-    """Let the weights of a model be a source of syncs; see :func:`phalanx.weights.publish`."""
+    """Publish the weights of a model as a source of syncs; see :func:`phalanx.weights.publish`."""
 
     accept_weights = accept
-    """Let syncs write weights into a model, or hand them to a function; see :func:`phalanx.weights.accept`."""
+    """Accept weights from syncs into a model, or by a function; see :func:`phalanx.weights.accept`."""
 
 
 def make(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], context: WorkerContext) -> Any:
-    """``cls(*args, **kwargs)`` that knows its place from the first line of its constructor on, on any thread of it."""
+    """Return ``cls(*args, **kwargs)``, whose context is set before its constructor runs, for all threads."""
     token = being_made.set(context)
     try:
         if not issubclass(cls, Worker) or type(cls).__call__ is not type.__call__:
             made: Any = cls(*args, **kwargs)
-        else:  # like type.__call__, with the context in between
+        else:  # as type.__call__, but with the context before __init__
             made = cls.__new__(cls, *args, **kwargs)
             if isinstance(made, cls):
                 made.__dict__["_phalanx_context"] = context

@@ -1,1 +1,1 @@
-"""From a declared method and the caller's arguments to a plan of the call. Pure."""
+"""Plan a call, given the declared method and the caller's arguments. Pure."""

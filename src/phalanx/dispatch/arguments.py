@@ -1,4 +1,4 @@
-"""A call as planning sees it: its arguments by name, checked against the method's signature."""
+"""Input of the planning of a call: its arguments by name, checked against the method's signature."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from phalanx.dispatch.plan import CallPlan, Each, GatherPlan, Same, Target
 from phalanx.dispatch.pytree import is_future, replaced
 from phalanx.errors import DispatchError
 
-#: Waits for a future and returns its value.
+#: Function that waits for a future and returns its result.
 Materialize = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument: its name for messages, its place (index or keyword), and its value."""
+    """An argument: its name in error messages, its key (position or keyword), and its value."""
 
     name: str
     key: int | str
@@ -27,7 +27,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class CallInput:
-    """Input of a mode: the method, its arguments, and the ranks that may be called."""
+    """Input for the planner of a mode: the method, its arguments, and the ranks to call."""
 
     spec: MethodSpec
     target: Target
@@ -43,11 +43,11 @@ class CallInput:
 
     @property
     def where(self) -> str:
-        """How messages begin: the method and its mode."""
+        """Start of error messages: the method and its mode."""
         return f"{self.spec.name}() [{self.mode!r}]"
 
     def arguments(self) -> Iterator[Argument]:
-        """All arguments, positional ones first."""
+        """Yield all arguments, positional arguments first."""
         names = self.spec.positional_names
         for index, value in enumerate(self.args):
             yield Argument(names[index] if index < len(names) else f"argument {index + 1}", index, value)
@@ -68,14 +68,14 @@ class CallInput:
         shared: tuple[Any, ...] = (),
         pieces: Sequence[int] | None = None,
     ) -> CallPlan:
-        """Return the plan in which ``given`` converts each argument.
+        """Return the plan of the call, in which ``given`` converts each argument.
 
         Args:
-            take: positions of the ranks whose outputs count.
-            collect: replaces that of the mode, unless the mode drops all outputs.
+            take: positions of the ranks whose outputs are collected.
+            collect: replaces ``collect`` of the mode, unless the mode drops all outputs.
             rows, shared, pieces: as in ``CallPlan``.
             taken_rows, trim, order: ``rows``, ``trim`` and ``order`` of ``GatherPlan``.
-            mask: of the padded rows, where the method takes it; None if no row is padded.
+            mask: value of the method's mask of padded rows; None if no row is padded.
         """
         own = self.spec.mode.collect
         chosen = own if collect is None or own == "none" else collect
@@ -83,7 +83,7 @@ class CallInput:
             kept = int(chosen == "first")
             take, trim, taken_rows = take[:kept], trim and trim[:kept], taken_rows and taken_rows[:kept]
         order = order if chosen == "join" else None
-        # In a slice of the group, positions are not ranks.
+        # Positions are ranks only if the complete group is called.
         ranks = None if isinstance(self.ranks, range) else [self.ranks[position] for position in take]
         gather = GatherPlan(chosen, take, trim, order, taken_rows, ranks)
         values, count = [given(argument) for argument in self.arguments()], len(self.args)
@@ -93,10 +93,10 @@ class CallInput:
         return CallPlan(self.ranks, tuple(values[:count]), kwargs, gather, rows, shared, pieces)
 
     def settled(self) -> CallInput:
-        """Return the same call with the results in place of all futures.
+        """Return a copy of the call in which results replace all futures.
 
         Raises:
-            DispatchError: there is a future and no way to wait for it.
+            DispatchError: if there is a future, but ``materialize`` is None.
         """
 
         def settled(value: Any) -> Any:
@@ -109,7 +109,7 @@ class CallInput:
         """Wait for a future and return its result.
 
         Raises:
-            DispatchError: there is no way to wait for it.
+            DispatchError: if ``materialize`` is None.
         """
         if self.materialize is None:
             raise DispatchError(
@@ -120,10 +120,10 @@ class CallInput:
 
 
 def check_signature(spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The method takes these arguments.
+    """Check that the method accepts the arguments.
 
     Raises:
-        DispatchError: it does not; the message shows the method's signature.
+        DispatchError: if it does not; the message shows the method's signature.
     """
     signature = spec.signature
     if signature is None:

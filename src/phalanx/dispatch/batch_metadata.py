@@ -1,8 +1,8 @@
-"""Leaves without rows: the settings of a batch, settings that differ between pieces, and values that are no settings.
+"""Leaves without rows: the settings of a batch, and values that differ between pieces or cannot be compared.
 
-A batch goes from role to role with its settings: a number, a text or a path is passed to every rank unchanged, and
-returned once if all pieces returned an equal value. Only plain values can be compared on any process, by their contents
-alone; other values, and plain values that differ, are returned as a :class:`PerShard`.
+A batch passes from role to role with its settings: every rank gets an unchanged number, string or path, and the result
+has the value once if it is equal in all pieces. Only plain values can be compared by their contents in any process.
+Other values, and plain values that differ, are returned as a :class:`PerShard`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ T_co = TypeVar("T_co", covariant=True)
 #: Comparison key of a plain value: equal for equal values, in any process.
 Key = tuple[Any, ...]
 
-#: Path and digest of each leaf without rows; the digest is empty where the leaf is no plain value.
+#: Path and digest of each leaf without rows; the digest is empty if the leaf is not a plain value.
 Settings = tuple[tuple[str, bytes], ...]
 
-#: Digest of values that are refused if rows are split, even from a single piece.
+#: Digest of values that are refused if rows are split, even if there is a single piece.
 UNCLEAR = b"-"
 
 torch: Any = lazy("torch")
 
 
 class PerShard(Sequence[T_co]):
-    """Leaves of a result that have no rows and are not equal in all pieces: a value per piece, in order.
+    """Values of a leaf of a result that has no rows and is not equal in all pieces: a value per piece, in order.
 
-    For example, a method with ``ROWS`` or a mesh returned a different number from each rank. It is a sequence and never
-    rows: if it is passed in a batch to a method that splits rows, it is refused, since the intended value is unknown.
+    For example, a method with ``ROWS`` or a mesh returned a different number from each rank. A PerShard is a sequence,
+    but never rows: a method that splits rows refuses it in a batch, since the intended value is unknown.
     """
 
     def __init__(self, values: Iterable[T_co]) -> None:
@@ -68,7 +68,7 @@ class PerShard(Sequence[T_co]):
 
 
 def one_or_by_piece(values: Sequence[Any]) -> Any:
-    """Return the setting of all pieces: the first value if all are equal or it is the only value; else a PerShard."""
+    """Return the first value if all values are equal plain values or it is the only value; else a PerShard."""
     if len(values) == 1:
         return values[0]
     first = plain_key(values[0])
@@ -77,7 +77,10 @@ def one_or_by_piece(values: Sequence[Any]) -> Any:
 
 
 def digest(value: object) -> bytes:
-    """Return a digest that is equal for equal plain values in any process; empty for others, ``UNCLEAR`` if refused."""
+    """Return a digest that is equal for equal plain values in any process.
+
+    It is empty for other values, and ``UNCLEAR`` for values that are refused if rows are split.
+    """
     if isinstance(value, PerShard) or is_table_like(value):
         return UNCLEAR
     key = plain_key(value)
@@ -93,15 +96,15 @@ def differing(pieces: Sequence[Settings]) -> list[str]:
 
 def _agree(digests: Sequence[bytes | None]) -> bool:
     first = digests[0]
-    plain = bool(first) or len(digests) == 1  # a single piece returns its value, whatever it is
+    plain = bool(first) or len(digests) == 1  # the value of a single piece need not be plain
     return first != UNCLEAR and plain and all(each == first for each in digests)
 
 
 def plain_key(value: object) -> Key | None:
-    """Return the comparison key of a plain value; None for a value that only its own type could compare.
+    """Return the comparison key of a plain value; None for other values.
 
-    Plain are numbers (nan equals nan), texts, bytes, None, members of enums, dates, paths, named functions and classes,
-    0-d tensors and arrays, dtypes, devices, and ranges, slices and sets of plain values.
+    Plain values are numbers (nan equals nan), strings, bytes, None, enum members, dates, paths, named functions and
+    classes, 0-d tensors and arrays, dtypes, devices, and ranges, slices and sets of plain values.
     """
     cls = type(value)
     name = f"{cls.__module__}.{cls.__qualname__}"
@@ -128,13 +131,13 @@ def plain_key(value: object) -> Key | None:
 
 
 def _float(value: float) -> str:
-    return "nan" if math.isnan(value) else float.hex(value + 0.0)  # + 0.0: -0.0 is 0.0
+    return "nan" if math.isnan(value) else float.hex(value + 0.0)  # + 0.0 makes -0.0 equal to 0.0
 
 
 _TELLS: dict[type, Callable[[Any], Any]] = {
     NoneType: bool,
     bool: bool,
-    int: hex,  # no limit to its digits
+    int: hex,  # unlike str, without a limit of digits
     float: _float,
     complex: lambda value: (_float(value.real), _float(value.imag)),
     str: str,
@@ -173,7 +176,7 @@ _TABLE_MARKS = (
 
 
 def is_table_like(value: object) -> bool:
-    """Return whether a leaf without rows looks as if it had some: a DataFrame, an Arrow array, a deque."""
+    """Return whether a leaf of an unknown type looks like rows: a DataFrame, an Arrow array, a deque."""
     cls = type(value)
     if cls in _TELLS or isinstance(value, type | np.generic | np.ndarray | bytearray) or is_tensor(value):
         return False

@@ -1,4 +1,4 @@
-"""Plans of calls by dispatch mode: the same to all ranks, elements of lists, rows, and custom functions."""
+"""Plan calls by dispatch mode: equal arguments, list elements or rows for ranks, rank 0 only, custom functions."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def plan(
     materialize: Materialize | None = None,
     handle: Target | None = None,
 ) -> CallPlan:
-    """Plan the ranks and arguments of a call, and how the outputs become the call's value.
+    """Return the plan of a call: its ranks, their arguments, and how the outputs become the result.
 
-    No argument is changed. Row modes whose arguments have no rows at all give every rank the same arguments and join
-    the outputs. With ``Execute.RANK_ZERO`` the first rank gets the arguments unchanged (a custom mode: the first
-    element of each), and the value is its output.
+    The arguments are not changed. In row modes, if no argument has rows, every rank gets the same arguments and the
+    outputs are joined. With ``Execute.RANK_ZERO`` the first rank gets the unchanged arguments (in a custom mode: the
+    first element of each), and its output is the result.
 
     Args:
-        ranks: the slice of the group that is called, in order; None for all. It then counts as a world of
-            its own; mesh modes take slices that cover whole dp coordinates.
-        materialize: waits for a future if the mode must read its value: custom modes, ``balance``, ``group_size``,
-            ``pad_mask``, padding if no other argument has rows, a future in place of a list.
-        handle: the group passed to custom functions, of the called ranks; default ``target``.
+        ranks: slice of the group to call, in order; None: all ranks. The call treats the slice as a group of its size;
+            in mesh modes it has to cover complete dp coordinates.
+        materialize: function that waits for a future if the mode must read its value: for custom modes, ``balance``,
+            ``group_size``, ``pad_mask``, padding if no other argument has rows, a future in place of a list.
+        handle: group that is passed to custom functions; default: ``target``.
 
     Raises:
-        DispatchError: the arguments do not fit the method or its mode, or the group lacks the mesh.
+        DispatchError: if the arguments do not fit the method or its mode, or the group lacks the mesh.
     """
     if spec.mode.kind != "custom":
         check_signature(spec, args, kwargs)
@@ -64,12 +64,12 @@ def plan(
 def plan_one(
     spec: MethodSpec, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], ranks: Sequence[int]
 ) -> CallPlan:
-    """Plan a call to a single rank, or to all ranks of a dp coordinate (a set of :func:`rank_sets`).
+    """Return the plan of a call on a single rank, or on all ranks of a dp coordinate (a set of :func:`rank_sets`).
 
-    The arguments are passed unchanged. The value is the output of the single rank, or of the collector.
+    The arguments are passed unchanged. The result is the output of the single rank, or of the collector.
 
     Raises:
-        DispatchError: the arguments do not fit the method.
+        DispatchError: if the arguments do not fit the method.
     """
     if spec.mode.kind == "custom":
         spec = replace(spec, mode=Dispatch.RANK_ZERO)
@@ -87,22 +87,22 @@ def plan_one(
 
 
 def dealt_or_same(count: int, values: Sequence[Any]) -> Mode:
-    """Return the mode of ``execute_all*("name", ...)``, whatever the method's mode is.
+    """Return the mode of ``execute_all*("name", ...)``, which does not depend on the method's mode.
 
-    Arguments are dealt out, an element to each rank, if all of them are lists of ``count`` elements; otherwise, and
-    without arguments, all ranks get the same.
+    If all arguments are lists of ``count`` elements, each rank gets its elements; otherwise, and without arguments, all
+    ranks get the same arguments.
     """
     deal = bool(values) and all(isinstance(value, list) and len(value) == count for value in values)
     return Dispatch.ALL_TO_ALL if deal else Dispatch.ONE_TO_ALL
 
 
 def rank_sets(spec: MethodSpec, target: Target) -> Sequence[tuple[int, ...]]:
-    """The ranks that a call of the method must reach together, since they meet in collectives.
+    """Return the sets of ranks that a call must reach together, since they meet in collectives.
 
-    They are the ranks of each dp coordinate for a mesh mode, else each rank alone.
+    For a mesh mode, a set has the ranks of a dp coordinate; otherwise each rank is a set.
 
     Raises:
-        DispatchError: the group lacks the mesh.
+        DispatchError: if the group lacks the mesh.
     """
     if spec.mode.mesh is None or spec.execute is Execute.RANK_ZERO:
         return [(rank,) for rank in range(target.world_size)]
@@ -124,11 +124,10 @@ def _called(target: Target, ranks: Sequence[int] | None) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Recipients:
-    """To whom the pieces go: ``of[p]`` is the piece of the rank at position ``p`` of the call's ranks.
+    """Assignment of ``count`` pieces to ranks: the rank at position ``p`` of the call's ranks gets piece ``of[p]``.
 
-    A range for ``of`` says that position ``p`` gets piece ``p``. ``take`` are the positions whose outputs are
-    joined, in the order of the pieces. ``leaders``, where given, are the positions that get a piece at all;
-    their peers get None instead.
+    If ``of`` is a range, position ``p`` gets piece ``p``. ``take`` are the positions whose outputs are collected, in
+    the order of the pieces. If ``leaders`` is given, only these positions get their piece, and their peers get None.
     """
 
     count: int
@@ -137,13 +136,13 @@ class Recipients:
     leaders: frozenset[int] | None = None
 
     def deal(self, pieces: Sequence[Any]) -> Each:
-        """Assign a piece to each rank; peers share the same object."""
+        """Return the argument that gives each rank its piece. Peers share the same object."""
         if self.leaders is not None:
             return Each([pieces[i] if p in self.leaders else None for p, i in enumerate(self.of)])
         return Each(self.spread(pieces))
 
     def spread(self, by_piece: Sequence[Any]) -> Sequence[Any]:
-        """Return the metadata of each piece, by position."""
+        """Return a list by position, given a list by piece."""
         return by_piece if isinstance(self.of, range) else [by_piece[i] for i in self.of]
 
 
@@ -172,10 +171,10 @@ def _over_mesh(call: CallInput) -> Recipients:
 
 
 def _called_coordinates(call: CallInput, groups: Sequence[Sequence[int]]) -> list[int]:
-    """Return the dp coordinates of which all ranks are called.
+    """Return the indices of the dp coordinates whose ranks are called.
 
     Raises:
-        DispatchError: part of a coordinate is called.
+        DispatchError: if only some ranks of a coordinate are called.
     """
     called = frozenset(call.ranks)
     for ranks in groups:
@@ -211,7 +210,7 @@ def _same(argument: Argument) -> Same:
 
 
 def _plan_rank_zero(call: CallInput) -> CallPlan:
-    """Only the first rank is called, with the arguments as they are; the call's value is its output."""
+    """Plan a call on the first rank only, with unchanged arguments and its output as the result."""
     if call.mode.kind == "custom":
         args, kwargs = next(_plan_custom(call).arguments())
         call = replace(call, args=args, kwargs=kwargs)
@@ -278,13 +277,13 @@ def _described(value: Any) -> str:
 
 
 def _plan_rows(call: CallInput) -> CallPlan:
-    """Rows split over the recipients. If only futures have rows, these are split where they arrive."""
+    """Plan a call whose rows are split over the recipients. Rows of futures are split by the ranks that get them."""
     mode, pad, mask = call.mode, call.spec.pad_to_multiple, call.spec.pad_mask
     recipients, parts = _recipients(call), _Parts.of(call)
     if parts.futures and (mode.balance or mode.group_size > 1 or mask or (pad and parts.rows is None)):
-        call = call.settled()  # the rows are counted here; padding could not be undone without their number
+        call = call.settled()  # these options need the rows, or their number to remove padding
         parts = _Parts.of(call)
-    if parts.rows is None:  # only futures have rows, or nothing has any: then every rank gets the same
+    if parts.rows is None:  # only futures have rows; or there are no rows, and every rank gets the same
         cut, facts = Cut([0] * recipients.count), {}
     else:
         cut = _cut(call, recipients.count, parts.rows)
@@ -300,9 +299,10 @@ def _plan_rows(call: CallInput) -> CallPlan:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Arguments of a call taken apart into leaves.
+    """Arguments of a call, flattened into leaves.
 
-    ``rows`` are here; ``expected`` is their number or, if there are none, that of a future which knows it.
+    ``rows`` is the number of rows without those of futures, ``expected`` this number or, if it is None, the number that
+    a future knows. ``shared`` are leaves without rows, which all pieces contain.
     """
 
     leaves: Mapping[int | str, tuple[list[Leaf], Callable[..., Any]]]
@@ -329,7 +329,7 @@ class _Parts:
         return cls(leaves, rows, expected, bool(futures), tuple(shared.values()))
 
     def given(self, argument: Argument, recipients: Recipients, cut: Cut) -> Same | Each:
-        """Return the pieces of an argument for the ranks."""
+        """Return the value of an argument for all ranks, or its pieces."""
         leaves, build = self.leaves[argument.key]
         if not any(_differs(leaf) for leaf in leaves):
             return _same(argument)
@@ -344,7 +344,7 @@ def _flattened(call: CallInput, argument: Argument) -> tuple[list[Leaf], Callabl
 
 
 def _differs(leaf: Leaf) -> bool:
-    """Return whether each piece has another value of the leaf."""
+    """Return whether the leaf has rows or is a future, so that its pieces differ."""
     return is_future(leaf.value) or row_ops(leaf) is not None
 
 
@@ -367,7 +367,7 @@ def _cut(call: CallInput, count: int, rows: int) -> Cut:
 
 
 def _row_facts(call: CallInput, recipients: Recipients, cut: Cut) -> dict[str, Any]:
-    """Return the arguments of ``CallInput.planned`` that say which rows each rank gets."""
+    """Return the keyword arguments of ``CallInput.planned`` that describe the rows of each rank."""
     sizes, pad = recipients.spread(cut.sizes), cut.pad_to_multiple
     real = [sizes[position] for position in recipients.take]
     trim = None
@@ -382,7 +382,7 @@ def _row_facts(call: CallInput, recipients: Recipients, cut: Cut) -> dict[str, A
 
 
 def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> list[float]:
-    """Return a length per row, from the key or function that the mode balances by."""
+    """Return a length per row, from the column or function of ``balance``."""
     if callable(balance):
         found = balance(*(unwrap(v) for v in call.args), **{k: unwrap(v) for k, v in call.kwargs.items()})
     else:
@@ -410,7 +410,7 @@ def _find_key(call: CallInput, key: str) -> Any:
 
 
 def _inside(value: Any, key: str) -> Any:
-    """Return the item of ``value`` under ``key``, at any depth, and in columns of rows; None without it."""
+    """Return the item or column ``key`` of ``value``, at any depth; None if there is none."""
     node = node_of(value)
     if node is None:
         return value[key] if key in _columns(value) else None

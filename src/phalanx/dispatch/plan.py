@@ -1,4 +1,4 @@
-"""The plan of a call: the called ranks, their arguments, and how their results become a single value."""
+"""The plan of a call: the called ranks, their arguments, and how their outputs become the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.topology.mesh import Mesh
 
 @dataclass(frozen=True)
 class Same:
-    """An argument value that every called rank gets; it is encoded and stored once."""
+    """An argument with the same value for every called rank; the value is encoded and stored once."""
 
     value: Any
 
@@ -23,7 +23,7 @@ class Same:
 class Each:
     """An argument with a separate value for each called rank, aligned with ``CallPlan.ranks``.
 
-    Ranks may share a value (the same object): it is then encoded and stored once.
+    If ranks share a value (the same object), it is encoded and stored once.
     """
 
     values: Sequence[Any]
@@ -31,10 +31,10 @@ class Each:
 
 @dataclass(frozen=True)
 class FuturePiece:
-    """Piece ``index`` of ``count`` of the rows of a result that is not here yet.
+    """Piece ``index`` of ``count`` even pieces of the rows of a future's result.
 
-    The rank that gets it fetches only the source parts which overlap the piece. ``expected_rows`` is the row
-    count of the other arguments (None: there are none), checked on arrival.
+    The rank that gets it fetches only the stored parts that overlap the piece. ``expected_rows`` is the number of rows
+    of the other arguments (None: unknown), which the rank checks.
     """
 
     future: Any
@@ -46,14 +46,16 @@ class FuturePiece:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """How outputs become the call's value.
+    """How outputs become the result of a call.
 
-    ``collect`` is that of a mode: ``"first"`` (the single output itself), ``"list"`` (outputs of ``take`` in that
-    order), ``"join"`` (outputs of ``take`` joined along dim 0), ``"none"``, or a function of (group, outputs of
-    ``take``). ``take`` are positions in ``CallPlan.ranks``. ``rows`` holds, per taken position, the real rows of its
-    piece; ``trim`` (rows given to the rank, real rows among them) where padding was added. ``order`` is the
-    permutation that restores the caller's rows (row j of the joined result belongs at place ``order[j]``).
-    ``ranks`` are the ranks taken, for messages; None where they equal ``take``.
+    Attributes:
+        collect: ``"first"`` (the first taken output), ``"list"`` (the taken outputs), ``"join"`` (the taken outputs
+            joined along dim 0), ``"none"``, or a function of (group, taken outputs).
+        take: positions in ``CallPlan.ranks`` of the outputs to take, in order.
+        trim: pairs (rows given to the rank, real rows among them) by taken position; None: no padding.
+        order: permutation that restores the caller's order: row j of the joined result belongs at place ``order[j]``.
+        rows: number of real rows by taken position.
+        ranks: ranks of the taken outputs, for error messages; None: they equal ``take``.
     """
 
     collect: Collect
@@ -68,8 +70,8 @@ class GatherPlan:
 class CallPlan:
     """All decisions about a call before any message is sent.
 
-    ``rows`` are the real rows by position, ``pieces`` the number of the piece that each position gets, where rows or
-    elements are split; two positions with the same number get the same piece.
+    If rows or elements are split, ``rows`` has the number of real rows and ``pieces`` the index of the piece by
+    position. ``shared`` are objects that several pieces contain, to be encoded once.
     """
 
     ranks: Sequence[int]
@@ -95,7 +97,7 @@ class CallPlan:
         return len(self.gather.take) == len(self.ranks) or position in self._taken
 
     def without_arguments(self) -> CallPlan:
-        """Return the plan without the caller's values, once the call was sent."""
+        """Return the plan without the caller's arguments, so that a sent call does not keep them alive."""
         if not self.args and not self.kwargs:
             return self
         return CallPlan(self.ranks, (), {}, self.gather, self.rows, pieces=self.pieces)
@@ -106,11 +108,15 @@ class CallPlan:
 
 
 class Target(Protocol):
-    """Facts on a group that planning needs; custom functions receive it as ``group``."""
+    """The attributes of a group that planning needs. Custom functions receive a target as ``group``."""
 
     @property
     def world_size(self) -> int: ...
 
     def mesh(self, name: str = "default") -> Mesh:
-        """The group's mesh of that name, over ``world_size`` ranks; DispatchError where there is none."""
+        """Return a mesh of the group, over ``world_size`` ranks.
+
+        Raises:
+            DispatchError: if the group has no mesh of that name.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Structures: tuples, dicts and dataclasses, which are taken apart and rebuilt leaf by leaf."""
+"""Pytrees: tuples, dicts and dataclasses ("structures"), which are flattened into leaves and rebuilt."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NO_STRUCTURES = frozenset({type(None), bool, int, float, str, bytes, list})
 
 @dataclass(frozen=True)
 class Node:
-    """A structure taken apart: ``rebuild(values)`` makes another of the same type and keys.
+    """The children of a structure. ``rebuild(values)`` returns a structure of the same type and keys.
 
-    ``kind`` and ``keys`` are equal exactly where two structures can be joined child by child; ``steps`` are
-    the keys as they are written in a message (``['ids']``, ``[0]``, ``.ids``).
+    Two structures can be joined child by child if ``kind`` and the set of ``keys`` are equal. ``steps`` are the keys as
+    they are written in error messages (``['ids']``, ``[0]``, ``.ids``).
     """
 
     kind: type
@@ -33,22 +33,22 @@ class Node:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A value that is not a structure, and where it stands, such as ``batch['ids']``."""
+    """A value that is not a structure, and its path, such as ``batch['ids']``."""
 
     path: str
     value: Any
 
 
 def is_future(value: object) -> bool:
-    """Return whether ``value`` is the result of a call that is not here yet."""
+    """Return whether ``value`` is a future, which stands for the result of a call."""
     return getattr(type(value), "__phalanx_future__", False) is True
 
 
 def node_of(value: Any) -> Node | None:
-    """Return ``value`` taken apart by a level, or None if it is a leaf.
+    """Return the children of ``value``, or None if it is a leaf.
 
     Types registered with ``register_row_type`` are leaves. Of the subclasses of tuple, only named tuples and struct
-    sequences are structures: the constructors of other subclasses are not known.
+    sequences are structures, because the constructors of other subclasses are unknown.
     """
     cls = type(value)
     if isinstance(value, Replicate) or is_future(value) or ops_for(value) is not None:
@@ -66,17 +66,17 @@ def node_of(value: Any) -> Node | None:
 
 
 class Build:
-    """Builds a structure like a given structure, from other leaves in the same order."""
+    """Function that builds a structure like a given structure, from other leaves in the same order."""
 
     def __init__(self, node: Node, parts: Sequence[tuple[int, Callable[[Iterator[Any]], Any]]]) -> None:
         self._node = node
-        self._parts = parts  # of each child: its number of leaves, and its builder
+        self._parts = parts  # number of leaves and builder of each child
 
     def __call__(self, values: Iterator[Any]) -> Any:
         return self._node.rebuild([build(values) for _, build in self._parts])
 
     def every(self, columns: Sequence[Sequence[Any]], count: int) -> list[Any]:
-        """``count`` at once: ``columns`` are the values of each leaf. Plain dicts and tuples are made quickly."""
+        """Return ``count`` structures from ``columns``, the values of each leaf. Fast for plain dicts and tuples."""
         if not self._parts:
             return [self._node.rebuild(()) for _ in range(count)]
         children: list[Sequence[Any]] = []
@@ -97,10 +97,10 @@ class Build:
 def flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
     """Return the leaves of ``value`` in order, and a function that builds the same structure from other leaves.
 
-    The function is ``next`` for a value that is a leaf itself, and a :class:`Build` for others.
+    The function is ``next`` if ``value`` is a leaf, else a :class:`Build`.
 
     Raises:
-        DispatchError: the structure holds itself, or is nested too deep.
+        DispatchError: if the structure contains itself, or is nested too deep.
     """
     try:
         return _flatten(value, path)
@@ -121,8 +121,8 @@ def _flatten(value: Any, path: str) -> tuple[list[Leaf], Callable[[Iterator[Any]
 
 
 def holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Return whether ``value`` is a ``wanted`` leaf, or a structure with such a leaf; it may contain itself."""
-    left, met = [value], dict[int, Any]()  # met are held, so that no id is used twice
+    """Return whether ``value`` is a ``wanted`` leaf, or a structure with such a leaf, which may contain itself."""
+    left, met = [value], dict[int, Any]()  # keeps visited objects alive, so that no id is reused
     while left:
         each = left.pop()
         children = _children(each)
@@ -136,7 +136,7 @@ def holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
 
 
 def replaced(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
-    """Return ``value`` with ``change(leaf)`` in place of each ``wanted`` leaf; itself if it has none."""
+    """Return a copy of ``value`` with ``change(leaf)`` for each ``wanted`` leaf; ``value`` itself if there is none."""
     if not holds(value, wanted):
         return value
     leaves, build = flatten(value, "value")
@@ -144,14 +144,14 @@ def replaced(value: Any, wanted: Callable[[Any], bool], change: Callable[[Any], 
 
 
 def unwrap(value: Any) -> Any:
-    """Return ``value`` as the worker sees it: values in ``px.replicate`` replace their wrappers."""
+    """Return ``value`` with the values in place of their ``px.replicate`` wrappers, as workers get it."""
     if type(value) in _NO_STRUCTURES:  # most arguments
         return value
     return replaced(value, lambda leaf: isinstance(leaf, Replicate), lambda leaf: leaf.value)
 
 
 def _children(value: Any) -> Iterable[Any] | None:
-    """Return ``values`` of :func:`node_of`, without keys and ``rebuild``; None for a leaf."""
+    """Return the values of :func:`node_of`, but faster; None for a leaf."""
     cls = type(value)
     if cls in (dict, tuple) and ops_for(value) is None:
         return value.values() if cls is dict else value
@@ -194,7 +194,7 @@ def _rebuild_dict(source: Any, keys: tuple[Any, ...], values: Sequence[Any]) -> 
 
 
 def _refilled(source: dict[Any, Any], items: Mapping[Any, Any]) -> Any:
-    """Another dict of the same subclass and attributes, none of whose own code is run."""
+    """Return a dict of the same class and attributes with other items, without running code of a subclass."""
     kind = next(base for base in (OrderedDict, defaultdict, dict) if isinstance(source, base))
     renewed = _new(kind, source)
     if isinstance(source, defaultdict):
@@ -218,7 +218,7 @@ def _new(kind: Any, source: Any) -> Any:
 
 
 def _rebuild_dataclass(source: Any, names: tuple[str, ...], values: Sequence[Any]) -> Any:
-    # Not through __init__, which may refuse the pieces.
+    # Without __init__, which may reject the pieces.
     fields = dict(zip(names, values, strict=True))
     if isinstance(source, dict):  # transformers' ModelOutput is a dict and a dataclass at once
         renewed = _refilled(source, {key: fields.get(key, held) for key, held in source.items()})

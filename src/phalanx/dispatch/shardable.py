@@ -1,9 +1,8 @@
-"""Registry of types with rows, and of the functions that count, slice and join them; users can extend it.
+"""Registry of types with rows, and of the functions that count, slice and join rows. Users can extend it.
 
-Known from the start: torch tensors (jagged nested tensors too) and numpy arrays along dim 0, lists, Arrow tables and
-record batches, TensorDict and tensorclass. Subclasses are found through their MRO, and keep their type. A 0-d tensor or
-array has no rows. Optional packages are never imported here: their types are known by name, and the values have the
-needed methods.
+Built-in types: torch tensors (jagged nested tensors too) and numpy arrays along dim 0, lists, Arrow tables and record
+batches, TensorDict and tensorclass. Subclasses are found through their MRO, and keep their type. A 0-d tensor or array
+has no rows. Optional packages are never imported here: their types are identified by name.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ T = TypeVar("T")
 class RowOps:
     """Operations on the rows of a type; see :func:`phalanx.data.register_row_type`.
 
-    ``quick_take`` and ``quick_split`` take the place of slices, where a type has quicker functions.
+    ``quick_take`` and ``quick_split`` replace slices and joins, if a type has faster functions.
     """
 
     kind: str
@@ -50,7 +49,7 @@ class RowOps:
         return self.concat([self.slice(value, i, i + 1) for i in indices] or [self.slice(value, 0, 0)])
 
     def split(self, value: Any, sizes: Sequence[int]) -> list[Any]:
-        """Return consecutive pieces of these numbers of rows."""
+        """Return consecutive pieces with ``sizes`` rows."""
         if self.quick_split is not None:
             return self.quick_split(value, sizes)
         stops = accumulate(sizes)
@@ -58,10 +57,10 @@ class RowOps:
 
 
 def copy_state(source: object, made: object) -> None:
-    """Copy the attributes of ``source`` to ``made``, of the same class, except for cached results of all rows."""
+    """Copy the attributes of ``source`` to ``made``, of the same class, except for cached properties."""
     cls = type(source)
     held = getattr(source, "__dict__", None)
-    if held is source:  # the dict whose keys are its attributes
+    if held is source:  # a dict that is its own __dict__
         object.__setattr__(made, "__dict__", made)
         held = None
     for name, value in (held or {}).items():
@@ -84,7 +83,7 @@ def _slots(cls: type) -> tuple[str, ...]:
 
 
 def _like(piece: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    # A piece is a leaf of its own: it keeps the flag, not the graph, which cannot leave this process.
+    # A piece is a new autograd leaf: it keeps the flag, but not the graph, which cannot leave this process.
     return piece.requires_grad_() if source.requires_grad else piece
 
 
@@ -113,7 +112,7 @@ def _tensor_split(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tens
     if tensor.is_nested or tensor.layout is not torch.strided:
         stops = accumulate(sizes)
         return [_tensor_slice(tensor, stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
-    # One call for all pieces: a thousand views cost a few milliseconds less than slicing one by one.
+    # A single call for all pieces: for a thousand views, a few milliseconds faster than slices.
     return [_like(piece, tensor) for piece in tensor.detach().split_with_sizes(list(sizes))]
 
 
@@ -132,11 +131,11 @@ def _nested_slice(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         rows = list(tensor.unbind()[start:stop])
         return torch.nested.nested_tensor(rows, dtype=tensor.dtype, device=tensor.device)
     jagged = cast("Any", tensor)
-    if jagged.lengths() is not None:  # rows with gaps between them, which offsets alone do not tell
+    if jagged.lengths() is not None:  # gaps between rows, which offsets do not describe
         jagged = jagged.contiguous()
     offsets: torch.Tensor = jagged.offsets()
     first, last = int(offsets[start]), int(offsets[stop])
-    ragged: int = jagged._ragged_idx  # the dim in which rows differ; values lie end to end along it
+    ragged: int = jagged._ragged_idx  # the ragged dim, along which the values are concatenated
     return torch.nested.nested_tensor_from_jagged(
         jagged.values().narrow(ragged - 1, first, last - first),
         offsets[start : stop + 1] - first,
@@ -160,7 +159,7 @@ def _array_concat(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 
 
 def list_like(source: list[Any], rows: list[Any]) -> list[Any]:
-    """``rows`` as a list of the same subclass and attributes as ``source``, none of whose own code is run."""
+    """Return ``rows`` as a list of the same class and attributes as ``source``, without running code of a subclass."""
     if type(source) is list:
         return rows
     made = list.__new__(type(source))
@@ -186,7 +185,7 @@ def _arrow_concat(tables: list[Any]) -> Any:
     as_batch = isinstance(tables[0], pyarrow.RecordBatch)
     if as_batch:
         tables = [pyarrow.Table.from_batches([batch]) for batch in tables]
-    # Arrow joins without copying; written out and read back, the rows own their memory.
+    # Arrow joins without copying. A round trip through a stream copies the rows into memory of their own.
     joined, sink = pyarrow.concat_tables(tables), pyarrow.BufferOutputStream()
     with pyarrow.ipc.new_stream(sink, joined.schema) as writer:
         writer.write_table(joined)
@@ -251,15 +250,15 @@ _BY_NAME: dict[str, RowOps] = {
 
 @dataclass(frozen=True)
 class Replicate:
-    """A value that every rank gets complete, although it has rows; the worker sees the value itself."""
+    """Wrapper of a value that every rank gets complete although it has rows. The worker gets the bare value."""
 
     value: Any
 
 
 def replicate(value: Any) -> Any:
-    """Exempt ``value`` from being split or dealt: every called rank gets all of it, and it is sent once.
+    """Mark ``value`` as not to be split: every called rank gets the complete value, which is sent once.
 
-    It may be an argument, or stand inside a tuple, dict or dataclass. The worker's method receives ``value``.
+    The result may be an argument, or an item of a tuple, dict or dataclass. The worker's method receives ``value``.
     """
     return Replicate(value)
 
@@ -272,7 +271,7 @@ def register_row_type(
     concat: Callable[[list[T]], T],
     take: Callable[[T, Sequence[int]], T] | None = None,
 ) -> None:
-    """Teach dispatch and collect the rows of ``cls`` and its subclasses; a later registration replaces.
+    """Register how the rows of ``cls`` and its subclasses are split and joined. Replaces an earlier registration.
 
     Example::
 
@@ -284,14 +283,16 @@ def register_row_type(
         )
 
     Args:
-        cls: the type. A tuple, dict or dataclass type registered here is no longer taken leaf by leaf.
-        count: number of rows, or ``None`` for a value that has none (it is then replicated).
-        slice: rows ``start`` to ``stop`` (exclusive), in order; may be a view. ``start == stop`` must work.
-        concat: the rows of a non-empty list of values, in order. The result must not share memory with them.
-        take: rows by index, repeats allowed; left out, it is made of ``slice`` and ``concat``.
+        cls: the type. A registered tuple, dict or dataclass type is no longer split leaf by leaf.
+        count: ``count(value)`` returns the number of rows, or ``None`` for a value without rows, which is replicated.
+        slice: ``slice(value, start, stop)`` returns rows ``start`` to ``stop`` (exclusive); possibly a view.
+            ``start == stop`` must work.
+        concat: ``concat(values)`` returns the rows of a non-empty list of values, in order. The result must not share
+            memory with the values.
+        take: ``take(value, indices)`` returns rows by index, with repeats; default: uses ``slice`` and ``concat``.
 
     Raises:
-        DispatchError: ``cls`` is not a class, or an argument is not callable.
+        DispatchError: if ``cls`` is not a class, or another argument is not callable.
     """
     if not isinstance(cls, type):
         raise DispatchError(f"register_row_type({cls!r}, ...): expected a class, such as pandas.DataFrame")
@@ -305,7 +306,7 @@ def register_row_type(
 
 
 def ops_for(value: object) -> RowOps | None:
-    """The row operations for ``value``, or None where its type has no rows."""
+    """Return the row operations for the type of ``value``, or None if the type has no rows."""
     return _ops_of_type(type(value))
 
 

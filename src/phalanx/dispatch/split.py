@@ -1,8 +1,8 @@
-"""Cutting rows into pieces: sizes, padding, and the pieces of a value.
+"""Split rows into pieces: sizes, padding, and the pieces of a value.
 
-The words: a *leaf* is a value that is not taken apart (``structure``); it has rows (``shardable``) or is a setting
-(``settings``). A *piece* is the part of a value for a rank, or for all ranks of a dp coordinate; a *cut* says which
-rows each piece gets. An *output* is the result of a rank; the outputs that are kept are the pieces of the result
+Terms: a *leaf* is a value that is not a structure (``pytree``). It has rows (``shardable``) or is a setting
+(``batch_metadata``). A *piece* is the shard of a value for a rank, or for all ranks of a dp coordinate; a *cut* defines
+the rows of each piece. An *output* is the return value of a rank; the collected outputs are the pieces of the result
 (``collect``).
 """
 
@@ -23,23 +23,23 @@ _SHOWN = 12
 
 
 def even_sizes(rows: int, parts: int) -> list[int]:
-    """Return the row counts of ``parts`` consecutive pieces: they differ by at most 1, the larger come first."""
+    """Return the row counts of ``parts`` consecutive pieces, which differ by at most 1, larger counts first."""
     size, larger = divmod(rows, parts)
     return [size + 1] * larger + [size] * (parts - larger)
 
 
 def padded_size(rows: int, multiple: int | None) -> int:
-    """``rows`` rounded up to a multiple; no rows stay no rows, as there is none that could be repeated."""
+    """Return ``rows`` rounded up to a multiple (None: unchanged). 0 stays 0, since there is no row to repeat."""
     return rows if multiple is None else -(-rows // multiple) * multiple
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Which rows each piece gets.
+    """The rows of each piece.
 
-    ``sizes`` are the real rows by piece; ``indices`` the rows of each piece where they are not consecutive.
-    Each piece is then padded up to a multiple of ``pad_to_multiple`` by repeating its own rows from its
-    first; a piece of no rows stays empty.
+    ``sizes`` are the numbers of real rows by piece; ``indices`` the rows of each piece, None if they are consecutive.
+    Each piece is padded up to a multiple of ``pad_to_multiple`` by repeating its own rows from the first on. A piece
+    without rows stays empty.
     """
 
     sizes: Sequence[int]
@@ -48,16 +48,16 @@ class Cut:
 
     @property
     def given(self) -> list[int]:
-        """Rows by piece, padding included."""
+        """Number of rows by piece, including padding."""
         return [padded_size(size, self.pad_to_multiple) for size in self.sizes]
 
     @property
     def order(self) -> list[int] | None:
-        """The caller's row for each row of the joined pieces; None where it is the caller's order."""
+        """Index of the caller's row for each row of the joined pieces; None if the order is unchanged."""
         return None if self.indices is None else list(chain.from_iterable(self.indices))
 
     def pieces(self, value: Any, ops: RowOps) -> list[Any]:
-        """Return the pieces of a leaf; views if the type allows them and nothing is padded."""
+        """Return the pieces of a leaf: views if the type supports them, unless rows are reordered or padded."""
         if self.indices is None:
             pieces = ops.split(value, self.sizes)
         else:
@@ -70,10 +70,10 @@ class Cut:
 
 
 def pad_rows(value: Any, multiple: int) -> Any:
-    """``value`` with its rows padded up to a multiple, its own rows repeated from the first; see ``Cut``.
+    """Return ``value`` with its rows padded up to a multiple, by repeating its rows from the first on.
 
     Raises:
-        DispatchError: its leaves have different numbers of rows.
+        DispatchError: if its leaves have different numbers of rows.
     """
     rows = count_rows(value)
     if not rows or rows % multiple == 0:
@@ -87,16 +87,16 @@ def _padded(piece: Any, ops: RowOps, rows: int, wanted: int) -> Any:
 
 
 def row_ops(leaf: Leaf) -> RowOps | None:
-    """The row operations of a leaf that has rows, or None."""
+    """Return the row operations of a leaf, or None if the leaf has no rows."""
     ops = ops_for(leaf.value)
     return ops if ops is not None and ops.count(leaf.value) is not None else None
 
 
 def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
-    """Check that the rows of every leaf are known, so that it can be split.
+    """Check that every leaf can be split or is clearly without rows.
 
     Raises:
-        DispatchError: a leaf is a ``PerShard`` of an earlier call, or a table of a type whose rows are not known.
+        DispatchError: if a leaf is a ``PerShard`` of an earlier call, or a table of an unknown type.
     """
     for leaf in leaves:
         if isinstance(leaf.value, PerShard):
@@ -115,12 +115,12 @@ def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
 
 
 def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
-    """The row count that all leaves with rows agree on; None where no leaf has rows.
+    """Return the number of rows that all leaves with rows have; None if no leaf has rows.
 
     Raises:
-        DispatchError: they differ; the message, which begins with ``where``, names each and its count.
+        DispatchError: if the numbers differ. The message begins with ``where`` and lists the leaves and numbers.
     """
-    # Pairs, as two leaves may have the same path: keys of a dict whose text is equal.
+    # Pairs, not a dict: two leaves may have the same path, if keys of a dict have the same repr.
     counts = [(leaf.path, ops.count(leaf.value)) for leaf in leaves if (ops := row_ops(leaf)) is not None]
     if len({count for _, count in counts}) > 1:
         shown = [f"{path} has {count}" for path, count in counts]
@@ -133,17 +133,17 @@ def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
 
 
 def count_rows(value: Any) -> int | None:
-    """The number of rows of ``value``, whose leaves must agree; None where nothing in it has rows.
+    """Return the number of rows of ``value``, or None if no leaf in it has rows.
 
     Raises:
-        DispatchError: leaves have different numbers of rows, or one is a future.
+        DispatchError: if leaves have different numbers of rows, or a leaf is a future.
     """
     leaves, _ = _without_futures(value, "count_rows")
     return rows_of(leaves, "count_rows")
 
 
 def _without_futures(value: Any, where: str) -> tuple[list[Leaf], Callable[[Iterator[Any]], Any]]:
-    """Take a value apart, none of whose leaves may be a future."""
+    """Flatten a value. Raise DispatchError if a leaf is a future."""
     leaves, build = flatten(value, "value")
     for leaf in leaves:
         if is_future(leaf.value):
@@ -152,19 +152,19 @@ def _without_futures(value: Any, where: str) -> tuple[list[Leaf], Callable[[Iter
 
 
 def settings_of(leaves: Iterable[Leaf]) -> Settings:
-    """Return the paths and digests of the leaves without rows, to compare them without their values."""
+    """Return the paths and digests of the leaves without rows, to compare leaves without their values."""
     return tuple((leaf.path, digest(leaf.value)) for leaf in leaves if row_ops(leaf) is None)
 
 
 def split_rows(value: Any, parts: int) -> list[Any]:
-    """``value`` cut into ``parts`` pieces along its rows, in order; structures are cut leaf by leaf.
+    """Split ``value`` into ``parts`` pieces along its rows, in order. Structures are split leaf by leaf.
 
-    Sizes differ by at most 1, the larger first, and may be zero. Leaves without rows, and values in ``px.replicate``,
-    are in every piece. Pieces of tensors and arrays are views.
+    The numbers of rows differ by at most 1, larger pieces first, and may be 0. Leaves without rows, and values in
+    ``px.replicate``, are in every piece. Pieces of tensors and arrays are views.
 
     Raises:
-        DispatchError: leaves have different numbers of rows, a leaf is a future, a ``px.data.PerShard`` or a table of
-            an unknown type, or ``parts`` is not a whole number from 1.
+        DispatchError: if leaves have different numbers of rows; if a leaf is a future, a ``px.data.PerShard`` or a
+            table of an unknown type; or if ``parts`` is not an integer of at least 1.
     """
     if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
         raise DispatchError(
@@ -176,12 +176,12 @@ def split_rows(value: Any, parts: int) -> list[Any]:
 
 
 def slice_rows(value: Any, start: int, stop: int) -> Any:
-    """Rows ``start`` to ``stop`` (not included) of ``value``; views of tensors and arrays."""
+    """Return rows ``start`` to ``stop`` (exclusive) of ``value``; views of tensors and arrays."""
     return map_rows(value, lambda ops, leaf: ops.slice(leaf, start, stop))
 
 
 def map_rows(value: Any, change: Callable[[RowOps, Any], Any]) -> Any:
-    """Return ``value`` with each leaf that has rows replaced by ``change`` of its operations and itself."""
+    """Return ``value`` with ``change(row operations, leaf)`` in place of each leaf that has rows."""
     leaves, build = flatten(value, "value")
     return build(change(ops, leaf.value) if (ops := row_ops(leaf)) else unwrap(leaf.value) for leaf in leaves)
 
@@ -189,10 +189,10 @@ def map_rows(value: Any, change: Callable[[RowOps, Any], Any]) -> Any:
 def piece_of(
     value: Any, index: int, count: int, pad_to_multiple: int | None = None, expected_rows: int | None = None
 ) -> Any:
-    """Piece ``index`` of ``count`` even pieces of a result that is here; without rows, the result itself.
+    """Return piece ``index`` of ``count`` even pieces of a fetched result; without rows, the result itself.
 
     Raises:
-        DispatchError: it has other than ``expected_rows`` rows, or cannot be split.
+        DispatchError: if the result does not have ``expected_rows`` rows, or cannot be split.
     """
     where = "a future was passed where rows are split"
     leaves, _ = flatten(value, "its result")
@@ -206,10 +206,10 @@ def piece_of(
 
 
 def check_rows(rows: int, expected: int | None, what: str = "a future") -> None:
-    """Check that the rows of a future, or of ``what``, are as many as those of the other arguments, if they have any.
+    """Check the number of rows of a future (or of ``what``) against the other arguments (None: they have no rows).
 
     Raises:
-        DispatchError: the numbers of rows differ.
+        DispatchError: if the numbers of rows differ.
     """
     if expected not in (None, rows):
         raise DispatchError(
@@ -219,14 +219,14 @@ def check_rows(rows: int, expected: int | None, what: str = "a future") -> None:
 
 
 def take_rows(value: Any, indices: Sequence[int]) -> Any:
-    """The rows of ``value`` at ``indices``, in that order."""
+    """Return the rows of ``value`` at ``indices``, in that order."""
     return map_rows(value, lambda ops, leaf: ops.take(leaf, indices))
 
 
 def split_leaves(
     leaves: Sequence[Leaf], build: Callable[..., Any], cut: Cut, expected_rows: int | None = None
 ) -> list[Any]:
-    """Split a value that ``flatten`` took apart into pieces; its futures become ``FuturePiece``s."""
+    """Return the pieces of a flattened value, with a ``FuturePiece`` in place of each future."""
     columns = [_column(leaf, cut, expected_rows) for leaf in leaves]
     return build.every(columns, len(cut.sizes)) if isinstance(build, Build) else columns[0]
 
@@ -245,7 +245,7 @@ def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
         return cut.pieces(leaf.value, ops)
     except PhalanxError:
         raise
-    except Exception as error:  # such as a layout of tensors that has no rows of its own
+    except Exception as error:  # for example a tensor layout that cannot be sliced
         layout = f" of layout {leaf.value.layout}" if hasattr(leaf.value, "layout") else ""
         raise DispatchError(
             f"{leaf.path}, a {type(leaf.value).__name__}{layout}, cannot be split by rows: {type(error).__name__}: "
@@ -255,7 +255,7 @@ def _column(leaf: Leaf, cut: Cut, expected_rows: int | None) -> list[Any]:
 
 
 def piece_bounds(rows: int, parts: int, index: int) -> tuple[int, int]:
-    """First row and row after the last of piece ``index`` when ``rows`` are split evenly over ``parts``."""
+    """Return the first row of piece ``index`` and the row after its last, if ``rows`` are split into even ``parts``."""
     size, larger = divmod(rows, parts)
     start = index * size + min(index, larger)
     return start, start + size + (index < larger)

@@ -1,1 +1,1 @@
-"""Where ranks live and how they are named: slots, meshes, placement, device masks. Pure values, no IO."""
+"""Slots, meshes, placement and device masks of ranks. Pure: values without IO."""

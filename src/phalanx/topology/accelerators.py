@@ -1,7 +1,6 @@
-"""Table of accelerators, and the arithmetic of their visible-device masks.
+"""Table of accelerators, and their visible-device masks.
 
-Variables and resources are named as in Ray's accelerator managers (its accelerator plugins) and the
-vendors' runtimes.
+Variables and resources are named as in Ray's accelerator managers (its accelerator plugins) and the vendors' runtimes.
 """
 
 from __future__ import annotations
@@ -16,9 +15,13 @@ from phalanx.errors import DeclarationError
 class Accelerator:
     """A kind of accelerator.
 
-    ``visible`` are the variables that mask devices, all of them set to the same ids for a rank; ``lower`` are masks of
-    a layer below, which renumber the devices that ``visible`` then counts, and so must not be set next to it.
-    ``backend`` is the name that ``torch.distributed.init_process_group`` takes.
+    Attributes:
+        name: name of the kind, such as "rocm".
+        resource: name of Ray's resource.
+        visible: environment variables that mask devices; all are set to the same ids for a rank.
+        torch_device: torch's device type.
+        backend: backend of ``torch.distributed.init_process_group``.
+        lower: masks of a lower layer, which renumber the devices and so must not be set together with ``visible``.
     """
 
     name: str
@@ -31,7 +34,7 @@ class Accelerator:
 
 ACCELERATORS: tuple[Accelerator, ...] = (
     Accelerator("cuda", "GPU", ("CUDA_VISIBLE_DEVICES",), "cuda", "nccl"),
-    # HIP reads CUDA_VISIBLE_DEVICES as an alias of its own mask; where both are set they must agree.
+    # HIP reads CUDA_VISIBLE_DEVICES as an alias of its own mask; if both are set, they must be equal.
     Accelerator(
         "rocm",
         "GPU",
@@ -49,10 +52,10 @@ ACCELERATORS: tuple[Accelerator, ...] = (
 
 
 def accelerator(name: str) -> Accelerator:
-    """Return the accelerator of that name (``cuda``), or the first accelerator of that Ray resource (``GPU``).
+    """Return the accelerator with a name (``cuda``), or the first accelerator with a Ray resource (``GPU``).
 
     Raises:
-        DeclarationError: neither is known; the message lists the known names.
+        DeclarationError: if the name is unknown; the message lists the known names.
     """
     for found in ACCELERATORS:
         if name in (found.name, found.resource):
@@ -64,17 +67,17 @@ def accelerator(name: str) -> Accelerator:
 
 
 def resource_names() -> tuple[str, ...]:
-    """Ray's resource names of accelerators, in the order in which they are preferred."""
+    """Return Ray's resource names of accelerators, in order of preference."""
     return tuple(dict.fromkeys(a.resource for a in ACCELERATORS))
 
 
 def in_use(resource: str, env: Mapping[str, str]) -> Accelerator:
-    """Return the kind behind ``resource`` on a node, recognized by the mask variables in ``env``.
+    """Return the accelerator with ``resource`` on a node, recognized by the mask variables in ``env``.
 
-    Several vendors share the resource ``GPU``; without any of their variables it is the first, CUDA.
+    Several vendors share the resource ``GPU``; without mask variables, the first kind (CUDA) is returned.
 
     Raises:
-        DeclarationError: no accelerator has that resource name.
+        DeclarationError: if no accelerator has that resource name.
     """
     kinds = [a for a in ACCELERATORS if a.resource == resource] or [accelerator(resource)]
     specific = [a for a in kinds if {a.visible[0], *a.lower} & set(env)]
@@ -82,5 +85,5 @@ def in_use(resource: str, env: Mapping[str, str]) -> Accelerator:
 
 
 def visible_value(ids: Sequence[str]) -> str:
-    """The mask that shows exactly ``ids``, in that order; ``""`` hides every device."""
+    """Return the mask that shows exactly ``ids``, in that order; ``""`` hides every device."""
     return ",".join(str(i) for i in ids)

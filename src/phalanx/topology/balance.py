@@ -1,4 +1,4 @@
-"""Partition of rows into parts of even total length, for dispatch that balances work over dp ranks."""
+"""Partition of rows into parts of about equal total length, for dispatch that balances work over dp ranks."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 from phalanx.errors import DispatchError
 
-# Differencing costs items x parts; above this product the greedy rule is as good (its error is at most the
-# shortest items) and much faster.
+# The cost of differencing is items x parts. Above this product the greedy method is as good (its error is at most the
+# length of the shortest items) and much faster.
 _DIFFERENCING_LIMIT = 1 << 17
 
 Weight = tuple[float, int]
-"""Total length and number of rows; the count settles ties, so rows of length 0 are spread too."""
+"""Total length and number of items; the number breaks ties, so that items of length 0 are spread too."""
 
 
 def balanced_partition(
     lengths: Sequence[float], parts: int, *, group_size: int = 1, equal_counts: bool = False
 ) -> list[list[int]]:
-    """Return row indices for each of ``parts`` parts, such that the largest sum of lengths is small.
+    """Return the row indices of each of ``parts`` parts, such that the largest sum of lengths is small.
 
     ``group_size`` consecutive rows stay together (the samples of a prompt). With ``equal_counts`` the parts' numbers of
-    groups differ by at most 1. Rows ascend within a part, parts ascend by their first row, empty parts (fewer rows than
-    parts) come last. The same input always returns the same partition.
+    groups differ by at most 1. Rows ascend within a part, parts ascend by their first row, and empty parts (if there
+    are fewer groups than parts) come last. Equal input returns the same partition.
 
-    The better of largest differencing (N. Karmarkar, R. M. Karp, "The Differencing Method of Set
+    The result is the better of largest differencing (N. Karmarkar, R. M. Karp, "The Differencing Method of Set
     Partitioning", 1982, in its form for several parts) and longest-first greedy (R. L. Graham, 1969).
 
     Raises:
-        DispatchError: ``parts`` or ``group_size`` is below 1, rows do not fill whole groups, or a length is
-            not a finite number from 0.
+        DispatchError: if ``parts`` or ``group_size`` is below 1, the rows do not fill complete groups, or a length is
+            not a finite number of at least 0.
     """
     rows = _checked_lengths(lengths)
     _check_counts(len(rows), parts, group_size)
@@ -53,13 +53,13 @@ def _any_counts(groups: Sequence[tuple[float, int]], parts: int) -> list[list[in
 
 
 def _even_counts(groups: Sequence[tuple[float, int]], parts: int) -> list[list[int]]:
-    """Deal layers of ``parts`` items of like length: each part gets an item of every layer."""
+    """Partition layers of ``parts`` items of similar length, such that each part gets an item of every layer."""
     layers = [groups[i : i + parts] for i in range(0, len(groups), parts)]
     return _difference(layers, parts) if layers else [[] for _ in range(parts)]
 
 
 def _greedy(groups: Sequence[tuple[float, int]], parts: int) -> list[list[int]]:
-    """Longest first, each to the part with the smallest sum so far."""
+    """Assign the longest item first, each to the part with the smallest sum so far."""
     found: list[list[int]] = [[] for _ in range(parts)]
     heap = [(0.0, 0, part) for part in range(parts)]
     for length, group in groups:
@@ -70,7 +70,7 @@ def _greedy(groups: Sequence[tuple[float, int]], parts: int) -> list[list[int]]:
 
 
 class _State:
-    """A partial partition: ``parts`` weights, heaviest first, each with a tree of the groups in it."""
+    """A partial partition: the weights of all parts, heaviest first, each with a tree of its groups."""
 
     __slots__ = ("bins", "order")
 
@@ -79,7 +79,7 @@ class _State:
         self.order = order
 
     def __lt__(self, other: _State) -> bool:
-        """Largest difference between heaviest and lightest first; earlier made first among equals."""
+        """Order by the difference between heaviest and lightest part, largest first; then by age, oldest first."""
         return (*self._spread(), -self.order) > (*other._spread(), -other.order)
 
     def _spread(self) -> Weight:
@@ -106,7 +106,7 @@ def _difference(layers: Sequence[Sequence[tuple[float, int]]], parts: int) -> li
 
 
 def _joined(a: tuple[Weight, Any], b: tuple[Weight, Any]) -> tuple[Weight, Any]:
-    """Trees instead of lists: a join costs the same however many groups are in it."""
+    """Join two parts. The groups are kept as a tree, since joining trees takes constant time."""
     (length, count), tree = a
     (other_length, other_count), other = b
     if tree is None or other is None:

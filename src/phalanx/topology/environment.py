@@ -1,4 +1,4 @@
-"""The environment variables of a rank, decided before its process imports large packages."""
+"""Environment variables of a rank, which are set before its process imports large packages."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the variables to set in the process of ``rank``, in addition to its initial environment.
 
-    Later wins: the thread count, ``group_env``, the rank's identity and device mask.
+    ``group_env`` overrides the thread count; the rank's identity and device mask override ``group_env``.
 
     ``LOCAL_RANK`` is the index for ``torch.cuda.set_device``: 0 with ``visible="own"`` (the process sees only
-    ``own_ids``), the index of its first device with ``visible="node"`` (it sees ``node_ids``, all of the group's
-    devices on its node, in the same order for all ranks). Without devices it is ``local_rank``. An ``accelerator`` with
-    no ``own_ids`` hides every device; ``accelerator=None`` leaves masks alone. ``OMP_NUM_THREADS`` is ``threads``, the
-    value that the process was started with, if the user set it; else ``cpus_of_node`` shared by the pool's slots there,
-    at least 1. Ray alone would make it 1.
+    ``own_ids``), the index of its first device with ``visible="node"`` (it sees ``node_ids``, all devices of the group
+    on its node, in the same order for all ranks). Without devices it is ``local_rank``. An ``accelerator`` without
+    ``own_ids`` hides every device; ``accelerator=None`` sets no masks. ``OMP_NUM_THREADS`` is ``threads``, the value
+    that the process was started with, if the user set it; else ``cpus_of_node`` divided by ``slots_on_node``, at least
+    1. Ray itself would set it to 1.
 
     Raises:
-        DeclarationError: an unknown ``visible``, or a value that is not text.
-        PlacementError: a device of the rank is not among its node's.
+        DeclarationError: if ``visible`` is unknown, or a value is not a string.
+        PlacementError: if a device of the rank is not among ``node_ids``.
     """
     _check_visible(visible)
     mask, first = _devices(visible, own_ids, node_ids)
@@ -71,10 +71,10 @@ def rank_environment(
 
 
 def threads_per_rank(cpus_of_node: int, slots_on_node: int) -> int:
-    """Return the cores of a node divided by the slots there, rounded down, at least 1.
+    """Return the cores of a node divided by its slots, rounded down, at least 1.
 
     Groups on other slots of the pool work at the same time; groups on the same slots take turns. Threads of a process
-    busy-wait for each other, so that more threads than cores make all of them several times slower.
+    busy-wait for each other, so more threads than cores make all of them several times slower.
     """
     return max(1, cpus_of_node // max(1, slots_on_node))
 
@@ -82,7 +82,7 @@ def threads_per_rank(cpus_of_node: int, slots_on_node: int) -> int:
 def _devices(
     visible: Visible, own_ids: Sequence[str], node_ids: Sequence[str]
 ) -> tuple[tuple[str, ...], int | None]:
-    """The ids to show and the index of the rank's first device among them (None: it has no device)."""
+    """Return the visible ids, and the index of the rank's first device among them (None: the rank has no device)."""
     if not own_ids:
         return (), None
     if visible == "own":
@@ -118,7 +118,7 @@ def _check_text(env: Mapping[str, Any]) -> None:
 def variables_set(variables: dict[str, str]) -> Generator[None]:
     """Set environment variables of this process during a block, and restore the former values afterwards.
 
-    ``variables`` then has the values that they had at the end of the block.
+    Afterwards ``variables`` has the values from the end of the block.
     """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

@@ -1,4 +1,4 @@
-"""Named axes over the ranks of a group, and the sets of ranks that mesh dispatch needs."""
+"""Meshes: named axes over the ranks of a group, and the sets of ranks that mesh dispatch needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from phalanx.errors import DeclarationError, DispatchError
 
 DP: tuple[str, ...] = ("dp",)
 PP_AS_DP: tuple[str, ...] = ("dp", "pp")
-"""The dp axes of the ``MEGATRON_PP_AS_DP`` modes: piece ``dp * pp_size + pp`` goes to (dp, pp)."""
+"""Dp axes of the ``MEGATRON_PP_AS_DP`` modes: piece ``dp * pp_size + pp`` goes to (dp, pp)."""
 
 _REST = -1
 
@@ -25,35 +25,35 @@ Coordinates = tuple[int, ...]
 class Mesh:
     """Named axes over ranks ``0 .. world_size - 1``; the first axis is the slowest.
 
-    ``Mesh(dp=2, pp=1, tp=2)`` puts rank ``(dp * 1 + pp) * 2 + tp`` at these coordinates. The size of an axis may be -1,
-    "the rest": :meth:`resolve` fills it in. An axis that a mesh lacks counts as an axis of size 1 whose only coordinate
-    is 0, so code written for (dp, pp, cp, tp) also serves a mesh that names fewer.
+    ``Mesh(dp=2, pp=1, tp=2)`` has rank ``(dp * 1 + pp) * 2 + tp`` at coordinates (dp, pp, tp). The size of an axis may
+    be -1 ("the rest"), which :meth:`resolve` fills in. An axis that a mesh lacks counts as an axis of size 1 with
+    coordinate 0, so code for (dp, pp, cp, tp) also works for meshes with fewer axes.
 
     Raises:
-        DeclarationError: no axes, a size that is neither a positive whole number nor -1, or -1 twice.
+        DeclarationError: if there are no axes, a size is neither a positive integer nor -1, or two sizes are -1.
     """
 
     sizes: tuple[tuple[str, int], ...]
     layout: tuple[Coordinates, ...] | None
-    """Coordinates by rank, or None where ranks count the coordinates up with the first axis slowest."""
+    """Coordinates by rank; None: ranks are in coordinate order, with the first axis slowest."""
 
     def __init__(self, /, **axes: int) -> None:
         self._set(_checked_axes(axes), None)
 
     @classmethod
     def of(cls, axes: Mapping[str, int]) -> Mesh:
-        """The mesh with these axes, in the mapping's order."""
+        """Return a mesh with the sizes of ``axes``, in the mapping's order."""
         return cls(**axes)
 
     @classmethod
     def from_coordinates(cls, reported: Sequence[Mapping[str, int]]) -> Mesh:
-        """Return the mesh whose rank ``r`` has coordinates ``reported[r]``, in whatever order the ranks were laid out.
+        """Return the mesh whose rank ``r`` has the coordinates ``reported[r]``, for any layout of ranks.
 
-        This is how a torch DeviceMesh or Megatron's parallel state becomes a mesh: each rank reports its own
-        coordinates. The size of an axis is its largest coordinate plus 1. The axes' order is that of rank 0.
+        It converts a torch DeviceMesh or Megatron's parallel state to a mesh: each rank reports its own coordinates.
+        The size of an axis is its largest coordinate plus 1. The axes have the order of rank 0's report.
 
         Raises:
-            DeclarationError: the coordinates do not tile the group exactly once; names the first conflict.
+            DeclarationError: if a place of the mesh does not have exactly one rank; names the first conflict.
         """
         names = _agreed_names(reported)
         table = tuple(tuple(_coordinate(r, n, at[n]) for n in names) for r, at in enumerate(reported))
@@ -67,29 +67,33 @@ class Mesh:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes' names, slowest first."""
+        """Names of the axes, slowest first."""
         return tuple(name for name, _ in self.sizes)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The axes' sizes, slowest first; -1 for the axis that is not resolved yet."""
+        """Sizes of the axes, slowest first; -1 for an axis that is not resolved yet."""
         return tuple(size for _, size in self.sizes)
 
     @property
     def is_resolved(self) -> bool:
-        """True if every axis has a size (none is "the rest")."""
+        """True if no axis has the size -1."""
         return _REST not in self.shape
 
     @cached_property
     def world_size(self) -> int:
-        """The number of ranks: the product of the sizes."""
+        """Number of ranks: the product of the sizes.
+
+        Raises:
+            DispatchError: if an axis has the size -1.
+        """
         return math.prod(self._known_shape())
 
     def resolve(self, world_size: int) -> Mesh:
-        """This mesh over exactly ``world_size`` ranks, with -1 filled in.
+        """Return this mesh over exactly ``world_size`` ranks, with a size in place of -1.
 
         Raises:
-            DeclarationError: the sizes do not multiply to ``world_size``.
+            DeclarationError: if the sizes do not multiply to ``world_size``.
         """
         known = math.prod(size for size in self.shape if size != _REST)
         if self.is_resolved:
@@ -107,25 +111,29 @@ class Mesh:
         return Mesh(**{name: world_size // known if size == _REST else size for name, size in self.sizes})
 
     def size(self, axis: str | None = None) -> int:
-        """The size of ``axis`` (1 for an axis that the mesh lacks), or the number of ranks."""
+        """Return the size of ``axis`` (1 if the mesh lacks the axis), or the number of ranks if ``axis`` is None."""
         if axis is None:
             return self.world_size
         size = dict(self.sizes).get(axis, 1)
-        return self.world_size if size == _REST else size  # world_size then raises with advice
+        return self.world_size if size == _REST else size  # world_size raises an error with advice
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Axis name -> coordinate of ``rank``. Raises DispatchError for a rank outside the mesh."""
+        """Return the coordinates of ``rank`` by axis.
+
+        Raises:
+            DispatchError: if the rank is outside the mesh.
+        """
         return dict(zip(self.axes, self._at(rank), strict=True))
 
     def coordinate(self, rank: int, axis: str) -> int:
-        """The coordinate of ``rank`` along ``axis``; 0 along an axis that the mesh lacks."""
+        """Return the coordinate of ``rank`` along ``axis``; 0 if the mesh lacks the axis."""
         return self.coordinates(rank).get(axis, 0)
 
     def rank(self, /, **coordinates: int) -> int:
         """Return the rank at these coordinates; axes of size 1 may be left out.
 
         Raises:
-            DispatchError: an axis with several coordinates is missing, or a coordinate is out of range.
+            DispatchError: if another axis is missing, or a coordinate is out of range.
         """
         missing = [name for name, size in self.sizes if size != 1 and name not in coordinates]
         if missing:
@@ -137,10 +145,10 @@ class Mesh:
         return self._rank_at[tuple(coordinates.get(name, 0) for name in self.axes)]
 
     def ranks(self, /, **fixed: int) -> tuple[int, ...]:
-        """The ranks whose coordinates equal ``fixed``, in coordinate order (first axis slowest).
+        """Return the ranks with the coordinates ``fixed``, in coordinate order (first axis slowest).
 
         Raises:
-            DispatchError: a coordinate is out of range.
+            DispatchError: if a coordinate is out of range.
         """
         self._check_coordinates("ranks", fixed)
         sizes = zip(self.axes, self._known_shape(), strict=True)
@@ -148,25 +156,28 @@ class Mesh:
         return tuple(self._rank_at[at] for at in itertools.product(*choices))
 
     def peers(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that differ from ``rank`` in ``axis`` only, itself included, in the axis's order."""
+        """Return ``rank`` and the ranks that differ from it only along ``axis``, in the order of the axis."""
         others = {name: at for name, at in self.coordinates(rank).items() if name != axis}
         return self.ranks(**others)
 
     def dp_groups(self, dp_axes: Sequence[str] = DP) -> tuple[tuple[int, ...], ...]:
         """Return, for each dp coordinate in order, its ranks in order of their other coordinates, leader first.
 
-        ``dp_axes`` are the axes that count as dp, the first slowest: with :data:`PP_AS_DP`, piece ``dp * pp_size + pp``
-        belongs to (dp, pp), the order of verl's ``MEGATRON_PP_AS_DP``. Axes that the mesh lacks have a single
-        coordinate, so a mesh without any of them is a single dp coordinate: all ranks.
+        ``dp_axes`` are the axes that count as dp, slowest first. With :data:`PP_AS_DP`, piece ``dp * pp_size + pp``
+        belongs to (dp, pp), the order of verl's ``MEGATRON_PP_AS_DP``. All ranks of a mesh that lacks these axes form a
+        single dp coordinate.
+
+        Raises:
+            DispatchError: if ``dp_axes`` names an axis twice.
         """
         return self._groups(tuple(dp_axes))[0]
 
     def collectors(self, dp_axes: Sequence[str] = DP) -> tuple[int, ...]:
-        """Return the rank of each dp coordinate whose output counts: the last pp stage, 0 along all other axes."""
+        """Return the rank of each dp coordinate whose output is collected: last pp stage, 0 along the other axes."""
         return self._groups(tuple(dp_axes))[1]
 
     def leaders(self, dp_axes: Sequence[str] = DP) -> tuple[int, ...]:
-        """The first rank of each dp coordinate: 0 along all other axes."""
+        """Return the first rank of each dp coordinate: 0 along the other axes."""
         return self._groups(tuple(dp_axes))[2]
 
     def __repr__(self) -> str:
@@ -200,7 +211,7 @@ class Mesh:
         return self._table[rank]
 
     def _groups(self, dp_axes: tuple[str, ...]) -> tuple[Any, ...]:
-        """(groups, collectors, leaders); kept: every mesh call asks, and 4096 ranks take milliseconds."""
+        """Return (groups, collectors, leaders). Cached for calls, since 4096 ranks take milliseconds."""
         if dp_axes not in self._group_cache:
             self._group_cache[dp_axes] = self._compute_groups(dp_axes)
         return self._group_cache[dp_axes]
@@ -295,7 +306,7 @@ def _agreed_names(reported: Sequence[Mapping[str, int]]) -> tuple[str, ...]:
 
 
 def _check_tiling(axes: Mapping[str, int], table: Sequence[Coordinates]) -> None:
-    """Check that every coordinate of ``axes`` belongs to exactly one rank of ``table``."""
+    """Check that every place in a mesh of ``axes`` belongs to exactly one rank of ``table``."""
     holders: dict[Coordinates, int] = {}
     for rank, at in enumerate(table):
         if holders.setdefault(at, rank) != rank:

@@ -1,4 +1,4 @@
-"""Check whether a pool fits on a cluster; if not, explain the reason and the remedy in a table."""
+"""Check whether a pool fits on a cluster, and explain reason and remedy in a table if it does not."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 from phalanx.errors import DeclarationError
 from phalanx.topology.accelerators import resource_names
 
-# Ray counts resources in ten-thousandths.
+# Ray counts resources in units of 1/10000.
 _UNITS = 10_000
 MINIMAL_CPU = 0.01
-"""CPUs of a slot without accelerators: as few as still makes it visible that something is there."""
+"""CPUs of a slot without accelerators: few, but visible in reports of resources."""
 
 _TYPE_PREFIX = "accelerator_type:"
 _TYPE_AMOUNT = 0.001
@@ -22,7 +22,7 @@ _BYTES = ("memory", "object_store_memory")
 
 @dataclass(frozen=True)
 class NodeCapacity:
-    """Resources of a node: all (``total``) and free (``available``), by resource; memory in bytes."""
+    """Total and available amounts of a node's resources, by name; memory in bytes."""
 
     node_id: str
     host: str
@@ -32,7 +32,7 @@ class NodeCapacity:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who (``name``) holds how much of which resources on a node."""
+    """Resources that a reservation, called ``name``, holds on a node."""
 
     name: str
     node_id: str
@@ -43,7 +43,7 @@ class Feasibility(NamedTuple):
     """Result of a placement check.
 
     ``fits_total``: the blocks fit on the nodes without other reservations; False means never. ``fits_now``: they fit
-    next to the present reservations. Both are exact unless the search is cut off: undecided cases count as fitting.
+    next to the current reservations. If the search is cut off, undecided blocks count as fitting.
     """
 
     fits_total: bool
@@ -53,7 +53,7 @@ class Feasibility(NamedTuple):
 def check_feasible(
     nodes: Sequence[NodeCapacity], blocks: Sequence[int], resources: Mapping[str, float]
 ) -> Feasibility:
-    """Return whether ``blocks[i]`` slots of ``resources`` each fit, each block on a single node.
+    """Return whether blocks of slots fit: ``blocks[i]`` slots on a single node, each slot with ``resources``.
 
     Blocks may share a node.
     """
@@ -63,19 +63,19 @@ def check_feasible(
 
 
 def capacity(amounts: Mapping[str, float], resources: Mapping[str, float]) -> int:
-    """How many slots of ``resources`` fit in ``amounts`` of a node."""
+    """Return the number of slots of ``resources`` that fit in the ``amounts`` of a node."""
     wanted = {name: _units(amount) for name, amount in resources.items() if _units(amount) > 0}
     counts = [_units(amounts.get(name, 0.0)) // amount for name, amount in wanted.items()]
-    return max(0, min(counts)) if counts else _UNITS  # a slot that asks for nothing fits anywhere
+    return max(0, min(counts)) if counts else _UNITS  # a slot without resources fits anywhere
 
 
 def share(max_colocate_count: int) -> float:
-    """The part of a slot's accelerator that each of ``max_colocate_count`` processes gets.
+    """Return the share of a slot's accelerator that each of ``max_colocate_count`` processes gets.
 
-    Rounded down to Ray's ten-thousandths, so that as many shares always fit.
+    The share is rounded down to a multiple of 1/10000, so that ``max_colocate_count`` shares always fit.
 
     Raises:
-        DeclarationError: the count is not a whole number from 1 to 10000.
+        DeclarationError: if the count is not an integer from 1 to 10000.
     """
     count = max_colocate_count
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _UNITS:
@@ -92,13 +92,13 @@ def bundle_resources(
     accelerator_type: str | None = None,
     cpu: float | None = None,
 ) -> dict[str, float]:
-    """Return the resources of a slot: ``use_accelerator`` is Ray's resource name ("GPU"), or None for CPU slots.
+    """Return the resources of a slot. ``use_accelerator`` is Ray's resource name ("GPU"), or None for CPU slots.
 
-    ``accelerator_type`` keeps the slot on nodes that have that type (Ray's names, such as "A100"). Unless ``cpu`` is
-    given, an accelerator slot gets no CPU, and a CPU slot 0.01, so that many ranks start on few cores.
+    ``accelerator_type`` restricts the slot to nodes with that type (Ray's names, such as "A100"). Unless ``cpu`` is
+    given, an accelerator slot gets no CPU, and a CPU slot gets 0.01, so that many ranks start on few cores.
 
     Raises:
-        DeclarationError: a number is out of range.
+        DeclarationError: if a number is out of range.
     """
     if cpu is not None and not cpu >= 0:
         raise DeclarationError(f"cpu={cpu!r} for each slot: expected a number from 0")
@@ -124,7 +124,7 @@ def placement_table(
     resources: Mapping[str, float],
     holders: Sequence[Holder] = (),
 ) -> str:
-    """Return the lines of a table: the request, the capacity of each node, the holders, and the remedies."""
+    """Return a table as text: the request, the capacity of each node, the holders, and the remedies."""
     request = _Request(tuple(nodes), tuple(blocks), resources, tuple(holders))
     return "\n".join([request.wanted(), *request.rows(), *(f"-> {advice}" for advice in request.advice())])
 
@@ -252,12 +252,12 @@ class _Request:
 
 
 def amounts_text(resources: Mapping[str, float]) -> str:
-    """``GPU 4, CPU 0.08``: the amounts that are not zero, memory in GiB."""
+    """Return the nonzero amounts as text, such as ``GPU 4, CPU 0.08``; memory in GiB."""
     return ", ".join(f"{name} {amount_text(name, amount)}" for name, amount in resources.items() if amount)
 
 
 def amount_text(resource: str, amount: float) -> str:
-    """Format an amount for people: at most four decimals, memory in GiB."""
+    """Return an amount as text, with at most four decimals; memory in GiB."""
     if resource in _BYTES:
         return f"{amount / 2**30:.1f} GiB"
     return f"{round(amount, 4):g}"
@@ -278,15 +278,15 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-# States visited before the search gives up; ordinary clusters need one for each block.
+# Number of states that the search visits at most; ordinary clusters need a state for each block.
 _SEARCH_LIMIT = 20_000
 
 
 def fits(blocks: Sequence[int], capacities: Sequence[int]) -> bool:
     """Return whether each block fits on a single node; ``capacities`` are in slots. Blocks may share a node.
 
-    The largest block first, each onto the fullest node that holds it; if that fails, all choices are searched. Also
-    True if the search was cut off: then the blocks are not ruled out.
+    The search places the largest block first, on the fullest node that can hold it, and then tries all other choices.
+    It returns True if it is cut off before it has ruled the blocks out.
     """
     sizes = sorted(blocks, reverse=True)
 
@@ -314,9 +314,9 @@ def fits(blocks: Sequence[int], capacities: Sequence[int]) -> bool:
 
 
 _Nodes = tuple[tuple[int, int], ...]
-"""Free slots and number of nodes that have so many, the fullest nodes first."""
+"""Pairs of a number of free slots and the number of nodes that have it, fullest nodes first."""
 
 
 def _useful(nodes: Counter[int], smallest: int) -> _Nodes:
-    """Return the nodes that hold at least the smallest block."""
+    """Return the nodes that can hold the smallest block."""
     return tuple(sorted((free, count) for free, count in nodes.items() if count and free >= smallest))

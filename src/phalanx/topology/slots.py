@@ -1,4 +1,4 @@
-"""Places for ranks: the slots of a pool, and the algebra of views over them."""
+"""Slots of a pool, and views that select, split and join slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phalanx.errors import DeclarationError, PlacementError
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of a rank: bundle ``bundle`` of the pool's block ``block`` (both count from 0)."""
+    """The place of a rank: number ``bundle`` in block number ``block`` of a pool, both from 0."""
 
     block: int
     bundle: int
@@ -25,9 +25,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class SlotFacts:
-    """Report of the process in a slot about its place; accelerator ids as the node's runtime names them.
+    """Report of a process about its slot, with accelerator ids as the node's runtime names them.
 
-    ``threads`` is the ``OMP_NUM_THREADS`` that it was started with, if the user set it.
+    ``threads`` is the ``OMP_NUM_THREADS`` that the process was started with, if the user set it.
     """
 
     node_id: str
@@ -40,12 +40,12 @@ class SlotFacts:
 
 @dataclass(frozen=True)
 class SlotView:
-    """Slots in rank order; the place of rank ``r`` is ``view.slots[r]``.
+    """Slots in rank order: rank ``r`` runs on ``view.slots[r]``.
 
-    Consecutive slots of a block are a local block: they share a node, ``local_ranks`` count within it.
+    Consecutive slots of the same block form a local block: they share a node, and ``local_ranks`` count within it.
 
     Raises:
-        DeclarationError: no slots, or the same slot twice.
+        DeclarationError: if there are no slots, or the same slot twice.
     """
 
     slots: tuple[Slot, ...]
@@ -64,36 +64,36 @@ class SlotView:
 
     @property
     def world_size(self) -> int:
-        """The number of slots, and of ranks of a group on them."""
+        """Number of slots, and of ranks of a group on the slots."""
         return len(self.slots)
 
     @cached_property
     def blocks(self) -> tuple[range, ...]:
-        """The ranks of each local block: runs of consecutive slots of the same block and pool."""
+        """Ranks of each local block: runs of consecutive slots of the same block and pool."""
         runs = itertools.groupby(range(len(self.slots)), key=self._block_of)
         members = [list(run) for _, run in runs]
         return tuple(range(run[0], run[-1] + 1) for run in members)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of slots of each local block."""
+        """Number of slots of each local block."""
         return tuple(len(block) for block in self.blocks)
 
     @cached_property
     def local_ranks(self) -> tuple[int, ...]:
-        """By rank: its place in its local block."""
+        """Index in the local block, by rank."""
         return tuple(i for block in self.blocks for i in range(len(block)))
 
     @cached_property
     def local_world_sizes(self) -> tuple[int, ...]:
-        """By rank: the number of slots of its local block."""
+        """Number of slots of the local block, by rank."""
         return tuple(len(block) for block in self.blocks for _ in block)
 
     def split(self, sizes: int | Sequence[int]) -> tuple[SlotView, ...]:
-        """Views of consecutive slots: ``sizes`` slots each where it is a number, these sizes where a list.
+        """Return views of consecutive slots: of ``sizes`` slots each if it is an integer, of these sizes if a list.
 
         Raises:
-            DeclarationError: the sizes do not add up to the view's.
+            DeclarationError: if the sizes do not add up to the number of slots.
         """
         counts = _part_sizes(sizes, self.world_size)
         ends = list(itertools.accumulate(counts))
@@ -101,18 +101,18 @@ class SlotView:
         return tuple(SlotView(self.slots[a:b]) for a, b in zip(starts, ends, strict=True))
 
     def __add__(self, other: SlotView) -> SlotView:
-        """Return the slots of the view, then those of the other.
+        """Return a view of the slots of both views.
 
         Raises:
-            DeclarationError: a slot is in both; names it.
+            DeclarationError: if a slot is in both views; names the slot.
         """
         return SlotView(self.slots + other.slots)
 
     def __getitem__(self, key: int | slice) -> SlotView:
-        """Return the view of a single slot, or of a slice; negative indices and steps as in a list.
+        """Return a view of a single slot or of a slice, with negative indices and steps as in a list.
 
         Raises:
-            DeclarationError: an empty slice, an index outside the view, or another kind of key.
+            DeclarationError: if the slice is empty, the index is outside the view, or the key has another type.
         """
         if isinstance(key, slice):
             return SlotView(self._sliced(key))
@@ -147,18 +147,18 @@ class SlotView:
 
 
 def slots_of(block_sizes: Sequence[int], pool: str) -> SlotView:
-    """Return the slots of a pool, named ``pool``, of blocks of these sizes, block by block."""
+    """Return a view of all slots of the pool ``pool``, whose blocks have these sizes, block by block."""
     return SlotView(tuple(Slot(b, i, pool) for b, count in enumerate(block_sizes) for i in range(count)))
 
 
 def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> tuple[int, ...]:
-    """Return the stable rank order: ``order[rank]`` is the index in ``slots`` of the slot that gets ``rank``.
+    """Return the stable rank order: ``order[rank]`` is the index in ``slots`` of the slot of ``rank``.
 
-    Local blocks keep their place. Within a block, slots are sorted by accelerator id, numbers as numbers before names
-    (UUIDs) as text; slots without accelerators, and ties, are sorted by bundle.
+    Local blocks keep their order. Within a block, slots are sorted by accelerator id (numbers first, then names such as
+    UUIDs); slots without accelerators, and ties, are sorted by bundle.
 
     Raises:
-        PlacementError: ``facts`` is not aligned with ``slots``, or the slots of a block report different nodes.
+        PlacementError: if ``facts`` and ``slots`` differ in length, or the slots of a block report different nodes.
     """
     if len(slots) != len(facts):
         raise PlacementError(
@@ -172,7 +172,7 @@ def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> tuple[int,
 
 
 def id_key(ids: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
-    """Return the key that sorts accelerator ids: numbers as numbers, before names as text."""
+    """Return the sort key of accelerator ids: numbers by value, then names by text."""
     return tuple((0, int(i), "") if i.isascii() and i.isdigit() else (1, 0, i) for i in ids)
 
 
@@ -187,10 +187,10 @@ def _check_one_node(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> None:
 
 
 def checked_shape(given: Any) -> tuple[int, ...]:
-    """Return the sizes of a pool's blocks as whole numbers: ``[4, 2]`` is a block of 4 and a block of 2.
+    """Return the sizes of a pool's blocks as integers: ``[4, 2]`` is a block of 4 slots and a block of 2 slots.
 
     Raises:
-        DeclarationError: not a non-empty list of positive whole numbers.
+        DeclarationError: if ``given`` is not a non-empty list of positive integers.
     """
     advice = (
         "expected a list of positive whole numbers, one per block: [4] is one block of 4, [8, 8] two of 8"

@@ -1,11 +1,11 @@
 """A page of shared memory with the running calls of a rank, readable while the rank cannot respond.
 
-A worker process writes number and method of each call at its begin, and clears them at its end. The node's agent opens
-the page through ``/proc/<pid>/fd`` and reads it, also while the worker is inside native code, holds the GIL or was
-stopped by a signal. It writes the numbers of cancelled calls there. Linux only: elsewhere there is no such page, and
-nothing is known of a busy rank.
+A worker process writes the number and method of each call when the call begins, and clears them when it ends. The
+node's agent opens the page through ``/proc/<pid>/fd`` and reads it, also while the worker is inside native code, holds
+the GIL or was stopped by a signal. The agent writes the numbers of cancelled calls there. Linux only: other platforms
+have no such page, and busy ranks cannot be observed.
 
-Requests to a rank are single bytes in its pipe. Its stacks are returned in a file, complete between two marks.
+A request to a rank is a single byte in its pipe. The rank writes its stacks to a file, complete between two marks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZE = 8192
 SLOTS = 64
 CANCELLED = 128
 
-#: In traces, the number of the call that makes a process a rank; the calls of a group have numbers far above it.
+#: In traces, the number of the call that makes a process a rank. The numbers of a group's calls are far larger.
 SETUP_CALL = 1
 
 #: Requests: interrupt cancelled calls; shut down the connections of process groups; write the stacks of threads.
@@ -30,7 +30,7 @@ _BEGIN, _END = b"\n<stacks of all threads>\n", b"\n</stacks of all threads>\n"
 
 # The page: count of cancelled calls, thread, slots of running calls, cancelled calls, status line.
 _NUMBER = struct.Struct("<Q")
-_RUNNING = struct.Struct("<Qd64s")  # call, its begin on the node's monotonic clock, its method
+_RUNNING = struct.Struct("<Qd64s")  # number of the call, its start on the node's monotonic clock, its method
 _TEXT = struct.Struct("256s")
 _THREAD_AT = 8
 _RUNNING_AT = 64
@@ -39,7 +39,7 @@ _TEXT_AT = _CANCELLED_AT + CANCELLED * _NUMBER.size
 
 
 def available() -> bool:
-    """Return whether this platform has such pages."""
+    """Return whether this platform supports call pages."""
     return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
@@ -53,9 +53,9 @@ class CallPage:
         self._free = list(range(SLOTS - 1, -1, -1))
 
     def begin(self, call: int, method: str = "") -> int:
-        """Note that a call begins. Return the slot for :meth:`end`. More calls than slots are not noted.
+        """Record the start of a call and return its slot for :meth:`end`. If no slot is free, nothing is recorded.
 
-        ``method`` is its full name, of which the page has 64 bytes.
+        ``method`` is the full name, of which the page keeps 64 bytes.
         """
         if not self._free:
             return SLOTS
@@ -65,13 +65,13 @@ class CallPage:
         return slot
 
     def end(self, slot: int) -> None:
-        """Note that a call has ended."""
+        """Clear the slot of a call that has ended."""
         if slot < SLOTS:
             _NUMBER.pack_into(self._page, _RUNNING_AT + slot * _RUNNING.size, 0)
             self._free.append(slot)
 
     def runs_on(self, thread: int) -> None:
-        """Note the kernel's number of the thread that runs constructors and methods."""
+        """Record the kernel's id of the thread that runs constructors and methods."""
         _NUMBER.pack_into(self._page, _THREAD_AT, thread)
 
     def tell(self, text: str) -> None:
@@ -83,12 +83,12 @@ class CallPage:
         if self._page[:8] == b"\0" * 8:
             return False
         numbers = self._page[_CANCELLED_AT:_TEXT_AT]
-        return call != 0 and (call,) in _NUMBER.iter_unpack(numbers)  # a free place is 0
+        return call != 0 and (call,) in _NUMBER.iter_unpack(numbers)  # an unused entry is 0
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Contents of a page: begin and method of the running calls by id, the status line, and the thread that runs calls
+    """Contents of a page: start and method of the running calls by number, status line, and thread that runs the calls
     (0: unknown)."""
 
     running: dict[int, float]
@@ -98,7 +98,7 @@ class Reading:
 
 
 def read(page: bytes) -> Reading:
-    """Read the bytes of a page."""
+    """Return the contents of a page, given its bytes."""
     slots = [slot for slot in _RUNNING.iter_unpack(page[_RUNNING_AT:_CANCELLED_AT]) if slot[0] != 0]
     return Reading(
         running={call: begun for call, begun, _ in slots},
@@ -113,9 +113,9 @@ def _text(field: bytes) -> str:
 
 
 def cancel(fd: int, call: int) -> None:
-    """Write the number of a cancelled call on the page of ``fd``; it replaces the oldest number if the page is full.
+    """Write the number of a cancelled call to the page of ``fd``; if the page is full, it replaces the oldest number.
 
-    The number is written before the count that announces it. A page has a single writer, the agent of its node.
+    The number is written before the count that announces it. Only the agent of the node writes cancelled calls.
     """
     (count,) = _NUMBER.unpack(os.pread(fd, 8, 0))
     os.pwrite(fd, _NUMBER.pack(call), _CANCELLED_AT + (count % CANCELLED) * _NUMBER.size)
@@ -123,12 +123,12 @@ def cancel(fd: int, call: int) -> None:
 
 
 def answer(stacks: str) -> bytes:
-    """Return the response to a request for stacks, to be written by a single ``write``."""
+    """Return the response to a request for stacks, to be written with a single ``write``."""
     return _BEGIN + stacks.encode(errors="backslashreplace") + _END
 
 
 def answered(written: bytes) -> bytes | None:
-    """Return the last complete response, None if there is none."""
+    """Return the last complete response, or None if there is none."""
     before, _, _ = written.rpartition(_END)
     _, begin, stacks = before.rpartition(_BEGIN)
     return stacks if begin else None

@@ -1,7 +1,7 @@
 """Encode any picklable value so that tensors and arrays inside it are never copied more than once.
 
 A value becomes a pickle stream (``head``, by cloudpickle, protocol 5) and the bytes of its tensors and arrays
-as they are in memory (``buffers``). `phalanx.wire.pack` describes the sent parts of a tensor or array,
+as they are in memory (``buffers``). `phalanx.wire.pack` defines which parts of a tensor or array are sent,
 `phalanx.wire.unpack` the memory and the device of the received value. Nothing global is patched: the reductions
 belong to this pickler alone.
 """
@@ -27,26 +27,26 @@ from phalanx.wire.unpack import received as received
 from phalanx.wire.value import Value
 
 PLAIN_HEAD = b"\x80"
-"""First byte of an encoded value without buffers and tokens: pickle's first opcode."""
+"""First byte of an encoded value without buffers and placeholders: pickle's first opcode."""
 _MARK = b"PHX2"
-"""First bytes of an encoded value with buffers or tokens; its pickle follows."""
+"""First bytes of an encoded value with buffers or placeholders; its pickle follows."""
 _PROTOCOL = 5
-_HEAD_OUT_OF_BAND = 64 << 10  # bytes; a longer head is handed on as a buffer instead of being copied
+_HEAD_OUT_OF_BAND = 64 << 10  # bytes; a longer head is passed on as a buffer, without a copy
 
 Hoist = Mapping[type, Callable[[Any], Any]]
 
 
 @dataclass(slots=True, eq=False)
 class Encoded:
-    """An encoded value. Pickling it hands its buffers out of band; unpickling it returns the value.
+    """An encoded value. Pickling passes its buffers out of band; unpickling returns the decoded value.
 
     Attributes:
         head: the pickle stream.
-        buffers: read-only, contiguous views of the caller's memory: write them out before that changes.
-        own: number of the first buffers, which belong to tensors and arrays; the others belong to types with
-            out-of-band pickling of their own.
+        buffers: read-only, contiguous views of the caller's memory, valid until the caller changes that memory.
+        own: number of leading buffers that belong to tensors and arrays; the others belong to types with their
+            own out-of-band pickling.
         tokens: placeholders of replaced objects, in order.
-        readonly: the sender asks that the value is read without a copy.
+        readonly: True if the sender wants the value to be read without a copy.
     """
 
     head: bytes
@@ -82,18 +82,18 @@ def encode(
     shared: Mapping[int, Any] | None = None,
     readonly: bool = False,
 ) -> Encoded:
-    """Encode a value that cloudpickle takes. Nothing in it is changed.
+    """Encode a value of any type that cloudpickle supports. The value is not changed.
 
-    Types that pickle natively (numbers, str, bytes, list, tuple, dict, set) are never replaced by tokens.
+    Types that pickle natively (numbers, str, bytes, list, tuple, dict, set) are never replaced by placeholders.
 
     Args:
-        hoist: functions by type that return a token, any picklable object but None, to be sent in place of an object
-            of that type; None: the object itself. Each object is replaced once.
-        shared: tokens by ``id`` of objects that were stored before.
-        readonly: the value arrives read-only wherever it is decoded.
+        hoist: functions by type. A function takes an object of its type and returns a picklable placeholder to send
+            instead, or None to send the object itself. It is called once per object.
+        shared: placeholders by ``id`` of objects that were stored before.
+        readonly: make every receiver decode the value read-only, without a copy.
 
     Raises:
-        DispatchError: if a part cannot be pickled; the error names its type and place.
+        DispatchError: if a part cannot be pickled; the error names the type and path of the part.
     """
     if _is_plain(value, _PLAIN_DEPTH):
         return Encoded(pickle.dumps(value, _PROTOCOL))
@@ -116,7 +116,7 @@ _PLAIN_DEPTH = 4
 
 
 def _is_plain(value: Value, depth: int) -> bool:
-    """Return whether plain pickle is enough: atoms in lists, tuples and dicts that are not deep."""
+    """Return whether plain pickle is enough: atoms in lists, tuples and dicts, at most ``depth`` levels deep."""
     kind = type(value)
     if kind is dict:
         return _is_plain([*value, *value.values()], depth)
@@ -137,9 +137,9 @@ _PLAIN_KINDS = _ATOMS | {list, tuple, dict}
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle with tensors and arrays out of band and chosen objects replaced by tokens.
+    """cloudpickle with tensors and arrays out of band and chosen objects replaced by placeholders.
 
-    Replacement is done here and not in ``persistent_id``, which would be called for every number in a list.
+    ``persistent_id`` is not used for replacement: pickle would call it for every number in a list.
     """
 
     def __init__(self, file: io.BytesIO, hoist: Hoist, shared: Mapping[int, Any]) -> None:
@@ -151,7 +151,7 @@ class _Pickler(cloudpickle.Pickler):
         self._shared = shared
 
     def again(self, value: Value) -> None:
-        """Pickle ``value`` in the same way, to see whether that works."""
+        """Pickle ``value`` in the same way and discard the result, to find out whether pickling raises."""
         _Pickler(io.BytesIO(), self._hoist, self._shared).dump(value)
 
     def reducer_override(self, obj: Value) -> Any:
@@ -175,9 +175,9 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _taker(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
-    """Return a pickler's callback that puts out-of-band buffers into a list.
+    """Return a pickler's callback that appends out-of-band buffers to a list.
 
-    Not a method of the pickler: it would hold itself, and every tensor that it saw, until a garbage collection.
+    A method of the pickler would form a reference cycle, which keeps every pickled tensor until a garbage collection.
     """
 
     def take(buffer: pickle.PickleBuffer) -> bool:
@@ -191,11 +191,11 @@ def _taker(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
 
 
 def decode(data: bytes | Encoded) -> Value:
-    """Decode a value, into memory as the `decoding` block around the call sets it (default: private memory).
+    """Decode a value with the settings of the enclosing `decoding` block (default: into private memory).
 
     Raises:
         InternalError: if ``data`` is neither an Encoded nor the result of ``to_bytes``.
-        Exception: of unpickling, such as ModuleNotFoundError for a class unknown here.
+        Exception: if unpickling fails, for example ModuleNotFoundError if this process cannot import a class.
     """
     if isinstance(data, Encoded):
         return _load(data)

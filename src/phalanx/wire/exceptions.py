@@ -1,9 +1,9 @@
-"""Exceptions as bytes for any process, and back without running the code of their class.
+"""Pack exceptions as bytes that any process can read, and unpack them without running the code of their class.
 
 Default pickling of an exception calls its class again with `args`: it fails for every class whose `__init__` takes
 other arguments, loses `OSError.filename`, and loses the exception if any attribute cannot be pickled. Here class,
-arguments and attributes, also of C classes, are pickled separately; a note names the attributes that cannot be pickled.
-The bytes hold plain data only: unpickling them needs no class of the user's.
+arguments and attributes, also those of C classes, are pickled separately. A note names the values that were not sent.
+The outer pickle contains plain data only, so reading it needs no class of the user's.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ else:
     _GROUP = builtins.BaseExceptionGroup
 
 ITEM_LIMIT = 1 << 20
-"""An argument or attribute that pickles to more bytes than this is left behind."""
+"""Maximum pickled size of an argument or attribute in bytes; larger values are not sent."""
 TOTAL_LIMIT = 16 << 20
-"""An exception that packs to more bytes than this is not sent as an object, only as text."""
+"""Maximum packed size of an exception in bytes; a larger exception is sent as text only."""
 _DEPTH = 8
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement, not in C
-# Live objects of the raising process, or restored by the constructor.
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was created by a class statement, not in C
+# Members that refer to live objects of the raising process, or that the constructor restores.
 _SKIPPED_MEMBERS = {"args", "obj", "exceptions", "message"}
 _SKIPPED_STATE = {"_message", "_exceptions"}  # of the exceptiongroup backport
 _MEMBER = (MemberDescriptorType, GetSetDescriptorType)
@@ -46,7 +46,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class _Item:
-    """A pickled value; `data` is None if it could not be pickled."""
+    """A pickled value; `data` is None if the value is too large or cannot be pickled."""
 
     name: str
     type_name: str
@@ -68,7 +68,7 @@ class _Packed:
 
 @dataclass(frozen=True)
 class Parts:
-    """An unpacked exception before it becomes an instance of a class."""
+    """The unpacked parts of an exception, from which `assemble` creates an instance."""
 
     cls: type[BaseException]
     args: tuple[Any, ...] = ()
@@ -78,7 +78,7 @@ class Parts:
 
 
 def type_name_of(cls: type) -> str:
-    """Return the name as in a traceback: with the module, unless that is builtins or __main__."""
+    """Return the name of a class as in a traceback: with its module, unless this is builtins or __main__."""
     module = str(getattr(cls, "__module__", "builtins"))
     qualname = str(getattr(cls, "__qualname__", cls.__name__))
     return qualname if module in ("builtins", "__main__") else f"{module}.{qualname}"
@@ -93,7 +93,7 @@ def text_of(exc: BaseException) -> str:
 
 
 def encodable(text: str) -> str:
-    """Return the text with escapes for characters outside of UTF-8, such as a lone surrogate of a file name."""
+    """Return the text with escapes for characters that UTF-8 cannot encode, such as a lone surrogate of a file name."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
@@ -107,7 +107,7 @@ def pack(exc: BaseException) -> bytes | None:
 
 
 def unpack(data: bytes | None) -> BaseException | None:
-    """Return the exception that `pack` was given, or None if this process does not have its class."""
+    """Return a packed exception, or None if there is none or this process cannot recreate it."""
     parts = load_parts(data)
     try:
         return None if parts is None else parts.whole or assemble(parts.cls, parts)
@@ -116,7 +116,7 @@ def unpack(data: bytes | None) -> BaseException | None:
 
 
 def load_parts(data: bytes | None) -> Parts | None:
-    """Return the parts for `assemble`, or None if this process does not have the class."""
+    """Return the parts of a packed exception, or None if there is none or this process cannot load its class."""
     try:
         return None if data is None else _load(pickle.loads(data))
     except Exception:
@@ -124,18 +124,18 @@ def load_parts(data: bytes | None) -> Parts | None:
 
 
 def assemble(cls: type[BaseException], parts: Parts) -> BaseException:
-    """Return an instance of `cls`, which is `parts.cls` or derives from it, without any Python `__init__`.
+    """Return an instance of `cls` (`parts.cls` or a subclass of it) without calling any Python `__init__`.
 
     Raises:
-        Exception: of the C constructor, if it does not take the arguments.
+        Exception: if the C constructor rejects the arguments.
     """
     native: Any = (
-        cls  # the C type that decides the layout, such as OSError: the only one whose `__new__` is safe
+        cls  # becomes the C type that defines the layout, such as OSError: only its `__new__` is safe to call
     )
     while native.__flags__ & _HEAP_TYPE and native.__base__ is not None:
         native = native.__base__
     exc: BaseException = native.__new__(cls, *parts.args)
-    # A class may keep other arguments than its base takes: they are restored below, as attributes.
+    # The base may reject the arguments that a class keeps; attributes are restored below in any case.
     with contextlib.suppress(Exception):
         native.__init__(exc, *parts.args)
     object.__setattr__(exc, "args", parts.args)
@@ -183,7 +183,7 @@ def _item(name: str, value: Value) -> _Item:
 
 
 def _dumps(value: Value) -> bytes | None:
-    # The objects are the user's: their __reduce__ and __getstate__ may raise anything.
+    # The user's __reduce__ and __getstate__ may raise any exception.
     try:
         return cloudpickle.dumps(value, protocol=5)
     except Exception:
@@ -226,7 +226,7 @@ def _load(packed: _Packed) -> Parts | None:
 
 
 def _child(packed: _Packed) -> BaseException:
-    """Return a part of a group or a chain; a stand-in with its text if this process does not have its class."""
+    """Return a member of an exception group or a cause; if its class is missing here, a PhalanxError with its text."""
     parts = _load(packed)
     if parts is None:
         return PhalanxError(f"{packed.module}.{packed.qualname}: {packed.text}")
@@ -238,14 +238,14 @@ def _loads(item: _Item, lost: list[str], default: Value) -> Value:
         try:
             return pickle.loads(item.data)
         except Exception:
-            # Its class is not importable here, or refuses to be rebuilt: as if it was never sent.
+            # The class cannot be imported here or fails to unpickle: report the value as not sent.
             pass
     lost.append(f"{item.name} ({item.type_name})")
     return default
 
 
 def _find_class(packed: _Packed) -> type[BaseException] | None:
-    """Return the class, by its name first: a class of the driver's `__main__` by value would be another class."""
+    """Return the class, by name if possible: a pickled class of `__main__` would not be the driver's own class."""
     with contextlib.suppress(Exception):
         named: Any = sys.modules.get(packed.module) or importlib.import_module(packed.module)
         for name in packed.qualname.split("."):

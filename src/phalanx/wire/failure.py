@@ -15,7 +15,7 @@ from phalanx.wire.exceptions import encodable, pack, text_of, type_name_of, unpa
 from phalanx.wire.messages import full_name
 
 UNKNOWN_RANK = -1
-"""The rank of a failure that happened before the process had one, or outside of any rank."""
+"""Rank number of a failure in a process that is not a rank, or not yet."""
 
 _TRACEBACK_LIMIT = 64_000
 _MESSAGE_LIMIT = 16_000
@@ -25,7 +25,7 @@ _UNPICKLED = (
     "plain values, tensors and arrays"
 )
 _WIRE_CODE = f"{_PACKAGE / 'wire'}{os.sep}"
-# Frames of these lie between the start of a process and the user's code. Not resolved: code objects are not.
+# Packages with frames before the user's code in a traceback. Paths are unresolved, as those of code objects are.
 _BELOW_USERS = "worker backends session pools group calls members api debug"
 _LIBRARY_CODE = (
     *(f"{_PACKAGE / package}{os.sep}" for package in _BELOW_USERS.split()),
@@ -34,9 +34,9 @@ _LIBRARY_CODE = (
 
 
 class RankFailure(Exception):
-    """The failure of a call on a rank. It pickles in every process that has phalanx.
+    """The failure of a call on a rank. Every process that has phalanx can unpickle it.
 
-    Raise it outside of the `except` block, or `from None`: else the live exception is sent along.
+    Raise it outside of the `except` block, or `from None`: otherwise the live exception is sent with it.
     """
 
     def __init__(self, report: RankReport) -> None:
@@ -63,10 +63,10 @@ def capture(
     kind: FailureKind = "raised",
     **facts: Any,
 ) -> RankFailure:
-    """Return the failure to raise in place of `exc`. Never raises, whatever the exception's own methods do.
+    """Return the failure to raise in place of `exc`. Never raises, even if the exception's own methods do.
 
-    All its text can be encoded: a backend writes it where a lone surrogate would end the process. `facts` are further
-    fields of the report.
+    Its text can be encoded as UTF-8: a backend writes it where a lone surrogate would end the process. `facts` are
+    further fields of the report.
     """
     facts.setdefault("exception_bytes", pack(exc))
     report = RankReport(
@@ -84,40 +84,40 @@ def capture(
 
 
 def undecodable(exc: BaseException) -> RankFailure:
-    """Return the failure of a rank that returned, if unpickling its output here raised `exc`."""
+    """Return the failure of a rank whose method returned, but whose output raised `exc` when unpickled here."""
     exc = exc.with_traceback(_beyond_wire(exc.__traceback__))
-    exc.__context__ = None  # the backend's own error of an earlier fetch, which was this one
+    exc.__context__ = None  # the backend's error for an earlier fetch of the same output
     failure = capture(exc, hint=_UNPICKLED)
     message = f"{failure.report.message} (while its output was unpickled)".lstrip()
     return RankFailure(dataclasses.replace(failure.report, message=message))
 
 
 def rebuild(failure: RankFailure) -> BaseException | None:
-    """Return the exception as it was raised, or None if this process does not have its class or content."""
+    """Return the exception as it was raised, or None if this process cannot recreate it."""
     return unpack(failure.report.exception_bytes)
 
 
 def report_of(failure: RankFailure, *, at: float | None = None) -> RankReport:
-    """Return the failure's report with the exception rebuilt; `at` is when it became known, in seconds."""
+    """Return the failure's report with the exception rebuilt; `at` is the time when the failure became known, in s."""
     return dataclasses.replace(failure.report, exception=rebuild(failure), at=at)
 
 
 def traceback_of(exc: BaseException) -> str:
-    """Return the traceback as text, with causes, notes and sub-exceptions, from the first frame of user code on."""
+    """Return the traceback from the first frame of user code on, as text with causes, notes and sub-exceptions."""
     start = frames = BaseException.__getattribute__(exc, "__traceback__")
     while start is not None and start.tb_frame.f_code.co_filename.startswith(_LIBRARY_CODE):
         start = start.tb_next
-    start = start or frames  # an error of the library itself keeps all
+    start = start or frames  # an error of the library itself keeps all frames
     try:
         return "".join(traceback.TracebackException(type(exc), exc, start).format()).rstrip()
     except Exception:
-        # Formatting calls methods of the exception; the frames at least are available without them.
+        # Formatting calls methods of the exception, which may raise; the frames do not need these methods.
         lines = "".join(traceback.format_tb(start))
         return f"Traceback (most recent call last):\n{lines}{type_name_of(type(exc))}: {text_of(exc)}"
 
 
 def _beyond_wire(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames that unpickling ran, without the way there; all frames if there are none."""
+    """Return the frames that follow the last frame of this package; all frames if none follow."""
     frame, last = frames, None
     while frame is not None:
         if frame.tb_frame.f_code.co_filename.startswith(_WIRE_CODE):
@@ -135,7 +135,7 @@ def _notes(exc: BaseException) -> Iterator[str]:
 
 
 def _shortened(text: str, limit: int) -> str:
-    """Return long text without its middle: the start names the error, the end of a traceback the place."""
+    """Return the text, without its middle if it is long: the start names the error, the end the failing line."""
     text = encodable(text)
     if len(text) <= limit:
         return text

@@ -1,4 +1,4 @@
-"""torch, imported when first used: most processes that decode a message never see a tensor."""
+"""Lazy import of torch: most processes that decode messages never decode a tensor."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class _Lazy(ModuleType):
 
 
 def lazy(name: str) -> ModuleType:
-    """Return the module of that name, imported at the first use of an attribute."""
+    """Return the module ``name``, which is imported at the first use of an attribute."""
     return _Lazy(name)
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Return whether ``value`` is a tensor. Does not import torch: before it there are no tensors."""
-    # While torch itself is being imported it has no Tensor yet.
+    """Return whether ``value`` is a tensor. Does not import torch: without torch there are no tensors."""
+    # While torch itself is being imported, it has no Tensor yet.
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and issubclass(type(value), tensor)

@@ -1,9 +1,9 @@
-"""Memory for received data: large blocks from huge pages, reused; copies and joins on several threads.
+"""Memory for received data: large, reused blocks of huge pages; copies and joins on several threads.
 
 Writing 256 MB into fresh memory is mostly page faults: with 4 KB pages it takes about three times as long as into
-memory that is mapped already, with 2 MB pages about twice, since the kernel clears each page at its first use. So
-large blocks ask the kernel for huge pages (transparent ones, ``madvise(MADV_HUGEPAGE)``), and are kept for the next
-block of their size. If the system has no such pages, they are plain memory.
+mapped memory, with 2 MB pages about twice, since the kernel clears each page at its first use. So large blocks request
+transparent huge pages (``madvise(MADV_HUGEPAGE)``), and freed blocks are kept for later blocks of about their size.
+Systems without huge pages get ordinary memory.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ else:
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 HUGE_FROM = 4 << 20
-"""Blocks from this many bytes on are made of huge pages; below, the allocator's own memory is as fast."""
+"""Minimum size in bytes of blocks of huge pages; for smaller blocks the allocator's own memory is as fast."""
 
 PARALLEL_FROM = 8 << 20
-"""Copies from this many bytes on are divided over threads; below, waking them costs more than it saves."""
+"""Minimum size in bytes of copies that are divided over threads; for smaller ones waking threads costs more."""
 
 _TORCH_PARALLEL_FROM = 1 << 15
-"""torch divides a copy of this many elements over threads, which wait long for cores that ranks use."""
+"""Number of elements from which torch copies on several threads, which wait long for cores if ranks use them."""
 
 _CHUNK = 4 << 20
 _MOST_THREADS = 8
 _HUGE_PAGE = 2 << 20
-_SLACK = 1.25  # a kept block serves for anything that fills at least 1/1.25 of it
-_SHARE_OF_MEMORY = 64  # a process keeps at most this part of the machine's memory
+_SLACK = 1.25  # a kept region is reused for blocks that fill at least 1/1.25 of it
+_SHARE_OF_MEMORY = 64  # a process keeps at most 1/64 of the machine's memory
 
 
 class _Memory:
-    """Memory of ``owner`` in the form that NumPy takes."""
+    """Memory of ``owner``, described by NumPy's array interface."""
 
     __slots__ = ("__array_interface__", "owner")
 
@@ -64,19 +64,19 @@ class _Memory:
 def bytes_at(owner: Value, address: int, nbytes: int) -> Bytes:
     """Return the memory at ``address`` as a writable array that keeps ``owner`` alive.
 
-    ``Tensor.numpy()`` would forbid the tensor to be resized from then on, and ``torch.from_numpy`` warns of read-only
-    memory.
+    After ``Tensor.numpy()`` the tensor could not be resized any more, and ``torch.from_numpy`` warns about read-only
+    arrays.
     """
     return np.asarray(_Memory(owner, address, nbytes))
 
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
-    """Return the memory of a contiguous CPU tensor."""
+    """Return the memory of a contiguous CPU tensor as a writable array of bytes."""
     return bytes_at(tensor, tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 class _Region:
-    """Private anonymous memory that begins on a huge page."""
+    """Private anonymous memory, aligned to a huge page."""
 
     __slots__ = ("_map", "address", "nbytes")
 
@@ -95,7 +95,7 @@ class _Region:
 
 
 class _Lease:
-    """The use of a region by a block; ends with the block's last user."""
+    """The use of a region by a block; it ends when the last reference to the block is dropped."""
 
     __slots__ = ("_pool", "_region")
 
@@ -107,14 +107,14 @@ class _Lease:
 
 
 class BufferPool:
-    """Regions that are not in use, kept for the next blocks; ``most`` bounds their bytes.
+    """Unused regions, at most ``most`` bytes of them, kept for later blocks.
 
-    The kernel may take the pages of a kept region back when memory is short (``MADV_FREE``, madvise(2)).
+    The kernel may reclaim the pages of a kept region when memory is short (``MADV_FREE``, madvise(2)).
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # Its operations are atomic: blocks are freed on any thread, at any time.
+        # A deque, whose operations are atomic: blocks are freed on any thread, at any time.
         self._kept: deque[_Region] = deque()
 
     @property
@@ -123,12 +123,12 @@ class BufferPool:
         return sum(region.nbytes for region in list(self._kept))
 
     def block(self, nbytes: int) -> Bytes:
-        """Return ``nbytes`` of writable memory with arbitrary content, returned to the pool with its last user."""
+        """Return ``nbytes`` of writable memory with arbitrary content, which returns to the pool after its last use."""
         region = self._take(nbytes) or _Region(nbytes)
         return bytes_at(_Lease(self, region), region.address, nbytes)
 
     def _take(self, nbytes: int) -> _Region | None:
-        """Take the region of about that size that was freed last."""
+        """Remove and return the most recently freed region of about that size, or None if there is none."""
         most = -(-nbytes // _HUGE_PAGE) * _HUGE_PAGE * _SLACK
         for region in reversed(list(self._kept)):
             if nbytes <= region.nbytes <= most:
@@ -140,7 +140,7 @@ class BufferPool:
         return None
 
     def give_back(self, region: _Region) -> None:
-        """Keep a region. If the kept regions have too many bytes, free the oldest first."""
+        """Keep a region for later blocks. If the kept regions exceed the limit, free the oldest."""
         if region.nbytes > self._most:
             return
         region.advise("MADV_FREE")
@@ -159,15 +159,15 @@ def _most_kept() -> int:
         return 512 << 20
 
 
-#: The blocks of this process; None if the system has no memory of this kind.
+#: The buffer pool of this process; None on other systems than Linux.
 buffer_pool: BufferPool | None = BufferPool(_most_kept()) if sys.platform.startswith("linux") else None
 
 
 def allocate(nbytes: int) -> torch.Tensor:
-    """Return a new uint8 tensor with arbitrary content, on the CPU.
+    """Return a new uint8 tensor on the CPU, with arbitrary content.
 
-    From ``HUGE_FROM`` bytes on it has huge pages, which are reused after its last user; its storage cannot be resized
-    then, as that of a tensor made from an array cannot. ``.numpy()`` returns the same memory as an array.
+    From ``HUGE_FROM`` bytes on it uses huge pages, which are reused once the tensor is freed. Its storage cannot be
+    resized then. ``.numpy()`` returns the same memory as an array.
     """
     if nbytes >= HUGE_FROM and buffer_pool is not None:
         return torch.from_numpy(buffer_pool.block(nbytes))
@@ -177,7 +177,7 @@ def allocate(nbytes: int) -> torch.Tensor:
 def tensor_over(
     block: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
 ) -> torch.Tensor:
-    """Return a tensor on the memory of ``block`` that is no view of it to autograd; strides None: contiguous."""
+    """Return a tensor over the memory of ``block`` that autograd does not treat as a view; strides None: contiguous."""
     offset = block.storage_offset() // dtype.itemsize
     place: list[Any] = [block.untyped_storage(), offset, shape, *([] if strides is None else [strides])]
     return torch.empty(0, dtype=dtype, device=block.device).set_(*place)
@@ -185,7 +185,7 @@ def tensor_over(
 
 @functools.cache
 def _copiers() -> ThreadPoolExecutor:
-    """Return the threads that copy."""
+    """Return the thread pool for copies."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return ThreadPoolExecutor(min(_MOST_THREADS, cores or 1), thread_name_prefix="phalanx-copy")
 
@@ -195,9 +195,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
-    """Copy each source into its target, in pieces on the copying threads if they are large.
+    """Copy each source into its target; large copies are divided into chunks for the thread pool.
 
-    NumPy releases the interpreter lock in each piece. The first error is raised when all are done.
+    NumPy releases the GIL during each chunk. The first error is raised once all chunks are done.
     """
     pairs = list(zip(targets, sources, strict=True))
     if sum(target.nbytes for target in targets) < PARALLEL_FROM:
@@ -213,9 +213,9 @@ def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
     try:
         running.extend(_copiers().submit(np.copyto, *piece) for piece in pieces)
     except RuntimeError as error:
-        if "shutdown" not in str(error):  # a piece without a thread may be queued, and copied later
+        if "shutdown" not in str(error):  # this chunk may be queued already, and copied later
             raise
-        for piece in pieces[len(running) :]:  # the process ends, and its threads take no work any more
+        for piece in pieces[len(running) :]:  # the process exits: the pool accepts no work
             np.copyto(*piece)
     wait(running)
     for future in running:
@@ -223,17 +223,17 @@ def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
 
 
 def private_copies(views: Sequence[memoryview]) -> list[torch.Tensor]:
-    """Copy each buffer into memory of its own (`allocate`), in parallel if they are large."""
+    """Copy each buffer into its own memory (`allocate`), in parallel if the buffers are large."""
     blocks = [allocate(view.nbytes) for view in views]
     _copy_all(list(map(bytes_of, blocks)), [np.frombuffer(view, np.uint8) for view in views])
     return blocks
 
 
 def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join tensors along dim 0, in new memory that none of them shares, detached from any graph.
+    """Join tensors along dim 0 into new memory, detached from any graph.
 
     Contiguous CPU tensors of equal dtype and row shape are copied directly, large ones in parallel into huge pages.
-    Other tensors (other devices or layouts, subclasses, dtypes to be promoted) are passed to ``torch.cat``.
+    Other tensors (small, other devices or layouts, subclasses, dtypes to be promoted) are passed to ``torch.cat``.
 
     Raises:
         ValueError: if there are no tensors.
@@ -251,7 +251,7 @@ def concat_rows(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def select_rows(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-    """Return the rows ``indices`` of a tensor in new memory, detached from any graph."""
+    """Return the rows of a tensor at ``indices``, in new memory and detached from any graph."""
     rows = tensor.detach()
     is_big = rows.numel() >= _TORCH_PARALLEL_FROM and _is_plain(rows) and rows.nbytes < PARALLEL_FROM
     if not is_big or min(indices, default=0) < 0 or max(indices, default=0) >= len(rows):
@@ -263,10 +263,10 @@ def select_rows(tensor: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
 
 
 def concat_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Join arrays along their first axis, in new writable memory that none of them shares.
+    """Join arrays along their first axis into new, writable memory.
 
-    Large arrays in C order of equal dtype and row shape are copied directly into huge pages, in parallel. Other arrays
-    are passed to ``numpy.concatenate``.
+    Large arrays in C order with equal dtype and row shape are copied directly into huge pages, in parallel. Other
+    arrays are passed to ``numpy.concatenate``.
 
     Raises:
         ValueError: if there are no arrays, or their row shapes differ (from ``numpy.concatenate``).
@@ -297,7 +297,7 @@ def _have_equal_rows(pieces: Sequence[Any], kind: type) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether the bytes of a tensor are all that there is of it."""
+    """Return whether a tensor is fully described by dtype, shape and the contiguous bytes of its CPU memory."""
     kind = type(tensor), tensor.layout, tensor.device.type
     has_more = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor._is_zerotensor()
     return kind == (torch.Tensor, torch.strided, "cpu") and not has_more and tensor.is_contiguous()

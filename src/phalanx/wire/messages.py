@@ -1,9 +1,8 @@
 """Messages of a call between processes: plain tuples and frozen dataclasses, cheap to pickle.
 
-A call is sent under a name, with a single ``bytes`` object (which Ray does not pickle) and, if values are stored or by
-reference, a list of the backend's references. Small placeholders in the encoded arguments name references by their
-index in that list. A call without arguments is sent under its name alone: every argument takes about a fifth of the
-time of an empty call.
+A message has a name, a single ``bytes`` object (which Ray does not pickle) and, for values that are stored or passed by
+reference, a list of the backend's references. Small placeholders in the encoded arguments index that list. A call
+without arguments is sent by name alone: each argument of a Ray task costs about a fifth of the time of an empty call.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from phalanx.topology.slots import SlotFacts
 #: Environment variable of a rank that names its epoch's rendezvous store: "host:port/epoch", or "inline".
 STORE_VARIABLE = "PHALANX_STORE"
 
-#: Method names that the runtime handles itself: each calls its first argument, a function, with the others.
+#: Method names that the worker runtime handles itself: each calls its first argument, a function, with the others.
 RUN = "__phalanx_run__"  # a user's function, with the worker as first argument
 LIBRARY = "__phalanx_library__"  # a function of the library, with the runtime as first argument
 
-#: Number of objects that a rank returns: its output, or a :class:`PartInfo` before an output that may be passed on by
-#: reference.
+#: Number of objects that a rank returns: the output alone, or a :class:`PartInfo` and an output that may be passed on
+#: by reference.
 OUTPUT, DESCRIBED = 1, 2
 
-#: Epoch of a call that each rank accepts alone, in any epoch of its group.
+#: Epoch of a call that a rank accepts in any epoch of its group.
 ANY_EPOCH = -1
 
 #: The body of a message without arguments.
@@ -35,32 +34,33 @@ NO_ARGUMENTS = pickle.dumps(((), {}), 5)
 
 
 def is_library_call(method: str) -> bool:
-    """Return whether a call runs a function of the library; its method may have a title behind ``LIBRARY``."""
+    """Return whether a call runs a function of the library. A title may follow ``LIBRARY`` in the method's name."""
     return method.startswith(LIBRARY)
 
 
 def titled(title: str) -> str:
-    """Return the method of a library call that is displayed as ``title``."""
+    """Return the method name of a library call that is displayed as ``title``."""
     return f"{LIBRARY} {title}"
 
 
 def full_name(role: str, method: str) -> str:
-    """Return role and method for display, ``actor.update``, or the title of a library call."""
+    """Return the display name of a call: ``role.method`` such as ``actor.update``, or the title of a library call."""
     if method.startswith(LIBRARY) and method != LIBRARY:
         return method.partition(" ")[2]
     return f"{role}.{method}" if role else method
 
 
 class RankCall(NamedTuple):
-    """The call of a rank.
+    """A call on a rank.
 
     Attributes:
-        epoch: epoch whose ranks make the call together, and only they take it; or ``ANY_EPOCH``.
+        epoch: group epoch in which the ranks run the call together; ranks of other epochs refuse it. ``ANY_EPOCH``: all
+            accept it.
         keep: True if the output is sent back.
         returns: ``OUTPUT`` or ``DESCRIBED``.
         body: the encoded (args, kwargs); None: the last reference holds them.
-        number: the call in the order of its sender, for traces and debug mode; 0: neither is on.
-        trace: id of the trace in which the rank notes the call; "": none.
+        number: number of the call at its sender, for traces and debug mode; 0 if both are off.
+        trace: id of the trace in which the rank records the call; "": none.
     """
 
     epoch: int
@@ -75,7 +75,7 @@ class RankCall(NamedTuple):
     trace: str = ""
 
     def pack(self, refs: tuple[Any, ...] = ()) -> Message:
-        """Return the message, with the backend's references that the body names."""
+        """Return the message of the call. ``refs`` are the backend's references that the body indexes."""
         named = named_message(self.role, self.method, self.epoch)
         if self.body == NO_ARGUMENTS and self.keep and self.returns == OUTPUT and not self.number:
             return named
@@ -84,51 +84,51 @@ class RankCall(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def named_message(role: str, method: str, epoch: int) -> Message:
-    """Return the message of a call without arguments: its name, such as ``actor.update@3``."""
+    """Return the message of a call without arguments: a name alone, such as ``actor.update@3``."""
     return Message(f"{full_name(role, method)}@{epoch}")
 
 
 @functools.lru_cache(maxsize=4096)
 def call_of_name(name: str) -> RankCall:
-    """Return the call without arguments that is sent under a name."""
+    """Return the call of a message without data, given its name."""
     full, _, epoch = name.rpartition("@")
     role, _, method = full.rpartition(".")
     return RankCall(int(epoch), role, method)
 
 
 class Message(NamedTuple):
-    """A rank's call, ready to be submitted: ``data`` is the pickled :class:`RankCall`; empty: ``name`` says all."""
+    """An encoded call on a rank: ``data`` is the pickled :class:`RankCall`, or empty if ``name`` is sufficient."""
 
     name: str
     data: bytes = b""
     refs: tuple[Any, ...] = ()
 
     def unpack(self) -> RankCall:
-        """Return the call."""
+        """Return the decoded call."""
         return RankCall(*pickle.loads(self.data)) if self.data else call_of_name(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Placeholder: the value that was stored under ``refs[index]``."""
+    """Placeholder of the value that is stored under ``refs[index]``."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Placeholder: the user's own reference ``refs[index]``, passed on unchanged."""
+    """Placeholder of the user's own reference ``refs[index]``, which is passed on unchanged."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """Placeholder: the result of a call, whose parts are stored on its ranks; ``gather`` is the plan that joins them.
+    """Placeholder of the result of a call, whose parts are stored on its ranks; ``gather`` is the plan that joins them.
 
-    ``parts`` index the references to the parts. ``share``: index, count, padding and expected rows of a shard of equal
-    size; None: the complete result. ``infos`` index the references to the :class:`PartInfo` of each part, by which a
-    rank fetches only the parts that overlap its shard.
+    ``parts`` are indices of the references to the parts. ``share``: index, count, padding and expected rows of a shard
+    of equal size; None: the complete result. ``infos`` are indices of the references to the :class:`PartInfo` of each
+    part, with which a rank fetches only the parts that overlap its shard.
     """
 
     parts: tuple[int, ...]
@@ -139,9 +139,10 @@ class ResultOf:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Token: a value in stored parts: their rows joined, or if not ``joined`` their list.
+    """Placeholder of a value in several parts: their rows joined, or the list of the parts if not ``joined``.
 
-    Each part is the index of its reference, or its encoded bytes, and its rows: first, end, and whether these are all.
+    A part is the index of its reference or its encoded bytes, with its row range: first, end, and whether the range
+    covers the whole part.
     """
 
     parts: tuple[tuple[int | bytes, tuple[int, int, bool]], ...]
@@ -151,16 +152,16 @@ class Assembled:
 
 @dataclass(frozen=True)
 class BackendRef:
-    """A backend's reference in an output. The backend pickles it, because it counts the holders."""
+    """A backend's reference in an output. The backend itself pickles it, because it counts the holders."""
 
     ref: Any
 
 
 class PartInfo(NamedTuple):
-    """Description of an output that is known without fetching it.
+    """Description of an output, available without fetching the output.
 
-    ``settings`` are path and digest of each leaf without rows, by which outputs are compared. A leaf that is no plain
-    value has no digest.
+    ``settings`` are the path and digest of each leaf without rows, by which outputs are compared. Leaves that are not
+    plain values have no digest.
     """
 
     rows: int | None
@@ -175,10 +176,10 @@ class StreamEnd(NamedTuple):
 
 
 class SideChannel(NamedTuple):
-    """File descriptors of a worker process, opened through /proc while it is busy.
+    """File descriptors of a worker process, which its node's agent opens through /proc, also while the process is busy.
 
-    ``started`` is the start of the process in clock ticks since boot: its identity together with the pid. ``mark`` is
-    in the environment of everything that it starts.
+    ``started`` is the start time of the process in clock ticks since boot, which identifies it together with the pid.
+    ``mark`` is in the environment of all processes that it starts.
     """
 
     started: int
@@ -189,10 +190,10 @@ class SideChannel(NamedTuple):
 
 
 class ProcessInfo(NamedTuple):
-    """Report of a worker process before it has a rank.
+    """Report of a worker process before it becomes a rank.
 
-    ``folder`` is for files of the process. ``files`` is filled in on the driver once the process is a rank: see
-    :class:`RankConfig`.
+    ``folder`` is the folder for files of the process. The driver sets ``files`` (see :class:`RankConfig`) once the
+    process is a rank.
     """
 
     slot: SlotFacts
@@ -206,7 +207,7 @@ class ProcessInfo(NamedTuple):
 
     @property
     def log(self) -> str | None:
-        """The output of the process: the rank's own file, or that of the backend before it has a rank."""
+        """Path of the process's output: the rank's own file, or the backend's file before the process is a rank."""
         if self.files and self.log_paths:
             return self.files + ".log"
         return self.log_paths[0] if self.log_paths else None
@@ -217,13 +218,13 @@ class RankConfig:
     """Configuration that makes a process a rank. Plain data: it is read before the user's modules are imported.
 
     Attributes:
-        files: beginning of the path of each file of this rank, ``<folder>/<run>/<group>-<epoch>/rank-3``. The folder
-            exists once the process is a rank, and no other rank's files begin like this.
-        label: its roles, or its class, for display.
-        serves: True if torch's store is in this process.
+        files: prefix of the paths of this rank's files, ``<folder>/<run>/<group>-<epoch>/rank-3``. The folder exists
+            once the process is a rank. The prefix is unique to the rank.
+        label: its roles or its class, for display.
+        serves: True if torch's rendezvous store runs in this process.
         rejoining: True if other ranks of the group exist already.
-        had_weights: newest versions that the group's roles had before, by (role, name).
-        published_weights: the same for published weights.
+        had_weights: latest versions of accepted weights that the group's roles had before, by (role, name).
+        published_weights: latest versions of published weights, by (role, name).
     """
 
     rank: int
@@ -249,7 +250,7 @@ class RankConfig:
     published_weights: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     def pack(self, body: bytes | None) -> bytes:
-        """Pack with the encoded ``{role: (class, args, kwargs)}``; None: the last reference holds it."""
+        """Pack with ``body``, the encoded ``{role: (class, args, kwargs)}``, or None if the last reference holds it."""
         return pickle.dumps((self, body), 5)
 
     @staticmethod

@@ -1,20 +1,20 @@
-"""Tensors and arrays as a small description and their own bytes: the sending side.
+"""Describe tensors and arrays, and collect their bytes: the sending side.
 
-Sent parts of a tensor or array:
+These parts of a tensor or array are sent:
 
 * Only the bytes that it covers, never the rest of its storage. Dense tensors (contiguous, or a permutation of
-  contiguous, such as a transpose or Fortran order) are not copied and keep their strides. Others (a column, a step,
-  an expanded or negatively strided tensor) are made contiguous first, and arrive so.
-* Conjugate and negative bits are resolved: the values are the same, the bits are gone.
-* Leaves keep ``requires_grad``; a tensor that has a history arrives detached from it, without requiring grad (a
-  jagged one as a leaf that requires it). ``.grad`` and hooks stay behind, attributes (``tensor.__dict__``) are sent.
+  contiguous, such as a transpose or Fortran order) are not copied and keep their strides. Other tensors (a column, a
+  step, an expanded or negatively strided tensor) are made contiguous first, and arrive contiguous.
+* Conjugate and negative bits are resolved: the values are the same, the bits are not set any more.
+* Leaves keep ``requires_grad``. A tensor with autograd history arrives detached, without requiring grad (a jagged
+  tensor as a leaf that requires grad). ``.grad`` and hooks are not sent, attributes (``tensor.__dict__``) are.
 * Aliasing inside a value: references to the same object stay so. Different objects that cover exactly the same
   bytes (``t`` and ``t.T``, ``t`` and ``t.detach()``, an array and the tensor over it) are sent once and share
   memory again. Views that overlap only in part arrive as independent copies.
 * Tensors of an accelerator are copied through host memory.
 * Subclasses of ``torch.Tensor`` without their own pickling keep their type. Subclasses with it (jagged nested
-  tensors, DTensor), and sparse, quantised and meta tensors are pickled their own way; the plain tensors inside
-  them are sent as above. ``numpy.memmap`` arrives as a plain array.
+  tensors, DTensor), and sparse, quantized and meta tensors use their own pickling; the plain tensors inside them are
+  sent as above. ``numpy.memmap`` arrives as a plain array.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Reduced = tuple[Any, ...]
 
 @functools.cache
 def dtype_names() -> dict[torch.dtype, str]:
-    """Return the dtypes whose bytes are sent as they are; tensors of others are pickled torch's way."""
+    """Return the names of the dtypes whose bytes are sent unchanged; torch pickles tensors of other dtypes."""
     names = (
         *("float64", "float32", "float16", "bfloat16", "bool", "complex32", "complex64", "complex128"),
         *(f"{sign}int{bits}" for sign in ("", "u") for bits in (*range(1, 9), 16, 32, 64)),
@@ -62,7 +62,7 @@ def _host() -> torch.device:
 
 
 class Sink:
-    """The buffers of a value, each once, in the order in which they were met."""
+    """The distinct buffers of a value, in the order of their first use."""
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
@@ -71,9 +71,9 @@ class Sink:
     def place_of(
         self, owner: Value, device: torch.device | None, address: int, nbytes: int, read: Callable[[], Any]
     ) -> int:
-        """Return the number of the buffer with these bytes of ``device`` (None: the host).
+        """Return the index of the buffer with these bytes of ``device`` (None: the host).
 
-        ``read()`` returns them as a uint8 array. ``owner`` is kept alive, so that no other object gets this address.
+        ``read()`` returns the bytes as a uint8 array. ``owner`` is kept alive, so that its address is not reused.
         """
         key = (device, address, nbytes)
         if key not in self._places:
@@ -83,7 +83,7 @@ class Sink:
 
 
 def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
-    """Put the bytes of ``tensor`` into ``sink``. Return how to pickle it; None: its own way."""
+    """Put the bytes of ``tensor`` into ``sink``. Return its pickle reduction; None: its own pickling applies."""
     cls = type(tensor)
     if cls is torch.Tensor or cls is torch.nn.Parameter:
         plain = tensor.detach() if tensor.requires_grad else tensor
@@ -103,12 +103,12 @@ def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
         reduced = (unpack.parameter, facts)
     else:
         reduced = (unpack.subclass, (cls, *facts))
-    state = torch_utils._get_obj_state(tensor)  # __dict__ and slots, as torch's own pickling takes them
+    state = torch_utils._get_obj_state(tensor)  # __dict__ and slots, as in torch's own pickling
     return (*reduced, state, None, None, unpack.set_state) if state else reduced
 
 
 def _pickles_itself(cls: type) -> bool:
-    """Return whether the class defines its pickling, or is not simply memory (a wrapper of other tensors)."""
+    """Return whether the class defines its own pickling, or wraps other tensors instead of having own memory."""
     return (
         cls.__reduce_ex__ not in _plain_reducers()
         or cls.__reduce__ is not torch.Tensor.__reduce__
@@ -127,10 +127,10 @@ def _has_plain_bytes(plain: torch.Tensor) -> bool:
 
 
 def _without_its_storage(tensor: torch.Tensor, plain: torch.Tensor) -> Reduced | None:
-    """Return torch's own pickling of a copy on the host, if torch would take more than the tensor's bytes.
+    """Return the reduction of a copy on the host, if torch's own reduction would send more than the tensor's bytes.
 
-    That is the case if a view covers less than its storage, or if the storage names an accelerator, to which unpickling
-    would return it.
+    This is so if a view covers less than its storage, or if the storage is on an accelerator, where unpickling would
+    place it again. Return None for other tensors.
     """
     has_storage = plain.layout is torch.strided and not plain.is_nested and plain.device.type != "meta"
     if not has_storage or type(tensor) is not torch.Tensor:
@@ -143,7 +143,7 @@ def _without_its_storage(tensor: torch.Tensor, plain: torch.Tensor) -> Reduced |
 
 
 def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
-    """Return place of the bytes or -1, dtype, shape, strides or None for contiguous, and flags."""
+    """Return the index of the buffer (-1: no bytes), dtype, shape, strides (None: contiguous) and flags."""
     flags = unpack.REQUIRES_GRAD if requires_grad else 0
     device = plain.device
     if device.type != "cpu":
@@ -172,7 +172,7 @@ def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], element: int = 1) -> bool:
-    """Return whether elements that are ``element`` stride units long fill memory without gap or overlap."""
+    """Return whether elements of ``element`` stride units each fill memory without gaps or overlaps."""
     expected = element
     for stride, size in sorted(
         (stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1
@@ -184,7 +184,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...], element: int = 1
 
 
 def reduce_array(sink: Sink, array: np.ndarray[Any, Any]) -> Reduced | None:
-    """Put the bytes of ``array`` into ``sink``. Return how to pickle it; None: NumPy's own way (arrays of objects)."""
+    """Put the bytes of ``array`` into ``sink``. Return its pickle reduction, or None for arrays of objects."""
     dtype = array.dtype
     if dtype.hasobject:
         return None
@@ -211,9 +211,9 @@ def _slowest_first(array: np.ndarray[Any, Any]) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def _dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """Return the dtype as NumPy's short text, None if that does not say all of it.
+    """Return NumPy's short name of a dtype, or None if the name does not describe the dtype completely.
 
-    Dtypes that differ only in their metadata are equal, also to the cache: these need another check.
+    Dtypes that differ only in metadata are equal, also as keys of the cache, so the caller checks ``metadata`` itself.
     """
     if dtype.names is not None or dtype.subdtype is not None:
         return None

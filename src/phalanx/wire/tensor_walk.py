@@ -1,4 +1,4 @@
-"""Sizes of values, and their large tensors and arrays, without encoding them."""
+"""Sizes of values, and the large tensors and arrays inside values, found without encoding."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-#: Property of this library's classes without tensors: the bytes of a value. Lists of such values are long, and are
-#: counted without a walk.
+#: Property with the bytes of a value, of library classes without tensors. Such values occur in long lists, and are
+#: counted without a walk through their attributes.
 TELLS = "__phalanx_nbytes__"
 _NUMBER_BYTES = 8  # maximum bytes of a number in a pickle stream, with its opcode
-_OBJECT_BYTES = 64  # bytes; a guess for the description of anything that is not payload
+_OBJECT_BYTES = 64  # assumed bytes of an object of unknown size
 _NUMBERS = frozenset({NoneType, bool, int, float, complex})
 _TEXTS = frozenset({str, bytes, bytearray})
 
 
 def nbytes_of(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> int:
-    """Return the approximate bytes of ``value`` on the wire: exact for tensors, arrays, text; numbers count 8.
+    """Return the approximate encoded size of ``value`` in bytes: exact for dense tensors and arrays; 8 per number.
 
     Looks into lists, tuples, dicts, sets, dataclasses, TensorDicts, modules, closures and objects that pickle
-    by their ``__dict__``. An object that is met twice counts once. Objects whose type is in ``skip``, or whose id is
+    by their ``__dict__``. An object that occurs twice counts once. Objects whose type is in ``skip``, or whose id is
     in ``known``, do not count.
     """
     total = 0
@@ -57,7 +57,7 @@ def nbytes_of(value: Value, skip: tuple[type, ...] = (), known: Collection[int] 
 
 
 def _size_it_tells(item: Value) -> int:
-    """Return the ``nbytes`` of Arrow tables and similar objects; a guess for others."""
+    """Return the ``nbytes`` of Arrow tables and similar objects; a fixed guess for other objects."""
     nbytes = getattr(item, TELLS, None)
     if nbytes is None:
         with contextlib.suppress(Exception):  # a property of the user's class
@@ -69,12 +69,12 @@ def _tensor_bytes(tensor: torch.Tensor) -> int:
     if tensor.layout is torch.sparse_coo:
         return tensor._values().nbytes + tensor._indices().nbytes
     if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        return tensor.values().nbytes * 2  # and indices of about their size
+        return tensor.values().nbytes * 2  # assumes that the indices are about as large as the values
     return tensor.numel() * tensor.element_size()
 
 
 def large_leaves(value: Value, threshold: int) -> list[Leaf]:
-    """Return the different tensors and arrays of at least ``threshold`` bytes in ``value``, in the order met."""
+    """Return the distinct tensors and arrays of at least ``threshold`` bytes in ``value``, depth first."""
     found: list[Leaf] = []
     for item in _walk(value):
         if is_tensor(item):
@@ -87,16 +87,16 @@ def large_leaves(value: Value, threshold: int) -> list[Leaf]:
 
 @dataclasses.dataclass(frozen=True)
 class _Many:
-    """A sequence of numbers or texts, visited as a single object."""
+    """A sequence of numbers or strings, visited as a single object."""
 
     nbytes: int
 
 
 def _walk(value: Value, skip: tuple[type, ...] = (), known: Collection[int] = ()) -> Iterator[Any]:
-    """Yield every object in the value once, depth first, without containers; a list of atoms as a single object."""
+    """Yield each object in the value once, depth first, without containers; a list of atoms is a single object."""
     stack: list[Any] = [value]
     seen: set[int] = set(known)
-    alive: list[Any] = []  # lists made on the way, so that no id is used twice
+    alive: list[Any] = []  # keeps temporary lists alive, so that no id is reused
     while stack:
         item = stack.pop()
         kind = type(item)
@@ -154,13 +154,13 @@ def _captured(function: FunctionType) -> list[Any] | None:
 def _is_filled(cell: Value) -> bool:
     try:
         cell.cell_contents  # noqa: B018
-    except ValueError:  # a name that is bound only later
+    except ValueError:  # the variable is not bound yet
         return False
     return True
 
 
 def _attributes(item: Value) -> list[Any] | None:
-    """Return the attributes of an object whose class leaves pickling to ``object``."""
+    """Return the attributes of an object whose class has the default pickling; None for other objects."""
     cls = type(item)
     plain = not isinstance(item, ModuleType) and (
         cls.__reduce_ex__ is object.__reduce_ex__

@@ -1,6 +1,6 @@
-"""Tensors and arrays from their description and bytes: the receiving side.
+"""Recreate tensors and arrays from their descriptions and bytes: the receiving side.
 
-Encoded streams name functions of this module: renaming a function breaks the streams of other versions.
+Encoded streams name functions of this module, so renaming a function breaks streams of other versions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ torch_utils: Any = lazy("torch._utils")
 REQUIRES_GRAD = 1
 ON_ACCELERATOR = 2
 
-_ALIGNMENT = 16  # bytes, of the widest element (complex128)
-_COPIED_TOGETHER = 64 << 10  # bytes: from this size on, buffers are copied in parallel
+_ALIGNMENT = 16  # bytes of the widest element (complex128)
+_COPIED_TOGETHER = 64 << 10  # minimum bytes of a buffer that is copied in parallel with others
 
 
 class Meter:
-    """Counts the decoded bytes, of heads and buffers. ``on_value`` is called with the bytes of each value."""
+    """Counter of decoded bytes (heads and buffers). ``on_value`` is called with the bytes of each value."""
 
     def __init__(self, on_value: Callable[[int], None] | None = None) -> None:
         self.nbytes = 0
@@ -43,12 +43,12 @@ class Meter:
             self._on_value(nbytes)
 
     def passed_over(self, nbytes: int) -> None:
-        """Subtract bytes of a value that are not read, though they were mapped with it."""
+        """Subtract bytes of a counted value that are never read, such as the rows of other ranks."""
         self.nbytes -= nbytes
 
 
 received = Meter()
-"""Bytes decoded by this process. Of a stored output, only the rows that are read count."""
+"""Counter of the bytes that this process decoded. Of a stored output, only the rows that are read count."""
 
 
 class DecodeOptions(NamedTuple):
@@ -71,17 +71,17 @@ def current_arrival() -> DecodeOptions:
 
 
 class decoding:
-    """Set how everything that is decoded inside arrives, in this thread or asyncio task only.
+    """Context manager that sets memory and device of the values decoded in its block, by this thread or asyncio task.
 
     Args:
-        readonly: tensors and arrays are the encoded bytes themselves, without a copy, also for code that copies them at
-            once, such as a gather; False: own, writable memory, large pieces in huge pages. Read-only arrays are not
-            writeable. Torch has no read-only tensors: a write to one changes it for every reader of the same object.
-        restore: returns the object of a token; None: the token itself.
-        device: where tensors go that were on an accelerator when they were sent; None: the CPU. Arrays stay on the
+        readonly: True to return tensors and arrays over the encoded bytes, without a copy; also useful for code that
+            copies the values at once, such as a gather. False: private, writable memory, large buffers in huge pages.
+            Read-only arrays refuse writes. Torch has no read-only tensors: a write changes the value of every reader.
+        restore: function that returns the object of a placeholder; None: the placeholder itself.
+        device: device of tensors that were on an accelerator when they were sent; None: the CPU. Arrays stay on the
             CPU.
-        every_tensor: True to send all tensors there.
-        meter: counts the decoded bytes.
+        every_tensor: True to place all tensors on ``device``.
+        meter: counter of the decoded bytes.
     """
 
     __slots__ = ("_settings", "_token")
@@ -106,9 +106,9 @@ class decoding:
 
 
 class Frame:
-    """The buffers and placeholders of a value during decoding; each becomes memory, or an object, once.
+    """Buffers and placeholders of a value while it is decoded. Each is copied or resolved at most once.
 
-    They are read without a copy if the sender (``readonly``) or the receiver asked for that.
+    Buffers are read without a copy if the sender (``readonly``) or the receiver requested it.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Frame:
             self._blocks = dict(zip(large, copies, strict=True))
 
     def block(self, place: int, device: torch.device | None = None) -> torch.Tensor:
-        """Return a tensor of any type over the bytes of a buffer: private memory, a view, or a copy on ``device``."""
+        """Return a tensor of any dtype over the bytes of a buffer: a private copy, a view, or a copy on ``device``."""
         view = self._views[place]
         if device is not None:
             if place not in self._on_device:
@@ -141,7 +141,7 @@ class Frame:
         if place not in self._blocks:
             if not self._private:
                 self._blocks[place] = _window(view)
-            elif place in self._arrays:  # an array has these bytes already
+            elif place in self._arrays:  # shared with an array
                 self._blocks[place] = torch.frombuffer(self._arrays[place], dtype=torch.uint8)
             else:
                 (self._blocks[place],) = private_copies([view])
@@ -160,7 +160,7 @@ class Frame:
         shared = place in self._blocks or place in self._arrays
         if not self._private or device is not None or shared or view.nbytes >= HUGE_FROM:
             return tensor_over(self.block(place, device), dtype, shape, strides)
-        # A small dense tensor: quicker than over a block of bytes.
+        # For a small tensor this is faster than a block of bytes with a tensor over it.
         where: dict[str, Any] = {"dtype": dtype, "device": "cpu"}
         made = (
             torch.empty(shape, **where) if strides is None else torch.empty_strided(shape, strides, **where)
@@ -170,18 +170,18 @@ class Frame:
         return made
 
     def array_buffer(self, place: int) -> Value:
-        """Return the bytes of a buffer for arrays and other types: writable exactly if they are private."""
+        """Return the bytes of a buffer for arrays and other types, writable only if they are a private copy."""
         view = self._views[place]
         if not self._private:
             return _aligned(view).data.toreadonly()
-        if place in self._blocks or view.nbytes >= HUGE_FROM:  # a tensor has these bytes, or huge pages will
+        if place in self._blocks or view.nbytes >= HUGE_FROM:  # shared with a tensor, or huge pages
             return tensor_over(self.block(place), torch.uint8, (view.nbytes,)).numpy()
         if place not in self._arrays:
             self._arrays[place] = bytearray(view)
         return self._arrays[place]
 
     def token(self, index: int) -> Value:
-        """Return the object of a token, restored once."""
+        """Return the object of a placeholder, which is restored once."""
         if index not in self._objects:
             given = self._tokens[index]
             self._objects[index] = given if self._restore is None else self._restore(given)
@@ -201,7 +201,7 @@ def _frame() -> Frame:
 
 
 def _aligned(view: memoryview) -> np.ndarray[Any, Any]:
-    """Return the bytes; a copy only if they begin at an address that no element may have."""
+    """Return the bytes as an array, copied only if their address is not aligned for every dtype."""
     given = np.frombuffer(view, dtype=np.uint8)
     if given.__array_interface__["data"][0] % _ALIGNMENT == 0:
         return given
@@ -211,7 +211,7 @@ def _aligned(view: memoryview) -> np.ndarray[Any, Any]:
 
 
 def _window(view: memoryview) -> torch.Tensor:
-    """Return the bytes as a tensor without a copy; torch has no read-only tensors."""
+    """Return the bytes as a tensor that must not be written to; they are copied only if they are not aligned."""
     memory = _aligned(view)
     return torch.from_numpy(bytes_at(memory, memory.__array_interface__["data"][0], memory.nbytes))
 
@@ -238,12 +238,12 @@ def tensor(
 
 
 def parameter(*description: Any) -> torch.nn.Parameter:
-    """Return a Parameter; arguments as for `tensor`."""
+    """Return a Parameter over a buffer. Takes the arguments of `tensor`."""
     return torch.nn.Parameter(_tensor(*description), requires_grad=bool(description[-1] & REQUIRES_GRAD))
 
 
 def subclass(cls: type[torch.Tensor], *description: Any) -> torch.Tensor:
-    """Return an object of a subclass without calling its constructor; other arguments as for `tensor`."""
+    """Return an instance of ``cls`` over a buffer, without calling its constructor. Other arguments as in `tensor`."""
     plain = _tensor(*description)
     return torch.Tensor._make_subclass(cls, plain, bool(description[-1] & REQUIRES_GRAD))
 
@@ -261,5 +261,5 @@ def array(place: int, dtype: Value, shape: tuple[int, ...], strides: tuple[int, 
 
 
 def token(index: int) -> Value:
-    """Return the object of token ``index``."""
+    """Return the object of placeholder ``index``."""
     return _frame().token(index)

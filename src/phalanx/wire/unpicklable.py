@@ -1,4 +1,4 @@
-"""Path to the part of a value that cannot be pickled, for errors."""
+"""Error message for a value that cannot be pickled, with the path to the part at fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Try = Callable[[Any], None]
 
 
 def explain_unpicklable(value: Value, error: BaseException, attempt: Try) -> str:
-    """Return the message for ``error`` from pickling ``value``; ``attempt(part)`` pickles a part or raises."""
+    """Return the message for ``error``, which pickling ``value`` raised; ``attempt(part)`` pickles a part or raises."""
     path, part = _search(value, attempt)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     return (
@@ -27,7 +27,7 @@ def explain_unpicklable(value: Value, error: BaseException, attempt: Try) -> str
 
 
 def _search(value: Value, attempt: Try) -> tuple[str, Any]:
-    """Return the innermost part that fails, and its path: ``args[0]['lock']`` for the arguments of a call."""
+    """Return the path and the innermost part that fails, such as ``args[0]['lock']`` for the arguments of a call."""
     path, part = "", value
     for _ in range(_DEEPEST):
         named = _parts_of_call(part) if not path and _is_call(part) else _parts(part, path)
@@ -47,7 +47,7 @@ def _fails(part: Value, attempt: Try) -> bool:
 
 
 def _is_call(value: Value) -> bool:
-    """Return whether a value is the arguments of a call: ``(args, kwargs)``."""
+    """Return whether a value has the form of a call's arguments, ``(args, kwargs)``."""
     return type(value) is tuple and [*map(type, value)] == [tuple, dict]
 
 
@@ -71,9 +71,9 @@ def _parts(value: Value, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _used_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the values that cloudpickle sends along with a function: captured variables, named globals, defaults."""
+    """Yield the values that cloudpickle sends with a function, by name: captured variables, globals, defaults."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        with suppress(ValueError):  # raised for a name that is bound only later
+        with suppress(ValueError):  # the variable is not bound yet
             yield name, cell.cell_contents
     for name in function.__code__.co_names:
         if name in function.__globals__:

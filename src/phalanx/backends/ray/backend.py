@@ -46,7 +46,7 @@ from phalanx.wire.messages import OUTPUT, Message
 from phalanx.wire.value import Value
 
 NAMESPACE = "phalanx"
-#: Number of processes that are started at once.
+#: Maximum number of processes that are started at once.
 WAVE = 256
 _STARTS_WITHIN_S = 60.0
 _KILLED_WITHIN_S = 5.0
@@ -54,7 +54,7 @@ _SIGHT_WITHIN_S = 0.9
 
 
 def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
-    """Send a call to a rank; see ``Backend.submit``."""
+    """Send a call to a rank, as ``Backend.submit`` describes."""
     handle, name = endpoint.handle, _task_name(endpoint, message)
     if not message.data:
         return Ticket(private.call(handle, "_px_named_call", name=name))
@@ -66,22 +66,21 @@ def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticke
 
 
 def _arguments(message: Message) -> tuple[Any, ...]:
-    """Return the arguments of the task. Most calls have none: the name of the task says all."""
+    """Return the arguments of the task; none, if the name of the task describes the call completely."""
     if message.refs:
         return message.data, list(message.refs)
     return (message.data,) if message.data else ()
 
 
 def _task_name(endpoint: Endpoint, message: Message) -> str:
-    """Return ``Class.method@epoch`` of the call, as dashboards show it; the rank reads what follows the first dot."""
+    """Return the task name ``Class.method@epoch`` for dashboards; the rank reads the part after the first dot."""
     return f"{private.class_name(endpoint.handle).replace('.', '_')}.{message.name}"
 
 
 class RayStream:
-    """Items of a rank. Ray pauses the producer if too many items were not taken.
+    """Items of a call on a rank. Ray pauses the rank while too many items wait to be taken.
 
-    Dropping Ray's generator does not stop the producer, but lets it run on. So an abandoned stream is cancelled, and
-    then read to its end.
+    Dropping Ray's generator does not stop the rank. So an abandoned stream is cancelled, and then read to its end.
     """
 
     def __init__(self, generator: private.ObjectRefGenerator) -> None:
@@ -96,7 +95,7 @@ class RayStream:
 
 
 def stream(endpoint: Endpoint, message: Message, buffer: int | None) -> RayStream:
-    """Send a call of a method that yields."""
+    """Send a call of a method that yields, as ``Backend.stream`` describes."""
     items = private.call(
         endpoint.handle,
         "_px_stream",
@@ -111,12 +110,12 @@ def stream(endpoint: Endpoint, message: Message, buffer: int | None) -> RayStrea
 def started(request: SpawnRequest, handles: list[Any]) -> list[Any]:
     """Start the processes in waves, add them to ``handles``, and return their reports.
 
-    A wave begins when the wave before it has started. So the queue of the cluster's controller is short, and no process
-    waits in it for longer than it takes to start.
+    A wave begins once the processes of the wave before it have reported. This keeps the queue of the cluster's
+    controller short.
 
     Raises:
-        GetTimeoutError: not all processes reported in time.
-        RayError: a process did not start.
+        GetTimeoutError: if not all processes report within the timeout of the request.
+        RayError: if a process does not start.
     """
     deadline = time.monotonic() + request.timeout
     reports: list[Any] = []
@@ -128,7 +127,7 @@ def started(request: SpawnRequest, handles: list[Any]) -> list[Any]:
 
 
 def _create(request: SpawnRequest, index: int) -> Any:
-    """Create the process of a slot."""
+    """Create the actor of slot number ``index`` and return its handle."""
     resources = dict(request.resources)
     namespace = NAMESPACE if request.namespace is None else request.namespace
     return private.create_actor(
@@ -149,7 +148,7 @@ def _create(request: SpawnRequest, index: int) -> Any:
 
 
 class RayBackend:
-    """Ranks as Ray actors."""
+    """Backend whose ranks are Ray actors."""
 
     name = "ray"
     immediate = False
@@ -177,14 +176,14 @@ class RayBackend:
     store = staticmethod(placement.store_space)
     reserve = staticmethod(placement.reserve)
     repair = staticmethod(placement.repair)
-    submit = staticmethod(submit)  # without a function in between: it is called once for each rank
+    submit = staticmethod(submit)  # not wrapped in a method, because it is called once per rank and call
     stream = staticmethod(stream)
     call_id = staticmethod(private.call_id)
     address_of = staticmethod(private.address_of)
     now = staticmethod(time.monotonic)
 
     def probe(self, slots: Sequence[Any], reservations: Any, bundle: Any) -> list[tuple[str, ...]]:
-        self._connection.check()  # the task would start a cluster
+        self._connection.check()  # without a connection, the task would start a cluster
         return placement.probe(slots, reservations, bundle)
 
     def put(self, value: Value) -> Ref:
@@ -202,7 +201,7 @@ class RayBackend:
             reports = started(request, handles)
         except BaseException as error:
             for handle in handles:
-                with contextlib.suppress(Exception):  # the error to raise is that of the start
+                with contextlib.suppress(Exception):  # must not replace the error of the start
                     private.kill(handle)
             self._agents.local.dismiss()
             if isinstance(error, rayx.GetTimeoutError):
@@ -225,7 +224,7 @@ class RayBackend:
         return endpoints
 
     def _target(self, endpoint: Endpoint) -> ProcessHandle:
-        """Return the process of an endpoint, for the agent of its node."""
+        """Return the process handle of an endpoint, for the agent of its node."""
         facts = endpoint.facts
         own = (facts.log,) if facts.log and facts.files else ()
         node = "" if facts.slot.node_id == self._node else facts.slot.node_id
@@ -278,7 +277,7 @@ class RayBackend:
             return
         stored = get_local_object_locations(list(refs))
         for ref in refs:
-            if not stored.get(ref, {}).get("node_ids"):  # else it is an output, which need not come here
+            if not stored.get(ref, {}).get("node_ids"):  # a stored output need not be fetched
                 ref.future()  # otherwise Ray prints the error of a call whose outcome is never fetched
 
     def find(self, name: str) -> Any | None:
@@ -311,10 +310,10 @@ class RayBackend:
         return tuple(sorted({pid for answer in answers if answer for pid in answer}))
 
     def export_metrics(self) -> float | None:
-        """Hand counted calls and bytes to Ray; return the seconds until the next time, None if there is none."""
+        """Export counted calls and bytes to Ray. Return the seconds to the next export; None: the cluster was left."""
         if not self.connected():
             return None
-        with contextlib.suppress(Exception):  # monitoring never ends what it looks at
+        with contextlib.suppress(Exception):  # errors of monitoring must not end the driver
             self._exporter = self._exporter or metrics.Exporter(meters)
             self._exporter.flush()
         return metrics.EVERY_S
@@ -355,7 +354,7 @@ class RayBackend:
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:
         facts = endpoint.facts
-        if lost is None and node_is_gone(facts.slot.node_id):  # which Ray may know in some seconds only
+        if lost is None and node_is_gone(facts.slot.node_id):  # Ray may notice this only some seconds later
             return of_node(Lost(""), facts.slot.node_id, facts.slot.host)
         found = lost or self._ask_ray(endpoint)
         if found.node_lost or (not found.intended and node_is_gone(facts.slot.node_id)):
@@ -366,11 +365,11 @@ class RayBackend:
         return with_post_mortem(found, left, facts.log)
 
     def _ask_ray(self, endpoint: Endpoint) -> Lost:
-        """Return the cause of an actor's death, from the error of a call on it."""
+        """Return the cause of an actor's death, taken from the error of a call on the actor."""
         try:
             private.get(private.call(endpoint.handle, "_px_report"), timeout=_SIGHT_WITHIN_S)
         except rayx.GetTimeoutError:
-            pass  # Ray has not noticed it yet
+            pass  # Ray has not noticed the death yet
         except rayx.RayError as error:
             return lost_of(error)
         return Lost("its process is gone")

@@ -1,4 +1,4 @@
-"""Starting, joining and leaving a Ray cluster. A late call of this library never starts a cluster."""
+"""Start, join and leave a Ray cluster. Only ``start`` may start a cluster, never a late call of this library."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def start(options: dict[str, Any]) -> None:
     """Connect to the cluster that ``options`` or the environment name, else start a local cluster.
 
     Ray records the cluster that was started last on this machine, and would wait a minute for it even if it has died.
-    A recorded cluster that does not answer is ignored.
+    So a recorded cluster that does not respond is ignored, with a warning.
     """
     noted = None
     if not (options.get("address") or os.environ.get("RAY_ADDRESS")):
-        with contextlib.suppress(Exception):  # private to Ray: without it, Ray finds out by itself
+        with contextlib.suppress(Exception):  # private to Ray: if it fails, ray.init() decides
             noted = private.last_address()
     if noted is not None and not answers(noted, _ANSWERS_WITHIN_S):
         _log.warning(
@@ -48,7 +48,7 @@ def start(options: dict[str, Any]) -> None:
 
 
 def answers(address: str, seconds: float) -> bool:
-    """Return whether something listens at ``host:port``."""
+    """Return whether a connection to ``host:port`` is accepted within ``seconds``."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
@@ -58,12 +58,12 @@ def answers(address: str, seconds: float) -> bool:
 
 
 def stop() -> None:
-    """Leave the cluster; a local cluster that this process started ends."""
+    """Leave the cluster, and end it if this process started it."""
     ray.shutdown()
 
 
 def address() -> str:
-    """Return the address of the cluster, host:port."""
+    """Return the address of the connected cluster, ``host:port``."""
     return private.runtime_context().gcs_address
 
 
@@ -75,14 +75,14 @@ class Connection:
 
     @property
     def open(self) -> bool:
-        """True if this is the current connection. Takes 0.1 us."""
+        """True if this connection is still the current connection. Takes 0.1 us."""
         return private.connection() is self._connection and private.is_connected()
 
     def check(self) -> None:
-        """Check that this is the current connection.
+        """Check that this connection is still the current connection.
 
         Raises:
-            GroupClosed: the cluster was left.
+            GroupClosed: if the cluster was left.
         """
         if not self.open:
             raise GroupClosed(f"a call came too late. {CLUSTER_LEFT}")

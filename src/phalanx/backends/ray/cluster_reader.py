@@ -1,4 +1,4 @@
-"""Reader of the entries that drivers publish in a cluster's key-value store, without being a driver."""
+"""Reader of the entries that drivers publish in a cluster's key-value store, for programs that are no drivers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NodeView:
 
 
 class ClusterReader:
-    """Reads the state of a cluster from outside, without a job, a process or a log there."""
+    """Reader of a cluster's state from outside: it adds no job, process or log to the cluster."""
 
     def __init__(self, address: str | None = None) -> None:
         self.address = find_cluster(address)
@@ -46,7 +46,7 @@ class ClusterReader:
             ) from None
 
     def notices(self) -> ClusterRegistry:
-        """Return the entries of living drivers and detached groups; entries of dead drivers are removed."""
+        """Return the entries of living drivers and detached groups; remove the entries of dead drivers."""
         values = {key: self._client.read(key) for key in self._client.keys_written()}
         entries = {key: value for key, value in values.items() if value is not None}
         found = read_notices(entries)
@@ -65,18 +65,18 @@ class ClusterReader:
         ]
 
     def versions(self) -> dict[str, str | None]:
-        """Return the versions of Ray and Python with which the cluster was started, None if unknown."""
+        """Return the versions of Ray and Python that the cluster was started with; None: unknown."""
         metadata: dict[str, Any] = {}
-        with contextlib.suppress(Exception):  # private to Ray, and only shown
+        with contextlib.suppress(Exception):  # private to Ray, and only for display
             metadata = json.loads(self._client.metadata() or b"{}")
         return {name: metadata.get(f"{name}_version") for name in ("ray", "python")}
 
 
 def find_cluster(address: str | None = None) -> str:
-    """Return the given address, that of ``RAY_ADDRESS``, or that of the cluster on this machine, in this order.
+    """Return ``address``, else the value of ``RAY_ADDRESS``, else the address of the cluster on this machine.
 
     Raises:
-        PlacementError: there is none.
+        PlacementError: if no cluster is named and this machine runs none, or several.
     """
     given = address or running_cluster()
     if given and given not in ("auto", "local"):

@@ -1,8 +1,8 @@
-"""Calls, seconds, failures and bytes in Ray's own metrics, which its dashboard and Prometheus show.
+"""Export of calls, seconds, failures and bytes as Ray metrics, for its dashboard and Prometheus.
 
-Metric objects of Ray cost some microseconds at each use (a tenth of a percent of an empty call, but for each rank),
-so calls only append to a list, which the background thread hands over every few seconds. There are no tags by rank: Ray
-keeps a time series for each combination of tags.
+Metric objects of Ray cost some microseconds at each use (a tenth of a percent of an empty call, but for each rank). So
+calls only append to a list, and the background thread exports the list every few seconds. Metrics of calls have no tag
+for the rank, because Ray keeps a time series for each combination of tags.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _BOUNDARIES = [0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0]
 
 
 class Exporter:
-    """Hands the contents of a metric buffer to Ray, or to ``made_of`` in place of the module ``ray.util.metrics``."""
+    """Exporter of a metric buffer to Ray. ``made_of`` replaces the module ``ray.util.metrics``, for tests."""
 
     def __init__(self, source: MetricBuffer, made_of: Value = None) -> None:
         if made_of is None:
-            from ray.util import metrics as made_of  # takes a tenth of a second, which no start waits for
+            from ray.util import metrics as made_of  # imports for 0.1 s, which no start waits for
         tags = ("group", "method")
         self._source = source
         self._calls = made_of.Counter("phalanx_calls_total", "Calls that ended.", tag_keys=tags)
@@ -43,7 +43,7 @@ class Exporter:
         )
 
     def flush(self) -> None:
-        """Hand over the values since the last call."""
+        """Export the values that were recorded since the last call."""
         ended, moved = self._source.drain()
         for one in ended:
             tags = {"group": one.group, "method": one.method}
@@ -56,16 +56,16 @@ class Exporter:
 
 
 def show(what: str, rank: str, values: Mapping[str, float]) -> None:
-    """Set the metric ``phalanx_{what}_{name}`` to each value, for ``rank``. Does nothing if ``PHALANX_METRICS=0``."""
+    """Set the metric ``phalanx_{what}_{name}`` of ``rank`` for each named value. No effect if ``PHALANX_METRICS=0``."""
     if not settings().metrics:
         return
-    with contextlib.suppress(Exception):  # monitoring never ends what it looks at
+    with contextlib.suppress(Exception):  # errors of monitoring must not end the rank
         for name, value in values.items():
             _gauge(f"phalanx_{what}_{name}").set(value, tags={"rank": rank})
 
 
 @functools.cache
 def _gauge(name: str) -> Any:
-    from ray.util import metrics  # takes a tenth of a second, which only who measures something spends
+    from ray.util import metrics  # imports for 0.1 s, so only if a rank measures something
 
     return metrics.Gauge(name, "Of a rank, as it told it last.", tag_keys=("rank",))

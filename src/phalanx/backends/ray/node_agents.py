@@ -1,7 +1,8 @@
 """Agents of nodes, which observe ranks and end them.
 
-A :class:`NodeAgent` asks the kernel, never the rank, which may be busy for hours. The agent of this process's own node
-is in this process. On every other node it is an actor without resources. The agents are called in parallel.
+A :class:`NodeAgent` reads the state of a rank from the kernel, because a rank may be busy for hours. The agent of this
+process's own node runs in this process. On every other node it is an actor without resources. The agents are called in
+parallel.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ NOTHING_ANSWERS = ProcessStatus(reachable=False, note="nothing on its node answe
 
 
 class NodeAgent:
-    """Looks at processes of its own node, and has the node's reaper end them."""
+    """Observer of the ranks on its own node, with a reaper process that ends them."""
 
     def __init__(self) -> None:
         self._reaper: subprocess.Popen[bytes] | None = None
@@ -54,7 +55,7 @@ class NodeAgent:
         self._oom_kills = oom_kills()
 
     def prepare(self) -> None:
-        """Start the reaper before it is needed, without waiting for it."""
+        """Start the reaper early, without waiting for it."""
         with self._lock:
             self._reaper = self._reaper or _start_reaper()
 
@@ -71,28 +72,28 @@ class NodeAgent:
             self._dismiss()
 
     def watch(self, targets: Sequence[ProcessHandle]) -> None:
-        """Make these ranks end with the process that created this agent, at the latest."""
+        """Watch these ranks, so that they end with the process of this agent at the latest."""
         with self._lock:
             self._ask({"watch": self._note(target for target in targets if target.same() is not None)})
 
     def _note(self, targets: Iterable[ProcessHandle]) -> list[tuple[int, int, str]]:
-        """Remember ranks, and return them as the reaper takes them."""
+        """Add ranks to the watched ranks, and return them in the form of the reaper's requests."""
         sides = {target.pid: target.side for target in targets if target.side is not None}
         new = {pid: (pid, side.started, side.mark) for pid, side in sides.items()}
         self._watched |= new
         return list(new.values())
 
     def look(self, targets: Sequence[ProcessHandle]) -> None:
-        """Note all descendants of the watched ranks, before these are ended."""
+        """Make the reaper record all descendants of the watched ranks, before the ranks are ended."""
         with self._lock:
             if self._watched:
                 self._ask({"look": True})
 
     def end(self, targets: Sequence[ProcessHandle]) -> list[list[int]]:
-        """End these ranks with all their descendants; return, for each, the pids that could not be ended."""
+        """End these ranks and all their descendants. Return, once per rank, the pids of processes that did not end."""
         with self._lock:
             watch = self._note(target for target in targets if target.pid not in self._watched)
-            # Another rank may have the pid by now.
+            # The pid may belong to a newer rank by now.
             pids = [t.pid for t in targets if t.side and self._watched[t.pid][1] == t.side.started]
             left: list[int] = self._ask({"watch": watch, "end": pids}) or []
             for pid in pids:
@@ -101,13 +102,13 @@ class NodeAgent:
         return [left] * len(targets)
 
     def send_signal(self, targets: Sequence[ProcessHandle], signum: int) -> None:
-        """Send a signal to each rank's process, if it is still that process."""
+        """Send a signal to each rank's process, unless the process has ended."""
         for target in targets:
             if target.same() is not None:
                 os.kill(target.pid, signum)
 
     def sights(self, targets: Sequence[ProcessHandle], stacks: bool) -> list[ProcessStatus]:
-        """Observe each rank without calling it; with ``stacks``, also its stack if that can be read."""
+        """Return the status of each rank's process; with ``stacks``, also its stack if the stack can be read."""
         sights = [self._sight(target) for target in targets]
         if not stacks:
             return sights
@@ -136,11 +137,11 @@ class NodeAgent:
     def cancel(self, targets: Sequence[ProcessHandle]) -> list[bool]:
         """Cancel the ``call`` of each rank: ranks that have not begun it drop it, the others are interrupted.
 
-        A rank first writes that it has begun a call, and then looks for its cancellation. This function works in the
+        A rank first writes that it has begun a call, and then checks for a cancellation. This function works in the
         opposite order: the rank sees the cancellation, or this function sees that the call has begun, or both.
 
         Returns:
-            For each rank whether it drops the call.
+            For each rank, True if it drops the call.
         """
         drops = [self._drops(target) for target in targets]
         self._tell(
@@ -156,7 +157,7 @@ class NodeAgent:
         return False
 
     def sever(self, targets: Sequence[ProcessHandle]) -> None:
-        """Cut the connections of the ranks' process groups, so that threads in a collective get an error."""
+        """Shut down the connections of the ranks' process groups, so that collectives in flight raise an error."""
         self._tell(targets, call_page.SEVER)
 
     def _tell(self, targets: Sequence[ProcessHandle], request: bytes) -> None:
@@ -166,40 +167,40 @@ class NodeAgent:
                     target.request(request)
 
     def usage(self, targets: Sequence[ProcessHandle]) -> list[Usage | None]:
-        """Return the memory and processor time of each process, None if it has ended."""
+        """Return the memory and processor time of each process; None for a process that has ended."""
         return list(map(usage_of, targets))
 
     def gpus(self, targets: Sequence[ProcessHandle]) -> list[list[Gpu]]:
-        """Return the accelerators of this node, once for each rank."""
+        """Return the accelerators of this node, once per rank."""
         return [gpus()] * len(targets)
 
     def read(
         self, targets: Sequence[ProcessHandle], path: str, offset: int, limit: int
     ) -> list[bytes | OSError]:
-        """Return bytes of a file of this node, or the error, once for each rank."""
+        """Return bytes of a file of this node or the error of reading it, once per rank."""
         try:
             return [read_file(path, offset, limit)] * len(targets)
         except OSError as error:
             return [error] * len(targets)
 
     def post_mortem(self, targets: Sequence[ProcessHandle]) -> list[PostMortem]:
-        """Return the last output of ranks whose processes have died."""
+        """Return the last output of ranks whose processes have died, and the node's new out-of-memory kills."""
         kills = oom_kills()
         risen, self._oom_kills = kills - self._oom_kills, kills
         return [read_logs(target.log_paths)._replace(oom_kills=risen) for target in targets]
 
     def start(self, service: Callable[[str], Any]) -> Value:
-        """Call ``service`` with the address of this node; its threads live as long as this process."""
+        """Call ``service`` with the address of this node, and return its result. Its threads end with this process."""
         return service(ray.util.get_node_ip_address())
 
     def _ask(self, request: Mapping[str, Any]) -> Value:
         """Send a request to the reaper, which the first request starts. The caller holds the lock."""
         for _ in range(2):
-            if self._reaper is None:  # or the reaper was killed: a new process is told of all ranks
+            if self._reaper is None:  # not started yet, or killed: a new reaper has to watch all ranks
                 self._reaper = _start_reaper()
                 request = {**request, "watch": list(self._watched.values())}
             child: Any = self._reaper
-            child.poll()  # the process that started the reaper has exited
+            child.poll()  # reaps the process that forked the reaper and exited
             with contextlib.suppress(BrokenPipeError, ValueError):
                 child.stdin.write(json.dumps(request).encode() + b"\n")
                 child.stdin.flush()
@@ -209,7 +210,7 @@ class NodeAgent:
         return None
 
     def _dismiss(self) -> None:
-        """Close the pipes of the reaper: it ends the ranks that it still watches, and exits. Under the lock."""
+        """Close the pipes of the reaper, which then ends its ranks and exits. The caller holds the lock."""
         child: Any
         child, self._reaper = self._reaper, None
         if child is not None:
@@ -238,7 +239,7 @@ def agent_on(node: str) -> Any:
 
 
 class NodeAgents:
-    """An agent per node of the ranks, created at its first use."""
+    """The agents of all nodes with ranks, each created at its first use."""
 
     def __init__(self) -> None:
         self.local = NodeAgent()
@@ -253,9 +254,9 @@ class NodeAgents:
         *args: Value,
         timeout: float = _ANSWERS_WITHIN_S,
     ) -> list[Any]:
-        """Call ``verb(targets, *args)`` of all agents in parallel; return the results by rank, None without a response.
+        """Call the method ``verb`` of the ranks' agents in parallel. Return a result per rank; None: no response.
 
-        With a timeout of 0, agents of other nodes are not waited for.
+        ``timeout`` is in seconds; 0: do not wait for agents of other nodes.
         """
         by_node: dict[str, list[int]] = {}
         for index, target in enumerate(targets):
@@ -263,7 +264,7 @@ class NodeAgents:
         own = {node: [targets[index] for index in members] for node, members in by_node.items()}
         calls = {node: private.call(self._actor(node), verb, own[node], *args) for node in by_node if node}
         found: dict[str, Sequence[Any] | None] = {}
-        if "" in by_node:  # while the others are at it
+        if "" in by_node:  # while the remote agents work
             found[""] = getattr(self.local, verb)(own[""], *args)
         limit = time.monotonic() + timeout
         for node, call in calls.items():
@@ -276,13 +277,13 @@ class NodeAgents:
         return answers
 
     def watch(self, targets: Sequence[ProcessHandle]) -> None:
-        """Let the agents of their nodes watch these ranks. Does not wait for agents on other nodes to start."""
+        """Make the agents of their nodes watch these ranks, without waiting for agents on other nodes."""
         with self._lock:
             self._watched |= {(target.node, target.pid) for target in targets}
         self.ask(targets, "watch", timeout=0.0)
 
     def release(self, targets: Sequence[ProcessHandle]) -> None:
-        """Forget these ranks, and end the agents on other nodes that have no ranks left."""
+        """Forget these ranks, and end agents on other nodes that have no ranks left."""
         with self._lock:
             self._watched -= {(target.node, target.pid) for target in targets}
             for node in self._remote.keys() - {node for node, _ in self._watched}:
@@ -290,7 +291,7 @@ class NodeAgents:
                     private.kill(self._remote.pop(node))
 
     def leave(self) -> None:
-        """End the ranks on this node and forget all agents, without calls on the cluster, which was left."""
+        """End the watched ranks of this node and forget the other agents, without calls on the cluster."""
         self.local.leave()
         with self._lock:
             self._remote.clear()
@@ -304,10 +305,10 @@ class NodeAgents:
 
 
 class RankObserver:
-    """Observes published ranks from outside, without their driver.
+    """Observer of ranks whose records were published, for programs that are not their driver.
 
-    Ranks on this machine are observed directly. For ranks on other nodes this process joins the cluster as a driver,
-    with a job without logs that ends with the process.
+    Ranks on this machine are observed directly. For ranks on other nodes, this process joins the cluster as a driver
+    that shows no logs of workers.
     """
 
     def __init__(self, address: str) -> None:
@@ -317,22 +318,22 @@ class RankObserver:
         self._connected = False
 
     def sights(self, ranks: Sequence[RankRecord], stacks: bool = False) -> list[ProcessStatus]:
-        """Observe each rank, with its stack if ``stacks`` is true."""
+        """Return the status of each rank's process, with its stack if ``stacks``."""
         return [sight or NOTHING_ANSWERS for sight in self._ask(ranks, "sights", stacks)]
 
     def usage(self, ranks: Sequence[RankRecord]) -> list[Usage | None]:
-        """Return the memory and processor time of each rank's process, None if it has ended."""
+        """Return the memory and processor time of each rank's process; None: it has ended, or no response."""
         return self._ask(ranks, "usage")
 
     def gpus(self, ranks: Sequence[RankRecord]) -> list[list[Gpu] | None]:
-        """Return the accelerators of each rank's node."""
+        """Return the accelerators of each rank's node; None: no response."""
         return self._ask(ranks, "gpus")
 
     def read(self, rank: RankRecord, offset: int, limit: int) -> bytes:
-        """Return bytes of a rank's log; a negative offset counts from its end.
+        """Return at most ``limit`` bytes of a rank's log; a negative offset counts from its end.
 
         Raises:
-            OSError: the log cannot be read.
+            OSError: if the log cannot be read.
         """
         if rank.log is None:
             raise FileNotFoundError("it has no file of its own")
@@ -346,7 +347,7 @@ class RankObserver:
             self._connected = False
 
     def _ask(self, ranks: Sequence[RankRecord], verb: str, *args: Value) -> list[Any]:
-        """Call the agents of the ranks; join the cluster for ranks on other nodes."""
+        """Call the agents of the ranks, after joining the cluster if any rank is on another node."""
         elsewhere = any(rank.host != self._host for rank in ranks)
         if elsewhere and not self._connected and not ray.is_initialized():
             ray.init(
@@ -362,11 +363,11 @@ class RankObserver:
 
 
 def content_of(answer: bytes | OSError | None, path: str, host: str) -> bytes:
-    """Return the bytes that an agent read of a file.
+    """Return the bytes that an agent read from a file, given its response.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        OSError: the file cannot be read, or nothing on its node answers.
+        FileNotFoundError: if there is no such file.
+        OSError: if the file could not be read or the agent did not respond.
     """
     if isinstance(answer, bytes):
         return answer

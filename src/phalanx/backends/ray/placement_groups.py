@@ -1,8 +1,8 @@
 """Pools on Ray: a placement group per block, checked before waiting for resources; and nodes that Ray drains.
 
-A signal on a node (a spot machine that is shut down, a pod that is deleted, ``ray stop``) ends its raylet and all
-ranks there at once: they cannot be moved in time. But the raylet reports the reason, so the loss can be told from a
-crash. A signal to a rank alone is a failure of that rank, because Ray itself sends signals to workers.
+A signal to a node (a spot machine that is shut down, a pod that is deleted, ``ray stop``) ends its raylet and all
+ranks there at once: they cannot be moved in time. But the raylet reports the reason, which distinguishes the loss from
+a crash. A signal to a rank alone is a failure of that rank, because Ray itself sends signals to workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROBED_WITHIN_S = 60.0
 
 
 def store_space() -> StoreSpace | None:
-    """Return the space of the object store of this process's node; Ray reports it every 100 ms."""
+    """Return the space of this node's object store, which Ray reports every 100 ms; None: Ray does not report it."""
     node = private.runtime_context().get_node_id()
     capacity = private.total_resources().get(node, {}).get("object_store_memory")
     free = private.free_resources().get(node, {}).get("object_store_memory", 0.0)
@@ -39,7 +39,7 @@ def store_space() -> StoreSpace | None:
 
 
 def nodes() -> list[NodeCapacity]:
-    """Return the living nodes with total and free resources."""
+    """Return the living nodes with their total and free resources."""
     free = private.free_resources()
     return [
         NodeCapacity(
@@ -75,10 +75,10 @@ def holders() -> list[Holder]:
 
 
 def reserve(request: ReserveRequest) -> Reservation:
-    """Reserve every block or none.
+    """Reserve all blocks or none.
 
     Raises:
-        PlacementError: at once if the request can never fit the cluster, or after ``request.timeout`` s.
+        PlacementError: at once if the cluster can never fit the request, else after ``request.timeout`` s.
     """
     deadline = time.monotonic() + request.timeout
     if request.strategy == "STRICT_PACK" and not _can_fit(request, nodes()):
@@ -96,7 +96,7 @@ def reserve(request: ReserveRequest) -> Reservation:
 
 
 def _reserve_block(reservation: Reservation, request: ReserveRequest, index: int) -> None:
-    """Request the placement group of a block, in place of an earlier one."""
+    """Request a placement group for a block, and put it into the reservation (in place of the block's former group)."""
     size = request.blocks[index]
     selector: Any = [{NODE_LABEL: request.on_nodes[index]}] * size if request.on_nodes else None
     group = private.placement_group(
@@ -111,7 +111,7 @@ def _reserve_block(reservation: Reservation, request: ReserveRequest, index: int
 
 
 def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> None:
-    """Wait by looking: Ray's own wait never ends if another thread leaves the cluster meanwhile."""
+    """Poll until a placement group is created; Ray's own wait would hang if another thread leaves the cluster."""
     pause = 0.002
     while True:
         table: Mapping[str, Any] = {}
@@ -134,13 +134,13 @@ def _wait(request: ReserveRequest, group: PlacementGroup, deadline: float) -> No
 
 
 def _can_fit(request: ReserveRequest, on: Sequence[NodeCapacity]) -> bool:
-    """Return whether the nodes could hold the request if they were free, or the cluster can still grow."""
+    """Return whether the request would fit if the nodes were free, or the cluster can still grow."""
     return check_feasible(on, request.blocks, request.bundle).fits_total or _autoscales()
 
 
 def _autoscales() -> bool:
     """Return whether the cluster can still grow, so that a request may fit later."""
-    with contextlib.suppress(Exception):  # private to Ray: where it does not say so, nothing grows
+    with contextlib.suppress(Exception):  # private to Ray: if it fails, assume no autoscaler
         return bool(private.largest_cluster())
     return False
 
@@ -152,16 +152,16 @@ def _table(request: ReserveRequest, verdict: str) -> str:
 
 
 def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
-    """Reserve blocks anew whose node was lost or is drained; blocks on other nodes stay in place.
+    """Reserve again the blocks whose node was lost or is drained. Return the moved blocks, as ``Backend.repair``.
 
     Raises:
-        PlacementError: the blocks do not fit; they stay lost, and can be repaired later.
+        PlacementError: if these blocks do not fit. They stay lost, and another repair is possible.
     """
     request = reservation.request
     if request is None:
         return frozenset()
     deadline = time.monotonic() + timeout
-    going = {node.node_id for node in draining_nodes()}  # no process is started there any more
+    going = {node.node_id for node in draining_nodes()}  # Ray starts no process there
     lost = [index for index, group in enumerate(reservation.ids) if _lost(group, deadline, going)]
     reservation.moved.update(lost)
     if lost:
@@ -181,7 +181,7 @@ def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
 def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> bool:
     """Return whether the node of a block is drained or lost.
 
-    Waits until Ray knows of the loss, else Ray might place the block there again.
+    Waits until Ray has noticed the loss, because Ray might place the block there again before that.
     """
     table: Mapping[str, Any] = private.placement_group_table(group)
     on = set(dict(table.get("bundles_to_node_id") or {}).values())
@@ -196,7 +196,7 @@ def _lost(group: PlacementGroup, deadline: float, going: Collection[str]) -> boo
 
 
 def release(keys: Sequence[str]) -> None:
-    """Remove placement groups, also of other drivers, and wait until Ray has removed them."""
+    """Remove placement groups, including those of other drivers, and wait up to 5 s until Ray has removed them."""
     if not private.is_connected():
         return
     groups = [PlacementGroup(PlacementGroupID(bytes.fromhex(key))) for key in keys]
@@ -209,7 +209,7 @@ def release(keys: Sequence[str]) -> None:
 
 
 def nodes_of(slots: Sequence[Slot], reservations: Mapping[str, Any]) -> list[str]:
-    """Return the node of each slot, from Ray's table of placement groups."""
+    """Return the node id of each slot, from Ray's table of placement groups."""
     groups = {(slot.pool, slot.block): reservations[slot.pool].ids[slot.block] for slot in slots}
     tables = {key: private.placement_group_table(group) for key, group in groups.items()}
     return [tables[slot.pool, slot.block]["bundles_to_node_id"][slot.bundle] for slot in slots]
@@ -225,10 +225,10 @@ def strategy(slot: Slot, reservations: Mapping[str, Any]) -> PlacementGroupSched
 def probe(
     slots: Sequence[Slot], reservations: Mapping[str, Any], bundle: Mapping[str, float]
 ) -> list[tuple[str, ...]]:
-    """Return the accelerator ids of each slot, by a short task that takes the complete slot.
+    """Return the accelerator ids of each slot, reported by a short task that uses all accelerators of the slot.
 
     Raises:
-        PlacementError: a slot has not reported within a minute.
+        PlacementError: if a slot does not report within 60 s.
     """
     task = ray.remote(private.accelerator_ids)
     gpus = bundle.get("GPU", 0)
@@ -262,7 +262,7 @@ def _unknown(slots: Sequence[Slot], bundle: Mapping[str, float]) -> str:
 
 
 def draining_nodes(ended: bool = False) -> list[DrainingNode]:
-    """Return the nodes that are drained: before a preemption, by an autoscaler, or by ``ray drain-node``.
+    """Return the nodes that are being drained: before a preemption, by an autoscaler, or by ``ray drain-node``.
 
     With ``ended``, return also the nodes that were lost because a signal or an autoscaler ended them.
     """

@@ -2,7 +2,7 @@
 
 Ray's public functions call ``ray.init()`` if no cluster is connected. A background thread of this library must never
 do so after the user's ``ray.shutdown()``. So this module calls the wrapped functions (``__wrapped__``), which raise
-instead. No other module names a private part of Ray; ``tests/backends/test_private.py`` checks each on a real cluster.
+instead. No other module uses private parts of Ray; ``tests/backends/test_private.py`` checks each on a real cluster.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _KV_NAMESPACE = b"phalanx"
 
 
 def unwrapped(function: Any) -> Any:
-    """Return the function behind Ray's wrappers, which start a cluster or redirect to a client."""
+    """Return the function inside Ray's wrappers, which would start a cluster or redirect the call to a client."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function
@@ -83,12 +83,12 @@ def create_actor(cls: type, *args: Any, **options: Any) -> ActorHandle:
     """Start an actor of a class and return its handle without waiting.
 
     Args:
-        cls: a plain class, or a class that ``ray.remote`` made.
-        args: arguments of its constructor.
-        options: as ``ActorClass.options`` takes them.
+        cls: a plain class, or the result of ``ray.remote`` for a class.
+        args: positional arguments of its constructor.
+        options: options as in ``ActorClass.options``.
     """
     actor_class = cls if isinstance(cls, ActorClass) else ray.remote(cls)
-    if options.get("runtime_env"):  # the function behind ActorClass.options() expects it parsed
+    if options.get("runtime_env"):  # ActorClass._remote expects a parsed runtime_env
         options["runtime_env"] = utils.parse_runtime_env_for_task_or_actor(options["runtime_env"])
     return _create_actor(actor_class, args=list(args), kwargs={}, **options)
 
@@ -96,15 +96,15 @@ def create_actor(cls: type, *args: Any, **options: Any) -> ActorHandle:
 def call(
     handle: Any, method: str, *args: Any, name: str = "", returns: int | str = 1, buffer: int | None = None
 ) -> Any:
-    """Call an actor's method; return its reference, the list of its references, or its generator of references.
+    """Call an actor's method. Return a reference, a list of references, or a generator of references.
 
     Args:
-        handle: of the actor.
+        handle: handle of the actor.
         method: name of the method.
         args: positional arguments.
-        name: name of the task in dashboards; default that of the method.
+        name: name of the task in dashboards; default: the name of the method.
         returns: number of returned objects, or "streaming".
-        buffer: items of a stream that the actor may make before they are taken; None: any number.
+        buffer: maximum number of stream items that wait to be taken; None: no limit.
     """
     return handle._actor_method_call(
         method,
@@ -118,7 +118,7 @@ def call(
 
 
 def current_call_id() -> int:
-    """Return the id of the actor task that this code runs in, as of :func:`call_id`."""
+    """Return the id of the actor task that this code runs in, comparable with :func:`call_id`."""
     return int.from_bytes(_core().get_current_task_id().binary()[:8], "little")
 
 
@@ -128,9 +128,9 @@ def task_name() -> str:
 
 
 def call_id(ref: Any) -> int:
-    """Return the id of the actor task that gives this object.
+    """Return the id of the actor task that returns this object.
 
-    An object's id begins with that of its task, of which the actor has the last 16 bytes.
+    An object's id begins with the id of its task, and a task's id ends with the 16 bytes of the actor's id.
     """
     return int.from_bytes(ref.binary()[:8], "little")
 
@@ -146,7 +146,7 @@ def actor_id(handle: Any) -> Any:
 
 
 def actor_states() -> Callable[[Any], int | None]:
-    """Return the function from an actor's id to its state as this process knows it; 0.15 us a call."""
+    """Return the function that maps an actor's id to its state, as far as this process knows; 0.15 us a call."""
     return _core().get_local_actor_state
 
 
@@ -163,7 +163,7 @@ def connection() -> object:
 
 
 def is_connected() -> bool:
-    """Return whether this process is connected to a cluster; 0.1 us."""
+    """Return whether this process is connected to a cluster. Takes 0.1 us."""
     return bool(worker_module.global_worker.connected)
 
 
@@ -174,7 +174,7 @@ def accelerator_ids() -> tuple[str, ...]:
 
 
 def log_folder() -> str | None:
-    """Return the folder in which the processes of this node log, or None if this process is in no cluster."""
+    """Return the folder of this node's log files, or None if this process belongs to no cluster."""
     node = getattr(worker_module, "_global_node", None)
     return None if node is None else node.get_logs_dir_path()
 
@@ -197,12 +197,12 @@ def cluster_addresses() -> set[str]:
 
 
 def bootstrap_address() -> str | None:
-    """Return the address that ``ray.init(address="auto")`` would use."""
+    """Return the address that ``ray.init(address="auto")`` would connect to, or None."""
     return services.find_bootstrap_address(None)
 
 
 def total_resources() -> dict[str, dict[str, Any]]:
-    """Return all resources by node id."""
+    """Return the total resources by node id."""
     return state.total_resources_per_node()
 
 
@@ -212,7 +212,7 @@ def free_resources() -> dict[str, dict[str, Any]]:
 
 
 def draining_nodes() -> dict[str, int]:
-    """Return the node ids that are being drained, with their deadlines in ms since 1970; 0: none."""
+    """Return the ids of the nodes that are being drained, with their deadlines in ms since 1970; 0: no deadline."""
     return state.state.get_draining_nodes()
 
 
@@ -222,7 +222,7 @@ def largest_cluster() -> Any:
 
 
 def write_key(key: str, value: bytes | None) -> None:
-    """Write a key of the cluster's key-value store; None removes it."""
+    """Write a key of the cluster's key-value store; None removes the key."""
     if value is None:
         internal_kv._internal_kv_del(key.encode(), namespace=_KV_NAMESPACE)
     else:
@@ -230,12 +230,12 @@ def write_key(key: str, value: bytes | None) -> None:
 
 
 def read_key(key: str) -> bytes | None:
-    """Return the value of a key of the cluster's key-value store."""
+    """Return the value of a key of the cluster's key-value store, or None if there is none."""
     return internal_kv._internal_kv_get(key.encode(), namespace=_KV_NAMESPACE)
 
 
 def address_of(ref: Any) -> tuple[bytes, bytes, bytes]:
-    """Return an object's id, its owner and the owner's status, for :func:`reference_to`.
+    """Return an object's id, its owner and its serialized status, for :func:`reference_to`.
 
     Pickling a reference outside of Ray's own messages would keep its object for as long as this process lives.
     """
@@ -244,7 +244,7 @@ def address_of(ref: Any) -> tuple[bytes, bytes, bytes]:
 
 
 def reference_to(address: tuple[bytes, bytes, bytes]) -> Any:
-    """Return a reference to an object of another process, which has to keep the object until it was read."""
+    """Return a reference to an object of another process, which must keep the object alive until it is read."""
     binary, owner, status = address
     ref = ray.ObjectRef(binary, owner)  # pyright: ignore[reportArgumentType]
     _core().deserialize_and_register_object_ref(binary, ray.ObjectRef.nil(), owner, status)
@@ -252,10 +252,12 @@ def reference_to(address: tuple[bytes, bytes, bytes]) -> Any:
 
 
 class ClusterClient:
-    """A connection to a cluster's control store, for a process that does not join the cluster.
+    """A connection to a cluster's control store (GCS), for a process that does not join the cluster.
+
+    ``seconds`` is the timeout of each request.
 
     Raises:
-        Exception: the cluster does not answer, or refuses this process. Ray documents no type.
+        Exception: if the cluster does not respond or refuses this process. Ray documents no type.
     """
 
     def __init__(self, address: str, seconds: float) -> None:
@@ -269,7 +271,7 @@ class ClusterClient:
         return [key.decode() for key in found]
 
     def read(self, key: str) -> bytes | None:
-        """Return the value of a key that this library wrote."""
+        """Return the value of a key that this library wrote, or None if there is none."""
         return self._client.internal_kv_get(key.encode(), namespace=_KV_NAMESPACE, timeout=self._seconds)
 
     def remove(self, key: str) -> None:
@@ -277,22 +279,22 @@ class ClusterClient:
         self._client.internal_kv_del(key.encode(), False, _KV_NAMESPACE, timeout=self._seconds)
 
     def metadata(self) -> bytes | None:
-        """Return the cluster's record of its start, as JSON: versions of ray and python among others."""
+        """Return the metadata that the cluster wrote at its start, as JSON, with the versions of Ray and Python."""
         return self._client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=self._seconds)
 
     def nodes(self) -> dict[Any, Any]:
-        """Return Ray's messages about the nodes, by node id."""
+        """Return Ray's protobuf messages of the nodes, by node id."""
         return self._client.get_all_node_info(timeout=self._seconds)
 
     def jobs(self) -> dict[str, bool]:
-        """Return whether each driver lives, by its job id."""
+        """Return, by job id, whether the driver of the job is alive."""
         jobs = self._client.get_all_job_info(
             skip_submission_job_info_field=True, skip_is_running_tasks_field=True
         )
         return {job_id.hex(): not info.is_dead for job_id, info in jobs.items()}
 
     def actor_names(self) -> list[str]:
-        """Return the names of the actors that are alive."""
+        """Return the names of the living actors that have a name."""
         cluster: Any = GlobalState()
         options = raylet.GcsClientOptions.create(
             self._address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=True
@@ -303,9 +305,9 @@ class ClusterClient:
 
 
 def use_own_token() -> bool:
-    """Present the user's token, if it exists, to clusters from now on. Return whether it exists.
+    """Use the user's authentication token, if there is one, for clusters from now on. Return whether there is one.
 
-    A local cluster asks for a token by default, but only its own driver is configured for it.
+    A local cluster requires a token by default, but Ray configures only the cluster's own driver for it.
     """
     found = bool(raylet.AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
     if found:

@@ -1,9 +1,9 @@
 """Processes of ranks, observed through ``/proc`` by another process of their node: calls, stacks, memory.
 
-A thread of each rank writes the stacks of all its threads. It waits only for the interpreter, which blocking calls
-release. If it does not respond because native code holds the interpreter, a signal makes the thread that runs the
-rank's calls write its own stack. The signal does not read other threads: they run on, and a frame that just returns
-is freed memory, which has crashed ranks.
+A control thread of each rank writes the stacks of all threads. It needs only the GIL, which blocking calls release. If
+it does not respond because native code holds the GIL, a signal makes the thread that runs the rank's calls write its
+own stack. The signal handler does not read the stacks of other threads: they keep running, and reading a frame that
+just returned (freed memory) has crashed ranks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SIGNAL = signal.SIGUSR2
 _NOT_CAUGHT = "its interpreter does not answer, and SIGUSR2 is not caught there: its stack cannot be read"
 _THREAD_WITHIN_S, _SIGNAL_WITHIN_S = 0.3, 0.25
 _LOOK_EVERY_S = 0.005
-_ALONE = "Stack (most recent call first):"  # begin of faulthandler's text for a single thread
+_ALONE = "Stack (most recent call first):"  # first line of faulthandler's text for a single thread
 _RUNS_CALLS = "/phalanx/worker/worker_runtime.py"
 
 
 def stacks_of(targets: Sequence[ProcessHandle]) -> list[tuple[str, str]]:
-    """Return the stack of each rank, or "" and the reason. All ranks are asked in parallel."""
+    """Return a pair for each rank: its stack and "", or "" and the reason. Reads all ranks in parallel."""
     runs, found = dict(enumerate(map(_stack_of, targets))), dict[int, tuple[str, str]]()
     while len(found) < len(runs):
         for index in runs.keys() - found.keys():
@@ -46,18 +46,18 @@ def stacks_of(targets: Sequence[ProcessHandle]) -> list[tuple[str, str]]:
 
 
 def _stack_of(target: ProcessHandle) -> Generator[None, None, tuple[str, str]]:
-    """Return the stack of a rank, or "" and the reason; yields while it waits."""
+    """Return the stack of a rank and "", or "" and the reason. Yields while it waits."""
     process = target.same()
     if process is None or process.stopped:
         return "", STOPPED if process else GONE
     try:
-        # A thread of the rank writes all stacks, which needs the interpreter.
+        # The control thread of the rank writes all stacks, which needs the GIL.
         ask = partial(target.request, call_page.STACKS)
         written = yield from _answer(target, ask, _THREAD_WITHIN_S)
         if written is None:
             if not target.signals("SigCgt") >> (_SIGNAL - 1) & 1:  # the signal would end the process
                 return "", _NOT_CAUGHT if target.same() else GONE
-            # The thread that runs calls writes its own stack, which does not need the interpreter.
+            # The thread that runs calls writes its own stack, which does not need the GIL.
             ask = partial(_send, target.pid, call_page.read(target.page()).thread, _SIGNAL)
             written = yield from _answer(target, ask, _SIGNAL_WITHIN_S, signaled=True)
     except OSError as error:
@@ -69,9 +69,9 @@ def _stack_of(target: ProcessHandle) -> Generator[None, None, tuple[str, str]]:
 def _answer(
     target: ProcessHandle, ask: Callable[[], None], seconds: float, *, signaled: bool = False
 ) -> Generator[None, None, bytes | None]:
-    """Return the response of a rank to ``ask``, None without a complete one; yields while it waits.
+    """Return the response of a rank to ``ask``, or None if it is not complete in time. Yields while it waits.
 
-    A response to a signal has no end mark: it is complete when nothing has been added for a moment.
+    A response to a signal has no end mark: it is complete if two reads in a row are equal.
     """
     fd = -1 if target.side is None else target.side.stacks
     with target.open(fd, "r+b") as file:
@@ -89,9 +89,10 @@ def _answer(
 
 
 def readable_stack(dump: str) -> str:
-    """Return the readable part of a ``faulthandler`` dump.
+    """Return the relevant part of a ``faulthandler`` dump.
 
-    This is the thread that runs the call, without this library's outermost frames, and the number of other threads.
+    This is the stack of the thread that runs the call, without this library's outermost frames, and the number of other
+    threads.
     """
     if _ALONE in dump:
         note = "(native code holds the interpreter: only this thread could be read)"
@@ -114,7 +115,7 @@ def _shown(frames: str) -> list[str]:
 
 
 def _send(pid: int, thread: int, signum: int) -> None:
-    """Send a signal to a thread of a process, or to its first thread if that is not known or not possible."""
+    """Send a signal to a thread of a process; to the process, if the thread is unknown (0) or cannot be addressed."""
     to_thread = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None)
     if thread in (0, pid) or to_thread is None:
         os.kill(pid, signum)
@@ -123,9 +124,9 @@ def _send(pid: int, thread: int, signum: int) -> None:
 
 
 class ProcessHandle(NamedTuple):
-    """Identifies a rank's process for the agent of its node.
+    """Handle of a rank's process, for the agent of its node.
 
-    ``node`` is the id of the node, "" for the node of the calling process; ``call`` the id of the call to cancel.
+    ``node`` is the id of the node, "" for the node of the calling process. ``call`` is the id of the call to cancel.
     """
 
     pid: int
@@ -135,31 +136,31 @@ class ProcessHandle(NamedTuple):
     call: int = 0
 
     def same(self) -> reaper.Process | None:
-        """Return the process, None if it has ended (also if its pid is in use again)."""
+        """Return the process, or None if it has ended (even if its pid is in use again)."""
         return None if self.side is None else reaper.running(self.pid, self.side.started)
 
     def signals(self, mask: str) -> int:
-        """Return a mask of signals of the process, such as ``SigCgt``, from /proc/<pid>/status: proc(5)."""
+        """Return a signal mask of the process, such as ``SigCgt``, from /proc/<pid>/status (proc(5)); 0: unreadable."""
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/status") as status:
             return next((int(line.split()[1], 16) for line in status if line.startswith(f"{mask}:")), 0)
         return 0
 
     def dies(self) -> bool:
-        """Return whether the process was killed but has not ended yet; the end takes a while if it holds much memory.
+        """Return whether the process was killed but has not ended yet, which takes a while if it has much memory.
 
-        SIGKILL remains among the pending signals of the process.
+        Until then SIGKILL is among the pending signals of the process.
         """
         return bool(self.signals("ShdPnd") >> (signal.SIGKILL - 1) & 1)
 
     def open(self, fd: int, mode: str) -> IO[bytes]:
-        """Open the file of a file descriptor of the process again, unbuffered."""
+        """Open the file behind a file descriptor of the process, unbuffered."""
         return open(f"/proc/{self.pid}/fd/{fd}", mode, buffering=0)
 
     def page(self) -> bytes:
-        """Return the page on which the process notes its calls.
+        """Return the bytes of the process's call page, or b"" if it has none.
 
         Raises:
-            OSError: the process has ended.
+            OSError: if the process has ended.
         """
         if self.side is None:
             return b""
@@ -170,7 +171,7 @@ class ProcessHandle(NamedTuple):
         """Send a request to the control thread of the process, without waiting.
 
         Raises:
-            OSError: the process has ended, or its queue of requests is full.
+            OSError: if the process has ended, or its queue of requests is full.
         """
         if self.side is None:
             return
@@ -194,7 +195,7 @@ class Usage(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """An accelerator: ``use`` in percent of the time, memory in bytes."""
+    """An accelerator: ``use`` is its utilization in percent (None: unknown), ``used`` and ``total`` bytes of memory."""
 
     number: str
     uuid: str
@@ -204,7 +205,7 @@ class Gpu(NamedTuple):
 
 
 def usage_of(target: ProcessHandle) -> Usage | None:
-    """Return the usage of a process, None if it has ended."""
+    """Return the usage of a process, or None if it has ended."""
     process = target.same()
     if process is None:
         return None
@@ -212,7 +213,7 @@ def usage_of(target: ProcessHandle) -> Usage | None:
 
 
 def gpus() -> list[Gpu]:
-    """Return the NVIDIA accelerators of this node according to ``nvidia-smi``; none without that program."""
+    """Return the NVIDIA accelerators of this node, as ``nvidia-smi`` reports them; [] if the program fails."""
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_GPUS_WITHIN_S)
@@ -221,7 +222,7 @@ def gpus() -> list[Gpu]:
 
 
 def read_gpus(text: str) -> list[Gpu]:
-    """Parse ``nvidia-smi --query-gpu=... --format=csv,noheader,nounits``; memory there is in MiB."""
+    """Parse the output of ``nvidia-smi --query-gpu=... --format=csv,noheader,nounits``, which has memory in MiB."""
     found: list[Gpu] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -235,4 +236,4 @@ def _number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
-        return None  # "[N/A]", as of a partition
+        return None  # "[N/A]", for example for a MIG partition

@@ -1,6 +1,6 @@
 """Causes of failed calls and lost ranks: Ray's exceptions, log files, and the kernel's count of out-of-memory kills.
 
-Other modules never see exceptions of Ray.
+Code outside of this package never sees exceptions of Ray.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _HOST_CODE = tuple(f"{_PACKAGE / package}{os.sep}" for package in ("compat", "wo
 
 
 def _is_not_raised(record: logging.LogRecord) -> bool:
-    """Return whether an error is only logged. An error while decoding a value becomes the error of the call."""
+    """Return False for errors while decoding a value, which are raised as the error of the call anyway."""
     frames = traceback.walk_tb(record.exc_info[2] if record.exc_info else None)
     return all(frame.f_code.co_filename != codec.__file__ for frame, _ in frames)
 
 
 def log_once() -> None:
     """Keep Ray from logging a traceback at each attempt to fetch a value that cannot be decoded. Idempotent."""
-    logging.getLogger(private.SERIALIZATION_LOGGER).addFilter(_is_not_raised)  # a filter is not added twice
+    logging.getLogger(private.SERIALIZATION_LOGGER).addFilter(_is_not_raised)
 
 
 def outcome_of(error: BaseException) -> RankOutcome:
@@ -69,21 +69,21 @@ def outcome_of(error: BaseException) -> RankOutcome:
             return RankOutcome(failure=RankFailure(report))
         return RankOutcome(failure=capture(error))
     if isinstance(error, rayx.RaySystemError) and isinstance(error.client_exc, Exception):
-        return RankOutcome(failure=undecodable(error.client_exc))  # Ray's wrapper of errors of unpickling
+        return RankOutcome(failure=undecodable(error.client_exc))  # an error of unpickling, which Ray wraps
     return RankOutcome(lost=lost_of(error))
 
 
 def remote_traceback(text: str) -> str:
-    """Return Ray's text of a remote traceback, from the first frame of user code on."""
+    """Return Ray's text of a remote traceback without this library's frames."""
     lines: list[str] = []
     ours = False
     for line in text.strip().splitlines():
-        # Process and method, which the report has; then the remains of Ray's own frames.
+        # This line names process and method, as the report does. Remains of Ray's frames follow.
         if "ray::" in line:
             lines.append("Traceback (most recent call last):")
             ours = True
             continue
-        if not line.startswith("    "):  # not the source of a frame
+        if not line.startswith("    "):  # not a source line
             ours = line.startswith('  File "') and any(part in line for part in _HOST_CODE)
         if not ours:
             lines.append(line)
@@ -91,7 +91,7 @@ def remote_traceback(text: str) -> str:
 
 
 def lost_of(error: BaseException) -> Lost:
-    """Convert Ray's exception about a lost process or a lost object."""
+    """Return the loss that an exception of Ray describes."""
     text = str(error)
     hint = _OOM_BY_RAY if isinstance(error, rayx.OutOfMemoryError) or "memory monitor" in text else None
     if isinstance(error, rayx.NodeDiedError):
@@ -122,7 +122,7 @@ def _exit_of(text: str) -> str | None:
 
 
 def _reason(text: str) -> str:
-    """Return Ray's own sentence on the end of a worker, if it says more than "unexpectedly"."""
+    """Return Ray's sentence about the end of a worker, or ``_UNEXPECTED`` if it has no more information."""
     detail = _DETAIL.search(text)
     said = detail.group(1).split(". ")[0].strip(" .") if detail else _first_line(text)
     return _UNEXPECTED if said.startswith(_SAYS_NOTHING) else said
@@ -133,7 +133,7 @@ def _first_line(text: str) -> str:
 
 
 def with_post_mortem(lost: Lost, left: PostMortem | None, log_path: str | None) -> Lost:
-    """Return ``lost`` with the remains of its process: a crash's signal, last lines, a hint at a lack of memory."""
+    """Return ``lost`` with the post-mortem: signal and stack of a crash, last log lines, a hint at lack of memory."""
     if left is None:
         return replace(lost, log_path=log_path)
     exit = f"signal {left.fatal_signal}" if left.fatal_signal else lost.exit
@@ -141,7 +141,7 @@ def with_post_mortem(lost: Lost, left: PostMortem | None, log_path: str | None) 
         exit = _NO_EXIT
     return replace(
         lost,
-        reason="" if exit and lost.reason == _UNEXPECTED else lost.reason,  # the exit says more
+        reason="" if exit and lost.reason == _UNEXPECTED else lost.reason,  # the exit is more specific
         exit=exit,
         hint=lost.hint or (_OOM_BY_KERNEL if left.oom_kills > 0 else None),
         log_tail=left.log_tail,
@@ -152,7 +152,7 @@ def with_post_mortem(lost: Lost, left: PostMortem | None, log_path: str | None) 
 
 def node_is_gone(node_id: str) -> bool:
     """Return whether a node is known to be dead, or its raylet refuses connections."""
-    with contextlib.suppress(Exception):  # of a cluster that does not answer: then nothing is known
+    with contextlib.suppress(Exception):  # the cluster does not respond: unknown
         node = next((node for node in private.nodes() if node["NodeID"] == node_id), None)
         if node is None or not node["Alive"]:
             return True
@@ -162,7 +162,7 @@ def node_is_gone(node_id: str) -> bool:
 
 
 def of_node(lost: Lost, node_id: str, host: str) -> Lost:
-    """Return ``lost`` as the loss of the complete node."""
+    """Return ``lost`` changed into the loss of the rank's node."""
     return replace(
         lost,
         reason=f"node {node_id[:8]} (host {host}) is lost: its raylet is gone",
@@ -179,7 +179,7 @@ _FATAL_SIGNALS = {signal.strsignal(signum): signum.name for signum in signal.Sig
 
 
 class PostMortem(NamedTuple):
-    """Remains of a rank's process: its last lines, the stack of a crash, and new out-of-memory kills of its node."""
+    """Traces of a dead process: last log lines, signal and stack of a crash, new out-of-memory kills on its node."""
 
     log_tail: tuple[str, ...] = ()
     fatal_signal: str | None = None
@@ -190,7 +190,7 @@ class PostMortem(NamedTuple):
 def read_logs(paths: Sequence[str]) -> PostMortem:
     """Return the last lines of a process's log files, and the signal and stack that the interpreter logged.
 
-    A rank has a file for all its output; Ray has two files, with the output before that.
+    A rank has a single file for all its output. Ray's two files have the output from before the process was a rank.
     """
     own = [line for path in paths if path.endswith(".log") for line in last_lines(path)]
     out = [] if own else [line for path in paths if path.endswith(".out") for line in last_lines(path)]
@@ -198,7 +198,7 @@ def read_logs(paths: Sequence[str]) -> PostMortem:
     fatal = next((index for index, line in enumerate(err) if _FATAL in line), None)
     if fatal is None:
         return PostMortem((*out[-_OUT_LINES:], *err[-_ERR_LINES:]))
-    # The text follows the last output on the same line, if that output had no newline.
+    # Output without a final newline precedes the text on the same line.
     before, _, name = err[fatal].partition(_FATAL)
     rest = [line for line in err[fatal + 1 :] if not line.startswith("Extension modules:")]
     said = [*err[:fatal], before] if before else err[:fatal]
@@ -210,7 +210,7 @@ def read_logs(paths: Sequence[str]) -> PostMortem:
 
 
 def last_lines(path: str) -> list[str]:
-    """Return the last lines of a log file without Ray's marker lines."""
+    """Return the lines in the last 64 KiB of a log file, without Ray's marker lines."""
     try:
         with open(path, "rb") as log:
             log.seek(0, os.SEEK_END)
@@ -222,7 +222,7 @@ def last_lines(path: str) -> list[str]:
 
 
 def oom_kills() -> int:
-    """Return the number of out-of-memory kills that the kernel counted in this control group (v2, then v1)."""
+    """Return the number of out-of-memory kills in this process's control group (v2, else v1); 0: unknown."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         with contextlib.suppress(OSError, ValueError), open(path) as file:
             for line in file:

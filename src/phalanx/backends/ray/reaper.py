@@ -1,15 +1,15 @@
 """A small process per node that kills ranks and their descendants, and that exits last.
 
-The script needs only the standard library: it starts in some 20 ms and uses 10 MB. It reads a JSON object per line
-and writes a line in response. Its input ends with the process that started it. Then it kills every rank that it
-still watches, with all their descendants, and exits.
+The script needs only the standard library: it starts in some 20 ms and uses 10 MB. It reads requests, a JSON object per
+line, and writes a line in response. Its input ends with the process that started it. Then it kills all ranks that it
+still watches and their descendants, and exits.
 
 A descendant is found by its parent, by the process group that the rank leads, or by an environment variable with
-the rank's mark. A process stays a descendant if its parent ends after a look, which is taken every second. Pids are
-always compared with the start time of the process, so that no other process is killed.
+the rank's mark. The processes are scanned every second: a descendant that was found remains one after its parent's end.
+Pids are always compared with the start time of the process, so that no other process is killed.
 
 Python's resource tracker unlinks the shared memory and the semaphores of killed processes. It is not killed at once,
-because it ends by itself afterwards. Folders with a rank's mark in their names are removed.
+because it exits automatically afterwards. Folders with a rank's mark in their names are removed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from typing import Any, NamedTuple
 MARK_VARIABLE = "PHALANX_PROCESS"
 LOOK_EVERY_S = 1.0
 GONE_WITHIN_S = 3.0
-#: Grace period after Ray told a rank to exit: Ray reports the death of a rank that is killed earlier as an error.
+#: Grace period in seconds after Ray told a rank to exit. Ray reports a rank that is killed earlier as an error.
 EXIT_WITHIN_S = 0.3
-#: Last part of ``GONE_WITHIN_S``, in which remaining resource trackers are killed too.
+#: Last seconds of ``GONE_WITHIN_S``, in which remaining resource trackers are killed too.
 TRACKERS_LAST_S = 1.0
 _TRACKER = b"resource_tracker import main"
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Process(NamedTuple):
-    """A process, from /proc/<pid>/stat: proc(5), fields 1, 3, 4, 5, 14 + 15 and 22 (times in clock ticks)."""
+    """A process: fields 1, 3, 4, 5, 14 + 15 and 22 of /proc/<pid>/stat (see proc(5)), times in clock ticks."""
 
     pid: int
     state: str
@@ -56,7 +56,7 @@ class Process(NamedTuple):
 
 
 def look_at(pid: int) -> Process | None:
-    """Return the process of a pid, None if there is none or it is a zombie."""
+    """Return the process with a pid, or None if there is none or it is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
             fields = stat.read().rpartition(b")")[2].split()
@@ -68,13 +68,13 @@ def look_at(pid: int) -> Process | None:
 
 
 def running(pid: int, started: int) -> Process | None:
-    """Return the process of a pid, None if it has ended (also if its pid is in use again)."""
+    """Return the process with a pid and start time, or None if it has ended (even if its pid is in use again)."""
     process = look_at(pid)
     return process if process is not None and process.started == started else None
 
 
 def processes() -> list[Process]:
-    """Return all processes of this node that this process may see."""
+    """Return all processes of this node that are visible to this process."""
     found = (look_at(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return [process for process in found if process is not None]
 
@@ -87,32 +87,32 @@ def resident_bytes(pid: int) -> int:
 
 
 def is_tracker(pid: int) -> bool:
-    """Return whether a process is a resource tracker of Python's multiprocessing, or of a library like it."""
+    """Return whether a process is a resource tracker of Python's multiprocessing, or of a similar library."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
         return _TRACKER in command.read()
     return False
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """Return whether the environment of a process bears the mark."""
+    """Return whether the environment of a process has the mark."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
         return f"{MARK_VARIABLE}={mark}".encode() in environ.read().split(b"\0")
     return False
 
 
 def remove_folders(marks: Collection[str]) -> None:
-    """Remove the temporary folders whose names begin with ``phalanx-`` and any of these marks."""
+    """Remove the temporary folders whose names begin with ``phalanx-`` and one of the marks."""
     place = os.environ.get("TMPDIR") or "/tmp"
     with contextlib.suppress(OSError):
         for name in os.listdir(place):
             if name.startswith("phalanx-") and "-".join(name.split("-")[1:3]) in marks:
-                import shutil  # seldom needed, and slow to import
+                import shutil  # slow to import, and rarely needed
 
                 shutil.rmtree(os.path.join(place, name), ignore_errors=True)
 
 
 class Watched:
-    """A rank and the descendants that were seen."""
+    """A watched rank, and its descendants found so far (``seen``: pids and start times)."""
 
     def __init__(self, pid: int, started: int, mark: str) -> None:
         self.pid = pid
@@ -121,11 +121,11 @@ class Watched:
         self.seen: set[tuple[int, int]] = set()
 
     def look(self, everything: list[Process], *, marks: bool = False) -> None:
-        """Note the descendants that are found by process group, by parent and, with ``marks``, by their environment."""
+        """Record the rank's descendants, found by process group, by parent and, with ``marks``, by environment."""
         present = {process.identity for process in everything}
         self.seen &= present
         alive = (self.pid, self.started) in present
-        # A group keeps the pid of its leader from being given out again for as long as it has members.
+        # While a process group has members, the kernel does not reuse the pid of its leader.
         leads = alive or look_at(self.pid) is None
         for process in everything:
             if process.pid == self.pid or process.started < self.started:
@@ -150,13 +150,13 @@ class Reaper:
             one.look(everything, marks=marks)
 
     def end(self, pids: list[int], patience: float = 0.0) -> list[int]:
-        """Kill these ranks with all their descendants; return the pids of processes that did not end.
+        """Kill these ranks and all their descendants. Return the pids of processes that did not end.
 
-        Ranks have ``patience`` seconds to exit by themselves.
+        The ranks first have ``patience`` seconds to exit on their own.
         """
         chosen = [self.watched[pid] for pid in pids if pid in self.watched]
         if patience:
-            self.look(marks=True)  # descendants cannot be found by their parent once the rank has ended
+            self.look(marks=True)  # once a rank has ended, its descendants have another parent
             limit = time.monotonic() + patience
             while any(running(one.pid, one.started) for one in chosen) and time.monotonic() < limit:
                 time.sleep(0.002)
@@ -197,7 +197,7 @@ class Reaper:
 
 
 def serve(requests: int, answers: int, starter: int, starter_started: int) -> None:
-    """Serve requests until the input ends or the starter has ended; then kill all watched ranks."""
+    """Serve requests until the input ends or the starter process has ended, then kill all watched ranks."""
     reaper = Reaper()
     buffer = b""
     while True:
@@ -212,7 +212,7 @@ def serve(requests: int, answers: int, starter: int, starter_started: int) -> No
                 with contextlib.suppress(BrokenPipeError):
                     os.write(answers, reply.encode())
         else:
-            # A child that was forked holds the other end of the pipe open: the pipe alone does not tell.
+            # A forked child of the starter may keep the pipe open, so the input does not always end with the starter.
             if running(starter, starter_started) is None:
                 break
             reaper.look()

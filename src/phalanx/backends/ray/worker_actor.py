@@ -1,4 +1,4 @@
-"""The Ray actor around a worker runtime. Its methods have the user's names, for dashboards and handles."""
+"""The Ray actor around a worker runtime. It also has methods with the user's names, for calls without a group."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from phalanx.wire.value import Value
 
 
 class RayServices:
-    """Services of Ray for the runtime in an actor's process.
+    """Services of Ray for the worker runtime in an actor's process.
 
-    ``upstream`` returns the references that a method with plain arguments has to wait for. Factories whose users pass
-    such values set it.
+    ``upstream`` returns the references that a call without a group has to wait for, given its arguments. Factories of
+    worker runtimes may set it.
     """
 
     in_driver = False
@@ -64,7 +64,7 @@ class RayServices:
         return private.put(value)
 
     def measure(self, what: str, rank: str, values: Mapping[str, float]) -> None:
-        """Show values of this rank in Ray's metrics as ``phalanx_{what}_{name}``; see ``WorkerContext.measure``."""
+        """Export values of this rank as Ray metrics ``phalanx_{what}_{name}``; see ``WorkerContext.measure``."""
         metrics.show(what, rank, values)
 
     def fetch(self, refs: Sequence[Any], timeout: float | None = None) -> list[Any]:
@@ -80,8 +80,8 @@ class RayServices:
 
 
 def _started_with(name: str) -> str | None:
-    """Return an environment variable as of the start of this process: Ray changes thread counts for actors."""
-    # There may be no such file, or no such variable.
+    """Return an environment variable as of this process's start: Ray changes the thread count for actors later."""
+    # Suppressed errors: no /proc, or no such variable.
     with contextlib.suppress(OSError, IndexError), open("/proc/self/environ", "rb") as file:
         text = b"\0" + file.read()
         return text.split(f"\0{name}=".encode(), 1)[1].split(b"\0", 1)[0].decode(errors="replace") or None
@@ -89,7 +89,7 @@ def _started_with(name: str) -> str | None:
 
 
 def _log_paths(worker_id: str) -> tuple[str, ...]:
-    """Return Ray's own files of this process's output: worker-{worker id}-{job}-{pid}.out and .err."""
+    """Return the paths of Ray's files with this process's output: worker-{worker id}-{job}-{pid}.out and .err."""
     logs = private.log_folder()
     if logs is None:
         return ()
@@ -97,7 +97,7 @@ def _log_paths(worker_id: str) -> tuple[str, ...]:
 
 
 def _message(data: bytes = b"", refs: Sequence[Any] = ()) -> Message:
-    """Return the message of this task. Without data, the name of the task after the class is the method."""
+    """Return the message of this task. Without data, the part of the task's name after the class is the message."""
     return Message("", data, tuple(refs)) if data else _named_message(private.task_name())
 
 
@@ -107,19 +107,19 @@ def _named_message(task: str) -> Message:
 
 
 class _Actor:
-    """Actor of a group: creates the worker runtime, reports, becomes a rank, and passes calls on."""
+    """Base class of worker actors: creates the worker runtime, and forwards calls to it."""
 
-    _px_host: Any  # on the class for class methods: a process has a single actor
+    _px_host: Any  # on the class, for class methods: a process has a single actor
 
     def __init__(self, factory: RuntimeFactory) -> None:
         self._services = RayServices()
         self._runtime = type(self)._px_host = factory(self._services)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the user's object, for functions that are sent by ``handle.__ray_call__``.
+        """Return an attribute of the user's object, for functions that are sent with ``handle.__ray_call__``.
 
         Raises:
-            AttributeError: the object has no such attribute or does not exist yet, or the group has several roles.
+            AttributeError: if the object has no such attribute or does not exist yet, or the group has roles.
         """
         runtime = self.__dict__.get("_runtime")
         worker = None if runtime is None or name.startswith("__") else runtime.instances.get("")
@@ -135,11 +135,11 @@ class _Actor:
 
 
 class WorkerActor(_Actor):
-    """Actor that runs a call at a time.
+    """Actor that runs a single call at a time.
 
-    Most calls are sent to a class method without parameters. For a method of an instance Ray adds a hidden parameter
-    for its own tracing, binds parameters on both sides, and calls another function. That takes a tenth of the time of
-    an empty call on the driver and a rank.
+    Calls without arguments are sent to a class method without parameters. For an instance method Ray adds a hidden
+    parameter for its own tracing, binds parameters on both sides, and calls another function. This costs a tenth of the
+    time of an empty call, on the driver and on a rank.
     """
 
     def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
@@ -156,10 +156,10 @@ class WorkerActor(_Actor):
 class Turns:
     """Order in which an asynchronous actor begins calls: each once its arguments exist, otherwise in order of arrival.
 
-    An argument may be the result of an earlier call on this group. If the loop fetched it too early, the earlier calls
-    of this rank could neither continue nor deliver their outcomes, for which other ranks wait. A call never waits for
-    the arguments of another call: Ray delivers calls of asynchronous actors in any order, so these arguments may depend
-    on the result of the waiting call.
+    An argument may be the result of an earlier call on this group. If the event loop fetched it too early, the earlier
+    calls of this rank could neither continue nor deliver their outcomes, for which other ranks wait. A call never waits
+    for the arguments of another call: Ray delivers calls of asynchronous actors in any order, so these arguments may
+    depend on the result of the waiting call.
     """
 
     def __init__(self) -> None:
@@ -170,12 +170,12 @@ class Turns:
         if refs:
             await _there(list(dict.fromkeys(refs)))
         async with self._lock:
-            # Ray hands the outcome of a finished call on in the loop's next turn: before this call can block.
+            # Ray delivers the outcome of a finished call in the loop's next iteration: before this call can block.
             await asyncio.sleep(0)
 
 
 async def _there(refs: list[Any]) -> None:
-    """Wait until all results exist on any node; errors count as results. Fetches nothing.
+    """Wait until all values exist on any node, without fetching them. An error counts as a value.
 
     Waits on its own thread: calls that wait in the few threads of the loop could block the call that they wait for.
     """
@@ -185,7 +185,7 @@ async def _there(refs: list[Any]) -> None:
     def wait() -> None:
         with contextlib.suppress(Exception):  # the call gets the error when it fetches the values
             private.wait(refs, num_returns=len(refs), fetch_local=False)
-        with contextlib.suppress(RuntimeError):  # the loop was closed: the process ends
+        with contextlib.suppress(RuntimeError):  # the loop was closed, because the process ends
             loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
 
     threading.Thread(target=wait, name="phalanx-arguments", daemon=True).start()
@@ -197,7 +197,7 @@ class AsyncWorkerActor(_Actor):
 
     def __init__(self, factory: RuntimeFactory) -> None:
         super().__init__(factory)
-        os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")  # it gets values that are there
+        os.environ.setdefault("RAY_WARN_BLOCKING_GET_INSIDE_ASYNC", "0")  # it gets only values that exist
         self._turns = Turns()
 
     async def _px_call(self, data: bytes, refs: Sequence[Any] = ()) -> Value:
@@ -218,20 +218,20 @@ class AsyncWorkerActor(_Actor):
 _AS_THEY_ARE = (type(None), bool, int, float, str, bytes, ray.ObjectRef, ActorHandle)
 
 
-#: Left for Ray to pickle, because it counts who holds them.
+#: Types that Ray pickles itself, because it counts the holders of their objects.
 _RAYS_OWN: dict[type, Callable[[Any], Any]] = dict.fromkeys((ray.ObjectRef, ActorHandle), lambda value: value)
 
 
 def portable(value: Value) -> Value:
-    """Return ``value`` encoded for Ray: tensors out of band, a view without the rest of its storage.
+    """Return ``value`` encoded for Ray: tensors out of band, and views without the rest of their storage.
 
-    The receiver gets the value itself, in its own memory.
+    The receiver gets the decoded value, in its own memory.
     """
     return value if type(value) in _AS_THEY_ARE else encode(value, hoist=_RAYS_OWN)
 
 
 def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..., Any]:
-    """Return the method of an actor that is called without a group."""
+    """Return the actor's method for calls without a group."""
     name, role, method = facade
 
     async def forward_async(self: AsyncWorkerActor, *args: Value, **kwargs: Value) -> Value:
@@ -251,7 +251,7 @@ def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..
 
 @functools.lru_cache(maxsize=256)
 def actor_class(class_name: str, methods: tuple[Facade, ...], asynchronous: bool) -> Value:
-    """Return the Ray actor class for a user's class. It is cached, so a second group exports nothing."""
+    """Return the Ray actor class for a user's class. It is cached, so a second group does not export it again."""
     base = AsyncWorkerActor if asynchronous else WorkerActor
     facades = {facade.name: _forward(facade, class_name, asynchronous) for facade in methods}
     return ray.remote(type(class_name, (base,), facades))
