@@ -23,7 +23,7 @@ import phalanx as px
 
 
 class Counter(px.Worker):
-    def __init__(self, folder=None):
+    def __init__(self, folder):
         self.count = 0
         self.folder = folder
 
@@ -88,7 +88,7 @@ def test_another_driver_attaches_to_a_detached_group_and_closes_it(
 def test_attach_finds_a_group_whose_first_rank_was_replaced(drive: Callable[[str], str]) -> None:
     drive("""
         pool = px.ResourcePool([2], use_gpu=False, detached=True)
-        group = px.WorkerGroup(pool, Counter, name="replaced", detached=True)
+        group = px.WorkerGroup(pool, Counter.bind(None), name="replaced", detached=True)
         group.up(5)
         px.replace_ranks(group, 0, state="none")
     """)
@@ -103,7 +103,7 @@ def test_a_detached_group_with_a_dead_first_rank_can_be_closed_and_recreated(
 ) -> None:
     make = """
         pool = px.ResourcePool([2], use_gpu=False, detached=True)
-        print(px.WorkerGroup(pool, Counter, name="unlucky", detached=True).up(5))
+        print(px.WorkerGroup(pool, Counter.bind(None), name="unlucky", detached=True).up(5))
     """
     drive(make)
     group, backend = px.attach("unlucky"), session.get_backend()
@@ -129,7 +129,7 @@ def test_a_second_detached_group_of_one_name_is_refused_and_the_first_stays(
 ) -> None:
     make = """
         pool = px.ResourcePool([1], use_gpu=False, detached=True)
-        group = px.WorkerGroup(pool, Counter, name="taken", detached=True)
+        group = px.WorkerGroup(pool, Counter.bind(None), name="taken", detached=True)
     """
     drive(make)
     try:
@@ -150,7 +150,7 @@ def test_attached_ranks_keep_an_order_that_differs_from_that_of_their_slots(
         orders = iter([(1, 0)])
         pools.order_ranks = lambda slots, facts: next(orders, tuple(range(len(slots))))
         pool = px.ResourcePool([2], use_gpu=False, detached=True)
-        group = px.WorkerGroup(pool, Counter, name="turned", detached=True)
+        group = px.WorkerGroup(pool, Counter.bind(None), name="turned", detached=True)
         assert [group[rank].up(rank + 5) for rank in range(2)] == [5, 6]
         px.replace_ranks(group, 1, state="none")
         assert group.up(1) == [6, 1]

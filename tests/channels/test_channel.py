@@ -15,6 +15,8 @@ import torch
 
 import phalanx as px
 from phalanx.channels.channel_state import ChannelState, Item, Loss
+from phalanx.channels.hub_client import stored_items
+from phalanx.channels.payloads import to_bytes
 from phalanx.testing import faults
 from tests.support.fault_workers import within
 
@@ -454,6 +456,26 @@ def test_a_batch_can_be_reordered_only_if_its_rows_have_lengths(channel: px.Chan
     assert batch.value() == [2, 1]
 
 
+def test_a_batch_reordered_after_it_was_read_has_its_new_order() -> None:
+    with px.Channel(lengths=lambda item: item, backend="inline") as ordered:
+        ordered.put([3, 1, 2])
+        batch = ordered.take_rows(3, 0)
+        assert batch.value() == [3, 1, 2]
+        batch.sort()
+        assert batch.value() == [1, 2, 3]
+        for shards in ("a", 2.5, 0):
+            with pytest.raises(px.DeclarationError, match="number of shards"):
+                batch.balance(shards)  # type: ignore[arg-type]
+        batch.ack()
+        with pytest.raises(px.DeclarationError, match="acknowledged"):
+            batch.sort()
+        ordered.put([3, 1, 2])
+        items = ordered.take(1, 0)
+        with pytest.raises(px.DeclarationError, match="take_rows"):
+            items.sort()
+        assert items.value() == [[3, 1, 2]]
+
+
 def test_a_take_with_an_invalid_order_takes_nothing() -> None:
     with px.Channel(lengths="n", backend="inline") as channel:
         channel.put({"n": [numpy.int64(1), 2]})
@@ -507,8 +529,50 @@ def test_a_used_channel_is_not_restored_and_a_closed_channel_is_not_saved(backen
         channel.put(0)
         with pytest.raises(px.DeclarationError, match="put into channel 'saved' already"):
             px.channels.restore(data, [channel])
+        for unreadable in (b"", b"xx"):
+            with pytest.raises(px.channels.ChannelError, match="cannot be read"):
+                px.channels.restore(unreadable, [channel])
+    for nothing in (lambda: px.channels.snapshot([]), lambda: px.channels.restore(data, [])):
+        with pytest.raises(px.channels.ChannelError):
+            nothing()
     with pytest.raises(px.channels.ChannelError, match="closed"):
         px.channels.snapshot([channel])
+
+
+def test_a_refused_restore_keeps_no_bytes_of_items() -> None:
+    with px.Channel(name="saved", backend="inline") as channel:
+        channel.put(torch.zeros(LARGE))
+        data, stored = px.channels.snapshot([channel]), len(stored_items)
+        with pytest.raises(px.DeclarationError, match="already"):
+            px.channels.restore(data, [channel])
+        assert len(stored_items) == stored
+
+
+def test_a_snapshot_leaves_out_an_item_acknowledged_while_it_is_read(
+    channel: px.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = len(stored_items)
+    channel.put(torch.zeros(LARGE))
+    channel.put("small")
+    batch = channel.take(1, WITHIN)
+
+    def acknowledge_and_read(*args: Any) -> bytes:
+        batch.ack()
+        assert within(WITHIN, lambda: len(stored_items) == before)
+        return to_bytes(*args)
+
+    monkeypatch.setattr("phalanx.channels.channel_snapshots.to_bytes", acknowledge_and_read)
+    data = px.channels.snapshot([channel])
+    channel.close()
+    with px.Channel(name=channel.name) as again:
+        px.channels.restore(data, [again])
+        assert (again.get(WITHIN), again.items.delivered, len(again)) == ("small", 2, 0)
+
+
+def test_a_list_of_a_closed_channel_is_empty(channel: px.Channel) -> None:
+    channel.put("dropped")
+    channel.close()
+    assert list(channel) == []
 
 
 def test_several_items_are_put_and_taken_at_once(channel: px.Channel) -> None:

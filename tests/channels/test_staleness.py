@@ -76,7 +76,10 @@ def test_rows_of_a_failed_block_or_put_are_dropped_with_their_reason(
         with pytest.raises(px.channels.ChannelFull):
             lease.put(channel, [1, 2], 0, timeout=0)
         assert (staleness.stats.rows.ready, staleness.stats.rows.running) == (1, 0)
-    assert staleness.stats.dropped == {"KeyError: 'filtered'": 2, "could not be put": 2}
+    with staleness.lease(1) as lease, pytest.raises(px.channels.ChannelClosed):
+        lease.put(channel, [1], 0)
+    assert staleness.stats.rows.running == 0
+    assert staleness.stats.dropped == {"KeyError: 'filtered'": 2, "could not be put": 3}
     for number in range(120):
         with staleness.lease(1) as lease:
             lease.drop(1, f"{number} {'x' * 1000}")
@@ -260,6 +263,7 @@ def test_invalid_numbers_and_too_large_leases_are_refused_and_count_nothing(
         for wrong in (
             lambda: staleness.lease(2.0),  # type: ignore[arg-type]
             lambda: lease.accept(1.0, 0),  # type: ignore[arg-type]
+            lambda: lease.accept(-1, 0),
             lambda: lease.accept(1, "0"),  # type: ignore[arg-type]
             lambda: lease.accept(1, [0.5]),  # type: ignore[list-item]
             lambda: lease.drop("1", "late"),  # type: ignore[arg-type]

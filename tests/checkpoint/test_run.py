@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,10 @@ from phalanx.testing import faults
 
 SOAK_ON_RAY = True
 WITHIN = 30.0
+
+
+class Item:
+    """An item of a channel."""
 
 
 class Model(px.Worker):
@@ -173,9 +178,29 @@ def test_a_used_channel_is_refused_before_anything_is_loaded(group: px.WorkerGro
         group.add(1.0)
         channel.put([1])
 
-        with pytest.raises(px.DeclarationError, match="before anything moves"):
+        with pytest.raises(px.DeclarationError, match="used already"):
             run.resume()
         assert group[0].look() == [1.0, 1.0, 1.0, 1.0, 1]
+
+
+def test_a_channel_item_that_cannot_be_read_is_refused_before_anything_is_loaded(
+    group: px.WorkerGroup, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"step": 1}
+    with px.Channel(name="rollouts") as channel:
+        channel.put(Item())
+        with px.checkpoint.CheckpointManager(path, {"model": group}, state=state, channels=[channel]) as run:
+            run.save(1)
+    group.add(1.0)
+    state["step"] = 2
+    monkeypatch.delattr(sys.modules[__name__], "Item")  # as in a process without its module
+    with (
+        px.Channel(name="rollouts") as channel,
+        px.checkpoint.CheckpointManager(path, {"model": group}, state=state, channels=[channel]) as run,
+        pytest.raises(px.checkpoint.CheckpointError, match="Item"),
+    ):
+        run.resume()
+    assert (group[0].look(), state) == ([1.0, 1.0, 1.0, 1.0, 1], {"step": 2})
 
 
 def test_resume_never_decreases_versions_of_weights(group: px.WorkerGroup, path: str) -> None:

@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -28,8 +30,16 @@ class Adder(px.Worker):
         return x + self.rank
 
     @px.register
+    def count(self) -> Iterator[int]:
+        yield from range(1000)
+
+    @px.register
     def wait(self) -> None:
         threading.Event().wait()
+
+
+_earlier: list[tuple[Any, Any]] = []
+"""Open streams and stored values of earlier clusters."""
 
 
 def play(start: str) -> object:
@@ -40,6 +50,15 @@ def play(start: str) -> object:
         px.init(num_cpus=4)
     group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False, backend="ray"), Adder)
     assert group.add(1) == [1, 2]
+    for items, stored in _earlier:
+        items.close()  # Ray would abort the process if it were asked about them
+        try:
+            group.add(stored)
+        except px.GroupClosed:
+            print("refused", flush=True)
+    items = group.count.stream(buffer=2)
+    next(items)
+    _earlier.append((items, px.put(1)))
     waiting = group.wait.submit()  # never ends, and a thread waits for it
     threading.Thread(target=waiting.exception, daemon=True).start()
     ray.shutdown()
@@ -83,6 +102,7 @@ def test_a_driver_leaves_its_cluster_with_groups_open_and_goes_on_with_others(st
 
     closed = [line for line in lines if line.startswith("closed:")]
     assert (code, len(closed)) == (0, 2), "".join(lines)
+    assert lines.count("refused\n") == 1
     assert all("Connect again with px.init() or ray.init()" in line for line in closed)
     assert within(5.0, lambda: not left_behind(mark))
 

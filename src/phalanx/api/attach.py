@@ -10,7 +10,7 @@ from phalanx.api.view import GroupView
 from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.run_on import gather_before_end
 from phalanx.debug.trace import from_environment
-from phalanx.declare.bind import Colocation, WorkerClass, roles_of
+from phalanx.declare.bind import Colocation, WorkerClass, methods_of
 from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, PlacementError, RankReport, WorkerDiedError
 from phalanx.group.epoch import GroupCard
@@ -95,7 +95,8 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
 
 
 def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) -> None:
-    expected = _signatures({role: bound.methods for role, bound in roles_of(cls).items()})
+    roles = cls.roles if isinstance(cls, Colocation) else {"": cls}
+    expected = _signatures({role: methods_of(own) for role, own in roles.items()})
     found = _signatures(record.methods)
     if expected != found:
         keys = [key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)]

@@ -86,7 +86,7 @@ class Arguments:
             self._call.listener.passed(self._call, future.call)
 
     def _stored(self, stored: StoredValue[Any]) -> Stored:
-        if stored.backend != self._backend.name:
+        if not stored.is_on(self._backend):
             return self._put(stored.get())
         return Stored(self._add(stored.ref))
 

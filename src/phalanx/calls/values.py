@@ -44,6 +44,10 @@ class StoredValue(Generic[T]):
         """Name of the backend that stores it."""
         return self._backend.name
 
+    def is_on(self, backend: Backend) -> bool:
+        """Return whether calls on a backend can pass the value by reference: not if its cluster was left since."""
+        return self._backend is backend
+
     def get(self) -> T:
         """Return the value, in private memory of the caller.
 

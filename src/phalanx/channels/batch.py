@@ -22,7 +22,7 @@ from phalanx.dispatch.split import slice_rows
 from phalanx.errors import DeclarationError, DispatchError, ItemsLost
 from phalanx.session.session import session
 from phalanx.topology.balance import balanced_partition
-from phalanx.wire.value import Reduced, Value
+from phalanx.wire.value import Reduced, Value, as_integer
 from phalanx.worker.exit_hooks import current_closers
 
 _log = logging.getLogger("phalanx")
@@ -68,22 +68,30 @@ class Batch(StoredParts):
         """Reorder the rows so that ``pieces`` even shards have similar total lengths.
 
         Raises:
-            DeclarationError: if the channel has no lengths.
+            DeclarationError: if ``pieces`` is not a whole number of at least 1, or as :meth:`sort`.
         """
-        parts = balanced_partition(self._lengths(), pieces, equal_counts=True)
+        count = as_integer(pieces)
+        if count is None or count < 1:
+            raise DeclarationError(f"balance({pieces!r}): expected a number of shards of at least 1")
+        parts = balanced_partition(self._lengths(), count, equal_counts=True)
         self._reorder([row for part in sorted(parts, key=len, reverse=True) for row in part])
 
     def sort(self) -> None:
         """Sort the rows by ascending length. Rows of equal length keep their order.
 
         Raises:
-            DeclarationError: if the channel has no lengths.
+            DeclarationError: if the batch is over, its items are not joined, or the channel has no lengths.
         """
         lengths = self._lengths()
         self._reorder(sorted(range(len(lengths)), key=lengths.__getitem__))
 
     def _lengths(self) -> list[float]:
         """Return the length of each row."""
+        self._check_open()
+        if not self.joined:
+            raise DeclarationError(
+                "the items of this batch have no order of rows: take the rows by channel.take_rows(n)"
+            )
         lengths = [length for part in self._ranges for length in part.item.lengths[part.start : part.stop]]
         if len(lengths) != self.rows:
             raise DeclarationError(
@@ -100,6 +108,7 @@ class Batch(StoredParts):
         for (part, _), run in groupby(places, key=lambda each: (each[1][0], each[1][1] - each[0])):
             numbers = [number for _, (_, number) in run]
             ordered.append(part._replace(start=numbers[0], stop=numbers[-1] + 1))
+        self._value.clear()
         self._ranges = ordered or self._ranges  # items without rows stay, for their dtype and shape
 
     @property

@@ -356,8 +356,11 @@ class Channel(HubObject):
         live_channels.close(self, str(reason))
 
     def __len__(self) -> int:
-        """Return the number of waiting items."""
-        return self.depth.waiting
+        """Return the number of waiting items, 0 after the end of the channel: ``list(channel)`` begins with it."""
+        try:
+            return self.depth.waiting
+        except ChannelClosed:
+            return 0
 
     def __bool__(self) -> bool:
         return True

@@ -11,7 +11,8 @@ from phalanx.backends.backend_types import FetchFailed
 from phalanx.channels.batch import end_with_calls
 from phalanx.channels.channel import Channel
 from phalanx.channels.channel_state import Item
-from phalanx.channels.hub_client import HubObject
+from phalanx.channels.hub import Payload, StoredPayload
+from phalanx.channels.hub_client import HubClient, HubObject, reclaim
 from phalanx.channels.live_channels import live_channels
 from phalanx.channels.payloads import pack, to_bytes
 from phalanx.channels.staleness import StalenessManager
@@ -40,7 +41,7 @@ def snapshot(channels: Sequence[Channel], staleness: StalenessManager | None = N
     objects = check_owned(channels, staleness)
     end_with_calls()
     for _ in range(_ATTEMPTS):
-        answer = objects[0]._client().request("", "snapshot", [one._key for one in objects])
+        answer = _client(objects).request("", "snapshot", [one._key for one in objects])
         if answer[0] != "done" or answer[1] is None:
             raise ChannelError(
                 "px.channels.snapshot: a channel or the staleness was closed; it cannot be saved"
@@ -67,27 +68,64 @@ def restore(data: bytes, channels: Sequence[Channel], staleness: StalenessManage
 
     Raises:
         DeclarationError: if an item was put or rows were leased before.
+        ChannelError: as :func:`read` and :func:`restore_values`.
+    """
+    restore_values(read(data), channels, staleness)
+
+
+def read(data: bytes) -> ChannelSnapshot:
+    """Return a snapshot that has the values of items in place of their bytes.
+
+    Raises:
+        ChannelError: if the bytes are not a snapshot, or a value cannot be unpickled in this process.
+    """
+    try:
+        saved: ChannelSnapshot = pickle.loads(data)
+        for state in saved.channels.values():
+            for item in _items(state):
+                item.payload = decode(item.payload)
+    except Exception as error:
+        raise ChannelError(
+            f"px.channels.restore: the items of the snapshot cannot be read here: {type(error).__name__}: {error}"
+        ) from error
+    return saved
+
+
+def restore_values(
+    saved: ChannelSnapshot, channels: Sequence[Channel], staleness: StalenessManager | None
+) -> None:
+    """Restore channels and a staleness from a snapshot that was read.
+
+    Raises:
+        DeclarationError: if an item was put or rows were leased before.
         ChannelError: if the names differ from the snapshot's, or a channel is closed or belongs to another process.
     """
     objects = check_owned(channels, staleness)
-    saved: ChannelSnapshot = pickle.loads(data)
     names = sorted(one.name for one in channels)
     if sorted(saved.channels) != names:
         raise ChannelError(
             f"px.channels.restore: the snapshot has the channels {sorted(saved.channels)}, expected {names}"
         )
-    for one in channels:
-        _store(saved.channels[one.name], one)
     states = {one._key: saved.channels[one.name] for one in channels}
     state = saved.staleness if staleness is not None else None
     if state is not None and not channels:
         state["outside"] = []
-    client = objects[0]._client()
+    client = _client(objects)
+    stored: list[Payload] = []
     try:
+        for one in channels:
+            for item in _items(saved.channels[one.name]):
+                item.payload, item.request = pack(one, item.payload)[0], (client.name, -1)
+                stored.append(item.payload)
         client.request("", "restore", states, staleness._key if staleness and state else None, state)
-    except ValueError as error:
+    except Exception as error:
+        for payload in stored:
+            if isinstance(payload, StoredPayload):
+                reclaim(payload.number)
+        if not isinstance(error, ValueError):
+            raise
         raise DeclarationError(
-            f"px.channels.restore: {error}; restore before anything else happens"
+            f"px.channels.restore: {error}; restore before the channels are used"
         ) from None
 
 
@@ -115,9 +153,7 @@ def _items(state: dict[str, Any]) -> list[Item]:
     return [*{units.number: units.item for units in state["ranges"]}.values()]
 
 
-def _store(state: dict[str, Any], channel: Channel) -> None:
-    """Store the large items of a state in this process."""
-    name = channel._client().name
-    for item in _items(state):
-        item.payload = pack(channel, decode(item.payload))[0]
-        item.request = name, -1
+def _client(objects: Sequence[HubObject]) -> HubClient:
+    if not objects:
+        raise ChannelError("px.channels: no channel and no staleness was given; give at least one")
+    return objects[0]._client()

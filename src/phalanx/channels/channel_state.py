@@ -195,7 +195,7 @@ class ChannelState:
         peer = item.request[0]
         ended = self.ended or self._died.get(peer) or self._left.get(peer)
         if ended is not None:
-            _refuse(item, done, ("ended", ended))
+            refuse(item, done, ("ended", ended))
         else:
             item.at = self.clock()
             self._puts[item.request] = item, done
@@ -211,7 +211,7 @@ class ChannelState:
         if request in self._takes:
             self._takes.pop(request).done(("empty", len(self._waiting), self._rows))
         elif request in self._puts:
-            _refuse(*self._puts.pop(request), ("full",))
+            refuse(*self._puts.pop(request), ("full",))
         self._advance()
 
     def withdraw(self, request: RequestId) -> None:
@@ -298,7 +298,7 @@ class ChannelState:
         puts = [self._puts.pop(request) for request in [*self._puts] if peer in (None, request[0])]
         takes = [self._takes.pop(request) for request in [*self._takes] if peer in (None, request[0])]
         for item, done in puts:
-            _refuse(item, done, ("ended", reason))
+            refuse(item, done, ("ended", reason))
         for take in takes:
             take.done(("ended", reason))
         return len(puts)
@@ -554,7 +554,7 @@ class ChannelState:
         self._rowless += sign * (units.item.rows is None)
 
 
-def _refuse(item: Item, done: Done, answer: tuple[Any, ...]) -> None:
+def refuse(item: Item, done: Done, answer: tuple[Any, ...]) -> None:
     """Answer a put that is not accepted. Leased rows are dropped, which frees their quota."""
     if item.bounded is not None:
         item.bounded.staleness.fail_put(len(item.bounded.versions))

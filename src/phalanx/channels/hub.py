@@ -23,7 +23,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any, NamedTuple
 
-from phalanx.channels.channel_state import By, ChannelState, Item
+from phalanx.channels.channel_state import By, ChannelState, Item, refuse
 from phalanx.channels.staleness_state import Done, ItemRows, RequestId, StalenessState
 from phalanx.errors import InternalError
 from phalanx.tracing.events import CHANNEL, OLDEST, WAITING
@@ -106,10 +106,10 @@ class Hub:
         state = self._states.get(key)
         if not key:
             done(("done", getattr(self, f"_{verb}")(*args)))
-        elif state is None:
-            done(("gone", "it was closed"))
         elif verb == "put":
             self._put(state, request, done, *args)
+        elif state is None:
+            done(("gone", "it was closed"))
         elif verb in ("take", "lease"):
             getattr(state, verb)(request, done, *args)
         else:
@@ -141,6 +141,7 @@ class Hub:
     def _put(
         self, channel: Any, request: RequestId, done: Done, packed: Packed, leased: Leased | None
     ) -> None:
+        """Put an item into a channel; None: a channel that was closed, so that leased rows are dropped."""
         item = Item(request, *packed)
         if leased is not None:
             key, lease, item.versions = leased
@@ -149,7 +150,10 @@ class Hub:
                 done(("accepted", -1, 0))
                 return
             item.bounded = ItemRows(staleness, item.versions) if item.versions else None
-        channel.put(done, item)
+        if channel is None:
+            refuse(item, done, ("gone", "it was closed"))
+        else:
+            channel.put(done, item)
 
     def _reclaim(self, item: Item) -> None:
         if item.holder is not None:

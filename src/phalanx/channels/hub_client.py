@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import thread as futures
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from phalanx.backends.backend_types import Backend, Ref
@@ -116,6 +116,15 @@ class HubClient:
         self._turns_until = time.monotonic() + _TURNS_FOR_S
         self._flusher.begin()
 
+    def lose(self, why: str) -> None:
+        """End the client of an inline rank that was lost: its items are lost, as those of a process would be."""
+        self._hub.peer_died(self.name, why)
+        self._free_items()
+
+    def _free_items(self) -> None:
+        for number in [number for number, (client, *_) in [*stored_items.items()] if client is self]:
+            reclaim(number)
+
     def _flush(self, *requests: Request) -> None:
         """Send the deferred requests, and then others."""
         self._hub.execute(self.name, (*self._pop_deferred(), *requests))
@@ -200,8 +209,7 @@ class RemoteClient(HubClient):
         self._end()
 
     def _end(self) -> None:
-        for number in [number for number, (client, *_) in [*stored_items.items()] if client is self]:
-            reclaim(number)
+        self._free_items()
         for ticket in [*self._futures]:
             self._receive_answer(ticket, _DIED)
 
@@ -245,7 +253,7 @@ class Hubs:
                 client = shared[_CLIENT] = HubClient(self._hub)
                 closers = current_closers()
                 if closers is not None:
-                    closers.if_lost.append(partial(self._hub.peer_died, client.name))
+                    closers.if_lost.append(client.lose)
             return shared[_CLIENT]
 
     def remote(self, address: HubAddress) -> RemoteClient:

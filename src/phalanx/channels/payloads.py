@@ -57,7 +57,7 @@ def unpack(backend: Backend, payload: Payload, readonly: bool = False) -> Value:
     """Return the value of a payload.
 
     Raises:
-        FetchFailed: if the process that stored the bytes died.
+        FetchFailed: if the process that stored the bytes died, or is this process and has freed them.
     """
     stored = source(backend, payload)
     with decoding(readonly=readonly):
@@ -68,7 +68,7 @@ def to_bytes(backend: Backend, payload: Payload) -> bytes:
     """Return a payload as bytes.
 
     Raises:
-        FetchFailed: if the process that stored the bytes died.
+        FetchFailed: if the process that stored the bytes died, or is this process and has freed them.
     """
     if isinstance(payload, bytes):
         return payload
@@ -76,11 +76,19 @@ def to_bytes(backend: Backend, payload: Payload) -> bytes:
 
 
 def source(backend: Backend, payload: Payload) -> bytes | Ref:
-    """Return the bytes of a payload, or the reference to them."""
+    """Return the bytes of a payload, or the reference to them.
+
+    Raises:
+        FetchFailed: if this process stored the bytes, and has freed them: a fetch by their address would never end.
+    """
     if isinstance(payload, bytes):
         return payload
-    own = stored_items.get(payload.number) if payload.process == PROCESS else None
-    return backend.at(payload.address) if own is None else own[-1]
+    if payload.process != PROCESS:
+        return backend.at(payload.address)
+    own = stored_items.get(payload.number)
+    if own is None:
+        raise FetchFailed
+    return own[-1]
 
 
 def _row_lengths(value: Any, lengths: Lengths, rows: int | None) -> tuple[float, ...]:
@@ -115,7 +123,8 @@ def leave(client: HubClient, backend: Backend, key: str, handoff: bool, timeout:
         answer = client.request(key, "leave", client.name)
         needed = answer[1] if answer[0] == "done" else []
         if not needed:
-            for number in [number for number, (_, channel, _) in [*stored_items.items()] if channel == key]:
+            own = (client, key)
+            for number in [number for number, stored in [*stored_items.items()] if stored[:2] == own]:
                 reclaim(number)
             return 0
         for number, payload in needed:

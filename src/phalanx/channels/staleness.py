@@ -140,11 +140,11 @@ def whole_number(value: Any, where: str) -> int:
     """Return ``value`` as a number of rows, or as a version.
 
     Raises:
-        ValueError: if it is not a whole number.
+        ValueError: if it is not a whole number of at least 0.
     """
     number = as_integer(value)
-    if number is None:
-        raise ValueError(f"{where}={value!r}): expected a whole number")
+    if number is None or number < 0:
+        raise ValueError(f"{where}={value!r}): expected a whole number of at least 0")
     return number
 
 

@@ -17,7 +17,7 @@ import cloudpickle
 import torch
 
 from phalanx.channels.channel import Channel
-from phalanx.channels.channel_snapshots import check_owned, restore, snapshot
+from phalanx.channels.channel_snapshots import check_owned, read, restore_values, snapshot
 from phalanx.channels.staleness import StalenessManager
 from phalanx.checkpoint.save_future import SaveFuture
 from phalanx.checkpoint.save_load import (
@@ -304,7 +304,7 @@ class _DriverPart:
         Raises:
             CheckpointMismatch: if the run has other names of groups, state or channels, or a staleness and the step
                 has none, or vice versa.
-            CheckpointError: if a value of the state cannot be unpickled here.
+            CheckpointError: if a value of the state or of a channel cannot be unpickled here.
             DeclarationError: if a channel or the staleness was used already.
         """
         if _DRIVER not in step.parts:
@@ -323,6 +323,12 @@ class _DriverPart:
         else:
             flow, versions = b"", _read_format_1(step)
         self._check_unused()
+        try:
+            content = read(flow) if flow else None
+        except ChannelError as error:
+            raise CheckpointError(
+                f"the channels of {step.folder} cannot be restored here: {error}"
+            ) from error
         values: dict[str, Any] = {}
         for name, data in saved.items():
             try:
@@ -335,8 +341,8 @@ class _DriverPart:
             generators["torch"] = torch.frombuffer(bytearray(generators["torch"]), dtype=torch.uint8)
 
         def put() -> None:
-            if flow:
-                restore(flow, self.channels, self.staleness)
+            if content is not None:
+                restore_values(content, self.channels, self.staleness)
             for name, group in self.groups.items():
                 numbers = group.core.published_weights
                 numbers.update(_newest(numbers, versions.get(name, {})))
@@ -351,7 +357,8 @@ class _DriverPart:
             used.append("the staleness")
         if used:
             raise DeclarationError(
-                f"run.resume: {used[0]} cannot be restored, for it was used already; resume before anything moves"
+                f"run.resume: {used[0]} cannot be restored, because it was used already; resume before "
+                "channels and staleness are used"
             )
 
 
