@@ -19,7 +19,7 @@ def test_a_deadline_of_the_environment_is_that_of_groups_without_their_own(
         own = px.WorkerGroup(pool, px.Worker, call_timeout=3.0)
         without = px.WorkerGroup(pool, px.Worker)
 
-    assert (own.core.card.call_timeout, without.core.card.call_timeout) == (3.0, 7.5)
+    assert (own.core.handle.call_timeout, without.core.handle.call_timeout) == (3.0, 7.5)
 
 
 def test_the_backend_is_ray_unless_somebody_asks_for_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,12 @@ import pytest
 
 import phalanx as px
 from phalanx.backends.inline import InlineBackend
-from phalanx.group.epoch import GroupCard
+from phalanx.group.epoch import GroupHandle
 from phalanx.group.roster import PROTOCOL, DetachedRecord
 
 
 def a_record() -> DetachedRecord:
-    record = GroupCard("g", 1, {"": {}}, {}, {"": "Cls"})
+    record = GroupHandle("g", 1, {"": {}}, {}, {"": "Cls"})
     return DetachedRecord(record, (), {"pool": ("key",)})
 
 

@@ -47,7 +47,7 @@ def test_an_observer_reads_usage_and_logs_of_ranks_and_reports_missing_files_and
     with pytest.raises(OSError, match="no such file"):
         observer.read(RankRecord(0, *node, 1, log="/nowhere/rank-0.log"), 0, 1)
     assert observer.usage([another]) == [None], "the process is another one by now"
-    assert not observer.sights([another])[0].reachable
+    assert not observer.inspect([another])[0].reachable
 
 
 def test_the_stack_command_reads_stacks_of_ranks_on_another_host(ranks: tuple[RankRecord, ...]) -> None:

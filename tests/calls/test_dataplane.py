@@ -18,7 +18,7 @@ import torch
 import phalanx as px
 from phalanx.backends.backend_types import StoreSpace
 from phalanx.calls.in_flight import calls_of
-from phalanx.calls.store_quota import Room
+from phalanx.calls.store_quota import StoreQuota
 
 SLOW_ON_RAY = True
 
@@ -314,7 +314,7 @@ def test_a_value_that_does_not_fit_waits_for_calls_in_flight() -> None:
         store.free += 60 * MB
         return True
 
-    Room(store).admit(150 * MB, 150 * MB, wait=one_ends)
+    StoreQuota(store).admit(150 * MB, 150 * MB, wait=one_ends)
     assert len(waits) == 3
 
 
@@ -324,8 +324,8 @@ def test_a_value_that_does_not_fit_is_refused_without_calls_in_flight(
     monkeypatch.setattr("phalanx.calls.store_quota._FREED_WITHIN_S", 0.1)
     monkeypatch.setattr("phalanx.calls.store_quota._REPORTED_WITHIN_S", 60.0)
     with pytest.raises(px.DispatchError, match=r"10\.0 MiB of 256\.0 MiB are free"):
-        Room(Store(256 * MB, 10 * MB)).admit(150 * MB, 150 * MB, wait=lambda seconds: False)
-    made = Room(Store(256 * MB, 256 * MB))
+        StoreQuota(Store(256 * MB, 10 * MB)).admit(150 * MB, 150 * MB, wait=lambda seconds: False)
+    made = StoreQuota(Store(256 * MB, 256 * MB))
     made.took(150 * MB)
     with pytest.raises(px.DispatchError, match="no call is under way"):
         made.admit(150 * MB, 150 * MB, wait=lambda seconds: False)

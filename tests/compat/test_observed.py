@@ -52,7 +52,7 @@ def test_a_group_is_published_with_its_running_calls_until_it_is_deleted(
     entry = cluster_reader.notices().find(name)
     ranks = entry.ranks
     busy = [{"hold"}, {"hold"}]
-    seen = within(10.0, lambda: [set(sight.methods.values()) for sight in observer.sights(ranks)] == busy)
+    seen = within(10.0, lambda: [set(status.methods.values()) for status in observer.inspect(ranks)] == busy)
     (tmp_path / "go").touch()
     ray.get(refs)
     log = observer.read(ranks[1], 0, 10_000).decode()
@@ -60,7 +60,7 @@ def test_a_group_is_published_with_its_running_calls_until_it_is_deleted(
     gc.collect()  # its methods refer to it
     session.publisher.flush(10.0)
 
-    assert within(10.0, lambda: not any(sight.reachable for sight in observer.sights(ranks)))
+    assert within(10.0, lambda: not any(status.reachable for status in observer.inspect(ranks)))
     assert seen
     assert entry.pool == "observed"
     assert log.splitlines()[-1] == "held"

@@ -79,12 +79,15 @@ class BackendContracts:
     ) -> None:
         with px.WorkerGroup(pool, Small) as group:
             killed = group.core.endpoints
-            before = backend.dead_of(killed), backend.sights(killed, stacks=True)
+            before = backend.dead_of(killed), backend.inspect(killed, stacks=True)
             assert backend.kill(killed) == backend.kill(killed) == ()
-            after = backend.dead_of(killed), backend.sights(killed, stacks=False)
+            after = backend.dead_of(killed), backend.inspect(killed, stacks=False)
             assert backend.post_mortem(killed[0], None).reason
-        assert (before[0], [sight.reachable and not sight.gone for sight in before[1]]) == ([], [True, True])
-        assert (after[0], [sight.gone and not sight.reachable for sight in after[1]]) == (
+        assert (before[0], [status.reachable and not status.gone for status in before[1]]) == (
+            [],
+            [True, True],
+        )
+        assert (after[0], [status.gone and not status.reachable for status in after[1]]) == (
             [0, 1],
             [True, True],
         )

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import phalanx as px
 from phalanx.calls.call_state import SILENT, listening
-from phalanx.tracing.events import Part, Trace, TracedCall
+from phalanx.tracing.events import RankSpan, Trace, TracedCall
 from phalanx.tracing.files import load
 from phalanx.tracing.spans import process
 
@@ -72,7 +72,7 @@ def calls_of(trace: Trace, method: str) -> list[TracedCall]:
     return [call for call in trace.calls if call.method == method]
 
 
-def times(part: Part) -> list[int]:
+def times(part: RankSpan) -> list[int]:
     found = [part.encoded, part.sent, part.received, part.started, part.finished, part.returned, part.fetched]
     return [time for time in found if time is not None]
 

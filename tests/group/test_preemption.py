@@ -11,9 +11,9 @@ from phalanx.backends.backend_types import DrainingNode
 from phalanx.group.preemption_notices import NoticeQueue, PreemptionNotice, turn
 from phalanx.testing import faults
 from phalanx.testing.scripted import ScriptedBackend, scripted
-from phalanx.topology.slots import SlotFacts
+from phalanx.topology.slots import SlotInfo
 
-SLOTS = [SlotFacts(node, f"host-{node}", "", (), None) for node in "aab"]
+SLOTS = [SlotInfo(node, f"host-{node}", "", (), None) for node in "aab"]
 
 
 def going(node: str, deadline: float | None = 100.0) -> list[DrainingNode]:

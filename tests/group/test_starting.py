@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import phalanx as px
-from phalanx.backends.backend_types import ProcessStatus, Ticket
+from phalanx.backends.backend_types import ProcessStatus, ResultHandle
 from phalanx.backends.ray import backend as ray_backend
 from phalanx.calls.call_state import Results
 from phalanx.members import processes
@@ -24,28 +24,28 @@ class Backend:
 
     immediate = False
 
-    def __init__(self, ready: int, sight: ProcessStatus) -> None:
+    def __init__(self, ready: int, status: ProcessStatus) -> None:
         self._ready = ready
-        self._sight = sight
+        self._sight = status
 
     def wait(self, refs: Any, count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         return list(range(self._ready)), list(range(self._ready, len(refs)))
 
-    def sights(self, endpoints: Any, stacks: bool) -> list[ProcessStatus]:
+    def inspect(self, endpoints: Any, stacks: bool) -> list[ProcessStatus]:
         return [self._sight]
 
 
-def looked(ready: int, sight: ProcessStatus, sent: bool) -> tuple[int, str]:
-    backend: Any = Backend(ready, sight)
+def looked(ready: int, status: ProcessStatus, sent: bool) -> tuple[int, str]:
+    backend: Any = Backend(ready, status)
     epoch = SimpleNamespace(endpoints="abcd")
     core = SimpleNamespace(backend=backend)
-    arrivals = Results(backend, [Ticket(ref) for ref in "abcd"])
+    arrivals = Results(backend, [ResultHandle(ref) for ref in "abcd"])
     call: Any = SimpleNamespace(core=core, epoch=epoch, was_sent=sent, arrivals=arrivals)
     return start_status(call)
 
 
 @pytest.mark.parametrize(
-    ("ready", "sight", "sent", "text"),
+    ("ready", "status", "sent", "text"),
     [
         (3, ProcessStatus(True, stack=STACK), True, "rank 3: __init__ at train.py:9"),
         (3, ProcessStatus(True, note="busy"), True, "rank 3: busy"),
@@ -56,9 +56,9 @@ def looked(ready: int, sight: ProcessStatus, sent: bool) -> tuple[int, str]:
     ids=["a stack", "a note", "a process that is gone", "all are ready", "no process yet"],
 )
 def test_the_start_status_counts_ready_ranks_and_describes_the_first_other_rank(
-    ready: int, sight: ProcessStatus, sent: bool, text: str
+    ready: int, status: ProcessStatus, sent: bool, text: str
 ) -> None:
-    assert looked(ready, sight, sent) == (ready, text)
+    assert looked(ready, status, sent) == (ready, text)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.backends.backend_types import Endpoint, Ref, Ticket
+from phalanx.backends.backend_types import Endpoint, Ref, ResultHandle
 from phalanx.testing import faults
 from tests.members.killed_trainers import Replicated
 from tests.support.fault_workers import is_there, within
@@ -29,11 +29,11 @@ class Untold:
         self._submit, self._wait, self._dead_of = transport.submit, transport.wait, transport.dead_of
         self._endpoints = endpoints
 
-    def submit(self, endpoint: Endpoint, *args: Any) -> Ticket:
-        ticket = self._submit(endpoint, *args)
+    def submit(self, endpoint: Endpoint, *args: Any) -> ResultHandle:
+        result = self._submit(endpoint, *args)
         if endpoint in self._endpoints:
-            self.refs.append(ticket.value)
-        return ticket
+            self.refs.append(result.value)
+        return result
 
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         heard = [index for index, ref in enumerate(refs) if ref not in self.refs]

@@ -154,7 +154,7 @@ def is_there(pid: int) -> bool:
 def all_running(group: px.WorkerGroup, count: int | None = None) -> bool:
     """Whether each of the first ``count`` ranks is at a call just now."""
     core = group.core
-    return all(sight.running for sight in core.backend.sights(core.endpoints[:count], False))
+    return all(status.running for status in core.backend.inspect(core.endpoints[:count], False))
 
 
 class Unloaded:

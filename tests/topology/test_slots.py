@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import DeclarationError, PlacementError
-from phalanx.topology.slots import Slot, SlotFacts, SlotView, order_ranks, slots_of
+from phalanx.topology.slots import Slot, SlotInfo, SlotView, order_ranks, slots_of
 
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
@@ -19,8 +19,8 @@ def pool(*shape: int, name: str = "p") -> SlotView:
     return slots_of(shape, name)
 
 
-def on(node: str, *ids: str) -> SlotFacts:
-    return SlotFacts(node_id=node, host=f"host-{node}", node_ip="10.0.0.1", accelerator_ids=ids)
+def on(node: str, *ids: str) -> SlotInfo:
+    return SlotInfo(node_id=node, host=f"host-{node}", node_ip="10.0.0.1", accelerator_ids=ids)
 
 
 def test_parts_have_these_sizes_a_negative_index_counts_from_the_end_and_views_pickle():

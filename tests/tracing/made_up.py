@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from phalanx.tracing.events import Part, Span, Trace, TracedCall, Track, TrackKey
+from phalanx.tracing.events import RankSpan, Span, Trace, TracedCall, Track, TrackKey
 
 ZERO = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -12,9 +12,9 @@ def at(ms: float) -> int:
     return ZERO + int(ms * MS)
 
 
-def part(rank: int, *times: float | None, **more: object) -> Part:
+def part(rank: int, *times: float | None, **more: object) -> RankSpan:
     """encoded, sent, received, started, finished, returned, fetched: in ms since the start of the trace."""
-    return Part(rank, *(None if ms is None else at(ms) for ms in times), **more)  # type: ignore[arg-type]
+    return RankSpan(rank, *(None if ms is None else at(ms) for ms in times), **more)  # type: ignore[arg-type]
 
 
 def key(rank: int, group: str = "policy", epoch: int = 0) -> TrackKey:

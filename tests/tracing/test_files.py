@@ -21,7 +21,7 @@ from opentelemetry.trace import StatusCode
 import phalanx as px
 from phalanx.tracing.chrome import DRIVER_PID, events
 from phalanx.tracing.events import Counter as Counted
-from phalanx.tracing.events import Part, Span, Trace, TracedCall
+from phalanx.tracing.events import RankSpan, Span, Trace, TracedCall
 from phalanx.tracing.files import entries, from_entries, load, write
 from phalanx.tracing.otel import export
 from tests.tracing.made_up import FAIL, SPAN, TRACE, UPDATE, at, key
@@ -36,7 +36,7 @@ series = st.dictionaries(st.text(max_size=3), several(st.integers(0, 9)), max_si
 #: Fields that are not here have values of their types.
 traces = st.builds(
     Trace,
-    calls=several(st.builds(TracedCall, parts=several(st.from_type(Part)))),
+    calls=several(st.builds(TracedCall, parts=several(st.from_type(RankSpan)))),
     spans=several(st.builds(Span, attributes=plain)),
     counters=several(st.builds(Counted, values=series)),
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.tracing.spans import Noted, SpanLog, SpanWriter, current, path_of, process, read_log, span
+from phalanx.tracing.spans import CallSpan, SpanLog, SpanWriter, current, path_of, process, read_log, span
 from tests.tracing.made_up import key
 
 
@@ -26,7 +26,7 @@ def reading(path: Path) -> SpanLog:
 
 
 def test_a_call_is_written_from_beginning_to_end(path: Path) -> None:
-    with Noted(SpanWriter(str(path)), 5) as note:
+    with CallSpan(SpanWriter(str(path)), 5) as note:
         assert path.read_bytes().startswith(b'["in"')  # at once: its arguments may never come
         note.started(100)
         note.finished()
@@ -41,7 +41,7 @@ def test_a_call_is_written_from_beginning_to_end(path: Path) -> None:
 
 @pytest.mark.parametrize("starts", [True, False])
 def test_an_error_is_written_with_the_call(path: Path, starts: bool) -> None:
-    with pytest.raises(ValueError), Noted(SpanWriter(str(path)), 5) as note:
+    with pytest.raises(ValueError), CallSpan(SpanWriter(str(path)), 5) as note:
         if starts:
             note.started(0)
         raise ValueError("no\nsecond line")
@@ -54,7 +54,7 @@ def test_an_error_is_written_with_the_call(path: Path, starts: bool) -> None:
 def test_lines_that_were_cut_off_of_other_kinds_and_of_unknown_calls_are_passed_over(path: Path) -> None:
     writer = SpanWriter(str(path))
     for number in (1, 2):
-        with Noted(writer, number) as note:
+        with CallSpan(writer, number) as note:
             note.started(0)
     whole = path.read_bytes()
     for cut in range(1, 60, 7):
@@ -81,7 +81,7 @@ def test_a_trace_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("phalanx.tracing.spans._LIMIT", 200)
     writer = SpanWriter(str(path))
     for number in range(100):
-        with Noted(writer, number):
+        with CallSpan(writer, number):
             pass
 
     assert reading(path).full
@@ -102,7 +102,7 @@ def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
 ) -> None:
     writer = SpanWriter(str(path))
     monkeypatch.setattr(process, "sink", writer)
-    with pytest.raises(KeyError), Noted(writer, 5), span("inside", rows=3):
+    with pytest.raises(KeyError), CallSpan(writer, 5), span("inside", rows=3):
         thread = threading.Thread(target=lambda: span("beside")(lambda: None)())
         thread.start()
         thread.join()
@@ -119,7 +119,7 @@ def test_attributes_and_errors_without_a_text_pass_a_traced_call_and_the_next_is
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
-    with pytest.raises(Mute), Noted(SpanWriter(str(path)), 5):
+    with pytest.raises(Mute), CallSpan(SpanWriter(str(path)), 5):
         with span("x", shape=(2, 3), odd=Mute(), none=None, loss=float("nan")):
             pass
         raise Mute
@@ -158,7 +158,7 @@ def test_a_decorated_function_is_a_span_each_time_and_until_the_end_of_what_it_y
     async def read() -> list[int]:
         return [item async for item in more()]
 
-    with Noted(SpanWriter(str(path)), 5):
+    with CallSpan(SpanWriter(str(path)), 5):
         assert (score(2), asyncio.run(ask())) == (2, 7)
         assert (list(items(2)), asyncio.run(read())) == ([0, 1], [7])
     spans = reading(path).spans

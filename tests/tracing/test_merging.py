@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.tracing.events import Clock, Part, Span, Trace, TracedCall, Track
+from phalanx.tracing.events import Clock, RankSpan, Span, Trace, TracedCall, Track
 from phalanx.tracing.merging import TracedEpoch, estimate_clock, merge
 from phalanx.tracing.spans import SpanLog
 from tests.tracing.made_up import MS, at, key
@@ -21,14 +21,14 @@ def epoch_on(host: str, group: str = "policy", **more: object) -> TracedEpoch:
 
 
 def merged(*epochs: TracedEpoch) -> Trace:
-    part = Part(0, encoded=at(1), sent=at(2), fetched=at(20), message_bytes=10)
+    part = RankSpan(0, encoded=at(1), sent=at(2), fetched=at(20), message_bytes=10)
     call = TracedCall(1, "policy", 0, "", "update", at(0), parts=(part,), number=1001)
     return merge(epochs, [call], SpanLog(), Trace(at(0), at(100)))
 
 
 def test_a_rank_on_another_host_is_put_on_the_drivers_clock() -> None:
     ahead = 5_000 * MS
-    part = Part(
+    part = RankSpan(
         0, received=at(3) + ahead, started=at(4) + ahead, finished=at(17) + ahead, returned=at(18) + ahead
     )
     span = Span("inner", at(5) + ahead, at(6) + ahead, key(0), 1001)
@@ -45,7 +45,7 @@ def test_a_rank_on_another_host_is_put_on_the_drivers_clock() -> None:
 
 @pytest.mark.parametrize("epoch", [epoch_on(HERE), epoch_on("elsewhere", shares_clock=True)])
 def test_ranks_with_the_drivers_clock_are_not_corrected(epoch: TracedEpoch) -> None:
-    epoch.logs[key(0)] = SpanLog({1001: Part(0, received=at(3), returned=at(18))})
+    epoch.logs[key(0)] = SpanLog({1001: RankSpan(0, received=at(3), returned=at(18))})
     trace = merged(epoch)
 
     assert (trace.clocks, trace.calls[0].parts[0].received) == ((), at(3))
@@ -63,7 +63,7 @@ def test_the_true_offset_lies_within_the_uncertainty(offset: int, trips: list[tu
     for there, work, back in trips:
         received, returned = now + there + offset, now + there + work + offset
         fetched = returned - offset + back
-        parts.append(Part(0, encoded=now, received=received, returned=returned, fetched=fetched))
+        parts.append(RankSpan(0, encoded=now, received=received, returned=returned, fetched=fetched))
         now += there + work + back
     clock = estimate_clock("b", parts)
 
@@ -73,11 +73,11 @@ def test_the_true_offset_lies_within_the_uncertainty(offset: int, trips: list[tu
 
 
 def test_a_clock_that_was_set_meanwhile_is_unsure_and_bounds_of_one_side_say_nothing_of_it() -> None:
-    parts = [Part(0, 0, None, 110, None, None, 90, 0), Part(0, 0, None, 1110, None, None, 1090, 0)]
+    parts = [RankSpan(0, 0, None, 110, None, None, 90, 0), RankSpan(0, 0, None, 1110, None, None, 1090, 0)]
 
     assert estimate_clock("b", parts) == Clock("b", 600, 491)
-    assert estimate_clock("b", [Part(0, encoded=1, received=5)]) is None
-    assert estimate_clock("b", [Part(0, returned=8, fetched=9)]) is None
+    assert estimate_clock("b", [RankSpan(0, encoded=1, received=5)]) is None
+    assert estimate_clock("b", [RankSpan(0, returned=8, fetched=9)]) is None
     assert merged(epoch_on("elsewhere")).clocks == ()
 
 
@@ -88,7 +88,7 @@ def test_spans_and_epochs_of_no_call_in_the_trace_are_left_out() -> None:
         Span("before the trace", at(-3), at(4), key(0), None),
         Span("outside calls", at(5), at(6), key(0), None),
     ]
-    called = epoch_on(HERE, logs={key(0): SpanLog({1001: Part(0, received=at(3))}, spans)})
+    called = epoch_on(HERE, logs={key(0): SpanLog({1001: RankSpan(0, received=at(3))}, spans)})
     trace = merged(called, epoch_on(HERE, "idle", notes=["unread"]))
 
     assert [span.name for span in trace.spans] == ["of the call", "outside calls"]

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.tracing.events import Part, Span, Trace, TracedCall
+from phalanx.tracing.events import RankSpan, Span, Trace, TracedCall
 from phalanx.tracing.slices import Slice, driver_slices, place, rank_slices
 from tests.tracing.made_up import FAIL, GENERATE, MS, TRACE, at, key, part
 
@@ -58,7 +58,7 @@ def test_calls_that_overlap_on_the_driver_lie_on_lanes_of_their_own_and_end_with
 
 def test_a_failed_share_has_its_error_one_without_an_end_is_open_and_one_not_taken_up_is_none() -> None:
     failed, last = rank_slices(TRACE)[key(0)][-2], rank_slices(TRACE)[key(1)][-2]
-    queued = replace(FAIL, parts=(Part(0, at(70)), Part(1, at(70))))
+    queued = replace(FAIL, parts=(RankSpan(0, at(70)), RankSpan(1, at(70))))
     background = Span("prefetch", at(50), at(60), key(0), None)
     outside = rank_slices(replace(TRACE, calls=(queued,), spans=(background,)))[key(0)]
 

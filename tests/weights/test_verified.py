@@ -10,7 +10,7 @@ import torch
 import phalanx as px
 from phalanx.weights import buckets as true
 from phalanx.weights import weight_ends
-from phalanx.weights.buckets import Slot
+from phalanx.weights.buckets import BucketSlot
 from phalanx.weights.digests import Verify
 from tests.weights.weight_workers import NAME
 
@@ -50,32 +50,32 @@ class Whole(px.Worker):
         weight_ends.write_slot = PLANTED_AT_TARGET.get(what, true.write_slot)
 
 
-def swapped_shards(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+def swapped_shards(tensors: true.Tensors, slot: BucketSlot) -> torch.Tensor:
     row, *rest = slot.target_at
     return true.write_slot(tensors, slot._replace(target_at=((row + ROWS // 2) % ROWS, *rest)))
 
 
-def swapped_names(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+def swapped_names(tensors: true.Tensors, slot: BucketSlot) -> torch.Tensor:
     return true.write_slot(tensors, slot._replace(target_name="b" if slot.target_name == "a" else "a"))
 
 
-def neighbours_piece(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+def neighbours_piece(tensors: true.Tensors, slot: BucketSlot) -> torch.Tensor:
     return true.read_slot(tensors, slot).roll(1, 0)
 
 
-def flipped_bit(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+def flipped_bit(tensors: true.Tensors, slot: BucketSlot) -> torch.Tensor:
     found = true.read_slot(tensors, slot).clone()
     found.view(torch.int32)[-1, -2] ^= 1
     return found
 
 
-def written_meanwhile(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+def written_meanwhile(tensors: true.Tensors, slot: BucketSlot) -> torch.Tensor:
     found = true.read_slot(tensors, slot)
     tensors["a"].add_(0)
     return found
 
 
-Plant = Callable[[true.Tensors, Slot], torch.Tensor]
+Plant = Callable[[true.Tensors, BucketSlot], torch.Tensor]
 PLANTED_AT_SOURCE: dict[str, Plant] = {
     "neighbour's piece": neighbours_piece,
     "flipped bit": flipped_bit,

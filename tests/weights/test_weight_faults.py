@@ -20,7 +20,7 @@ import torch
 import phalanx as px
 from phalanx.weights import buckets as true
 from phalanx.weights import weight_ends
-from phalanx.weights.buckets import Slot
+from phalanx.weights.buckets import BucketSlot
 from tests.support.fault_workers import is_there, taking_less_than, within
 from tests.weights.weight_workers import NAME
 
@@ -48,11 +48,11 @@ time.sleep(600)
 """
 
 
-def stalled(function: Callable[[true.Tensors, Slot], torch.Tensor], path: str, after: int) -> object:
+def stalled(function: Callable[[true.Tensors, BucketSlot], torch.Tensor], path: str, after: int) -> object:
     """``function``, which after so many calls notes that in a file and comes to no end."""
     calls: list[int] = []
 
-    def stall(tensors: true.Tensors, slot: Slot) -> torch.Tensor:
+    def stall(tensors: true.Tensors, slot: BucketSlot) -> torch.Tensor:
         calls.append(1)
         if len(calls) > after:
             Path(path).touch()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not call_page.available(), reason="pages are Lin
 NUMBERS = st.integers(1, 2**63)
 
 
-def read(page: call_page.CallPage) -> call_page.Reading:
+def read(page: call_page.CallPage) -> call_page.CallPageState:
     return call_page.read(os.pread(page.fd, call_page.SIZE, 0))
 
 

@@ -111,7 +111,7 @@ def test_hoisted_objects_arrive_as_what_restore_gives_each_once_and_in_order(rou
         return [name.upper()]
 
     with decoding(restore=restore):
-        arrived = route(value, hoist={Token: lambda token: token.name})
+        arrived = route(value, externalize={Token: lambda token: token.name})
     assert arrived["call"] == [["A"], ["B"], 3, ["A"]]
     assert arrived["call"][0] is arrived["call"][3]
     assert seen == ["a", "b"]
@@ -125,7 +125,7 @@ def test_restore_may_decode_other_values_with_other_settings() -> None:
             return decode(stored)
 
     with decoding(restore=restore):
-        arrived = decode(encode([np.zeros(1), Token("x"), np.ones(1)], hoist={Token: lambda _: 1}))
+        arrived = decode(encode([np.zeros(1), Token("x"), np.ones(1)], externalize={Token: lambda _: 1}))
     assert [(a.tolist(), a.flags.writeable) for a in arrived] == [
         ([0], True),
         ([0, 1, 2], False),
@@ -148,9 +148,9 @@ def test_hoist_may_decline_and_an_error_of_ours_in_it_is_passed_on_as_it_is() ->
         raise DispatchError("not this one")
 
     value = [Pair(1, 2)]
-    assert in_process(value, hoist={Pair: lambda pair: None}) in (value, [(1, 2)])
+    assert in_process(value, externalize={Pair: lambda pair: None}) in (value, [(1, 2)])
     with pytest.raises(DispatchError, match=r"^not this one$"):
-        encode([Token("a")], hoist={Token: refuse})
+        encode([Token("a")], externalize={Token: refuse})
 
 
 @pytest.mark.parametrize("travel", [in_process, through_buffers])

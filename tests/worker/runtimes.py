@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 from phalanx.backends.inline import InlineServices
-from phalanx.topology.slots import SlotFacts
+from phalanx.topology.slots import SlotInfo
 from phalanx.wire.codec import encode
 from phalanx.wire.messages import ANY_EPOCH, Message, RankCall, RankConfig
 from phalanx.worker.worker_runtime import WorkerRuntime
@@ -13,7 +13,7 @@ from phalanx.worker.worker_runtime import WorkerRuntime
 
 def empty_runtime() -> WorkerRuntime:
     """Return a runtime whose worker was not made yet."""
-    return WorkerRuntime(InlineServices(SlotFacts("n", "h", "127.0.0.1", (), 1), ""))
+    return WorkerRuntime(InlineServices(SlotInfo("n", "h", "127.0.0.1", (), 1), ""))
 
 
 def runtime_of(cls: type) -> WorkerRuntime:

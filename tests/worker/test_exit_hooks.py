@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import phalanx as px
-from phalanx.worker.exit_hooks import Closers, current_closers
+from phalanx.worker.exit_hooks import ExitHooks, current_closers
 
 
 def fail(text: str) -> None:
@@ -22,7 +22,7 @@ def fail(text: str) -> None:
 def test_closers_run_once_the_last_one_first_also_those_that_a_closer_adds_whatever_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closers, ran = Closers(own_process=False), []
+    closers, ran = ExitHooks(own_process=False), []
     closers.add(ran.append, 1)
     closers.add(fail, "no disk")
     closers.add(ran.append, 2)
@@ -45,8 +45,8 @@ def test_an_orderly_exit_runs_them(tmp_path: Path) -> None:
     made = tmp_path / "made"
     made.touch()
     code = (
-        "import os, sys\nfrom phalanx.worker.exit_hooks import Closers\n"
-        f"Closers(own_process=True).add(os.unlink, {str(made)!r})\nsys.exit(3)"
+        "import os, sys\nfrom phalanx.worker.exit_hooks import ExitHooks\n"
+        f"ExitHooks(own_process=True).add(os.unlink, {str(made)!r})\nsys.exit(3)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 3
     assert not made.exists()

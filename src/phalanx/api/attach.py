@@ -13,7 +13,7 @@ from phalanx.debug.trace import from_environment
 from phalanx.declare.bind import Colocation, WorkerClass, methods_of
 from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError, PlacementError, RankReport, WorkerDiedError
-from phalanx.group.epoch import GroupCard
+from phalanx.group.epoch import GroupHandle
 from phalanx.group.group import Group
 from phalanx.group.roster import DetachedRecord, detached_key, withdraw
 from phalanx.members.processes import close_workers
@@ -28,7 +28,7 @@ class AttachedGroup(GroupView):
     def __init__(self, core: Group, living: list[Endpoint], record: DetachedRecord) -> None:
         super().__init__(Selection.whole(core))
         self.__dict__.update(
-            {role: GroupView(Selection.whole(core, role)) for role in core.card.methods if role}
+            {role: GroupView(Selection.whole(core, role)) for role in core.handle.methods if role}
         )
         self._living = living
         self._reservations, self._extras = record.reservations, record.extras
@@ -78,10 +78,10 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
         )
     if cls is not None:
-        _check_methods(name, record.card, cls)
+        _check_methods(name, record.handle, cls)
     endpoints = [replace(one, handle=backend.find(str(one.name)), since=-1) for one in record.members]
     from_environment()
-    core = Group(record.card, backend, len(endpoints), owner=False)
+    core = Group(record.handle, backend, len(endpoints), owner=False)
     core.detached_record = published
     session.add_group(core)
     missing = [rank for rank, endpoint in enumerate(endpoints) if endpoint.handle is None]
@@ -94,7 +94,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
     return AttachedGroup(core, [one for one in endpoints if one.handle is not None], record)
 
 
-def _check_methods(name: str, record: GroupCard, cls: WorkerClass | Colocation) -> None:
+def _check_methods(name: str, record: GroupHandle, cls: WorkerClass | Colocation) -> None:
     roles = cls.roles if isinstance(cls, Colocation) else {"": cls}
     expected = _signatures({role: methods_of(own) for role, own in roles.items()})
     found = _signatures(record.methods)

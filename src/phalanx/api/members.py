@@ -225,14 +225,14 @@ def resize(
             "resized"
         )
     core = group.core
-    if core.card.detached:
+    if core.handle.detached:
         raise DeclarationError(
             f"px.resize({group.name}, {n!r}): a detached group has the size it was made with"
         )
-    block = engine_ranks(core) if core.card.independent else 1
+    block = engine_ranks(core) if core.handle.independent else 1
     size = checked_size(group.name, n, group.pool.world_size, block)
     seconds = checked(timeout, "px.resize")
-    if not core.card.independent:
+    if not core.handle.independent:
         _start_again(group, n, via)
     elif via is None:
         change_members(core, size, seconds)
@@ -252,7 +252,7 @@ def _start_again(group: WorkerGroup, n: int, via: str | Path | None) -> None:
             "via=folder, through which the group is saved, restarted and loaded; or say `independent = True` in the "
             "class, if its ranks never meet in a collective and any of them can do any call"
         )
-    for mesh in core.card.meshes.values():
+    for mesh in core.handle.meshes.values():
         fitted(mesh, n)  # raises before anything is saved, if the mesh cannot have that size
     if n != core.world_size:
         folder = f"{os.fspath(via).rstrip('/')}/resized-{core.epoch.number}"  # replaces no step of the user's
@@ -269,8 +269,8 @@ def engine_ranks(core: Group) -> int:
     Raises:
         DeclarationError: if the ranks of an engine are not consecutive.
     """
-    specs = [spec for methods in core.card.methods.values() for spec in methods.values()]
-    names = {*core.card.meshes, *(spec.mode.mesh for spec in specs if spec.mode.mesh is not None)}
+    specs = [spec for methods in core.handle.methods.values() for spec in methods.values()]
+    names = {*core.handle.meshes, *(spec.mode.mesh for spec in specs if spec.mode.mesh is not None)}
     meshes: dict[str, Mesh] = {}
     for name in sorted(names):
         with contextlib.suppress(DispatchError):  # no rank registered it: its methods cannot be called

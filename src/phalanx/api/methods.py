@@ -103,7 +103,7 @@ class BoundMethod(Generic[P, B, V]):
                     began=began,
                 )
             except (StaleEpoch, DispatchError):  # nothing was sent: retry if the ranks changed meanwhile
-                if chosen.fixed is not None or not core.card.independent or core.epoch is epoch:
+                if chosen.fixed is not None or not core.handle.independent or core.epoch is epoch:
                     raise
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:

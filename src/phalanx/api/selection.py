@@ -60,7 +60,7 @@ class Selection:
     @property
     def methods(self) -> Mapping[str, MethodSpec]:
         """The registered methods by name."""
-        return self.core.card.methods.get(self.role, {})
+        return self.core.handle.methods.get(self.role, {})
 
     @property
     def part(self) -> tuple[int, ...] | None:
@@ -108,9 +108,9 @@ class Selection:
         spec = self.methods.get(name)
         if spec is not None:
             return spec
-        known = self.core.card.callables.get(self.role, frozenset[str]())
+        known = self.core.handle.callables.get(self.role, frozenset[str]())
         if name not in known and "__getattr__" not in known:
-            where = self.core.card.classes.get(self.role)
+            where = self.core.handle.classes.get(self.role)
             if where is None:
                 raise AttributeError(self._whose(name))
             raise AttributeError(
@@ -121,7 +121,7 @@ class Selection:
 
     def _whose(self, name: str) -> str:
         """Return the error message for a method that was called on a group with roles in place of a role."""
-        roles = self.core.card.callables
+        roles = self.core.handle.callables
         having = sorted(role for role, known in roles.items() if name in known)
         text = f"{self.name} has roles, and methods are theirs: {', '.join(roles)}. "
         if not having:
@@ -131,7 +131,7 @@ class Selection:
     def unknown(self, name: str) -> str:
         """Return the error message for a missing attribute, with advice or similar names."""
         methods, text = sorted(self.methods), f"{self.name} has no registered method {name!r}"
-        if name in self.core.card.callables.get(self.role, ()):
+        if name in self.core.handle.callables.get(self.role, ()):
             advice = f'use group.call("{name}", ...), or register it'
             return f"{text}; the class has it without @px.register: {advice}"
         near = " or ".join(map(repr, difflib.get_close_matches(name, methods, n=3)))
@@ -230,7 +230,7 @@ class Selection:
         if methods is None:
             return None
         names = [one if isinstance(one, str) else getattr(one, "__name__", repr(one)) for one in methods]
-        roles = self.core.card.callables
+        roles = self.core.handle.callables
         known = {"run"} | {name for role, found in roles.items() if self.role in ("", role) for name in found}
         known |= {f"{role}.{name}" for role, found in roles.items() if role for name in found}
         wrong = [name for name in names if name not in known]

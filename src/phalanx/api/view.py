@@ -16,7 +16,7 @@ from phalanx.declare.result_types import Returns, Yields
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.modes import dealt_or_same
 from phalanx.errors import DeclarationError, DispatchError, GroupBroken
-from phalanx.group.epoch import GroupCard
+from phalanx.group.epoch import GroupHandle
 from phalanx.group.group import Group
 from phalanx.group.roster import Roster, publish
 from phalanx.session.session import session
@@ -311,7 +311,7 @@ class PortableGroup:
     """
 
     backend: str
-    card: GroupCard
+    handle: GroupHandle
     roster: Roster
     roster_key: str
     run: str
@@ -320,16 +320,16 @@ class PortableGroup:
 def pack(core: Group) -> PortableGroup | LocalGroup:
     """Return the picklable values from which another process creates a view of the group."""
     if core.backend.immediate:
-        return LocalGroup(session.run_id, core.card.number, core.name)
+        return LocalGroup(session.run_id, core.handle.number, core.name)
     if core.has_pool:
         core.pool.keep()  # for the remote view, even if no reference to the group is left here
     if not core.endpoints:
         with core.changing:  # wait for a restart in progress, which creates the endpoints
             pass
-    if core.has_pool and not core.card.detached and not core.roster_key:
-        core.roster_key = f"roster/{session.run_id}/{core.card.number}"
+    if core.has_pool and not core.handle.detached and not core.roster_key:
+        core.roster_key = f"roster/{session.run_id}/{core.handle.number}"
         publish(core)
-    return PortableGroup(core.backend.name, core.card, Roster.of(core), core.roster_key, core.run)
+    return PortableGroup(core.backend.name, core.handle, Roster.of(core), core.roster_key, core.run)
 
 
 @dataclass(frozen=True)
@@ -363,17 +363,17 @@ def unpack(portable: PortableGroup | LocalGroup) -> Group:
     """
     if isinstance(portable, LocalGroup):
         return portable.find()
-    if portable.run == session.run_id and (own := session.own_group(portable.card.number)) is not None:
+    if portable.run == session.run_id and (own := session.own_group(portable.handle.number)) is not None:
         return own  # so that ranks get the calls of all views of this process in the same order
     endpoints = [replace(member) for member in portable.roster.members]  # own copies, as ``retired`` is set
     backend = session.get_backend(portable.backend)
-    core = Group(portable.card, backend, len(endpoints), owner=False, number=portable.roster.number)
+    core = Group(portable.handle, backend, len(endpoints), owner=False, number=portable.roster.number)
     session.add_group(core)
     core.enter(endpoints)
     core.started()
     if not endpoints:
-        text = f"group {portable.card.name!r} had no ranks when it was sent here: its restart had failed"
-        core.broken(GroupBroken(text, group=portable.card.name))
+        text = f"group {portable.handle.name!r} had no ranks when it was sent here: its restart had failed"
+        core.broken(GroupBroken(text, group=portable.handle.name))
     core.run, core.roster_key = portable.run, portable.roster_key
     core.spare = bool(core.roster_key)  # only the owner ends living ranks
     return core

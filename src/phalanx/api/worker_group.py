@@ -11,7 +11,7 @@ from phalanx.debug.trace import from_environment
 from phalanx.declare.bind import BoundClass, Colocation, WorkerClass, roles_of
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
-from phalanx.group.epoch import GroupCard
+from phalanx.group.epoch import GroupHandle
 from phalanx.group.group import Group
 from phalanx.group.options import GroupOptions, ReplacePolicy, RestartPolicy, checked_options
 from phalanx.group.preemption_notices import PreemptionNotice
@@ -137,10 +137,10 @@ class WorkerGroup(GroupView):
                 raise processes.closed_while(core.name, "be started") from error
             raise
 
-    def _card(self, bound: Mapping[str, BoundClass], options: GroupOptions) -> GroupCard:
+    def _card(self, bound: Mapping[str, BoundClass], options: GroupOptions) -> GroupHandle:
         classes = {role: one.cls for role, one in bound.items()}
         default = "_".join(cls.__name__ for cls in classes.values()) + f"-{self.number}"
-        return GroupCard(
+        return GroupHandle(
             name=options.name or default,
             number=self.number,
             methods={role: dict(one.methods) for role, one in bound.items()},
@@ -224,7 +224,7 @@ class WorkerGroup(GroupView):
             ids = holding.accelerators.get(endpoint.slot, ())
             accelerator = f"{holding.resource} {','.join(ids)}" if ids else "CPU"
             place = (rank, facts.slot.host, facts.slot.node_id[:8], accelerator)
-            roles = list(self.roles) or self.core.card.classes[""]
+            roles = list(self.roles) or self.core.handle.classes[""]
             share = f"1/{holding.max_colocate_count}"
             rows.append((*place, share, facts.pid, roles, self._coordinates(rank)))
         columns = ("rank", "host", "node", "accelerator", "share", "pid", "roles in the process", "mesh")

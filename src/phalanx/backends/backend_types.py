@@ -116,7 +116,7 @@ class Endpoint:
     since: int = -1
 
 
-class Ticket(NamedTuple):
+class ResultHandle(NamedTuple):
     """A submitted call on a rank: references to its value and, if requested, to its ``PartInfo``."""
 
     value: Ref
@@ -327,11 +327,11 @@ class Backend(Protocol):
 
     # Calls on processes. Each process runs its calls in the order in which they were submitted
 
-    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
+    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> ResultHandle:
         """Make the process a rank, with the packed ``RankConfig`` ``data``."""
         ...
 
-    def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
+    def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> ResultHandle:
         """Send a call without waiting for it. ``returns`` must equal ``RankCall.returns`` of the message."""
         ...
 
@@ -413,7 +413,7 @@ class Backend(Protocol):
         """Return the positions of the processes known to be dead; all, if the cluster was left. Under 1 us for each."""
         ...
 
-    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
+    def inspect(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
         """Return the status of each rank's process, with its stack if ``stacks``. Takes some seconds at most."""
         ...
 

@@ -35,8 +35,8 @@ from phalanx.backends.backend_types import (
     Ref,
     Reservation,
     ReserveRequest,
+    ResultHandle,
     SpawnRequest,
-    Ticket,
     read_file,
 )
 from phalanx.config import threads_by_choice
@@ -44,7 +44,7 @@ from phalanx.declare.context import runs_inline
 from phalanx.errors import ArgumentLost, CallCancelled, PlacementError
 from phalanx.topology.environment import variables_set
 from phalanx.topology.placement import Holder, NodeCapacity, check_feasible, placement_table
-from phalanx.topology.slots import Slot, SlotFacts
+from phalanx.topology.slots import Slot, SlotInfo
 from phalanx.wire.codec import Encoded
 from phalanx.wire.failure import RankFailure, capture, undecodable
 from phalanx.wire.messages import OUTPUT, STORE_VARIABLE, Message, RankConfig, StreamEnd
@@ -139,11 +139,11 @@ def _closed(items: Any) -> StreamEnd:
 class InlineServices:
     """Services of the inline backend for a worker runtime in this process."""
 
-    slot: SlotFacts
+    slot: SlotInfo
     files: str
     in_driver = True
 
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
+    def facts(self) -> tuple[SlotInfo, tuple[str, ...]]:
         return self.slot, ()
 
     def call_id(self) -> int:
@@ -241,7 +241,7 @@ class InlineBackend(Backend):
         endpoints: list[Endpoint] = []
         for index, slot in enumerate(request.slots):
             ids = request.reservations[slot.pool].ids[slot.block][slot.bundle]
-            facts = SlotFacts(
+            facts = SlotInfo(
                 node_id=_NODE,
                 host=socket.gethostname(),
                 node_ip="127.0.0.1",
@@ -261,17 +261,17 @@ class InlineBackend(Backend):
             atexit.register(_remove, self._folder, os.getpid())
         return self._folder
 
-    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
+    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> ResultHandle:
         setup, _ = RankConfig.unpack(data)
         endpoint.handle.environment = {**setup.environment, STORE_VARIABLE: "inline"}
-        return Ticket(self._run(endpoint, lambda runtime: runtime.setup(data, refs)))
+        return ResultHandle(self._run(endpoint, lambda runtime: runtime.setup(data, refs)))
 
-    def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
+    def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> ResultHandle:
         ref = self._run(endpoint, lambda runtime: runtime.run(message))
         if returns == OUTPUT or ref.failure is not None or ref.lost is not None:
-            return Ticket(*[ref] * returns)
+            return ResultHandle(*[ref] * returns)
         info, output = map(InlineRef, ref.get())
-        return Ticket(output, info)
+        return ResultHandle(output, info)
 
     def _run(self, endpoint: Endpoint, work: Callable[[Any], Any]) -> InlineRef:
         """Call ``work`` with the rank's worker runtime and return a reference to its outcome."""
@@ -338,7 +338,7 @@ class InlineBackend(Backend):
             rank.runtime = None
         return ()
 
-    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
+    def inspect(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
         return [ProcessStatus(one.handle.alive, gone=not one.handle.alive) for one in endpoints]
 
     def cancel(self, endpoints: Sequence[Endpoint], ids: Sequence[int]) -> list[bool]:

@@ -18,7 +18,7 @@ from phalanx.backends.backend_types import (
     RankOutcome,
     RankStream,
     Ref,
-    Ticket,
+    ResultHandle,
 )
 from phalanx.calls.timeouts import bounded
 from phalanx.dispatch.plan import CallPlan, Target
@@ -157,13 +157,13 @@ class WaitOver(Exception):
 class Results:
     """Pending results of a call: the references to the outputs of its ranks, by position in the call."""
 
-    def __init__(self, backend: Backend, tickets: Sequence[Ticket]) -> None:
+    def __init__(self, backend: Backend, handles: Sequence[ResultHandle]) -> None:
         self._backend = backend
-        self._tickets = tickets
-        self._values = [ticket.value for ticket in tickets]
+        self._handles = handles
+        self._values = [handle.value for handle in handles]
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._handles)
 
     def fetch(self, timeout: float | None) -> list[Any]:
         """Return the outputs of all ranks.
@@ -205,9 +205,9 @@ class Results:
         """Return the outcome of an ended rank."""
         return self._backend.outcome(self._values[position])
 
-    def reference(self, position: int) -> Ticket:
-        """Return the ticket of a rank's output, finished or not, to pass to other calls."""
-        return self._tickets[position]
+    def reference(self, position: int) -> ResultHandle:
+        """Return the handle of a rank's output, finished or not, to pass to other calls."""
+        return self._handles[position]
 
     def call_ids(self) -> list[int]:
         """Return the id of the call on each rank."""
@@ -215,7 +215,7 @@ class Results:
 
     def disregard(self) -> None:
         """Note that the call is over, and that the outputs of its ranks will not be read; does not wait."""
-        self._backend.disregard([ref for ticket in self._tickets for ref in ticket if ref is not None])
+        self._backend.disregard([ref for handle in self._handles for ref in handle if ref is not None])
 
     def leave(self) -> None:
         """Note that the call was cancelled, so that the outputs of its ranks are not read; does not wait."""
@@ -256,13 +256,15 @@ class _Part:
 
 
 class PendingStream(Results):
-    """The items of the ranks that stream, and the tickets of the other ranks."""
+    """The items of the ranks that stream, and the handles of the other ranks."""
 
-    def __init__(self, backend: Backend, parts: Sequence[Ticket | RankStream], streaming: Streaming) -> None:
+    def __init__(
+        self, backend: Backend, parts: Sequence[ResultHandle | RankStream], streaming: Streaming
+    ) -> None:
         super().__init__(
-            backend, [part if isinstance(part, Ticket) else Ticket(part.ended) for part in parts]
+            backend, [part if isinstance(part, ResultHandle) else ResultHandle(part.ended) for part in parts]
         )
-        self._parts = {p: _Part(part) for p, part in enumerate(parts) if not isinstance(part, Ticket)}
+        self._parts = {p: _Part(part) for p, part in enumerate(parts) if not isinstance(part, ResultHandle)}
         self._lock = threading.RLock()  # a rank's stream must be used by one thread at a time
         self.streaming = streaming
         #: True if the reader has left the stream.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from phalanx.backends.backend_types import Ref, Ticket
+from phalanx.backends.backend_types import Ref, ResultHandle
 from phalanx.calls.call import Call
 from phalanx.calls.counts import process
 from phalanx.calls.future import CallFuture
@@ -17,7 +17,14 @@ from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
 from phalanx.group.group import Group
 from phalanx.wire.codec import Encoded, encode
-from phalanx.wire.messages import Assembled, Message, RankCall, Reference, ResultOf, Stored
+from phalanx.wire.messages import (
+    JoinedPlaceholder,
+    Message,
+    RankCall,
+    RefPlaceholder,
+    ResultOf,
+    StoredPlaceholder,
+)
 from phalanx.wire.tensor_walk import large_leaves, nbytes_of
 from phalanx.wire.value import Value
 
@@ -49,22 +56,22 @@ class Arguments:
         core: Group,
         call: Call | None,
         value: Value,
-        shared: Mapping[int, Stored] | None = None,
+        shared: Mapping[int, StoredPlaceholder] | None = None,
         refs: Sequence[Ref] = (),
     ) -> None:
         self._core = core
         self._call = call
         self._backend = core.backend
         self._refs = list(refs)
-        hoist: dict[type, Callable[[Any], Any]] = {
+        externalize: dict[type, Callable[[Any], Any]] = {
             CallFuture: self._future,
             FuturePiece: self._piece,
             StoredValue: self._stored,
             Readonly: lambda marked: self._put(marked.value, readonly=True),
         }
-        hoist |= dict.fromkeys(StoredParts.kinds, self._parts)
-        hoist |= dict.fromkeys(self._backend.ref_types, lambda ref: Reference(self._add(ref)))
-        self._encoded = encode(value, hoist=hoist, shared=shared)
+        externalize |= dict.fromkeys(StoredParts.kinds, self._parts)
+        externalize |= dict.fromkeys(self._backend.ref_types, lambda ref: RefPlaceholder(self._add(ref)))
+        self._encoded = encode(value, externalize=externalize, shared=shared)
         self.nbytes = self._encoded.nbytes
 
     def place(self) -> Placed:
@@ -77,20 +84,22 @@ class Arguments:
         self._refs.append(ref)
         return len(self._refs) - 1
 
-    def _put(self, value: Value, readonly: bool = False) -> Stored:
-        return Stored(self._add(store(self._core, encode(value, readonly=readonly), self._call)))
+    def _put(self, value: Value, readonly: bool = False) -> StoredPlaceholder:
+        return StoredPlaceholder(self._add(store(self._core, encode(value, readonly=readonly), self._call)))
 
     def _passes(self, future: CallFuture[Any]) -> None:
         """Notify the listener that the result of another call is among the arguments."""
         if self._call is not None:
             self._call.listener.passed(self._call, future.call)
 
-    def _stored(self, stored: StoredValue[Any]) -> Stored:
+    def _stored(self, stored: StoredValue[Any]) -> StoredPlaceholder:
         if not stored.is_on(self._backend):
             return self._put(stored.get())
-        return Stored(self._add(stored.ref))
+        return StoredPlaceholder(self._add(stored.ref))
 
-    def _parts(self, value: StoredParts, piece: FuturePiece | None = None) -> Assembled | Stored:
+    def _parts(
+        self, value: StoredParts, piece: FuturePiece | None = None
+    ) -> JoinedPlaceholder | StoredPlaceholder:
         """Return the placeholder of a value in parts, or of a shard of it."""
         if value.backend != self._backend.name:
             whole = value.result()
@@ -103,16 +112,16 @@ class Arguments:
         )
         cuts = ((part.start, part.stop, part.whole) for part in parts)
         padding = None if piece is None else piece.pad_to_multiple
-        return Assembled(tuple(zip(sources, cuts, strict=True)), value.joined, padding)
+        return JoinedPlaceholder(tuple(zip(sources, cuts, strict=True)), value.joined, padding)
 
-    def _future(self, future: CallFuture) -> Stored | ResultOf:
+    def _future(self, future: CallFuture) -> StoredPlaceholder | ResultOf:
         self._passes(future)
         parts = future.parts(self._backend)
         if parts is None:
             return self._put(future.result())
         return ResultOf(self._add_values(parts), future.call.plan.gather)
 
-    def _piece(self, piece: FuturePiece) -> ResultOf | Stored | Assembled:
+    def _piece(self, piece: FuturePiece) -> ResultOf | StoredPlaceholder | JoinedPlaceholder:
         if isinstance(piece.future, StoredParts):
             return self._parts(piece.future, piece)
         future: CallFuture = piece.future
@@ -129,7 +138,7 @@ class Arguments:
             return self._put(piece_of(future.result(), *_share(piece)))
         return ResultOf(self._add_values(taken), gather, _share(piece), tuple(map(self._add, infos)))
 
-    def _elements(self, parts: Sequence[Ticket], gather: GatherPlan, piece: FuturePiece) -> ResultOf:
+    def _elements(self, parts: Sequence[ResultHandle], gather: GatherPlan, piece: FuturePiece) -> ResultOf:
         """Return the placeholder of a shard of a list by rank, whose rows are the outputs."""
         total = len(gather.take)
         check_rows(total, piece.expected_rows)
@@ -139,7 +148,7 @@ class Arguments:
         trim = None if gather.trim is None else [gather.trim[place] for place in chosen]
         return ResultOf(self._add_values(taken), GatherPlan("list", range(len(taken)), trim))
 
-    def _add_values(self, parts: Sequence[Ticket]) -> tuple[int, ...]:
+    def _add_values(self, parts: Sequence[ResultHandle]) -> tuple[int, ...]:
         return tuple(self._add(part.value) for part in parts)
 
 
@@ -178,7 +187,7 @@ def _messages_each(
     keys: list[tuple[int, ...]] = list(zip(*(map(id, column.values) for column in columns), strict=True))
     leaves = _shared_leaves(plan, core.inline_bytes)
     _admit(core, columns, keys, leaves)
-    shared = {id(leaf): Stored(index) for index, leaf in enumerate(leaves)}
+    shared = {id(leaf): StoredPlaceholder(index) for index, leaf in enumerate(leaves)}
     begin = [store(core, encode(leaf), call) for leaf in leaves]
     encoded: dict[tuple[int, ...], Arguments] = {}
     for key, arguments in zip(keys, plan.arguments(), strict=True):

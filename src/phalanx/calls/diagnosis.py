@@ -51,7 +51,7 @@ class Diagnosis:
         reports, pending = self._failures()
         if self.owner and pending and all(map(tells_of_a_peer, reports)):
             # Peers may report a loss before the backend, which may need seconds to notice the loss of a node.
-            gone = [position for position, sight in self._sights(pending).items() if sight.gone]
+            gone = [position for position, status in self._inspected(pending).items() if status.gone]
             known = [self.backend.post_mortem(self.endpoints[position], None) for position in gone]
             at = self.backend.now()
             reports += [
@@ -82,8 +82,8 @@ class Diagnosis:
     def observe_late(self, waited: float | None, *, expired: bool = False) -> CallObservation:
         """Observe the call at the end of a caller's wait of ``waited`` seconds or, if ``expired``, at its deadline."""
         pending = self.arrivals.pending()
-        sights = self._sights(pending, stacks=True)
-        reports = [self._late(p, sights.get(p)) for p in range(len(self.ranks))] if pending else []
+        inspect = self._inspected(pending, stacks=True)
+        reports = [self._late(p, inspect.get(p)) for p in range(len(self.ranks))] if pending else []
         return self._seen("expired" if expired else "impatient", reports, pending, waited=waited)
 
     def observe_cancel(self) -> CallObservation | None:
@@ -140,7 +140,9 @@ class Diagnosis:
         self._interrupt(busy)
         cut = pending = self._still_at_it(busy, _SHORT_WAIT_S)
         if not self.owner:  # these ranks may be in another call by now, such as the owner's recovery
-            cut = pending = [p for p, sight in self._sights(pending).items() if self.ids[p] in sight.running]
+            cut = pending = [
+                p for p, status in self._inspected(pending).items() if self.ids[p] in status.running
+            ]
         if cut:  # in a collective, which nothing else ends
             self._sever(cut)
             pending = self._still_at_it(cut, self.grace_s)
@@ -199,28 +201,28 @@ class Diagnosis:
         """Return reports, with stacks, of ranks that have not ended and are about to be stopped."""
         at = self.backend.now()
         return [
-            self._report(position, kind, victim=victim, message=message, stack=_stack(sight), at=at)
-            for position, sight in self._sights(positions, stacks=True).items()
+            self._report(position, kind, victim=victim, message=message, stack=_stack(status), at=at)
+            for position, status in self._inspected(positions, stacks=True).items()
         ]
 
-    def _sights(self, positions: Sequence[int], stacks: bool = False) -> dict[int, ProcessStatus]:
+    def _inspected(self, positions: Sequence[int], stacks: bool = False) -> dict[int, ProcessStatus]:
         """Return the status of the ranks' processes, observed from their nodes, by position."""
         endpoints = [self.endpoints[position] for position in positions]
-        return dict(zip(positions, self.backend.sights(endpoints, stacks) if endpoints else (), strict=True))
+        return dict(zip(positions, self.backend.inspect(endpoints, stacks) if endpoints else (), strict=True))
 
-    def _late(self, position: int, sight: ProcessStatus | None) -> RankReport:
+    def _late(self, position: int, status: ProcessStatus | None) -> RankReport:
         """Return the report of a rank after a timeout. A rank without a status had finished."""
-        if sight is None:
+        if status is None:
             return self._report(position, "timeout", state="finished")
-        began, waited = sight.running.get(self.ids[position]), self.backend.now() - self.call.started
+        began, waited = status.running.get(self.ids[position]), self.backend.now() - self.call.started
         state: RankState = "queued"
-        if not sight.reachable:
+        if not status.reachable:
             state = "unreachable"
         # Without a side channel, a queued call cannot be told from a running call.
         elif began is not None or self.endpoints[position].facts.side is None:
             state = "running"
         # The stack of a rank with a queued call shows the call that it runs instead.
-        stack = "" if state == "queued" and not sight.running else _stack(sight)
+        stack = "" if state == "queued" and not status.running else _stack(status)
         return self._report(position, "timeout", state=state, since=began or waited, stack=stack)
 
     def _report(self, position: int, kind: FailureKind, **more: Any) -> RankReport:
@@ -260,8 +262,8 @@ def dead_report(lost: Lost, *, log_path: str | None, **more: Any) -> RankReport:
     )
 
 
-def _stack(sight: ProcessStatus) -> str:
-    return sight.stack or (f"({sight.note})" if sight.note else "")
+def _stack(status: ProcessStatus) -> str:
+    return status.stack or (f"({status.note})" if status.note else "")
 
 
 def outcome_when_late(call: CallInfo, limit: float | None) -> CallOutcome:

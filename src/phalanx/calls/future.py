@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref, Ticket
+from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref, ResultHandle
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable, seconds_until
 from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream
@@ -180,8 +180,8 @@ class CallFuture(Awaited[T]):
         """The ranks that were called."""
         return tuple(self.call.plan.ranks)
 
-    def parts(self, backend: Backend) -> list[Ticket] | None:
-        """Return the tickets of the outputs, for ranks to join them as this call would; None if only the driver can."""
+    def parts(self, backend: Backend) -> list[ResultHandle] | None:
+        """Return the handles of the outputs, for ranks to join them as this call would; None if only the driver can."""
         call = self.call
         self.refuse_stream()
         if call.error is not None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from phalanx.backends.backend_types import FetchFailed, RankOutcome, RankStream, Ticket
+from phalanx.backends.backend_types import FetchFailed, RankOutcome, RankStream, ResultHandle
 from phalanx.calls import health_check
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import SILENT, PendingStream, Results, Streaming, listening
@@ -70,7 +70,7 @@ def send(
         DispatchError: if an argument cannot be pickled, or the object store cannot hold it.
     """
     epoch = core.check()
-    if core.card.independent or core.is_view:
+    if core.handle.independent or core.is_view:
         _check_there(core, epoch, plan, spec)
     call = new_call(
         core,
@@ -120,8 +120,8 @@ def new_call(
     began: int = 0,
 ) -> Call:
     """Create a call that is about to be sent to ranks of ``epoch``. The monitor checks its deadline from now on."""
-    limit = core.card.call_timeout if timeout is None else timeout
-    stall = core.card.stall_report_after if stall_report_after is None else stall_report_after
+    limit = core.handle.call_timeout if timeout is None else timeout
+    stall = core.handle.stall_report_after if stall_report_after is None else stall_report_after
     if (stall is not None or limit is not None) and not core.backend.immediate:
         health_check.watch()
     return Call(
@@ -147,7 +147,7 @@ def submit(
     *,
     returns: int = OUTPUT,
     streaming: Streaming | None = None,
-    parts: list[Ticket | RankStream] | None = None,
+    parts: list[ResultHandle | RankStream] | None = None,
 ) -> tuple[Results, int]:
     """Submit the messages of a call to its ranks; return the pending results and the bytes of the messages.
 
@@ -158,7 +158,7 @@ def submit(
         composed: their messages, encoded lazily; errors of the encoding are raised.
         returns: number of objects that each rank returns.
         streaming: options of the streams; None: no rank streams.
-        parts: is filled with the ticket or stream of each rank that was reached.
+        parts: is filled with the handle or stream of each rank that was reached.
     """
     backend, endpoints, nbytes = core.backend, epoch.endpoints, 0
     parts = [] if parts is None else parts
@@ -170,14 +170,14 @@ def submit(
         nbytes += len(message.data)
     if streaming is not None:
         return PendingStream(backend, parts, streaming), nbytes
-    return Results(backend, cast("list[Ticket]", parts)), nbytes
+    return Results(backend, cast("list[ResultHandle]", parts)), nbytes
 
 
 def _submit(
     core: Group, call: Call, composed: Iterable[Message], returns: int, streaming: Streaming | None
 ) -> None:
     ranks = call.plan.ranks
-    parts: list[Ticket | RankStream] = []
+    parts: list[ResultHandle | RankStream] = []
     if len(ranks) == 1 and streaming is None and core.is_view:
         composed = list(composed)
     try:
@@ -219,7 +219,7 @@ def _check_there(core: Group, epoch: Epoch, plan: CallPlan, spec: MethodSpec) ->
 
 
 def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall:
-    together = not core.card.independent and len(call.plan.ranks) == call.epoch.size
+    together = not core.handle.independent and len(call.plan.ranks) == call.epoch.size
     # A view may not know the newest roster: ranks of a newer epoch refuse its calls.
     is_told = core.is_view or (core.owner and together)
     return RankCall(
@@ -303,7 +303,7 @@ class ResentResults(Results):
         if found.ok or self._repeats >= _MOST_REPEATS or not was_refused(core, found, rank, endpoint):
             return False
         epoch = core.epoch
-        if core.card.independent:  # any rank may run it
+        if core.handle.independent:  # any rank may run it
             number, takes = ANY_EPOCH, epoch.size > 0
         else:
             number, takes = epoch.number, epoch.number > self._number and rank < epoch.size
@@ -313,7 +313,7 @@ class ResentResults(Results):
         message = self._message.unpack()._replace(epoch=number).pack(self._message.refs)
         rank %= epoch.size
         endpoint = epoch.endpoints[rank]
-        ticket = core.backend.submit(endpoint, message, self._returns)
+        handle = core.backend.submit(endpoint, message, self._returns)
         self._number, self._at = epoch.number, (rank, endpoint)
-        super().__init__(core.backend, [ticket])
+        super().__init__(core.backend, [handle])
         return True

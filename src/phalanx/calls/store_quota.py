@@ -17,7 +17,7 @@ _LOOK_EVERY_S = 0.05
 _FREED_WITHIN_S = 2.0  # the statistics may still count values that were dropped more recently
 
 
-class Room:
+class StoreQuota:
     """Admits a call once the object store of this node has capacity for its values.
 
     Without flow control, a full store spills to disk, which is slower than the copies by an order of magnitude, and

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
 from phalanx.calls.counts import process
-from phalanx.calls.store_quota import Room
+from phalanx.calls.store_quota import StoreQuota
 from phalanx.dispatch.split import check_rows, piece_bounds
 from phalanx.errors import DeclarationError, PhalanxError
 from phalanx.session.session import session
@@ -87,7 +87,7 @@ def put(value: Value, *, readonly: bool = False, backend: str | None = None) -> 
     """
     storing = session.get_backend(backend)
     encoded = encode(value, readonly=readonly)
-    Room(storing).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
+    StoreQuota(storing).admit(encoded.nbytes, encoded.nbytes, "the value given to px.put takes")
     process.stored_bytes += encoded.nbytes
     return StoredValue(storing, storing.put(encoded), encoded.nbytes)
 

@@ -14,7 +14,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from phalanx.backends.backend_types import Backend, FetchFailed, Ref
-from phalanx.calls.store_quota import Room
+from phalanx.calls.store_quota import StoreQuota
 from phalanx.channels.hub import Packed, Payload, StoredPayload
 from phalanx.channels.hub_client import PROCESS, HubClient, HubObject, reclaim, stored_items
 from phalanx.config import settings
@@ -47,7 +47,7 @@ def pack(channel: HubObject, value: Value, lengths: Lengths | None = None) -> Pa
     if encoded.nbytes <= settings().inline_bytes:
         return encoded.to_bytes(), encoded.nbytes, rows, numbers
     backend = channel._backend
-    Room(backend).admit(encoded.nbytes, encoded.nbytes, "the item put into a channel takes")
+    StoreQuota(backend).admit(encoded.nbytes, encoded.nbytes, "the item put into a channel takes")
     ref, number = backend.put(encoded), next(_numbers)
     stored_items[number] = channel._client(), channel._key, ref
     return StoredPayload(PROCESS, number, backend.address_of(ref)), encoded.nbytes, rows, numbers

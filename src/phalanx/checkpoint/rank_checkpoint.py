@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from phalanx.checkpoint.model_folder import Place, read_boxes, write_boxes
 from phalanx.checkpoint.planners import LoadPlanner, SavePlanner
 from phalanx.checkpoint.step_files import WrittenItems, write_items
-from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
+from phalanx.checkpoint.storage import FileInfo, Storage, storage_errors
 from phalanx.checkpoint.stored_state import StoredState
 from phalanx.declare.state_declarations import declared_states
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointMismatch, PhalanxError
@@ -243,7 +243,7 @@ def _planned(
     return read
 
 
-def damaged_files(runtime: WorkerRuntime, files: Mapping[str, FileFacts], folder: str) -> list[str]:
+def damaged_files(runtime: WorkerRuntime, files: Mapping[str, FileInfo], folder: str) -> list[str]:
     """Return the files of a folder that are missing or differ from their digests, by reading them."""
     return Storage(folder).differing(files)
 

@@ -540,7 +540,7 @@ def _saved_parts(group: Ranks, step: Step, name: str | None) -> dict[str, str]:
             else f"{step.folder} has the groups {', '.join(sorted(by_group))}, and none is named {name!r}; say which: "
             "px.load(name=)"
         )
-    saved, role, mine = by_group[name], group.role, set(group.core.card.callables)
+    saved, role, mine = by_group[name], group.role, set(group.core.handle.callables)
     if role in saved:
         return {role: saved[role]}
     is_single = bool(role) or mine <= {""}

@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 import xxhash
 from torch.distributed.checkpoint.storage import WriteResult
 
-from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
+from phalanx.checkpoint.storage import FileInfo, Storage, storage_errors
 from phalanx.errors import CheckpointError
 
 _BLOCK = 4 << 20
@@ -29,7 +29,7 @@ _O_DIRECT = getattr(os, "O_DIRECT", 0)  # not on every platform
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 METADATA = ".metadata"
 
-WrittenItems = tuple[list[WriteResult], dict[str, FileFacts]]
+WrittenItems = tuple[list[WriteResult], dict[str, FileInfo]]
 """Places of the items of a rank's plan, and facts of the files."""
 
 
@@ -94,10 +94,10 @@ class OutputStream(io.RawIOBase):
     def tell(self) -> int:
         return self._size
 
-    def finish(self) -> FileFacts:
+    def finish(self) -> FileInfo:
         """Write the last block, and return the facts of the file."""
         self._put()
-        return FileFacts(self._size, self._digest.hexdigest())
+        return FileInfo(self._size, self._digest.hexdigest())
 
     def _put(self) -> None:
         block, self._filled = self._block[: self._filled], 0
@@ -122,7 +122,7 @@ class StepFiles:
         self._storage = Storage(folder)
         self._check = check
         #: Facts of the files that were written, by name.
-        self.facts: dict[str, FileFacts] = {}
+        self.facts: dict[str, FileInfo] = {}
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any]:

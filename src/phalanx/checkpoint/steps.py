@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from phalanx.checkpoint.storage import FileFacts, Storage, storage_errors
+from phalanx.checkpoint.storage import FileInfo, Storage, storage_errors
 from phalanx.display.byte_format import size
 from phalanx.errors import CheckpointCorrupted, CheckpointError, CheckpointLocked, DeclarationError
 from phalanx.wire.value import as_integer
@@ -68,7 +68,7 @@ class Step:
     serial: int = 0
     at: float = 0.0
     seconds: float = 0.0
-    files: Mapping[str, FileFacts] = field(default_factory=dict[str, FileFacts])
+    files: Mapping[str, FileInfo] = field(default_factory=dict[str, FileInfo])
     parts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     faults: tuple[str, ...] = ()
     why: str = ""
@@ -103,7 +103,7 @@ class Step:
             CheckpointCorrupted: if it is missing or differs.
         """
         data = self.storage.read(name)
-        if data is None or FileFacts.of(data) != self.files[name]:
+        if data is None or FileInfo.of(data) != self.files[name]:
             raise self.corrupted([name])
         return data
 
@@ -176,7 +176,7 @@ class StepWriter:
             self._storage.make("")
             self._end = stack.pop_all()
         self.folder = self._storage.root
-        self.files: dict[str, FileFacts] = {}
+        self.files: dict[str, FileInfo] = {}
         self.parts: dict[str, Any] = {}
         self._began = time.monotonic()
         self._ended = False
@@ -191,7 +191,7 @@ class StepWriter:
         if "/" in name:
             self.part(name.rpartition("/")[0])
         self._storage.write(name, data)
-        self.files[name] = FileFacts.of(data)
+        self.files[name] = FileInfo.of(data)
 
     def commit(self) -> Step:
         """Make the step complete, and remove the steps beyond ``keep``.
@@ -337,7 +337,7 @@ def _found(storage: Storage, number: int) -> Step:
     body, why = _read_manifest(data)
     if why:
         return Step(storage, number, faults=(MANIFEST,), why=f"{storage.root}/{MANIFEST} {why}")
-    files = {name: FileFacts(*facts) for name, facts in body["files"].items()}
+    files = {name: FileInfo(*facts) for name, facts in body["files"].items()}
     faults = storage.missing(files)
     if faults and storage.read(MANIFEST) is None:  # its writer is removing it
         return Step(storage, number)
@@ -368,7 +368,7 @@ def _read_manifest(data: bytes) -> tuple[dict[str, Any], str]:
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-    return FileFacts.of(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).digest
+    return FileInfo.of(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).digest
 
 
 class PathLock:

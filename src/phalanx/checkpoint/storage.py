@@ -31,14 +31,14 @@ _ADVICE = {
 }
 
 
-class FileFacts(NamedTuple):
+class FileInfo(NamedTuple):
     """Size in bytes and digest (xxh3, 128 bits, hexadecimal) of a file."""
 
     size: int
     digest: str
 
     @classmethod
-    def of(cls, data: bytes) -> FileFacts:
+    def of(cls, data: bytes) -> FileInfo:
         """Return the facts of a file with this content."""
         return cls(len(data), xxh3_128_hexdigest(data))
 
@@ -114,7 +114,7 @@ class Storage:
             return self._files.cat_file(self._at(name))
         return None
 
-    def facts(self, name: str) -> FileFacts | None:
+    def facts(self, name: str) -> FileInfo | None:
         """Return the facts of a file by reading it; None if there is none."""
         with (
             contextlib.suppress(FileNotFoundError),
@@ -126,15 +126,15 @@ class Storage:
             while count := file.readinto(block):
                 digest.update(block[:count])
                 size += count
-            return FileFacts(size, digest.hexdigest())
+            return FileInfo(size, digest.hexdigest())
         return None
 
-    def missing(self, files: Mapping[str, FileFacts]) -> list[str]:
+    def missing(self, files: Mapping[str, FileInfo]) -> list[str]:
         """Return the files that are missing or have another size, sorted."""
         sizes = self.sizes()
         return [name for name in sorted(files) if sizes.get(name) != files[name].size]
 
-    def differing(self, files: Mapping[str, FileFacts]) -> list[str]:
+    def differing(self, files: Mapping[str, FileInfo]) -> list[str]:
         """Return the files that are missing or have other facts, by reading them."""
         return [name for name, facts in files.items() if self.facts(name) != facts]
 

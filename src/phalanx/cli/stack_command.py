@@ -23,7 +23,7 @@ def stack(group: GroupName, rank: Ranks = None, address: Address = None, as_json
     Exit codes: 0 done; 2 no cluster, no such group or no such rank.
     """
     with observed_ranks(address, group, rank) as (observer, found, ranks):
-        statuses = observer.sights(ranks, stacks=True)
+        statuses = observer.inspect(ranks, stacks=True)
     data = list(map(rank_status, ranks, statuses))
     places = [f"\n{members}\n{text}" for members, text in by_place(data)]
     show(as_json, data, "\n".join([f"group {found.name}, {found.state}, epoch {found.epoch}", *places]))

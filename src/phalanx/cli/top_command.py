@@ -103,7 +103,7 @@ def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None)
         gpus = observer.gpus(ranks) if any(rank.accelerator for rank in ranks) else [None] * len(ranks)
         data = {
             rank: rank_data(rank, status, before.get(rank), usages[rank], gpu)
-            for rank, status, gpu in zip(ranks, observer.sights(ranks), gpus, strict=True)
+            for rank, status, gpu in zip(ranks, observer.inspect(ranks), gpus, strict=True)
         }
         before = usages
         shown = [{**asdict(one), "ranks": [data[rank] for rank in one.ranks]} for one in groups]

@@ -23,7 +23,7 @@ from phalanx.errors import DeclarationError
 from phalanx.group.group import Group
 from phalanx.session.background import Background
 from phalanx.session.session import session
-from phalanx.tracing.events import STARTING, Part, Trace, TracedCall, Track, TrackKey
+from phalanx.tracing.events import STARTING, RankSpan, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.files import check_path, check_writable, write
 from phalanx.tracing.merging import TracedEpoch, merge
 from phalanx.tracing.otel import export
@@ -169,8 +169,8 @@ class OpenCall(NamedTuple):
     """A call that is being recorded, with the parts whose messages are not encoded, and not sent, yet."""
 
     call: TracedCall
-    unencoded: Iterator[Part]
-    unsent: Iterator[Part]
+    unencoded: Iterator[RankSpan]
+    unsent: Iterator[RankSpan]
 
 
 class CallTracer(CallListener):
@@ -194,7 +194,7 @@ class CallTracer(CallListener):
             method = f"run {getattr(function, '__name__', type(function).__name__)}"
         elif method.startswith("__phalanx_"):
             return  # internal
-        epoch, parts = self._epoch(call), [Part(rank) for rank in call.plan.ranks]
+        epoch, parts = self._epoch(call), [RankSpan(rank) for rank in call.plan.ranks]
         traced = TracedCall(0, epoch.group, epoch.epoch, call.role, method, call.began or now)
         traced.number, traced.parts = call.number, parts
         if call.number == SETUP_CALL:

@@ -11,7 +11,7 @@ from phalanx.topology.mesh import Mesh
 
 
 @dataclass(frozen=True)
-class GroupCard:
+class GroupHandle:
     """Description of a group for its views in other processes; serialized with the group's handles."""
 
     name: str

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 from phalanx.backends.backend_types import Backend, Endpoint
 from phalanx.calls.counts import Counts, process
 from phalanx.calls.restart_reruns import RerunLog
-from phalanx.calls.store_quota import Room
+from phalanx.calls.store_quota import StoreQuota
 from phalanx.config import settings
 from phalanx.declare.bind import BoundClass
 from phalanx.display.log_merging import label_of
 from phalanx.display.registry_records import GroupRecord, RankRecord
 from phalanx.errors import CallError, PhalanxError
-from phalanx.group.epoch import Epoch, GroupCard
+from phalanx.group.epoch import Epoch, GroupHandle
 from phalanx.group.lifecycle import Event, Lifecycle, State
 from phalanx.group.options import GroupOptions
 from phalanx.group.preemption_notices import NoticeQueue
@@ -74,9 +74,11 @@ class Group:
     pool: ResourcePool
     tenant: Tenant
 
-    def __init__(self, card: GroupCard, backend: Backend, size: int, *, owner: bool, number: int = 0) -> None:
-        self.card = card
-        self.name = card.name
+    def __init__(
+        self, handle: GroupHandle, backend: Backend, size: int, *, owner: bool, number: int = 0
+    ) -> None:
+        self.handle = handle
+        self.name = handle.name
         self.backend = backend
         self.owner = owner
         #: Id of the owner's run; "" in a process that is not the owner.
@@ -91,7 +93,7 @@ class Group:
         self.extras: dict[Slot, str] = {}
 
         # State.
-        self.lifecycle = Lifecycle(card.name, epoch=number, owner=owner)
+        self.lifecycle = Lifecycle(handle.name, epoch=number, owner=owner)
         self.epoch = Epoch(number, size)
         #: Unix time of the last change of state or epoch, in seconds.
         self.changed = time.time()
@@ -110,7 +112,7 @@ class Group:
         self.counts = Counts(process)
         #: The pins of ``px.engines.sticky``, by role and margin.
         self.pins: dict[tuple[str, float], Any] = {}
-        self.room = Room(backend)
+        self.room = StoreQuota(backend)
         self.inline_bytes = settings().inline_bytes
         self.debug = settings().debug
         self.grace_s = settings().grace_s
@@ -133,7 +135,7 @@ class Group:
         self.snapshot: Snapshot | None = None
         self.snapshot_epoch = -1
         #: The known notices of draining nodes.
-        self.notices = NoticeQueue(card.name)
+        self.notices = NoticeQueue(handle.name)
         #: Times of recoveries by its policy, in seconds on the backend's clock.
         self.recoveries: list[float] = []
         #: Time of the next try to move ranks off draining nodes, and the reason why the last try moved none.
@@ -370,20 +372,20 @@ class Group:
 
     def record(self) -> GroupRecord:
         """Return the record of the present state for the CLI."""
-        card, life = self.card, self.lifecycle
+        handle, life = self.handle, self.lifecycle
         return GroupRecord(
             run=session.run_id,
-            number=card.number,
-            name=card.name,
+            number=handle.number,
+            name=handle.name,
             state=life.state.value,
             epoch=life.epoch,
-            pool=card.pool,
+            pool=handle.pool,
             changed=self.changed,
             weights=dict(self.weights),
-            label=label_of(card.classes.items()),
-            roles=dict(card.classes),
-            methods={role: sorted(methods) for role, methods in card.methods.items()},
-            detached=card.detached,
+            label=label_of(handle.classes.items()),
+            roles=dict(handle.classes),
+            methods={role: sorted(methods) for role, methods in handle.methods.items()},
+            detached=handle.detached,
             cause=str(life.cause).partition("\n")[0] if life.cause is not None else None,
             ranks=tuple(_rank_record(rank, endpoint) for rank, endpoint in enumerate(self.epoch.endpoints)),
         )

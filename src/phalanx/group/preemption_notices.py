@@ -12,7 +12,7 @@ from typing import Any
 from phalanx.backends.backend_types import Backend, DrainingNode
 from phalanx.session.background import Background
 from phalanx.session.session import session
-from phalanx.topology.slots import SlotFacts
+from phalanx.topology.slots import SlotInfo
 
 LOOK_EVERY_S = 0.5
 _log = logging.getLogger("phalanx")
@@ -53,7 +53,7 @@ class NoticeQueue:
         #: True if the code that moves ranks has not handled a notice yet.
         self.urgent = False
 
-    def see(self, draining: Sequence[DrainingNode], slots: Sequence[SlotFacts]) -> None:
+    def see(self, draining: Sequence[DrainingNode], slots: Sequence[SlotInfo]) -> None:
         """Record the draining nodes that the cluster reports now; ``slots`` has the slot of each rank.
 
         A notice is new if its node, its deadline or a rank on that node is new.
@@ -115,7 +115,7 @@ def watch() -> None:
     _looks.begin()
 
 
-def _slots(group: Any) -> list[SlotFacts]:
+def _slots(group: Any) -> list[SlotInfo]:
     return [endpoint.facts.slot for endpoint in group.epoch.endpoints]
 
 

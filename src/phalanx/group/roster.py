@@ -15,7 +15,7 @@ import cloudpickle
 
 from phalanx.backends.backend_types import Endpoint, RankOutcome
 from phalanx.errors import DeclarationError
-from phalanx.group.epoch import GroupCard
+from phalanx.group.epoch import GroupHandle
 from phalanx.group.group import Group
 from phalanx.group.lifecycle import State
 from phalanx.wire.messages import ProcessInfo
@@ -63,7 +63,7 @@ class DetachedRecord:
     with the same protocol can read.
     """
 
-    card: GroupCard
+    handle: GroupHandle
     members: tuple[Endpoint, ...]
     reservations: dict[str, tuple[str, ...]]
     extras: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class DetachedRecord:
         """Return the present record of a group."""
         members = tuple(replace(endpoint, handle=None) for endpoint in group.endpoints)
         keys = {key: tuple(held.reservation.keys) for key, held in group.pool.holdings.items()}
-        return DetachedRecord(group.card, members, keys, tuple(group.extras.values()))
+        return DetachedRecord(group.handle, members, keys, tuple(group.extras.values()))
 
     def to_bytes(self) -> bytes:
         return _HEADER % PROTOCOL + cloudpickle.dumps(self)
@@ -103,7 +103,7 @@ def publish(group: Group) -> None:
     """Publish the members of a group that was serialized, or is detached; called after every change of members."""
     if group.roster_key and not group.closed:
         group.backend.publish(group.roster_key, Roster.of(group).to_bytes())
-    if group.card.detached:
+    if group.handle.detached:
         group.detached_record = DetachedRecord.of(group).to_bytes()
         group.backend.publish(detached_key(group.name), group.detached_record)
 
@@ -112,7 +112,7 @@ def withdraw(group: Group) -> None:
     """Withdraw the roster and the record of a closed group; a record of another group of its name stays."""
     if group.roster_key and group.backend.connected():
         group.backend.publish(group.roster_key, None)
-    if group.card.detached and group.backend.published(detached_key(group.name)) == group.detached_record:
+    if group.handle.detached and group.backend.published(detached_key(group.name)) == group.detached_record:
         group.backend.publish(detached_key(group.name), None)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from phalanx.backends.backend_types import Endpoint, Facade, ReserveRequest, SpawnRequest, Ticket
+from phalanx.backends.backend_types import Endpoint, Facade, ReserveRequest, ResultHandle, SpawnRequest
 from phalanx.calls.compose import encode_body
 from phalanx.display.log_merging import label_of
 from phalanx.errors import PlacementError
@@ -37,7 +37,7 @@ class Launched:
     """
 
     endpoints: list[Endpoint]
-    tickets: list[Ticket]
+    results: list[ResultHandle]
     extras: dict[Slot, str]
     setups: list[RankConfig]
 
@@ -86,24 +86,24 @@ def launch(
         endpoints = backend.spawn(replace(request, timeout=max(0.1, deadline - time.monotonic())))
         everyone = _in_rank_order(pool, [*kept.values(), *endpoints], places)
         setups = _rank_configs(core, pool, everyone, name, epoch, new[0] if places else 0)
-        told = [replace(setups[rank], trace=trace, rejoining=bool(places)) for rank in new]
-        told = told if amend is None else [amend(setup) for setup in told]
+        configs = [replace(setups[rank], trace=trace, rejoining=bool(places)) for rank in new]
+        configs = configs if amend is None else [amend(setup) for setup in configs]
         ordered = [everyone[rank] for rank in new]
-        for endpoint, setup in zip(ordered, told, strict=True):
+        for endpoint, setup in zip(ordered, configs, strict=True):
             endpoint.facts = endpoint.facts._replace(files=setup.files)
         # Classes and arguments are encoded, and stored if large, once for all ranks.
         body, refs = encode_body(core, {role: (b.cls, b.args, b.kwargs) for role, b in core.roles.items()})
-        tickets = [
+        results = [
             backend.setup(endpoint, setup.pack(body), refs)
-            for endpoint, setup in zip(ordered, told, strict=True)
+            for endpoint, setup in zip(ordered, configs, strict=True)
         ]
         shown = session.show_ranks if core.options.show_ranks is None else core.options.show_ranks
-        session.display.begin(backend, ordered, told[0].label, shown)
+        session.display.begin(backend, ordered, configs[0].label, shown)
     except BaseException:
         backend.kill(endpoints)
         backend.release(list(extras.values()))
         raise
-    return Launched(ordered, tickets, extras, told)
+    return Launched(ordered, results, extras, configs)
 
 
 def _reserve_extras(
@@ -238,7 +238,7 @@ def _rank_configs(
                 meshes={name: fitted(mesh, size) for name, mesh in options.meshes.items()},
                 asynchronous=options.max_concurrency is not None,
                 files=f"{own_folder}/{session.run_id}/{folder}/rank-{rank}" if own_folder else "",
-                label=label_of(core.card.classes.items()),
+                label=label_of(core.handle.classes.items()),
                 serves=rank == server,
                 had_weights=dict(core.had_weights),
                 published_weights=dict(core.published_weights),

@@ -21,7 +21,7 @@ def mesh_of(core: Group, name: str = "default") -> Mesh:
     Raises:
         DispatchError: if there is no mesh of that name, or a rank has not registered its coordinates.
     """
-    epoch, given = core.epoch, core.card.meshes
+    epoch, given = core.epoch, core.handle.meshes
     if name in given and given[name].world_size == epoch.size:
         return given[name]
     if name in given and name not in epoch.meshes:
@@ -33,7 +33,7 @@ def mesh_of(core: Group, name: str = "default") -> Mesh:
 
 def known_meshes(core: Group) -> dict[str, Mesh]:
     """Return the declared meshes, and meshes that the ranks of this epoch have reported; calls no rank."""
-    return {**core.epoch.meshes, **{name: mesh_of(core, name) for name in core.card.meshes}}
+    return {**core.epoch.meshes, **{name: mesh_of(core, name) for name in core.handle.meshes}}
 
 
 def _registered_mesh(core: Group, name: str) -> Mesh:
@@ -45,7 +45,7 @@ def _registered_mesh(core: Group, name: str) -> Mesh:
     places: list[Places] = run_on(core, handlers.meshes).result(None)
     registered = {key for meshes in places for key in meshes}
     if name not in registered:
-        known = sorted({*core.card.meshes, *registered})
+        known = sorted({*core.handle.meshes, *registered})
         raise DispatchError(
             f"group {core.name!r} has no mesh {name!r} (it has: {', '.join(known) or 'none'}); pass "
             "mesh=px.Mesh(dp=..., tp=...) to px.WorkerGroup, or call self.register_mesh(name, ...) in the worker "

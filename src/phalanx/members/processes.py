@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
-from phalanx.backends.backend_types import Endpoint, NotReady, Ticket
+from phalanx.backends.backend_types import Endpoint, NotReady, ResultHandle
 from phalanx.calls import health_check
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results, listening, raisable
@@ -45,7 +45,7 @@ def start(core: Group) -> None:
     with constructors(core) as call, _progress(call):
         launched = launch(core, core.pool.first(core.world_size), call.epoch.number, trace=call.trace)
         core.extras |= launched.extras
-        sent_to(call, core.enter(launched.endpoints), launched.tickets)
+        sent_to(call, core.enter(launched.endpoints), launched.results)
         call.result(None)
         make_again(core, call.trace)
     open_for_calls(core)
@@ -84,11 +84,11 @@ def constructors(core: Group, ranks: range | None = None) -> Generator[Call]:
         raise
 
 
-def sent_to(call: Call, epoch: Epoch, tickets: Sequence[Ticket]) -> None:
+def sent_to(call: Call, epoch: Epoch, results: Sequence[ResultHandle]) -> None:
     """Record that the processes of an epoch exist, and were sent their rank configs."""
     call.epoch = epoch
-    call.arrivals = Results(call.core.backend, tickets)
-    for _ in tickets:
+    call.arrivals = Results(call.core.backend, results)
+    for _ in results:
         call.listener.composed(call, Message(""))
         call.listener.posted(call)
     call.note_sent(0)
@@ -158,10 +158,10 @@ def start_status(call: Call) -> tuple[int, str]:
         if not waiting:
             return len(results), ""
         rank = waiting[0]
-        sight = call.core.backend.sights([call.epoch.endpoints[rank]], stacks=True)[0]
+        status = call.core.backend.inspect([call.epoch.endpoints[rank]], stacks=True)[0]
     except Exception:  # the start is failing, and reports the error itself
         return 0, ""
-    where = place(sight.stack) or sight.note
+    where = place(status.stack) or status.note
     return len(results) - len(waiting), f"rank {rank}: {where}" if where else f"waiting for rank {rank}"
 
 

@@ -73,14 +73,14 @@ def _has_recovered(core: Group, policy: RestartPolicy | ReplacePolicy) -> bool:
         why = f"after: {_first_line(core.lifecycle.cause)}"
     if replaces:
         _log.warning("group %r gets new processes for the ranks that it lost, %s", core.name, why)
-        heal(core)
+        recover(core)
     else:
         _log.warning("group %r is restarted %s", core.name, why)
         restart(core)
     return True
 
 
-def heal(core: Group) -> None:
+def recover(core: Group) -> None:
     """Replace the lost ranks of a broken group, or restart the group if a replacement is impossible.
 
     A group may be broken without a lost rank: a call reached some ranks only, or collectives were aborted when a call
@@ -149,7 +149,7 @@ def _move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
         return "no other node has room for their slots", True
     calls = [call for call in calls_of(core) if not call.all_ended()]
     # A stream may need the driver to continue; an asynchronous rank begins calls in any order.
-    if calls and (core.card.asynchronous or any(call.streams is not None for call in calls)):
+    if calls and (core.handle.asynchronous or any(call.streams is not None for call in calls)):
         return "calls are under way", True
     is_stateful = any(run_on(core, handlers.has_state, title="px.snapshot").result(None))  # after these calls
     try:
@@ -189,7 +189,7 @@ def go_back(cores: Sequence[Group]) -> None:
         for core in in_one_order(cores):
             held.enter_context(core.changing)
         for core in cores:
-            if core.card.asynchronous:  # synchronous ranks begin a restore only after their earlier calls
+            if core.handle.asynchronous:  # synchronous ranks begin a restore only after their earlier calls
                 for call in calls_of(core):
                     with contextlib.suppress(PhalanxError):  # its ranks were replaced, or died
                         call.cancel()

@@ -43,8 +43,8 @@ def lost_ranks(core: Group) -> Sequence[int]:
         return range(epoch.size)
     gone = set(backend.dead_of(endpoints))
     living = [rank for rank in range(len(endpoints)) if rank not in gone]
-    sights = backend.sights([endpoints[rank] for rank in living], False)
-    gone.update(rank for rank, sight in zip(living, sights, strict=True) if sight.gone)
+    inspect = backend.inspect([endpoints[rank] for rank in living], False)
+    gone.update(rank for rank, status in zip(living, inspect, strict=True) if status.gone)
     if core.lifecycle.state is State.BROKEN and isinstance(core.lifecycle.cause, CallError):
         died = {one.rank: one for one in core.lifecycle.cause.failures if one.kind == "died"}
         named = [rank for rank in died if rank < len(endpoints)]
@@ -138,9 +138,9 @@ def _start_replacements(core: Group, left: Epoch, gone: Collection[int]) -> None
         environment = launched.setups[0].environment
         meeting = {name: environment[name] for name in _MEETING}
         rejoin = run_on(core, handlers.rejoin, epoch.number, meeting, ranks=list(staying), checked=False)
-        tickets = dict(zip(new, launched.tickets, strict=True))
-        tickets |= {rank: rejoin.arrivals.reference(place) for place, rank in enumerate(staying)}
-        sent_to(call, epoch, [tickets[rank] for rank in range(left.size)])
+        results = dict(zip(new, launched.results, strict=True))
+        results |= {rank: rejoin.arrivals.reference(place) for place, rank in enumerate(staying)}
+        sent_to(call, epoch, [results[rank] for rank in range(left.size)])
         call.result(None)
         make_again(core, call.trace)
 
@@ -245,8 +245,8 @@ def settle(core: Group, staying: Sequence[Endpoint]) -> None:
         return [endpoints[ranks[position]] for position in results.pending(seconds)]
 
     busy = late(_ANSWER_S)
-    for endpoint, sight in zip(busy, backend.sights(busy, False), strict=True):
-        for call in sight.running:
+    for endpoint, status in zip(busy, backend.inspect(busy, False), strict=True):
+        for call in status.running:
             backend.cancel([endpoint], [call])
     if busy and (busy := late(_INTERRUPTED_S)):
         backend.sever(busy)

@@ -78,7 +78,7 @@ def _grow(core: Group, size: int) -> None:
             launched = launch(core, ground, old.number + 1, trace=call.trace, kept=kept)
             undo.callback(_remove, core, launched, old, snapshot)
             epoch = core.change([*old.endpoints, *launched.endpoints], old.size, joining=True)
-            sent_to(call, epoch, launched.tickets)
+            sent_to(call, epoch, launched.results)
             call.result(None)
             make_again(core, call.trace, ranks)
             for sync in _syncs_to(core):
@@ -117,7 +117,7 @@ def _shrink(core: Group, size: int) -> None:
 def _tell(core: Group, epoch: Epoch) -> None:
     """Publish the members for views, and send the new size to each rank, after the rank's earlier calls."""
     publish(core)
-    meshes = {name: mesh_of(core, name) for name in core.card.meshes}
+    meshes = {name: mesh_of(core, name) for name in core.handle.meshes}
     told = (epoch.number, epoch.size, meshes)
     call = run_on(core, handlers.follow, *told, ranks=epoch.everyone, title="follow", checked=False)
     call.arrivals.disregard()
@@ -173,7 +173,7 @@ def _at_calls(core: Group, epoch: Epoch, tail: range, seconds: float | None) -> 
         _, late = asked.arrivals.wait(range(len(tail)), len(tail), seconds)
         if late:
             return [tail[position] for position in late]
-    if not core.card.asynchronous or core.backend.immediate:
+    if not core.handle.asynchronous or core.backend.immediate:
         return []  # each rank responded after all of its earlier calls
-    sights = core.backend.sights(epoch.endpoints[epoch.size :], False)
-    return [rank for rank, sight in zip(tail, sights, strict=True) if sight.running]
+    inspect = core.backend.inspect(epoch.endpoints[epoch.size :], False)
+    return [rank for rank, status in zip(tail, inspect, strict=True) if status.running]

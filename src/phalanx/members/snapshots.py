@@ -39,7 +39,7 @@ def take_together(cores: Sequence[Group]) -> list[Snapshot]:
 
 def in_one_order(cores: Sequence[Group]) -> list[Group]:
     """Sort groups in the order in which they are locked, to prevent deadlocks."""
-    return sorted(cores, key=lambda one: one.card.number)
+    return sorted(cores, key=lambda one: one.handle.number)
 
 
 def _taken(core: Group, epoch: Epoch) -> Snapshot:

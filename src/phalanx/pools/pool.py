@@ -20,7 +20,7 @@ from phalanx.pools.slot_reservation import (
 )
 from phalanx.session.session import session
 from phalanx.topology.placement import bundle_resources
-from phalanx.topology.slots import Slot, SlotFacts, SlotView, checked_shape, order_ranks, slots_of
+from phalanx.topology.slots import Slot, SlotInfo, SlotView, checked_shape, order_ranks, slots_of
 from phalanx.wire.value import Reduced
 
 
@@ -215,10 +215,10 @@ class ResourcePool:
         """Sort the slots of complete blocks by their accelerators. A slice keeps its order."""
         if self._whole:
             ids = [self._holdings[slot.pool].accelerators.get(slot, ()) for slot in self._view.slots]
-            order = order_ranks(self._view.slots, [SlotFacts("", "", "", found) for found in ids])
+            order = order_ranks(self._view.slots, [SlotInfo("", "", "", found) for found in ids])
             self._view = SlotView(tuple(self._view.slots[index] for index in order))
 
-    def learn(self, facts: Mapping[Slot, SlotFacts]) -> tuple[Slot, ...]:
+    def learn(self, facts: Mapping[Slot, SlotInfo]) -> tuple[Slot, ...]:
         """Store the reports of processes on the slots; return the slots in rank order, which depends on the reports."""
         for slot, fact in facts.items():
             holding = self._holdings[slot.pool]

@@ -16,7 +16,7 @@ from phalanx.errors import DeclarationError
 from phalanx.session.session import session
 from phalanx.topology.accelerators import resource_names
 from phalanx.topology.placement import share
-from phalanx.topology.slots import Slot, SlotFacts, SlotView
+from phalanx.topology.slots import Slot, SlotInfo, SlotView
 
 
 class Tenant(Protocol):
@@ -53,7 +53,7 @@ class SlotReservation:
     detached: bool
     reservation_name: str = ""
     groups: defaultdict[Slot, list[Tenant]] = field(default_factory=lambda: defaultdict(list), init=False)
-    facts: dict[Slot, SlotFacts] = field(default_factory=dict[Slot, SlotFacts], init=False)
+    facts: dict[Slot, SlotInfo] = field(default_factory=dict[Slot, SlotInfo], init=False)
     accelerators: dict[Slot, tuple[str, ...]] = field(default_factory=dict[Slot, tuple[str, ...]], init=False)
     lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     open: bool = field(default=True, init=False)

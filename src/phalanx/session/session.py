@@ -167,7 +167,7 @@ class Session:
 
     def own_group(self, number: int) -> Any | None:
         """Return the group that this process made with that number; None if it was garbage-collected."""
-        return next((one for one in self.groups() if one.owner and one.card.number == number), None)
+        return next((one for one in self.groups() if one.owner and one.handle.number == number), None)
 
     def add_pool(self, pool: Any) -> None:
         """Add a pool that has reserved slots."""

@@ -20,8 +20,8 @@ from phalanx.backends.backend_types import (
     NotReady,
     Ref,
     Reservation,
+    ResultHandle,
     SpawnRequest,
-    Ticket,
 )
 from phalanx.backends.inline import InlineBackend, InlineRef, Unended
 from phalanx.errors import InternalError, PlacementError
@@ -76,26 +76,26 @@ class ScriptedBackend(InlineBackend):
             raise PlacementError("the script says that the processes do not start")
         return super().spawn(request)
 
-    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
+    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> ResultHandle:
         run = super().setup
-        return Ticket(self._scripted("setup", endpoint, lambda: run(endpoint, data, refs)))
+        return ResultHandle(self._scripted("setup", endpoint, lambda: run(endpoint, data, refs)))
 
-    def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
+    def submit(self, endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> ResultHandle:
         run, infos = super().submit, list[Ref]()
 
-        def call() -> Ticket:
-            ticket = run(endpoint, message, returns)
-            infos.append(ticket.info)
-            return ticket
+        def call() -> ResultHandle:
+            result = run(endpoint, message, returns)
+            infos.append(result.info)
+            return result
 
         ref = self._scripted("call", endpoint, call)
         if returns == OUTPUT:
-            return Ticket(ref)
+            return ResultHandle(ref)
         info = infos[0] if infos else ref  # if the call fails, both references are the failure
         self._results[info] = self._results[ref]
-        return Ticket(ref, info)
+        return ResultHandle(ref, info)
 
-    def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], Ticket]) -> InlineRef:
+    def _scripted(self, what: str, endpoint: Endpoint, run: Callable[[], ResultHandle]) -> InlineRef:
         event: Event = self._next(what) if endpoint.handle.alive else "fine"
         at = self.clock.now()
         if event == "raise":

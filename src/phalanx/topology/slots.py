@@ -24,7 +24,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class SlotFacts:
+class SlotInfo:
     """Report of a process about its slot, with accelerator ids as the node's runtime names them.
 
     ``threads`` is the ``OMP_NUM_THREADS`` that the process was started with, if the user set it.
@@ -151,7 +151,7 @@ def slots_of(block_sizes: Sequence[int], pool: str) -> SlotView:
     return SlotView(tuple(Slot(b, i, pool) for b, count in enumerate(block_sizes) for i in range(count)))
 
 
-def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> tuple[int, ...]:
+def order_ranks(slots: Sequence[Slot], facts: Sequence[SlotInfo]) -> tuple[int, ...]:
     """Return the stable rank order: ``order[rank]`` is the index in ``slots`` of the slot of ``rank``.
 
     Local blocks keep their order. Within a block, slots are sorted by accelerator id (numbers first, then names such as
@@ -176,7 +176,7 @@ def id_key(ids: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(i), "") if i.isascii() and i.isdigit() else (1, 0, i) for i in ids)
 
 
-def _check_one_node(slots: Sequence[Slot], facts: Sequence[SlotFacts]) -> None:
+def _check_one_node(slots: Sequence[Slot], facts: Sequence[SlotInfo]) -> None:
     nodes = {fact.node_id: fact for fact in facts}
     if len(nodes) > 1:
         where = ", ".join(f"{fact.host} ({fact.node_id})" for fact in nodes.values())

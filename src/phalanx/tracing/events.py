@@ -50,7 +50,7 @@ class Track:
 
 
 @dataclass(slots=True)
-class Part:
+class RankSpan:
     """A rank's part of a call.
 
     ``encoded``: the message was ready; ``sent``: the backend had the message; ``received``: the rank began to handle
@@ -96,7 +96,7 @@ class TracedCall:
     stored_bytes: int = 0
     error: str | None = None
     sources: tuple[int, ...] = ()
-    parts: Sequence[Part] = ()
+    parts: Sequence[RankSpan] = ()
     number: int = 0
 
     @property
@@ -137,7 +137,7 @@ class TracedCall:
         """Bytes that the ranks returned."""
         return sum(part.result_bytes for part in self.parts)
 
-    def key(self, part: Part) -> TrackKey:
+    def key(self, part: RankSpan) -> TrackKey:
         """Return the key of a part's track."""
         return TrackKey(self.group, self.epoch, part.rank)
 

@@ -16,14 +16,24 @@ from typing import Any
 
 from phalanx.errors import DeclarationError
 from phalanx.tracing import chrome, html
-from phalanx.tracing.events import PART_TIMES, Clock, Counter, Part, Span, Trace, TracedCall, Track, TrackKey
+from phalanx.tracing.events import (
+    PART_TIMES,
+    Clock,
+    Counter,
+    RankSpan,
+    Span,
+    Trace,
+    TracedCall,
+    Track,
+    TrackKey,
+)
 
 _FORMAT = "phalanx-trace"
 _VERSION = 2
 _HEAD = ("began", "ended", "host", "pid", "title", "notes")
 _KINDS = {"clock": Clock, "track": Track, "call": TracedCall, "span": Span, "counter": Counter}
 _TIMES = {"began", "planned", "asked", "joined", "ended", "opened", "closed", *PART_TIMES}
-_PART_FIELDS = tuple(field.name for field in fields(Part))
+_PART_FIELDS = tuple(field.name for field in fields(RankSpan))
 
 
 def check_path(path: Path) -> None:
@@ -156,7 +166,7 @@ def _event(kind: type, data: dict[str, Any], zero: int) -> Any:
     values |= {name: TrackKey(*data[name]) for name in ("key", "track") if data.get(name) is not None}
     if kind is TracedCall:
         parts = (dict(zip(_PART_FIELDS, part, strict=False)) for part in data["parts"])
-        values["parts"] = tuple(_event(Part, part, zero) for part in parts)
+        values["parts"] = tuple(_event(RankSpan, part, zero) for part in parts)
     elif kind is Counter:
         values["at"] = tuple(time + zero for time in data["at"])
         values["values"] = {name: tuple(numbers) for name, numbers in data["values"].items()}

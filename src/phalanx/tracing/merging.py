@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.tracing.events import Clock, Counter, Part, Span, Trace, TracedCall, Track, TrackKey
+from phalanx.tracing.events import Clock, Counter, RankSpan, Span, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.spans import SpanLog, read_log
 
 MOST_POINTS = 10_000
@@ -90,7 +90,7 @@ def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
         replace(call, sources=tuple(dict.fromkeys(call.sources)), parts=tuple(_merged_parts(call, logs)))
         for call in sorted(calls, key=lambda call: (call.began, call.id))
     ]
-    parts: dict[TrackKey | None, list[Part]] = {}
+    parts: dict[TrackKey | None, list[RankSpan]] = {}
     for call in merged:
         for part in call.parts:
             parts.setdefault(call.key(part), []).append(part)
@@ -132,12 +132,12 @@ def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
     )
 
 
-def _merged_parts(call: TracedCall, logs: Mapping[TrackKey | None, SpanLog]) -> Iterator[Part]:
+def _merged_parts(call: TracedCall, logs: Mapping[TrackKey | None, SpanLog]) -> Iterator[RankSpan]:
     """Yield the parts of a call, with the times and bytes that the ranks recorded."""
     for part in call.parts:
         log = logs.get(call.key(part))
         seen = (log.parts.get(call.number) if log else None) or part
-        yield Part(  # replace() takes twice as long, and each call has a part per rank
+        yield RankSpan(  # replace() takes twice as long, and each call has a part per rank
             *(part.rank, part.encoded, part.sent),
             *(seen.received, seen.started, seen.finished, seen.returned),
             *(part.fetched, part.message_bytes),
@@ -145,7 +145,7 @@ def _merged_parts(call: TracedCall, logs: Mapping[TrackKey | None, SpanLog]) -> 
         )
 
 
-def estimate_clock(host: str, parts: Sequence[Part]) -> Clock | None:
+def estimate_clock(host: str, parts: Sequence[RankSpan]) -> Clock | None:
     """Estimate the clock of a host from the parts of its ranks; return None if a bound is missing.
 
     A clock that drifts, or is set during the trace, gives contradictory bounds. Their middle is used then, too, with

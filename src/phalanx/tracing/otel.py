@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phalanx.errors import DeclarationError
-from phalanx.tracing.events import Part, Trace, Track, TrackKey
+from phalanx.tracing.events import RankSpan, Trace, Track, TrackKey
 
 _OF_CALL = ("group", "epoch", "role", "method", "message_bytes", "stored_bytes", "result_bytes")
 _OF_PART = ("rank", "argument_bytes", "result_bytes", "items")
@@ -74,7 +74,7 @@ def _attributes(event: object, names: Sequence[str], more: Mapping[str, Any]) ->
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _part_attributes(part: Part, track: Track | None) -> dict[str, Any]:
+def _part_attributes(part: RankSpan, track: Track | None) -> dict[str, Any]:
     more: dict[str, Any] = {"phalanx.unfinished": part.returned is None}
     more |= {f"phalanx.{name}_ns": getattr(part, name) for name in ("received", "started", "finished")}
     if track is not None:

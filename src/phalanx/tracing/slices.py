@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from phalanx.tracing.events import STARTING, Part, Span, Trace, TracedCall, TrackKey
+from phalanx.tracing.events import STARTING, RankSpan, Span, Trace, TracedCall, TrackKey
 
 #: The phase in which a rank waits for a result that it gets by reference.
 AWAITING = "await results"
@@ -144,7 +144,7 @@ def _span_slice(span: Span, until: int) -> Slice:
 
 def sources_of(
     call: TracedCall, index: int, calls: Mapping[int, TracedCall]
-) -> Iterator[tuple[TracedCall, Part]]:
+) -> Iterator[tuple[TracedCall, RankSpan]]:
     """Yield each source of a call, with the part from which an arrow goes to the call's part at ``index``.
 
     It is the part at the same index if both calls have equally many ranks, else the part that returned last.

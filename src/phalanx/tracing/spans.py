@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from phalanx.tracing.events import Part, Span, TrackKey
+from phalanx.tracing.events import RankSpan, Span, TrackKey
 from phalanx.wire.exceptions import text_of
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -198,7 +198,7 @@ class SpanWriter:
         self.write("count", time.time_ns(), name, dict(values))
 
 
-class Noted:
+class CallSpan:
     """Context manager around a call on a rank, which records the call in the rank's file.
 
     Its three lines are formatted by hand: tracing must cost a call of 10 ms less than 2 %.
@@ -212,7 +212,7 @@ class Noted:
         self.result_bytes = 0
         self.items: int | None = None
 
-    def __enter__(self) -> Noted:
+    def __enter__(self) -> CallSpan:
         self.writer.put(f'["in",{self.number},{time.time_ns()}]')
         self._token = current.set(self)
         return self
@@ -235,7 +235,7 @@ class Noted:
 
 
 #: The traced call of this thread or task, on a rank.
-current: ContextVar[Noted | None] = ContextVar("phalanx_traced_call", default=None)
+current: ContextVar[CallSpan | None] = ContextVar("phalanx_traced_call", default=None)
 
 
 @dataclass
@@ -246,7 +246,7 @@ class SpanLog:
     the file reached its size limit.
     """
 
-    parts: dict[int, Part] = field(default_factory=dict[int, Part])
+    parts: dict[int, RankSpan] = field(default_factory=dict[int, RankSpan])
     spans: list[Span] = field(default_factory=list[Span])
     counts: list[tuple[str, int, dict[str, float]]] = field(default_factory=list[Any])
     full: bool = False
@@ -267,7 +267,7 @@ def read_log(lines: Iterable[bytes], track: TrackKey | None = None) -> SpanLog:
             continue
         match record:
             case ["in", number, at, *_] if track is not None:
-                parts[number] = Part(track.rank, received=at)
+                parts[number] = RankSpan(track.rank, received=at)
             case ["run", number, at, nbytes] if number in parts:
                 parts[number].started, parts[number].argument_bytes = at, nbytes
             case ["out", number, finished, returned, nbytes, error, *items] if number in parts:

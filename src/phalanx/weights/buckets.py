@@ -34,7 +34,7 @@ _NO_BASE = -1
 _EVERYTHING = -1
 
 
-class Slot(NamedTuple):
+class BucketSlot(NamedTuple):
     """A part of a bucket: elements of shape ``sizes`` from byte ``offset`` on, for the ranks ``targets``."""
 
     offset: int
@@ -55,7 +55,7 @@ class Bucket(NamedTuple):
     number: int
     nbytes: int
     readers: tuple[int, ...]
-    slots: tuple[Slot, ...]
+    slots: tuple[BucketSlot, ...]
 
     def of(self, target: int) -> Bucket:
         """Return the bucket with only the slots of a target rank."""
@@ -84,9 +84,9 @@ def bucket_streams(
     is_target = side == "target"
     sources = {box.source for box in plan.boxes(localities) if rank in box.targets} if is_target else {rank}
     streams: dict[int, list[Bucket]] = {source: [] for source in sorted(sources)}
-    filling: dict[tuple[int, tuple[int, ...]], list[Slot]] = defaultdict(list)
+    filling: dict[tuple[int, tuple[int, ...]], list[BucketSlot]] = defaultdict(list)
 
-    def close(source: int, slots: list[Slot]) -> None:
+    def close(source: int, slots: list[BucketSlot]) -> None:
         readers = sorted({target for slot in slots for target in slot.targets})
         bucket = Bucket(source, len(streams[source]), _end(slots), tuple(readers), tuple(slots))
         streams[source].append(bucket)
@@ -110,32 +110,32 @@ def bucket_streams(
     return {source: stream for source, stream in streams.items() if stream}
 
 
-def _end(slots: Sequence[Slot]) -> int:
+def _end(slots: Sequence[BucketSlot]) -> int:
     return slots[-1].offset + slots[-1].nbytes if slots else 0
 
 
-def _next_offset(slots: Sequence[Slot]) -> int:
+def _next_offset(slots: Sequence[BucketSlot]) -> int:
     return -(-_end(slots) // ALIGNMENT) * ALIGNMENT
 
 
-def _divide(batch: TensorBatch, pair: Pair, box: TransferBox, limit: int) -> Iterator[Slot]:
+def _divide(batch: TensorBatch, pair: Pair, box: TransferBox, limit: int) -> Iterator[BucketSlot]:
     itemsize = DTYPE_BYTES[batch.dtype]
     for start, sizes in blocks(box.box.sizes, limit // itemsize):
         source_at, target_at = (tuple(map(add, at, start)) for at in (box.source_at, box.target_at))
         names = pair.source, source_at, pair.target, target_at
-        yield Slot(0, math.prod(sizes) * itemsize, batch.dtype, sizes, *names, box.targets)
+        yield BucketSlot(0, math.prod(sizes) * itemsize, batch.dtype, sizes, *names, box.targets)
 
 
-SlotView = Callable[[Slot], torch.Tensor]
+SlotView = Callable[[BucketSlot], torch.Tensor]
 """A function that returns a view for a slot: the source's elements, or the target's memory for them."""
 
 
-def read_slot(tensors: Tensors, slot: Slot) -> torch.Tensor:
+def read_slot(tensors: Tensors, slot: BucketSlot) -> torch.Tensor:
     """Return a view of the source's elements of ``slot``, in the source's type. The copy into the bucket casts."""
     return cut(tensors[slot.source_name], slot.source_at, slot.sizes)
 
 
-def write_slot(tensors: Tensors, slot: Slot) -> torch.Tensor:
+def write_slot(tensors: Tensors, slot: BucketSlot) -> torch.Tensor:
     """Return the view of the target's parameter into which ``slot`` is written."""
     return cut(tensors[slot.target_name], slot.target_at, slot.sizes)
 
@@ -160,14 +160,14 @@ class Packing:
                 _elements(memory, slot).copy_(read(slot))
         return bucket.nbytes
 
-    def unpack(self, memory: torch.Tensor, slots: Sequence[Slot], write: SlotView) -> None:
+    def unpack(self, memory: torch.Tensor, slots: Sequence[BucketSlot], write: SlotView) -> None:
         """Write ``slots`` of the bucket in ``memory`` to the target."""
         with torch.no_grad():
             for slot in slots:
                 write(slot).copy_(_elements(memory, slot))
 
 
-def _elements(memory: torch.Tensor, slot: Slot) -> torch.Tensor:
+def _elements(memory: torch.Tensor, slot: BucketSlot) -> torch.Tensor:
     part = memory[slot.offset : slot.offset + slot.nbytes]
     return part.view(dtype_named(slot.dtype)).view(slot.sizes)
 
@@ -217,7 +217,7 @@ class DeltaPacking(Packing):
         array[: len(table)] = table
         return at
 
-    def unpack(self, memory: torch.Tensor, slots: Sequence[Slot], write: SlotView) -> None:
+    def unpack(self, memory: torch.Tensor, slots: Sequence[BucketSlot], write: SlotView) -> None:
         array: Any = memory.numpy()
         content = memoryview(array)
         base, count = np.frombuffer(content, np.int64, 2).tolist()

@@ -169,7 +169,7 @@ class SyncPair:
 
 def _earlier(side: SyncSide, last: Sequence[Call]) -> tuple[Any, ...]:
     """Return the earlier calls that asynchronous ranks must wait for, since they may begin calls in any order."""
-    if not side.core.card.asynchronous or side.core.backend.immediate:
+    if not side.core.handle.asynchronous or side.core.backend.immediate:
         return ()
     return tuple(CallFuture(call) for call in last if call.core is side.core and not call.over)
 

@@ -13,7 +13,7 @@ from phalanx.declare.weight_declarations import Accepted, Load
 from phalanx.errors import DeclarationError, WeightsError, WeightsVerificationError
 from phalanx.tracing.spans import span as px_span
 from phalanx.weights.boxes import Box
-from phalanx.weights.buckets import Slot, read_slot, write_slot
+from phalanx.weights.buckets import BucketSlot, read_slot, write_slot
 from phalanx.weights.digests import DIGEST_BYTES, digest_boxes, tensor_digest
 from phalanx.weights.local_layout import LocalLayout, current_tensors, model_of, named_tensors, read_layout
 from phalanx.weights.manifest import Manifest
@@ -169,7 +169,7 @@ class WeightTarget(WeightEnd):
             share_storage(self._shared, accepted, self.layout)
         tensors = current_tensors(accepted, self.layout) if accepted.load is None else self.layout.tensors
 
-        def write(slot: Slot) -> torch.Tensor:
+        def write(slot: BucketSlot) -> torch.Tensor:
             if accepted.load is None:
                 registry.begin(key, number)  # the role's weights may be partly updated from now on
             return write_slot(tensors, slot)

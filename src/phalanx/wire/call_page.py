@@ -87,7 +87,7 @@ class CallPage:
 
 
 @dataclass(frozen=True)
-class Reading:
+class CallPageState:
     """Contents of a page: start and method of the running calls by number, status line, and thread that runs the calls
     (0: unknown)."""
 
@@ -97,10 +97,10 @@ class Reading:
     thread: int = 0
 
 
-def read(page: bytes) -> Reading:
+def read(page: bytes) -> CallPageState:
     """Return the contents of a page, given its bytes."""
     slots = [slot for slot in _RUNNING.iter_unpack(page[_RUNNING_AT:_CANCELLED_AT]) if slot[0] != 0]
-    return Reading(
+    return CallPageState(
         running={call: begun for call, begun, _ in slots},
         methods={call: _text(name) for call, _, name in slots},
         told=_text(page[_TEXT_AT : _TEXT_AT + _TEXT.size]),

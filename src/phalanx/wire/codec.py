@@ -33,7 +33,7 @@ _MARK = b"PHX2"
 _PROTOCOL = 5
 _HEAD_OUT_OF_BAND = 64 << 10  # bytes; a longer head is passed on as a buffer, without a copy
 
-Hoist = Mapping[type, Callable[[Any], Any]]
+Externalize = Mapping[type, Callable[[Any], Any]]
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +78,7 @@ class Encoded:
 def encode(
     value: Value,
     *,
-    hoist: Hoist | None = None,
+    externalize: Externalize | None = None,
     shared: Mapping[int, Any] | None = None,
     readonly: bool = False,
 ) -> Encoded:
@@ -87,8 +87,8 @@ def encode(
     Types that pickle natively (numbers, str, bytes, list, tuple, dict, set) are never replaced by placeholders.
 
     Args:
-        hoist: functions by type. A function takes an object of its type and returns a picklable placeholder to send
-            instead, or None to send the object itself. It is called once per object.
+        externalize: functions by type. A function takes an object of its type and returns a picklable placeholder to
+            send instead, or None to send the object itself. It is called once per object.
         shared: placeholders by ``id`` of objects that were stored before.
         readonly: make every receiver decode the value read-only, without a copy.
 
@@ -98,7 +98,7 @@ def encode(
     if _is_plain(value, _PLAIN_DEPTH):
         return Encoded(pickle.dumps(value, _PROTOCOL))
     file = io.BytesIO()
-    pickler = _Pickler(file, hoist or {}, shared or {})
+    pickler = _Pickler(file, externalize or {}, shared or {})
     try:
         pickler.dump(value)
     except (PhalanxError, MemoryError):
@@ -142,24 +142,24 @@ class _Pickler(cloudpickle.Pickler):
     ``persistent_id`` is not used for replacement: pickle would call it for every number in a list.
     """
 
-    def __init__(self, file: io.BytesIO, hoist: Hoist, shared: Mapping[int, Any]) -> None:
+    def __init__(self, file: io.BytesIO, externalize: Externalize, shared: Mapping[int, Any]) -> None:
         self.foreign: list[memoryview] = []
         super().__init__(file, protocol=_PROTOCOL, buffer_callback=_taker(self.foreign))
         self.sink = pack.Sink()
         self.tokens: list[Any] = []
-        self._hoist = hoist
+        self._externalize = externalize
         self._shared = shared
 
     def again(self, value: Value) -> None:
         """Pickle ``value`` in the same way and discard the result, to find out whether pickling raises."""
-        _Pickler(io.BytesIO(), self._hoist, self._shared).dump(value)
+        _Pickler(io.BytesIO(), self._externalize, self._shared).dump(value)
 
     def reducer_override(self, obj: Value) -> Any:
         kind = type(obj)
         if self._shared and id(obj) in self._shared:
             return self._replace(self._shared[id(obj)])
-        if kind in self._hoist:
-            token = self._hoist[kind](obj)
+        if kind in self._externalize:
+            token = self._externalize[kind](obj)
             if token is not None:
                 return self._replace(token)
         reduced = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from phalanx.topology.mesh import Mesh
-from phalanx.topology.slots import SlotFacts
+from phalanx.topology.slots import SlotInfo
 
 #: Environment variable of a rank that names its epoch's rendezvous store: "host:port/epoch", or "inline".
 STORE_VARIABLE = "PHALANX_STORE"
@@ -109,14 +109,14 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredPlaceholder:
     """Placeholder of the value that is stored under ``refs[index]``."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class RefPlaceholder:
     """Placeholder of the user's own reference ``refs[index]``, which is passed on unchanged."""
 
     index: int
@@ -138,7 +138,7 @@ class ResultOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class JoinedPlaceholder:
     """Placeholder of a value in several parts: their rows joined, or the list of the parts if not ``joined``.
 
     A part is the index of its reference or its encoded bytes, with its row range: first, end, and whether the range
@@ -196,7 +196,7 @@ class ProcessInfo(NamedTuple):
     process is a rank.
     """
 
-    slot: SlotFacts
+    slot: SlotInfo
     pid: int
     started: float
     store_port: int

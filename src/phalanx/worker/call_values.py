@@ -22,7 +22,15 @@ from phalanx.dispatch.split import (
 )
 from phalanx.errors import DispatchError
 from phalanx.wire.codec import PLAIN_HEAD, decode, decoding, encode
-from phalanx.wire.messages import Assembled, BackendRef, PartInfo, RankCall, Reference, ResultOf, Stored
+from phalanx.wire.messages import (
+    BackendRef,
+    JoinedPlaceholder,
+    PartInfo,
+    RankCall,
+    RefPlaceholder,
+    ResultOf,
+    StoredPlaceholder,
+)
 from phalanx.wire.tensor_walk import nbytes_of
 from phalanx.wire.unpack import current_arrival, received
 
@@ -59,20 +67,20 @@ class Arguments:
     def restore(self, token: Any) -> Any:
         """Return the value of a placeholder."""
         match token:
-            case Stored(index):
+            case StoredPlaceholder(index):
                 return self._fetch([self._refs[index]])[0]
-            case Reference(index):
+            case RefPlaceholder(index):
                 return self._refs[index]
             case ResultOf():
                 return (
                     self._share(token, *token.share) if token.infos and token.share else self._result(token)
                 )
-            case Assembled():
+            case JoinedPlaceholder():
                 return self._assembled(token)
             case _:
                 raise TypeError(f"unknown token {token!r}")
 
-    def _assembled(self, value: Assembled) -> Any:
+    def _assembled(self, value: JoinedPlaceholder) -> Any:
         """Return stored parts, joined or as a list. A join copies, so its parts may be views."""
         copied = value.joined and (len(value.parts) > 1 or value.pad_to_multiple is not None)
         parts = [self._stored_part(source, *cut, copied) for source, cut in value.parts]
@@ -143,7 +151,7 @@ def encoded(result: Any) -> Any:
 
     The backend pickles the references in it, because it counts their holders.
     """
-    return result if type(result) in PLAIN else encode(result, hoist={BackendRef: lambda ref: ref})
+    return result if type(result) in PLAIN else encode(result, externalize={BackendRef: lambda ref: ref})
 
 
 def described(result: Any) -> tuple[PartInfo, Any]:

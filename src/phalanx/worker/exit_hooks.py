@@ -21,7 +21,7 @@ from phalanx.declare.context import current_context
 CLOSERS = "closers"
 
 
-class Closers:
+class ExitHooks:
     """The exit hooks of a rank: each runs once, in reverse order of registration."""
 
     def __init__(self, *, own_process: bool) -> None:
@@ -57,7 +57,7 @@ class Closers:
         return errors
 
 
-def current_closers() -> Closers | None:
+def current_closers() -> ExitHooks | None:
     """Return the exit hooks of the rank that runs this code, None outside of ranks."""
     context = current_context()
     return None if context is None else context.shared.get(CLOSERS)

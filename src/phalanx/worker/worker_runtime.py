@@ -22,9 +22,9 @@ from phalanx.declare.context import WorkerContext, present, set_context_of_proce
 from phalanx.declare.weight_declarations import WeightsDeclared
 from phalanx.declare.worker import REJOINING, Worker, make
 from phalanx.errors import ArgumentLost, DispatchError, FailureKind, InternalError, StaleEpoch, WeightsTorn
-from phalanx.topology.slots import SlotFacts
+from phalanx.topology.slots import SlotInfo
 from phalanx.tracing import spans
-from phalanx.tracing.spans import Noted, SpanWriter, path_of
+from phalanx.tracing.spans import CallSpan, SpanWriter, path_of
 from phalanx.weights.versions import WeightRegistry
 from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.codec import decode, decoding
@@ -46,7 +46,7 @@ from phalanx.wire.unpack import received
 from phalanx.worker.bootstrap import apply, importing
 from phalanx.worker.call_values import Arguments, arguments_of, described, encoded, sent_bytes
 from phalanx.worker.control import Interrupted, control
-from phalanx.worker.exit_hooks import CLOSERS, Closers, report
+from phalanx.worker.exit_hooks import CLOSERS, ExitHooks, report
 from phalanx.worker.profiling import Profiling
 from phalanx.worker.rendezvous import join_store, listen
 
@@ -69,7 +69,7 @@ class Services(Protocol):
     #: True if the ranks share the driver's process, and so its environment and its event loop.
     in_driver: bool
 
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
+    def facts(self) -> tuple[SlotInfo, tuple[str, ...]]:
         """Return the place of this process, and its log files."""
         ...
 
@@ -142,7 +142,7 @@ class TraceFiles:
         self._own_process = own_process
         self._open: dict[str, SpanWriter] = {}
 
-    def of(self, trace: str, number: int) -> AbstractContextManager[Noted | None]:
+    def of(self, trace: str, number: int) -> AbstractContextManager[CallSpan | None]:
         """Return a context around a call that records it in ``trace``; its value is None if there is no trace."""
         if not trace:
             if self._on:
@@ -157,7 +157,7 @@ class TraceFiles:
         if self._own_process:
             spans.process.sink = writer
             self._on = True
-        return Noted(writer, number)
+        return CallSpan(writer, number)
 
 
 class WorkerRuntime:
@@ -182,7 +182,7 @@ class WorkerRuntime:
         self.in_driver = services.in_driver
         self.instances: dict[str, Any] = {}
         self.context = WorkerContext(rank=UNKNOWN_RANK, host=socket.gethostname())
-        self.closers = Closers(own_process=not services.in_driver)
+        self.closers = ExitHooks(own_process=not services.in_driver)
         self.profiling: Profiling | None = None
         self.call_log: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
         self.trace_files = TraceFiles(own_process=not services.in_driver)
@@ -514,7 +514,7 @@ class WorkerRuntime:
             await self._value(source.close() if plain else source.aclose())
 
     def _method(
-        self, call: RankCall, refs: Sequence[Any], note: Noted | None
+        self, call: RankCall, refs: Sequence[Any], note: CallSpan | None
     ) -> tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]:
         """Return the method of a call, and its arguments. Its result may be awaitable, or yield."""
         library = is_library_call(call.method)
@@ -585,7 +585,7 @@ def _check_yields(source: Any) -> Any:
     return source
 
 
-def _noted(result: Any, note: Noted, pack: Callable[[Any], Any]) -> Any:
+def _noted(result: Any, note: CallSpan, pack: Callable[[Any], Any]) -> Any:
     """Return a result as it is sent, noted in the trace."""
     note.finished()
     packed = pack(result)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import WeightsTransferError
-from phalanx.weights.buckets import Bucket, DeltaPacking, Slot, apply_delta, make_delta
+from phalanx.weights.buckets import Bucket, BucketSlot, DeltaPacking, apply_delta, make_delta
 
 DTYPES = [torch.bfloat16, torch.float32, torch.int64, torch.uint8]
 
@@ -35,7 +35,7 @@ def test_a_delta_leads_to_the_same_bits(dtype: torch.dtype, size: int, share: fl
     assert make_delta(torch.tensor([-0.0, 1, 1]), torch.tensor([0.0, 1, 1]))[0] == 1
 
 
-SLOT = Slot(0, 400, "float32", (100,), "w", (0,), "w", (0,), (0,))
+SLOT = BucketSlot(0, 400, "float32", (100,), "w", (0,), "w", (0,), (0,))
 BUCKET = Bucket(0, 0, 400, (0,), (SLOT,))
 
 

@@ -23,8 +23,8 @@ from phalanx.backends.backend_types import (
     ProcessStatus,
     RankOutcome,
     Ref,
+    ResultHandle,
     SpawnRequest,
-    Ticket,
 )
 from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray import placement_groups as placement
@@ -53,16 +53,16 @@ _KILLED_WITHIN_S = 5.0
 _SIGHT_WITHIN_S = 0.9
 
 
-def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> Ticket:
+def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> ResultHandle:
     """Send a call to a rank, as ``Backend.submit`` describes."""
     handle, name = endpoint.handle, _task_name(endpoint, message)
     if not message.data:
-        return Ticket(private.call(handle, "_px_named_call", name=name))
+        return ResultHandle(private.call(handle, "_px_named_call", name=name))
     sent = private.call(handle, "_px_call", *_arguments(message), name=name, returns=returns)
     if returns == OUTPUT:
-        return Ticket(sent)
+        return ResultHandle(sent)
     info, value = sent
-    return Ticket(value, info)
+    return ResultHandle(value, info)
 
 
 def _arguments(message: Message) -> tuple[Any, ...]:
@@ -242,8 +242,8 @@ class RayBackend:
             with contextlib.suppress(rayx.RayError, ValueError):
                 private.kill(service)
 
-    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> Ticket:
-        return Ticket(private.call(endpoint.handle, "_px_setup", data, list(refs)))
+    def setup(self, endpoint: Endpoint, data: bytes, refs: Sequence[Ref]) -> ResultHandle:
+        return ResultHandle(private.call(endpoint.handle, "_px_setup", data, list(refs)))
 
     def at(self, address: Any) -> Ref:
         self._connection.check()
@@ -318,8 +318,8 @@ class RayBackend:
             self._exporter.flush()
         return metrics.EVERY_S
 
-    def sights(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
-        answers = self._ask(endpoints, "sights", stacks, timeout=_SIGHT_WITHIN_S)
+    def inspect(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
+        answers = self._ask(endpoints, "inspect", stacks, timeout=_SIGHT_WITHIN_S)
         is_gone = functools.cache(node_is_gone)
         return [
             answer or replace(NOTHING_ANSWERS, gone=is_gone(endpoint.facts.slot.node_id))

@@ -107,22 +107,22 @@ class NodeAgent:
             if target.same() is not None:
                 os.kill(target.pid, signum)
 
-    def sights(self, targets: Sequence[ProcessHandle], stacks: bool) -> list[ProcessStatus]:
+    def inspect(self, targets: Sequence[ProcessHandle], stacks: bool) -> list[ProcessStatus]:
         """Return the status of each rank's process; with ``stacks``, also its stack if the stack can be read."""
-        sights = [self._sight(target) for target in targets]
+        inspect = [self._sight(target) for target in targets]
         if not stacks:
-            return sights
+            return inspect
         read = stacks_of(targets)
         return [
-            replace(sight, stack=text, note=sight.note or note)
-            for sight, (text, note) in zip(sights, read, strict=True)
+            replace(status, stack=text, note=status.note or note)
+            for status, (text, note) in zip(inspect, read, strict=True)
         ]
 
     def _sight(self, target: ProcessHandle) -> ProcessStatus:
         process = target.same()
         if process is None or target.dies():
             return ProcessStatus(reachable=False, note=GONE, gone=target.side is not None)
-        seen = call_page.Reading({}, {})
+        seen = call_page.CallPageState({}, {})
         with contextlib.suppress(OSError):
             seen = call_page.read(target.page())
         now = time.monotonic()
@@ -317,9 +317,9 @@ class RankObserver:
         self._host = socket.gethostname()
         self._connected = False
 
-    def sights(self, ranks: Sequence[RankRecord], stacks: bool = False) -> list[ProcessStatus]:
+    def inspect(self, ranks: Sequence[RankRecord], stacks: bool = False) -> list[ProcessStatus]:
         """Return the status of each rank's process, with its stack if ``stacks``."""
-        return [sight or NOTHING_ANSWERS for sight in self._ask(ranks, "sights", stacks)]
+        return [status or NOTHING_ANSWERS for status in self._ask(ranks, "inspect", stacks)]
 
     def usage(self, ranks: Sequence[RankRecord]) -> list[Usage | None]:
         """Return the memory and processor time of each rank's process; None: it has ended, or no response."""

@@ -21,7 +21,7 @@ from phalanx.backends.ray import metrics, private
 from phalanx.backends.ray.ray_errors import log_once
 from phalanx.errors import ArgumentLost
 from phalanx.topology.environment import THREADS
-from phalanx.topology.slots import SlotFacts
+from phalanx.topology.slots import SlotInfo
 from phalanx.wire.codec import encode
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import Message, ProcessInfo
@@ -41,9 +41,9 @@ class RayServices:
         log_once()
         self.upstream: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] = lambda _args, _kwargs: ()
 
-    def facts(self) -> tuple[SlotFacts, tuple[str, ...]]:
+    def facts(self) -> tuple[SlotInfo, tuple[str, ...]]:
         context = private.runtime_context()
-        slot = SlotFacts(
+        slot = SlotInfo(
             node_id=context.get_node_id(),
             host=socket.gethostname(),
             node_ip=ray.util.get_node_ip_address(),
@@ -227,7 +227,7 @@ def portable(value: Value) -> Value:
 
     The receiver gets the decoded value, in its own memory.
     """
-    return value if type(value) in _AS_THEY_ARE else encode(value, hoist=_RAYS_OWN)
+    return value if type(value) in _AS_THEY_ARE else encode(value, externalize=_RAYS_OWN)
 
 
 def _forward(facade: Facade, class_name: str, asynchronous: bool) -> Callable[..., Any]:

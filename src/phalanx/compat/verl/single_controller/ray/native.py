@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from phalanx.backends.backend_types import Backend, Facade, Reservation, SpawnRequest, Ticket
+from phalanx.backends.backend_types import Backend, Facade, Reservation, ResultHandle, SpawnRequest
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import Results
 from phalanx.calls.health_check import watch
@@ -26,7 +26,7 @@ from phalanx.config import Settings, own_variables, settings
 from phalanx.debug.trace import from_environment, keep_saved
 from phalanx.declare.bind import BoundClass
 from phalanx.dispatch.plan import CallPlan, GatherPlan
-from phalanx.group.epoch import GroupCard
+from phalanx.group.epoch import GroupHandle
 from phalanx.group.group import Group
 from phalanx.group.options import GroupOptions
 from phalanx.members.launch import Launched, launch
@@ -122,7 +122,7 @@ class TrackedCalls:
     def sent(self, call: Call, refs: Sequence[Any]) -> None:
         """Record Ray's references to a call's outputs, by rank."""
         core = self._core
-        call.arrivals = Results(core.backend, [Ticket(ref) for ref in refs])
+        call.arrivals = Results(core.backend, [ResultHandle(ref) for ref in refs])
         call.note_sent(0)
         core.recent.append(weakref.ref(call))
         while self._with_deadline and (self._with_deadline[0].over or self._with_deadline[0].all_ended()):
@@ -165,7 +165,7 @@ def start(
         WorkerInitError: if a constructor raised; also an instance of the raised type.
     """
     class_name = bound.cls.__name__
-    card = GroupCard(
+    handle = GroupHandle(
         class_name,
         0,
         methods={"": {}},
@@ -174,7 +174,7 @@ def start(
         call_timeout=settings().call_timeout,
         pool=pool.name,
     )
-    core = Group(card, pool.backend_api, pool.world_size, owner=True)
+    core = Group(handle, pool.backend_api, pool.world_size, owner=True)
     core.roles, core.options = {"": bound}, options
     session.add_group(core)
     methods = tuple(Facade(name, "", name) for name in names.methods)
