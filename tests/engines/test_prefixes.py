@@ -41,7 +41,7 @@ def test_an_unknown_token_in_a_prefix_is_an_error_of_its_row(prefix: Any) -> Non
 
 
 @pytest.mark.parametrize("prefix", [torch.tensor([21]), np.array([21]), [np.int64(21)], (21,)])
-def test_prompts_and_prefixes_can_be_tensors_arrays_lists_or_tuples(prefix: Any) -> None:
+def test_prompts_and_prefixes_can_be_any_sequence_of_integers(prefix: Any) -> None:
     of_prefix, of_prompt = generated([[20], prefix], SamplingParams(max_tokens=2), prefix=[prefix, None])
 
     assert (of_prefix.tokens, of_prompt.tokens) == ((21, 22), (22, 23))
