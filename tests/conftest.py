@@ -1,4 +1,4 @@
-"""One Ray cluster per test session, and one fixture that runs a test on every transport."""
+"""One Ray cluster per test session, and a fixture that runs tests on every backend."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ from hypothesis import settings
 
 import phalanx as px
 
-# The same examples in every run of CI: what a random search finds belongs to whoever changes the code.
+# CI runs the same examples each time, so that it fails only because of a change.
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a local cluster of tests needs no token file
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-# Whoever is started behind a shell's "&" ignores SIGINT, and so would the programs that tests start.
+# A process that a shell starts with "&" ignores SIGINT, and so do its child processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On Ray, tests are slow or soak that say so; else as their module says (``SLOW_ON_RAY``, ``SOAK_ON_RAY``)."""
+    """Mark tests on Ray as slow or soak, by their own mark or their module's ``SLOW_ON_RAY``, ``SOAK_ON_RAY``."""
     for module in {getattr(item, "module", None) for item in items}:
-        if getattr(
-            module, "BY_VALUE", False
-        ):  # its workers need nothing of what it imports: torch takes a second
+        if getattr(module, "BY_VALUE", False):  # spares its workers its imports: torch takes a second
             cloudpickle.register_pickle_by_value(module)
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
@@ -40,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _on_ray(item: pytest.Item) -> list[str]:
-    """The marks of a test whose backend is Ray."""
+    """Return the marks of a test whose backend is Ray."""
     for mark in ("soak", "slow"):
         if item.get_closest_marker(f"{mark}_on_cluster") is not None:
             return [mark]
@@ -50,7 +48,7 @@ def _on_ray(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Name what fails at once: a run that is cut has no summary."""
+    """Print each failure at once: a run that is killed has no summary."""
     report = yield
     reporter = item.config.pluginmanager.get_plugin("terminalreporter")
     if report.failed and reporter is not None:
@@ -61,13 +59,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported for all tests stays: no collection of garbage looks at it, of which tests ask for many."""
+    """Exclude imported objects from garbage collection, which tests run often."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip slow tests once the time is over that a run of CI has for them."""
+    """Skip slow tests after CI's time for them is over."""
     after = os.environ.get("PHALANX_SKIP_SLOW_AFTER")
     is_slow = any(item.get_closest_marker(mark) is not None for mark in ("slow", "verl", "vllm"))
     if after is not None and time.time() > float(after) and is_slow:
@@ -78,7 +76,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def ray_cluster() -> Iterator[None]:
     """A local cluster with 8 logical accelerators, for the whole session."""
     with pytest.MonkeyPatch.context() as patch:
-        # Not px.init(backend="ray"): the default backend is that of each module's own fixture.
+        # Not px.init(backend="ray"): fixtures of modules set the default backend.
         patch.setenv("PHALANX_BACKEND", "ray")
         px.init(num_cpus=32, num_gpus=8)
     yield
@@ -87,7 +85,7 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["inline", "ray"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend in turn, as the default of the pools that the tests of a module make."""
+    """Each backend in turn, as the default for the pools of a module's tests."""
     name = request.param
     if name == "ray":
         request.getfixturevalue("ray_cluster")

@@ -1,4 +1,4 @@
-"""Trainers of which a rank dies at a place of a step: after so many operations of torch."""
+"""Trainers of which a rank dies in a step, at a given operation of torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HIDDEN, VOCABULARY = 32, 64
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations, and kills the process at one of them."""
+    """Counts operations of torch, and kills the process at operation ``last``."""
 
     def __init__(self, last: int | None) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Operations(TorchDispatchMode):
 
 
 class Fragile(px.Worker):
-    """Says how many operations a step has, and dies at one of them."""
+    """A trainer whose steps return their number of operations. It dies at operation ``last``."""
 
     last: int | None = None
 
@@ -58,7 +58,7 @@ class Fragile(px.Worker):
 
 
 class Replicated(Fragile):
-    """The same model on all ranks; gradients are summed over them one by one."""
+    """The same model on all ranks; each gradient is summed over the ranks."""
 
     def __init__(self) -> None:
         dist.init_process_group("gloo")

@@ -1,4 +1,4 @@
-"""A worker whose state tells which calls it has made."""
+"""A worker whose state is the list of its calls."""
 
 from __future__ import annotations
 

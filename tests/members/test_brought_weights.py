@@ -1,4 +1,4 @@
-"""Ranks that are new in place of lost ones have the weights of their peers before they are called, or refuse work."""
+"""Replacement ranks get their peers' weights before their first call, or refuse work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW_ON_RAY = True
 
 
 class Engine(Rollout):
-    """Draws by a generator, which is its state."""
+    """A rollout whose state is a random generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Engine(Rollout):
 
 
 class Silent(px.Worker):
-    """Publishes weights, and tells no steps."""
+    """Publishes weights without a step."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(3, 2)
@@ -45,7 +45,7 @@ class Single(px.Worker):
 
 
 class Asked(Loading):
-    """Has somebody else call its group while weights arrive."""
+    """Calls its own group from another thread while weights are loaded."""
 
     group: px.WorkerGroup | None = None
     refused: ClassVar[list[str]] = []
@@ -71,7 +71,7 @@ def three(backend: str) -> Iterator[px.ResourcePool]:
 
 @pytest.fixture
 def here() -> Iterator[px.ResourcePool]:
-    """For what Ray shows no better."""
+    """Inline slots, for tests that would show no more on Ray."""
     with px.ResourcePool([3], use_gpu=False, backend="inline") as made:
         yield made
 
@@ -99,7 +99,7 @@ def test_a_new_rank_has_the_version_of_its_peers_before_it_is_called(three: px.R
         assert sync().number > versions[0]
 
 
-def test_a_policy_brings_them_too_and_a_source_that_has_gone_on_brings_all_to_where_it_is(
+def test_a_replace_policy_syncs_all_ranks_to_the_current_weights_of_the_source(
     here: px.ResourcePool,
 ) -> None:
     actor = px.WorkerGroup(here[0:1], Actor)
@@ -117,7 +117,7 @@ def test_a_policy_brings_them_too_and_a_source_that_has_gone_on_brings_all_to_wh
         assert set(engines.version()) == {before + 1}
 
 
-def test_ranks_of_a_group_that_never_got_weights_are_as_they_were_made(here: px.ResourcePool) -> None:
+def test_a_group_that_was_never_synced_keeps_its_initial_weights(here: px.ResourcePool) -> None:
     actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Engine)
     with px.WeightSync(actor, engines, NAME):
         before = engines.values()[0]
@@ -129,7 +129,7 @@ def test_ranks_of_a_group_that_never_got_weights_are_as_they_were_made(here: px.
 
 
 def replaced(engines: px.WorkerGroup, caplog: pytest.LogCaptureFixture) -> str:
-    """What is said of the weights of a new rank that could get none, which refuses work until a sync."""
+    """Replace rank 1, which gets no weights and refuses work; return the warning."""
     caplog.clear()
     with caplog.at_level(logging.WARNING, "phalanx"):
         px.replace_ranks(engines, [1], state="none")
@@ -141,7 +141,7 @@ def replaced(engines: px.WorkerGroup, caplog: pytest.LogCaptureFixture) -> str:
     return said
 
 
-def test_a_source_that_is_lost_broken_started_anew_closed_or_without_its_sync_brings_nothing(
+def test_a_dead_broken_restarted_or_closed_source_or_a_closed_sync_gives_new_ranks_no_weights(
     here: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor = px.WorkerGroup(here[0:1], Actor)
@@ -152,7 +152,7 @@ def test_a_source_that_is_lost_broken_started_anew_closed_or_without_its_sync_br
 
     with px.WeightSync(actor, engines, NAME) as sync:
         sync()
-        faults.kill(actor, 0)  # nobody knows yet
+        faults.kill(actor, 0)  # before the driver notices
         assert "their sync failed" in replaced(engines, caplog)
         with pytest.raises(px.PhalanxError):
             actor.train()
@@ -161,7 +161,7 @@ def test_a_source_that_is_lost_broken_started_anew_closed_or_without_its_sync_br
         actor.restart()
         assert "started anew since the last sync" in replaced(engines, caplog)
 
-        sync()  # of what it has now, as its user says
+        sync()  # with the weights of the restarted source
         px.replace_ranks(engines, [2], state="none")
         assert len(set(engines.version())) == 1
 
@@ -169,7 +169,7 @@ def test_a_source_that_is_lost_broken_started_anew_closed_or_without_its_sync_br
         assert "is closed" in replaced(engines, caplog)
 
 
-def test_the_sync_that_brought_the_present_version_brings_it_again(here: px.ResourcePool) -> None:
+def test_the_sync_of_the_current_version_syncs_new_ranks(here: px.ResourcePool) -> None:
     first, second = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here[0:1], Actor)
     engines = px.WorkerGroup(here, Engine)
     with px.WeightSync(first, engines, NAME) as earlier, px.WeightSync(second, engines, NAME) as later:
@@ -182,7 +182,7 @@ def test_the_sync_that_brought_the_present_version_brings_it_again(here: px.Reso
         assert all(same(one, second.values()[0]) for one in engines.values())
 
 
-def test_others_are_kept_out_until_the_new_ranks_have_them(here: px.ResourcePool) -> None:
+def test_calls_are_refused_until_new_ranks_have_weights(here: px.ResourcePool) -> None:
     actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Asked)
     with px.WeightSync(actor, engines, NAME) as sync:
         sync()
@@ -194,7 +194,7 @@ def test_others_are_kept_out_until_the_new_ranks_have_them(here: px.ResourcePool
     assert all("takes no calls until" in one for one in Asked.refused)
 
 
-def test_rows_are_not_counted_as_trained_for_it(here: px.ResourcePool) -> None:
+def test_a_sync_for_a_new_rank_counts_no_rows_as_trained(here: px.ResourcePool) -> None:
     actor, engines = px.WorkerGroup(here[0:1], Silent), px.WorkerGroup(here, Single)
     staleness = px.StalenessManager(max_lag=1, rows_per_version=4)
     with px.Channel() as channel, px.WeightSync(actor, engines, NAME, staleness=staleness) as sync:

@@ -1,4 +1,4 @@
-"""A rank is killed somewhere in a step and replaced; made again, the step has the losses of a run without a fault."""
+"""A rank is killed in a step and replaced. The repeated step has the losses of a run without a fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def losses_of(outputs: list[tuple[float, int]]) -> list[float]:
 
 
 def without_a_fault(group: px.WorkerGroup) -> tuple[list[list[float]], list[int]]:
-    """The losses of each rank in each step, and how many operations a step has on each rank; then it is undone."""
+    """Return losses by step and rank, and operations per step by rank; then restore the group."""
     px.snapshot(group)
     outputs = [group.step(number) for number in range(STEPS)]
     px.restore(group)
@@ -41,7 +41,7 @@ def without_a_fault(group: px.WorkerGroup) -> tuple[list[list[float]], list[int]
         *(pytest.param(*case, seed, marks=pytest.mark.soak) for case in CASES for seed in range(20)),
     ],
 )
-def test_the_step_is_made_again_with_the_same_losses(
+def test_a_step_with_a_killed_rank_is_repeated_with_the_same_losses(
     four: px.ResourcePool, kind: type[Fragile], size: int, seed: int
 ) -> None:
     pool = four[:size]
@@ -66,7 +66,7 @@ def test_the_step_is_made_again_with_the_same_losses(
     assert [other for other in range(pool.world_size) if after[other] != before[other]] == [rank]
 
 
-def test_a_policy_replaces_the_lost_rank_when_the_group_is_next_called(four: px.ResourcePool) -> None:
+def test_a_policy_replaces_a_lost_rank_at_the_next_call_up_to_max_failures(four: px.ResourcePool) -> None:
     with px.WorkerGroup(four[:2], Replicated, on_failure=px.ReplacePolicy(max_failures=1)) as group:
         expected, operations = without_a_fault(group)
         before = group.pid()
@@ -86,7 +86,7 @@ def test_a_policy_replaces_the_lost_rank_when_the_group_is_next_called(four: px.
 
 
 @pytest.mark.soak
-def test_without_a_snapshot_the_policy_restarts_the_group(four: px.ResourcePool) -> None:
+def test_a_replace_policy_restarts_a_group_without_a_snapshot(four: px.ResourcePool) -> None:
     with px.WorkerGroup(four[:2], Replicated, on_failure=px.ReplacePolicy()) as group:
         before = group.pid()
         group.arm(0, 1)

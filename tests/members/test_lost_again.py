@@ -1,4 +1,4 @@
-"""A policy replaces a lost rank and meets more trouble: another rank is lost meanwhile, or there is no room."""
+"""While a policy replaces a lost rank, another rank is lost, or a new rank cannot be started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def four() -> Iterator[px.ResourcePool]:
 
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
-    """What happens once, after states were copied and before others are given the copies."""
+    """Functions to run once, after ranks copied their states and before holders get the copies."""
     todo: list[Callable[[], None]] = []
     run_on = snapshots.run_on
 
@@ -39,13 +39,13 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
 
 
 def lose(group: px.WorkerGroup, rank: int) -> None:
-    """As the monitor finds it."""
+    """Kill a rank, and have the monitor notice."""
     faults.kill(group, rank)
     look_after(group.core)
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_it_is_replaced_too_and_the_state_is_that_of_the_snapshot(
+def test_a_rank_lost_during_a_replacement_is_replaced_with_the_state_of_the_snapshot(
     four: px.ResourcePool, meanwhile: list[Callable[[], None]], seen: bool
 ) -> None:
     group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=2))
@@ -58,7 +58,7 @@ def test_it_is_replaced_too_and_the_state_is_that_of_the_snapshot(
     assert group.epoch == 2
 
 
-def test_a_rank_whose_copy_the_lost_one_held_has_no_state_any_more_and_all_are_made_anew(
+def test_a_group_restarts_if_a_rank_and_the_holder_of_its_copy_are_lost(
     four: px.ResourcePool, meanwhile: list[Callable[[], None]]
 ) -> None:
     group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=2))
@@ -71,7 +71,7 @@ def test_a_rank_whose_copy_the_lost_one_held_has_no_state_any_more_and_all_are_m
     assert group.state == "ready"
 
 
-def test_a_snapshot_amid_which_a_rank_is_lost_counts_for_nobody_and_mends_nothing(
+def test_a_snapshot_that_loses_a_rank_fails_and_the_previous_snapshot_stays_valid(
     four: px.ResourcePool, meanwhile: list[Callable[[], None]]
 ) -> None:
     group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy())
@@ -86,11 +86,11 @@ def test_a_snapshot_amid_which_a_rank_is_lost_counts_for_nobody_and_mends_nothin
     assert (group.state, group.epoch) == ("broken", 0)
     assert group.add(3) == [[1, 3]] * 4
     lose(group, 0)
-    assert group.add(4) == [[1, 4]] * 4  # of one point, wherever its copy was
+    assert group.add(4) == [[1, 4]] * 4  # all ranks are at the first snapshot
 
 
 @pytest.mark.parametrize("refused", ["reserve", "spawn"])
-def test_a_group_without_room_for_a_new_rank_is_restarted_instead_and_that_is_said(
+def test_a_group_that_cannot_start_a_new_rank_restarts_with_a_warning(
     refused: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     full: list[str] = []
@@ -110,7 +110,7 @@ def test_a_group_without_room_for_a_new_rank_is_restarted_instead_and_that_is_sa
         full.append(refused)
 
         with caplog.at_level(logging.WARNING, "phalanx"):
-            assert group.add(2) == [[2]] * 3  # what the constructor made, and nothing of the snapshot
+            assert group.add(2) == [[2]] * 3  # the state of the constructor, not of the snapshot
 
         assert group.state == "ready"
         assert not {id(one) for one in before} & {id(one) for one in group.core.endpoints}

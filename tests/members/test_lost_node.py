@@ -1,4 +1,4 @@
-"""A node is lost under a group that trains; the cluster is one of the test's own, in another process."""
+"""A training group loses a node. Driver and cluster run in another process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS, LOST_AT = 4, 2
 
 
 class Untold:
-    """What is held back: the ends of calls of some ranks, which are ``refs``, and that their processes are gone."""
+    """Hides the deaths of some ranks from the driver, and the ends of their calls, ``refs``."""
 
     def __init__(self, transport: Any, endpoints: Sequence[Endpoint]) -> None:
         self.refs: list[Ref] = []
@@ -38,7 +38,7 @@ class Untold:
     def wait(self, refs: Sequence[Ref], count: int, timeout: float | None) -> tuple[list[int], list[int]]:
         heard = [index for index, ref in enumerate(refs) if ref not in self.refs]
         if not heard and timeout is None:
-            return self._wait(refs, count, None)  # nobody else tells anything
+            return self._wait(refs, count, None)  # all are hidden, and the wait has no limit
         if not heard:
             return [], [*range(len(refs))]
         ended, _ = self._wait([refs[index] for index in heard], min(count, len(heard)), timeout)
@@ -51,7 +51,7 @@ class Untold:
 
 @contextlib.contextmanager
 def untold(group: px.WorkerGroup, ranks: Sequence[int]) -> Generator[Untold]:
-    """The time in which the driver is not told of the deaths of those ranks; their peers' errors come as ever."""
+    """Hide the deaths of some ranks from the driver, but not the errors of their peers."""
     transport: Any = group.core.backend
     held = Untold(transport, [group.core.endpoints[rank] for rank in ranks])
     with contextlib.ExitStack() as stack:
@@ -66,8 +66,8 @@ def losses(group: px.WorkerGroup, number: int) -> list[float]:
 
 
 def main() -> None:
-    """The driver, a process of its own; with the word "late" no death is told before the call has failed."""
-    # Ray itself gives the lost node up after five of its checks, and only then has room for others.
+    """Run the driver. With the argument "late", it learns of no death before the call has failed."""
+    # Ray reports a lost node after five health checks, and only then places its ranks elsewhere.
     with several_nodes(3, settings={"health_check_period_ms": 500}) as cluster:
         found: dict[str, Any] = {}
         pool = px.ResourcePool([2, 2], use_gpu=False, timeout=60)
@@ -84,7 +84,7 @@ def main() -> None:
                 if late:
                     held.enter_context(untold(group, [2, 3]))
                 found["lost"] = faults.drop_node(cluster, group, 3)
-                if late:  # else a step may end before the ranks do
+                if late:  # otherwise a step may end before the ranks die
                     assert within(60.0, lambda: not any(map(is_there, before[2:])))
             try:
                 made = losses(group, len(seen))
@@ -111,7 +111,7 @@ def main() -> None:
         pytest.param((), id="as it comes", marks=pytest.mark.soak),
     ],
 )
-def test_its_ranks_are_replaced_elsewhere_and_the_losses_are_those_of_a_run_without_a_fault(
+def test_ranks_of_a_lost_node_are_replaced_on_another_node_with_the_same_losses(
     words: tuple[str, ...],
 ) -> None:
     (found,) = told_by(__name__, *words, timeout=280)
@@ -119,10 +119,10 @@ def test_its_ranks_are_replaced_elsewhere_and_the_losses_are_those_of_a_run_with
     assert found["losses"] == found["expected"]
     assert found["holders"] == [2, 3, 0, 1]  # each on the other node
     assert found["stayed"] == [True, True, False, False]
-    assert found["nodes"][2:] == [False, True]  # none on the lost one; the others are where they were
+    assert found["nodes"][2:] == [False, True]  # no rank is on the lost node; the other ranks did not move
     assert found["epoch"] == 1
     assert found["error"]
-    assert "node lost" in found["told"]  # whatever its peers said first
+    assert "node lost" in found["told"]  # whatever its peers reported first
 
 
 if __name__ == "__main__":

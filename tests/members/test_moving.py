@@ -1,4 +1,4 @@
-"""``px.ReplacePolicy`` moves ranks off nodes that go, at the next call, on nodes that a test names; without Ray."""
+"""``px.ReplacePolicy`` moves ranks off draining nodes at the next call, on a backend with scripted nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.members.ledger import Ledger
 
 
 class Nodes(ScriptedBackend):
-    """Block 0 is on node "a", block 1 on "b"; "c" has room for what is moved."""
+    """Block 0 is on node "a", block 1 on "b"; "c" has room for moved ranks."""
 
     def __init__(self) -> None:
         super().__init__(lambda what, number: "fine")
@@ -71,7 +71,7 @@ class Stateless(px.Worker):
 
 
 def drain(group: px.WorkerGroup, *names: str) -> None:
-    """Let it be known that nodes go."""
+    """Announce that nodes are drained."""
     transport = group.core.backend
     assert isinstance(transport, Nodes)
     transport.going = [DrainingNode(name, 100.0, "preempted") for name in names]
@@ -109,7 +109,7 @@ class Refusing(Stateless):
         raise AssertionError("nothing was saved")
 
 
-def test_ranks_without_a_state_move_without_one_and_those_whose_state_cannot_be_copied_stay(
+def test_stateless_ranks_move_and_ranks_whose_state_cannot_be_copied_stay(
     four: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     refusing = px.WorkerGroup(four, Refusing, on_failure=px.ReplacePolicy(max_failures=0))
@@ -125,7 +125,7 @@ def test_ranks_without_a_state_move_without_one_and_those_whose_state_cannot_be_
     assert group.core.epoch.nodes == ("c", "c", "b", "b")
 
 
-def test_without_room_they_stay_until_there_is_some(
+def test_ranks_stay_with_one_warning_until_another_node_has_room(
     nodes: Nodes, four: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy())
@@ -144,7 +144,7 @@ def test_without_room_they_stay_until_there_is_some(
     assert (group.epoch, group.core.epoch.nodes) == (1, ("a", "a", "c", "c"))
 
 
-def test_a_group_that_is_all_on_nodes_that_go_works_on(
+def test_a_group_with_all_ranks_on_draining_nodes_stays_with_a_warning(
     four: px.ResourcePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy())
@@ -157,16 +157,18 @@ def test_a_group_that_is_all_on_nodes_that_go_works_on(
 
 
 @pytest.mark.parametrize("policy", [None, px.RestartPolicy()])
-def test_only_px_replace_moves_them(four: px.ResourcePool, policy: px.RestartPolicy | None) -> None:
+def test_groups_without_a_replace_policy_do_not_move(
+    four: px.ResourcePool, policy: px.RestartPolicy | None
+) -> None:
     group = px.WorkerGroup(four, Ledger, on_failure=policy)
     drain(group, "b")
 
     assert group.add(1) == [[1]] * 4
     assert group.epoch == 0
-    assert not group.core.notices.urgent  # a call costs what it did before
+    assert not group.core.notices.urgent  # calls are as fast as before
 
 
-def test_a_rank_that_dies_meanwhile_is_replaced_as_preempted(four: px.ResourcePool) -> None:
+def test_a_rank_that_dies_on_a_draining_node_does_not_count_as_a_failure(four: px.ResourcePool) -> None:
     group = px.WorkerGroup(four, Ledger, on_failure=px.ReplacePolicy(max_failures=0))
     group.add(1)
     px.snapshot(group)

@@ -1,4 +1,4 @@
-"""A node is drained under a group that trains, and another told to end; the cluster is one of the test's own."""
+"""A group trains on its own cluster, while one node is drained and another is told to end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def losses(group: px.WorkerGroup, number: int) -> list[float]:
 
 
 def main() -> None:
-    """The driver, a process of its own."""
+    """Run the driver, in a process of its own."""
     logging.basicConfig(level=logging.WARNING)
     with several_nodes(4) as cluster:
         found: dict[str, Any] = {"errors": []}
@@ -35,7 +35,7 @@ def main() -> None:
             told.set()
 
         with px.ResourcePool([2, 2], use_gpu=False, timeout=60) as pool:
-            policy = px.ReplacePolicy(max_failures=0)  # nothing of it is a failure
+            policy = px.ReplacePolicy(max_failures=0)  # preemptions are no failures
             group = px.WorkerGroup(pool, Replicated, start_timeout=120, on_failure=policy, on_notice=note)
             px.snapshot(group)
             found["expected"] = [losses(group, number) for number in range(STEPS)]
@@ -77,11 +77,11 @@ def main() -> None:
             tell(found)
 
 
-def test_ranks_move_off_nodes_that_go_and_the_losses_are_those_of_a_run_without_a_fault() -> None:
+def test_ranks_move_off_drained_nodes_and_the_losses_do_not_change() -> None:
     (found,) = told_by(__name__, timeout=280)
     first, second, third = found["nodes"]
 
-    # The group is told within 2 s of a drain, on a thread of the library's.
+    # The group is notified within 2 s of a drain, on a thread of the library.
     assert found["took"] < 2.0
     assert found["thread"] == "phalanx-background"
     assert found["early"] == 0
@@ -92,15 +92,15 @@ def test_ranks_move_off_nodes_that_go_and_the_losses_are_those_of_a_run_without_
     assert 60 < found["deadline_in"] <= 120
     assert found["asked"] == [[[2, 3]], []]
 
-    # Ranks move off a node that is drained before it goes.
+    # Ranks move off a draining node before it ends.
     assert found["moved_in"] == 1
     assert first[:2] == second[:2]
     assert first[2] not in second
 
-    # A node that is told to end is a preemption and no failure.
+    # A node that is told to end counts as a preemption, not as a failure.
     assert found["ended"] not in third
     assert second[:2] == third[:2]
-    assert len(found["errors"]) <= 1  # none where the loss was known before the next call
+    assert len(found["errors"]) <= 1  # none if the loss was known before the next call
     assert any("told to end" in reason for reason in found["reasons"])
 
     assert found["losses"] == found["expected"]

@@ -1,4 +1,4 @@
-"""A replacement that fails while the others rejoin: an error that says why, nobody waits on, and another try works."""
+"""A replacement that fails while ranks rejoin raises the cause, frees the ranks, and can be repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class Meeting(px.Worker):
-    """Makes the collectives that a file says, where it is new and where it stays."""
+    """Runs the collectives that a file names, in its constructor and in ``rejoin()``."""
 
     def __init__(self, plan: str) -> None:
         self.plan = Path(plan)
@@ -58,7 +58,7 @@ def three(ray_cluster: None) -> Iterator[px.ResourcePool]:
         ("the others make one more", px.CallTimeout, "in rejoin"),
     ],
 )
-def test_the_others_are_let_go_and_can_be_rejoined_by_another_try(
+def test_ranks_are_freed_after_a_failed_replacement_and_another_attempt_works(
     three: px.ResourcePool, tmp_path: Path, plan: str, error: type[px.PhalanxError], says: str
 ) -> None:
     told = tmp_path / "plan"

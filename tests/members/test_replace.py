@@ -1,4 +1,4 @@
-"""``px.snapshot`` and ``px.replace_ranks``: lost ranks get new processes, and all have one state again."""
+"""``px.snapshot`` and ``px.replace_ranks``: lost ranks get new processes, and all ranks return to one state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOAK_ON_RAY = True
 
 
 class Counter(px.Worker):
-    """Counts what it is given; knows how it came into being."""
+    """Adds up its arguments, and knows whether it is a replacement."""
 
     def __init__(self) -> None:
         self.made_by = "rejoining" if self.rejoining else "start"
@@ -71,7 +71,7 @@ def three(backend: str) -> Iterator[px.ResourcePool]:
 
 
 def lose(group: px.WorkerGroup, *ranks: int) -> None:
-    """Kill them, and see the group break."""
+    """Kill ranks, and see the group break."""
     for rank in ranks:
         faults.kill(group, rank)
     with pytest.raises(px.PhalanxError):
@@ -79,7 +79,7 @@ def lose(group: px.WorkerGroup, *ranks: int) -> None:
 
 
 @pytest.mark.slow_on_cluster
-def test_the_step_in_which_a_rank_was_lost_can_be_made_again(three: px.ResourcePool) -> None:
+def test_the_step_in_which_a_rank_was_lost_can_be_repeated(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     group.set_rate(5)
     group.add(1)
@@ -93,7 +93,7 @@ def test_the_step_in_which_a_rank_was_lost_can_be_made_again(three: px.ResourceP
     assert (group.state, group.epoch) == ("ready", 1)
 
 
-def test_a_rank_is_replaced_that_is_named_or_whose_death_nobody_has_told_of(three: px.ResourcePool) -> None:
+def test_replace_ranks_replaces_named_ranks_and_unreported_dead_ranks(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     assert (px.replace_ranks(group), group.epoch) == ((), 0)
     group.add(2)
@@ -108,7 +108,7 @@ def test_a_rank_is_replaced_that_is_named_or_whose_death_nobody_has_told_of(thre
     assert group.add(10) == [13.0, 26.0, 39.0]
 
 
-def test_a_rank_that_is_gone_is_replaced_before_the_backend_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_rank_is_replaced_before_the_backend_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with px.ResourcePool([2], backend="inline") as pool:
         group = px.WorkerGroup(pool, Counter)
         px.snapshot(group)
@@ -119,7 +119,7 @@ def test_a_rank_that_is_gone_is_replaced_before_the_backend_knows(monkeypatch: p
         assert px.replace_ranks(group) == (1,)
 
 
-def test_the_process_group_of_another_group_of_this_process_stays() -> None:
+def test_a_replacement_keeps_the_process_group_of_another_group_in_this_process() -> None:
     with (
         px.ResourcePool([1], backend="inline") as alone,
         px.ResourcePool([2], backend="inline") as pool,
@@ -135,7 +135,7 @@ def test_the_process_group_of_another_group_of_this_process_stays() -> None:
         assert group.add(1) == [1.0, 2.0]
 
 
-def test_one_rank_after_another_is_lost(three: px.ResourcePool) -> None:
+def test_each_rank_of_a_group_can_be_lost_and_replaced_in_turn(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     px.snapshot(group)
     for turn in range(3):
@@ -147,7 +147,7 @@ def test_one_rank_after_another_is_lost(three: px.ResourcePool) -> None:
     assert group.add(0) == [3.0, 6.0, 9.0]
 
 
-def test_lost_state_that_nobody_holds_is_named_and_nothing_is_done(three: px.ResourcePool) -> None:
+def test_lost_state_without_a_copy_is_named_and_nothing_changes(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     px.snapshot(group)
     lose(group, 0, 1)
@@ -168,7 +168,7 @@ def test_lost_state_that_nobody_holds_is_named_and_nothing_is_done(three: px.Res
 
 
 @pytest.mark.slow_on_cluster
-def test_a_group_that_is_closed_while_it_rejoins_leaves_nothing(three: px.ResourcePool) -> None:
+def test_a_group_closed_during_a_replacement_leaves_no_process(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Counter)
     px.snapshot(group)
     core = group.core
@@ -201,7 +201,7 @@ def test_a_replica_gets_the_state_of_a_peer(three: px.ResourcePool) -> None:
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-def test_ranks_are_replaced_without_a_state_and_a_snapshot_without_theirs_is_none(
+def test_a_replacement_without_state_discards_the_snapshot_and_works_for_stateless_ranks(
     three: px.ResourcePool,
 ) -> None:
     group, stateless = px.WorkerGroup(three, Counter), px.WorkerGroup(three, Nothing)
@@ -217,7 +217,7 @@ def test_ranks_are_replaced_without_a_state_and_a_snapshot_without_theirs_is_non
     assert stateless.run(lambda worker: worker.rank) == [0, 1, 2]
 
 
-def test_what_has_not_changed_is_not_sent_to_its_holder_again(three: px.ResourcePool) -> None:
+def test_unchanged_tensors_are_not_sent_to_their_holder_again(three: px.ResourcePool) -> None:
     group = px.WorkerGroup(three, Bag.bind(still=torch.ones(1 << 16), moving=torch.zeros(4)))
     assert "snapshot" not in str(group.explain())
     first = px.snapshot(group)
@@ -235,7 +235,7 @@ def test_what_has_not_changed_is_not_sent_to_its_holder_again(three: px.Resource
     )
 
 
-def test_whoever_interrupts_a_replacement_twice_has_a_broken_group_and_can_try_again(
+def test_a_replacement_interrupted_twice_leaves_a_broken_group_and_can_be_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted_too(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Faults on faults: ranks die while others are replaced, or amid a snapshot; every row ends, and ends right."""
+"""Faults during faults: ranks die while others are replaced, or during a snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RANKS = 4
 
 
 def play(seed: int) -> Iterator[object]:
-    """One schedule; gives the error that each try ended in, and what steps gave beside what they should have."""
+    """Play one schedule. Yield errors, and results of steps with the expected results."""
     choice = random.Random(seed)
     with (
         scripted(random_script(seed, probability=0.03)) as transport,
@@ -51,7 +51,7 @@ def play(seed: int) -> Iterator[object]:
 def mended(
     group: px.WorkerGroup, choice: random.Random, kept: list[int] | None
 ) -> Generator[object, None, tuple[list[int], list[int] | None]]:
-    """Replace what is lost until that works, or start anew; returns what the state is of, and the snapshot."""
+    """Replace lost ranks until that works, or restart. Return the calls in the state and in the snapshot."""
     for _ in range(3):
         try:
             if px.replace_ranks(group, [choice.randrange(RANKS)]):
@@ -72,7 +72,7 @@ def mended(
 @pytest.mark.parametrize(
     "block", [0, 1, 2, *(pytest.param(block, marks=pytest.mark.soak) for block in range(3, 10))]
 )
-def test_every_row_of_300_schedules_ends_in_a_right_error_or_a_healed_group(block: int) -> None:
+def test_300_schedules_of_faults_end_in_library_errors_or_a_group_with_correct_state(block: int) -> None:
     steps_after_a_step = 0
     for seed in range(block * 30, block * 30 + 30):
         with noted_steps() as steps:
@@ -120,7 +120,7 @@ def play_by_itself(seed: int) -> Iterator[object]:
                 whole = False
                 while (
                     group.state == "ready"
-                ):  # some ranks made the call, and one raised: it is to be mended, too
+                ):  # the call failed on some ranks only: break the group, so that it recovers
                     faults.kill(group, choice.randrange(RANKS))
                     with contextlib.suppress(px.PhalanxError):
                         group.add(-1)
@@ -132,7 +132,7 @@ def play_by_itself(seed: int) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.soak) for n in range(1, 5))])
-def test_schedules_of_a_group_that_recovers_automatically_end_right(block: int) -> None:
+def test_schedules_of_a_group_that_recovers_automatically_end_with_correct_state(block: int) -> None:
     recoveries = 0
     for seed in range(block * 30, block * 30 + 30):
         for end in play_by_itself(seed):

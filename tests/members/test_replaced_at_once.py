@@ -1,4 +1,4 @@
-"""Ranks of several targets of one sync are replaced by threads at once: all get weights, and nobody waits."""
+"""Threads replace ranks of several targets of one sync concurrently. All targets get weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def here() -> Iterator[px.ResourcePool]:
 
 
 class Gate:
-    """Holds up whoever starts a process from another thread than the test's own, until the test says so."""
+    """Delays process starts on other threads than the test's own until ``go`` is set."""
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -72,7 +72,7 @@ def replaced(threads: ThreadPoolExecutor, group: px.WorkerGroup) -> Future[tuple
 
 
 def whole(group: px.WorkerGroup, actor: px.WorkerGroup) -> bool:
-    """Whether all ranks have the weights of the source; raises where one has none and refuses."""
+    """Return whether all ranks have the weights of the source. Raises if a rank has none."""
     return all(same(one, actor.values()[0]) for one in group.values())
 
 
@@ -80,7 +80,7 @@ def unsynced(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if "have not got weights" in one.getMessage()]
 
 
-def test_all_of_them_have_weights_when_both_are_there(
+def test_concurrently_replaced_ranks_of_two_targets_have_weights(
     backend: str, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     with px.ResourcePool([2], use_gpu=False) as pool:
@@ -110,7 +110,7 @@ def test_all_of_them_have_weights_when_both_are_there(
             assert whole(first, actor) and whole(second, actor)
 
 
-def test_one_that_is_not_there_yet_keeps_no_weights_from_another(
+def test_a_target_that_is_still_being_replaced_does_not_delay_weights_of_another_target(
     here: px.ResourcePool, threads: ThreadPoolExecutor, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Rollout)
@@ -129,7 +129,7 @@ def test_one_that_is_not_there_yet_keeps_no_weights_from_another(
     assert unsynced(caplog) == []
 
 
-def test_one_whose_ranks_are_replaced_while_weights_come_is_left_out_of_another_try(
+def test_a_target_replaced_during_a_sync_is_left_out_when_the_sync_is_repeated(
     here: px.ResourcePool, threads: ThreadPoolExecutor, gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Calling)
@@ -154,7 +154,7 @@ def test_one_whose_ranks_are_replaced_while_weights_come_is_left_out_of_another_
     assert unsynced(caplog) == []
 
 
-def test_calls_of_ranks_that_stay_go_on_while_others_are_replaced(
+def test_calls_of_remaining_ranks_continue_while_other_ranks_are_replaced(
     here: px.ResourcePool, threads: ThreadPoolExecutor, gate: Gate
 ) -> None:
     group = px.WorkerGroup(here, Calling)
@@ -172,7 +172,7 @@ def test_calls_of_ranks_that_stay_go_on_while_others_are_replaced(
 
 
 @pytest.mark.parametrize("how", ["closed", "broken"])
-def test_one_that_is_closed_or_broken_keeps_no_weights_from_another(
+def test_a_closed_or_broken_target_keeps_no_weights_from_another_target(
     here: px.ResourcePool, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor, engines = px.WorkerGroup(here[0:1], Actor), px.WorkerGroup(here, Rollout)

@@ -1,4 +1,4 @@
-"""``px.snapshot`` of several groups, and ``px.restore``: all go back to one point, whoever lost a rank."""
+"""``px.snapshot`` of several groups, and ``px.restore``: all return to one point, whichever group lost a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def two(backend: str) -> Iterator[px.ResourcePool]:
         yield made
 
 
-def test_the_numbers_after_it_are_those_after_the_snapshot_of_the_same_processes(
+def test_steps_after_a_restore_equal_the_steps_after_the_snapshot_in_the_same_processes(
     two: px.ResourcePool,
 ) -> None:
     group = px.WorkerGroup(two, Trainer)
@@ -36,7 +36,7 @@ def test_the_numbers_after_it_are_those_after_the_snapshot_of_the_same_processes
 
 
 @pytest.mark.slow_on_cluster
-def test_a_step_of_two_groups_is_made_again_when_one_of_them_lost_a_rank(two: px.ResourcePool) -> None:
+def test_a_step_of_two_groups_is_repeated_after_one_group_lost_a_rank(two: px.ResourcePool) -> None:
     policy = px.WorkerGroup(two, Trainer, on_failure=px.ReplacePolicy())
     other = px.WorkerGroup(two, Trainer.bind(seed=1))
     px.snapshot(policy, other)
@@ -60,7 +60,7 @@ def test_a_step_of_two_groups_is_made_again_when_one_of_them_lost_a_rank(two: px
 
 
 @pytest.mark.slow_on_cluster
-def test_a_snapshot_of_several_groups_counts_for_none_unless_all_have_theirs(two: px.ResourcePool) -> None:
+def test_a_snapshot_of_several_groups_counts_for_all_groups_or_none(two: px.ResourcePool) -> None:
     group, other = px.WorkerGroup(two, Trainer), px.WorkerGroup(two, Trainer.bind(seed=1))
     first, second = px.snapshot(group, other)
     went_on = group.step()
@@ -76,10 +76,10 @@ def test_a_snapshot_of_several_groups_counts_for_none_unless_all_have_theirs(two
 
 
 @pytest.mark.parametrize("policy", [px.ReplacePolicy(), None])
-def test_neither_a_snapshot_nor_without_a_policy_a_restore_mends_a_group_that_has_lost_a_rank(
+def test_a_lost_rank_is_replaced_by_a_restore_with_a_policy_and_never_by_a_snapshot(
     two: px.ResourcePool, policy: px.ReplacePolicy | None
 ) -> None:
-    """A snapshot would be at an earlier point."""
+    """A snapshot that replaced the rank would be of an earlier point."""
     group = px.WorkerGroup(two, Trainer, on_failure=policy)
     px.snapshot(group)
     loss = group.step()
@@ -100,7 +100,7 @@ def test_neither_a_snapshot_nor_without_a_policy_a_restore_mends_a_group_that_ha
 
 
 @pytest.mark.slow_on_cluster
-def test_a_group_that_broke_and_lost_no_rank_keeps_its_state(two: px.ResourcePool) -> None:
+def test_a_broken_group_without_a_lost_rank_is_restored_with_one_new_process(two: px.ResourcePool) -> None:
     group = px.WorkerGroup(two, Trainer, on_failure=px.ReplacePolicy())
     px.snapshot(group)
     loss = group.step()
@@ -114,7 +114,7 @@ def test_a_group_that_broke_and_lost_no_rank_keeps_its_state(two: px.ResourcePoo
     assert group.core.endpoints[1] is not other
 
 
-def test_without_a_snapshot_it_is_refused_with_what_to_do(two: px.ResourcePool) -> None:
+def test_a_restore_without_a_snapshot_is_refused_with_advice(two: px.ResourcePool) -> None:
     group = px.WorkerGroup(two, Trainer)
     with pytest.raises(
         px.checkpoint.CheckpointError, match=rf"{group.name}.*no snapshot.*px\.snapshot\(group\)"
@@ -128,7 +128,7 @@ def test_without_a_snapshot_it_is_refused_with_what_to_do(two: px.ResourcePool) 
 
 
 class Waiter(px.Worker):
-    """Is at a call until that is cancelled."""
+    """Runs a call until it is cancelled."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -150,7 +150,7 @@ class Waiter(px.Worker):
 
 
 @pytest.mark.slow
-def test_what_asynchronous_ranks_are_at_is_part_of_what_is_undone(ray_cluster: None) -> None:
+def test_a_restore_cancels_and_undoes_running_calls_of_asynchronous_ranks(ray_cluster: None) -> None:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
         group = px.WorkerGroup(pool, Waiter, max_concurrency=4)
         px.snapshot(group)

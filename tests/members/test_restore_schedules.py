@@ -1,4 +1,4 @@
-"""Faults under a loop over two groups: a step that counts is one that both have made, once, whatever was lost when."""
+"""Faults in a loop over two groups: each step counts once and on both groups, whenever ranks are lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS, STEPS, MOST = 3, 8, 60
 
 @dataclass
 class Story:
-    """What one schedule came to: errors, how often it went back and started anew, and how many steps it made."""
+    """Outcome of one schedule: errors, numbers of restores and restarts, and completed steps."""
 
     errors: list[BaseException] = field(default_factory=list)
     went_back: int = 0
@@ -42,7 +42,7 @@ def play(seed: int) -> Story:
             story.errors.append(error)
             return story
         done: list[int] = []
-        ready = False  # whether both are at the point that ``done`` says
+        ready = False  # whether both groups are at the point of ``done``
         for number in range(MOST):
             if len(done) == STEPS:
                 break
@@ -61,15 +61,13 @@ def play(seed: int) -> Story:
                 px.snapshot(*groups)
                 done.append(number)
                 ready = True
-            except (
-                px.checkpoint.CheckpointError
-            ) as error:  # a group had to be restarted: nothing is there to go back to
+            except px.checkpoint.CheckpointError as error:  # a group was restarted, so there is no snapshot
                 story.errors.append(error)
                 done = []
             except px.PhalanxError as error:
                 story.errors.append(error)
             killed = choice.choice(groups)
-            if choice.random() < 0.3 and killed.core.endpoints:  # none are there where a start was refused
+            if choice.random() < 0.3 and killed.core.endpoints:  # empty if a start was refused
                 faults.kill(killed, choice.randrange(RANKS))
             transport.clock.advance(choice.random() * 20)
         story.steps = len(done)
@@ -79,7 +77,7 @@ def play(seed: int) -> Story:
 @pytest.mark.parametrize(
     "block", [0, *(pytest.param(block, marks=pytest.mark.soak) for block in range(1, 20))]
 )
-def test_200_schedules_go_back_and_lose_no_step_nor_make_it_twice(block: int) -> None:
+def test_200_schedules_of_faults_lose_and_repeat_no_completed_step(block: int) -> None:
     stories = [play(seed) for seed in range(block * 10, block * 10 + 10)]
 
     assert not [

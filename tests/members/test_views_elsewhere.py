@@ -1,4 +1,4 @@
-"""Views of a group in other processes, where its ranks are replaced, or all made anew, by whoever owns it."""
+"""Views of a group in other processes, while its owner replaces ranks or restarts it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Trainer(px.Worker):
 
 
 class Caller(px.Worker):
-    """Calls a group that another process owns; tells of errors by their names."""
+    """Calls a group that another process owns, and returns the names of errors."""
 
     @px.register
     def use(self, group: GroupView) -> None:
@@ -80,12 +80,12 @@ def caller(trainer: px.WorkerGroup) -> Iterator[px.WorkerGroup]:
 
 
 def until_it_goes_on(caller: px.WorkerGroup, x: float) -> list[float]:
-    """The result of a call, which is stale at most once: where its process had not heard of the change."""
+    """Return the result of a call. It may be stale once, if its process did not know the change."""
     found = caller.train(x)
     return caller.train(x) if found == "StaleEpoch" else found
 
 
-def test_it_goes_on_after_a_replacement_and_after_a_restart(
+def test_a_view_works_after_replacements_and_a_restart(
     trainer: px.WorkerGroup, caller: px.WorkerGroup
 ) -> None:
     px.replace_ranks(trainer, 1)
@@ -100,7 +100,7 @@ def test_it_goes_on_after_a_replacement_and_after_a_restart(
     assert until_it_goes_on(caller, 1.0) == [3.0] * 3
 
 
-def test_it_goes_on_after_the_group_lost_a_rank_and_mended_itself(
+def test_a_view_works_after_an_automatic_recovery_until_the_group_is_closed(
     trainer: px.WorkerGroup, caller: px.WorkerGroup
 ) -> None:
     processes = trainer.core.endpoints
@@ -123,7 +123,7 @@ def test_it_goes_on_after_the_group_lost_a_rank_and_mended_itself(
     assert caller.train(1.0) == "GroupClosed"
 
 
-def test_calls_that_run_while_a_rank_is_replaced_end_and_keep_no_other_rank_from_it(
+def test_calls_of_a_view_end_during_a_replacement_and_stop_no_other_rank(
     trainer: px.WorkerGroup, caller: px.WorkerGroup
 ) -> None:
     processes = trainer.core.endpoints

@@ -1,4 +1,4 @@
-"""Megatron behind a mesh-aware call: forward and backward equal one process, whatever the layout of the ranks."""
+"""Megatron behind a mesh-aware call: forward and backward equal one process, in any layout of the ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X_SHAPE = (8, 4, HIDDEN)  # sequence, batch, hidden
 
 
 class MLPWorker(MegatronWorker):
-    """One MLP per pipeline stage; ``form`` lays the ranks out anew."""
+    """One MLP per pipeline stage; ``form`` changes the layout of the ranks."""
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def form(self, tp: int, pp: int) -> None:
@@ -44,7 +44,7 @@ class MLPWorker(MegatronWorker):
 
     @px.register(px.Dispatch.MEGATRON_COMPUTE)
     def run_backward(self, x: torch.Tensor, y_grad: torch.Tensor) -> Any:
-        """Gradients summed over dp; gives y and, without pipeline stages, the gradient of x."""
+        """Sum gradients over dp. Return y and, without pipeline stages, the gradient of x."""
         x = x.to(self.device).requires_grad_()
         self.layer.zero_grad()
         if parallel_state().get_pipeline_model_parallel_world_size() == 1:
@@ -88,7 +88,7 @@ def group(ray_cluster: None) -> Iterator[MegatronWorkerGroup]:
 
 @pytest.fixture
 def layout(group: MegatronWorkerGroup, request: pytest.FixtureRequest) -> MegatronWorkerGroup:
-    """The one group, its ranks laid out as the test asks for."""
+    """The group, in the layout that the test requests."""
     tp, pp = request.param
     group.form(tp, pp)
     group.refresh_mesh()
@@ -104,7 +104,7 @@ pytestmark = [
 
 
 def stage_weights(group: MegatronWorkerGroup, what: str) -> list[dict[str, torch.Tensor]]:
-    """For each pipeline stage, its full weights (or gradients), put together from those of dp 0."""
+    """Return the full weights (or gradients) of each pipeline stage, joined from dp 0."""
     by_rank, mesh = group.call(what), group.mesh()
     return [
         join_shards([by_rank[rank] for rank in mesh.ranks(pp=stage, dp=0, cp=0)])
@@ -124,7 +124,7 @@ def close(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", [TP4], indirect=True)
-def test_weights_arrive_by_rank_under_their_names_and_without_history(layout: MegatronWorkerGroup) -> None:
+def test_weights_are_returned_by_rank_and_name_without_autograd_history(layout: MegatronWorkerGroup) -> None:
     weights = layout.get_weights()
     shapes = {name: tuple(weight.shape) for name, weight in weights[3].items()}
     assert shapes == {
@@ -156,13 +156,13 @@ def test_forward_and_backward_equal_one_process(layout: MegatronWorkerGroup) -> 
 
 
 @pytest.mark.parametrize("layout", [TP2_DP2], indirect=True)
-def test_what_only_the_leader_was_sent_reaches_its_peers(layout: MegatronWorkerGroup) -> None:
+def test_rows_sent_only_to_leaders_reach_their_peers(layout: MegatronWorkerGroup) -> None:
     rows = torch.arange(6.0)
     assert torch.equal(layout.from_leader(rows), rows)
     received = layout.run(lambda worker: worker.received.tolist())
     assert received == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
 
 
-def test_sizes_that_do_not_divide_the_ranks_are_refused_on_every_rank(group: MegatronWorkerGroup) -> None:
+def test_a_tp_size_that_does_not_divide_the_ranks_is_refused(group: MegatronWorkerGroup) -> None:
     with pytest.raises(px.RemoteCallError, match=r"tp=3.*4 ranks.*must divide"):
         group.form(3, 1)

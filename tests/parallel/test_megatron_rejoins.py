@@ -1,4 +1,4 @@
-"""A rank of a Megatron group is killed amid a step and replaced: the losses are those of a run without a fault."""
+"""A rank of a Megatron group is killed in a step and replaced: the losses are those of a run without a fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [
 
 
 class Trainer(MegatronWorker):
-    """Two layers cut over tp, gradients summed over dp."""
+    """Two layers sharded over tp, with gradients summed over dp."""
 
     last: int | None = None
 
@@ -63,7 +63,7 @@ def two(ray_cluster: None) -> Iterator[px.ResourcePool]:
 
 
 @pytest.mark.parametrize("tp", [2, pytest.param(1, marks=pytest.mark.soak)])
-def test_the_step_is_made_again_with_the_same_losses(two: px.ResourcePool, tp: int) -> None:
+def test_a_step_with_a_killed_rank_is_repeated_with_the_same_losses(two: px.ResourcePool, tp: int) -> None:
     with MegatronWorkerGroup(two, Trainer.bind(tp)) as group:
         before = group.pid()
         for _ in range(AT):

@@ -1,4 +1,4 @@
-"""The parts of the parallel workers that need no second process."""
+"""Parts of the parallel workers that need no second process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pool() -> Iterator[px.ResourcePool]:
         yield made
 
 
-def test_the_parts_of_tensor_parallel_weights_make_up_the_whole() -> None:
+def test_shards_join_to_full_weights_and_different_names_or_unknown_activations_are_refused() -> None:
     whole = dict(LlamaMLP(8, 12).named_parameters())
     parts = {name: weight.chunk(2, 1 if "down" in name else 0) for name, weight in whole.items()}
     joined = join_shards([{name: pieces[rank] for name, pieces in parts.items()} for rank in range(2)])
@@ -55,7 +55,7 @@ def test_the_parts_of_tensor_parallel_weights_make_up_the_whole() -> None:
         activation("swish")
 
 
-def test_a_mesh_is_asked_for_until_it_is_known_and_after_a_refresh_calls_follow_a_new_one(
+def test_a_mesh_is_read_once_ranks_have_it_and_read_again_after_a_refresh(
     pool: px.ResourcePool,
 ) -> None:
     with pytest.raises(px.DeclarationError, match="read from Megatron's parallel state"):
@@ -79,7 +79,7 @@ def test_several_ranks_in_one_process_cannot_form_a_process_group(pool: px.Resou
         group.lay_out()
 
 
-def test_workers_of_one_are_made_without_megatron_and_refuse_axes_of_more_ranks() -> None:
+def test_a_worker_outside_of_a_group_is_a_single_rank_and_refuses_a_larger_mesh() -> None:
     assert (MegatronWorker().rank, MegatronWorker().world_size) == (0, 1)
     with pytest.raises(px.DeclarationError, match="tp=2"):
         DeviceMeshWorker().init_mesh(dp=2, tp=2)

@@ -1,4 +1,4 @@
-"""A sharded model in a new process group, with the tensors that it had: the same numbers as without the change."""
+"""A sharded model that keeps its tensors in a new process group trains with the same numbers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _local(model: Any) -> dict[str, int]:
 def _goes_on(
     build: Callable[[], torch.nn.Module], fail: Callable[[Any], object], join: Callable[[], None]
 ) -> tuple[Any, Any]:
-    """Six steps, with a failure and another process group after three, are those without; the old and new model."""
+    """Assert that a failure and a new process group after 3 of 6 steps change no loss. Return both models."""
     expected = _steps(*_made(build), range(6))
     model, optimizer = _made(build)
     losses = _steps(model.eval(), optimizer, range(3))
@@ -84,14 +84,14 @@ def _goes_on(
     again = _sharded(again)
     keep_tensors(again, model, optimizer)
 
-    assert list(_local(again)) == list(_local(model))  # tied ones are one
+    assert list(_local(again)) == list(_local(model))  # tied parameters count once
     assert not again.training
     assert losses + _steps(again, optimizer, range(3, 6)) == expected
     assert optimizer.param_groups[0]["params"] == list(again.parameters())
     return model, again
 
 
-def test_a_model_that_is_wrapped_again_goes_on_with_the_same_numbers_and_the_same_memory(world: None) -> None:
+def test_a_model_that_is_sharded_again_continues_with_the_same_numbers_and_memory(world: None) -> None:
     model, again = _goes_on(Net, lambda model: model(torch.ones(4, 8)).sum().backward(), _join)  # half a step
 
     assert _local(again) == _local(model)
@@ -116,7 +116,7 @@ class Adapted(Net):
         return {}
 
 
-def test_parameters_are_sharded_again_wherever_a_pass_ended(world: None) -> None:
+def test_reshard_shards_parameters_after_failed_and_finished_passes(world: None) -> None:
     model = _sharded(Adapted())
     _cut_off(model)
     reshard(model)
@@ -140,11 +140,11 @@ def _uneven_rank(rank: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_uneven_shards_of_two_ranks_go_on_with_the_same_numbers(tmp_path: Path) -> None:
+def test_uneven_shards_of_two_ranks_continue_with_the_same_numbers(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_uneven_rank, (str(tmp_path),), nprocs=2)
 
 
-def test_groups_that_modules_keep_are_exchanged_and_a_model_of_another_kind_is_refused(world: None) -> None:
+def test_process_groups_in_modules_are_replaced_and_tensors_of_another_model_are_refused(world: None) -> None:
     model: Any = torch.nn.Sequential(torch.nn.Linear(2, 2))
     old, new = dist.new_group([0]), dist.new_group([0])
     model[0].tp_group = old
@@ -157,7 +157,7 @@ def test_groups_that_modules_keep_are_exchanged_and_a_model_of_another_kind_is_r
 
 
 class Declared(px.Worker):
-    """A model that is declared in all ways, and another made in its place."""
+    """Declares a model in all ways, and then another model in its place."""
 
     def __init__(self, fill: float) -> None:
         self.model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False))
@@ -176,7 +176,7 @@ class Declared(px.Worker):
         return self.model[0].weight.item(), self.counts["steps"]
 
 
-def test_all_that_was_declared_of_a_model_is_of_the_one_in_its_place(tmp_path: Path) -> None:
+def test_a_replacing_model_gets_all_declarations_of_the_old_model(tmp_path: Path) -> None:
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool:
         source, target = (px.WorkerGroup(pool[at : at + 1], Declared.bind(at + 1.0)) for at in (0, 1))
         target.step()

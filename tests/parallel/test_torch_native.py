@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def local(tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """This rank's parts, complete: results of torch's collectives may be pending."""
+    """Copy this rank's shards, because results of torch's collectives may be pending."""
     return {name: tensor.detach().to_local().clone() for name, tensor in tensors.items()}
 
 
 class MLPWorker(DeviceMeshWorker):
-    """dp 2 x tp 2 by a torch DeviceMesh."""
+    """An MLP on a torch DeviceMesh of dp 2 x tp 2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def trainers(ray_cluster: None) -> Iterator[px.WorkerGroup]:
 
 @pytest.fixture
 def begun(trainers: px.WorkerGroup) -> px.WorkerGroup:
-    """The trainers as they were when they started."""
+    """The trainers in their initial state."""
     px.restore(trainers)
     return trainers
 
@@ -170,7 +170,7 @@ def test_fsdp_steps_equal_one_process(begun: px.WorkerGroup, rows: int) -> None:
     close(begun.weights()[0], reference.weights())
 
 
-def test_a_pass_that_raised_leaves_weights_that_can_be_saved(tmp_path: Path) -> None:
+def test_weights_can_be_saved_and_loaded_after_a_pass_that_raised(tmp_path: Path) -> None:
     with (
         px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
         px.WorkerGroup(pool, FSDPTrainer.bind(tiny_llama)) as group,
@@ -192,7 +192,7 @@ def break_backward(worker: Any) -> None:
     worker.model.get_decoder().layers[0].mlp.register_full_backward_hook(fail)
 
 
-def test_a_backward_pass_that_raised_leaves_the_step_as_if_it_had_not_been_tried() -> None:
+def test_a_step_whose_backward_pass_raised_does_not_change_later_steps() -> None:
     reference = OneProcess()
     with (
         px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
@@ -207,7 +207,7 @@ def test_a_backward_pass_that_raised_leaves_the_step_as_if_it_had_not_been_tried
         close(group.weights()[0], reference.weights())
 
 
-def test_models_whose_layers_have_another_name_are_sharded() -> None:
+def test_a_model_with_other_names_of_layers_can_be_trained() -> None:
     with (
         px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
         px.WorkerGroup(pool, FSDPTrainer.bind(tiny_gpt2)) as group,
@@ -217,7 +217,7 @@ def test_models_whose_layers_have_another_name_are_sharded() -> None:
         assert last < first
 
 
-def test_each_rank_holds_its_own_part_and_rows_without_a_next_token_are_refused(
+def test_each_rank_holds_its_own_shard_and_rows_without_a_next_token_are_refused(
     begun: px.WorkerGroup,
 ) -> None:
     begun.logits(batch(2, seed=1))

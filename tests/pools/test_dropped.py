@@ -1,4 +1,4 @@
-"""Slots of pools that nobody holds any more and nobody closed."""
+"""Slots of pools that were garbage-collected without ``close()``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Echo(px.Worker):
 
 
 def dropped(make: Callable[[px.ResourcePool], object], backend: str) -> tuple[object, str]:
-    """What is kept of what is made on a pool that nobody closes, and the name of its reservation."""
+    """Return the result of ``make`` on a pool that is never closed, and the name of its reservation."""
     pool = px.ResourcePool([1], use_gpu=False, backend=backend, name_prefix="dropped")
     return make(pool), next(iter(pool.holdings.values())).reservation_name
 
@@ -41,7 +41,7 @@ KEEPING: dict[str, Callable[[px.ResourcePool], object]] = {
 @pytest.mark.parametrize(
     "what", [lambda pool: None, lambda pool: [pool[0:1], px.WorkerGroup(pool, Echo)].clear()]
 )
-def test_slots_of_a_pool_that_was_dropped_without_close_are_given_back(
+def test_a_pool_that_was_dropped_without_close_releases_its_slots(
     backend: str, what: Callable[[px.ResourcePool], object]
 ) -> None:
     _, name = dropped(what, backend)
@@ -50,7 +50,7 @@ def test_slots_of_a_pool_that_was_dropped_without_close_are_given_back(
 
 
 @pytest.mark.parametrize("what", KEEPING)
-def test_slots_stay_as_long_as_somebody_holds(what: str) -> None:
+def test_slots_stay_reserved_while_a_view_group_method_or_future_exists(what: str) -> None:
     kept, name = dropped(KEEPING[what], "inline")
     session.queue.flush(30.0)
     still_held = held("inline", name)

@@ -1,4 +1,4 @@
-"""Pools: shapes, views, books, and what a request that cannot be met says."""
+"""Pools: shapes, views, groups on slots, and errors of requests that cannot be met."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Where(px.Worker):
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
-def test_a_pool_is_split_into_parts_and_views_which_never_free_its_slots(backend: str) -> None:
+def test_a_pool_can_be_split_and_closing_a_view_does_not_release_its_slots(backend: str) -> None:
     with px.ResourcePool([4, 2], use_gpu=False) as pool:
         assert pool.local_ranks == (0, 1, 2, 3, 0, 1)
         assert pool.local_world_sizes == (4, 4, 4, 4, 2, 2)
@@ -42,7 +42,7 @@ def test_a_pool_is_split_into_parts_and_views_which_never_free_its_slots(backend
         assert px.WorkerGroup(pool[0:1], Where).place() == [(0, 0, 1)]
 
 
-def test_ranks_follow_the_accelerators_whichever_view_is_used_first(backend: str) -> None:
+def test_ranks_are_ordered_by_accelerator_whichever_view_is_used_first(backend: str) -> None:
     with px.ResourcePool([4], use_gpu=True) as pool:
         part = pool[1:3]
         seen_by_part = px.WorkerGroup(part, Where).accelerators()
@@ -61,7 +61,9 @@ def test_groups_on_a_merged_pool_share_the_accelerators_of_its_parts(backend: st
         assert (a + b).world_size == 3
 
 
-def test_one_group_more_than_fits_fails_at_once_and_closing_the_pool_closes_its_groups(backend: str) -> None:
+def test_a_group_above_max_colocate_count_is_refused_and_a_closed_pool_closes_its_groups(
+    backend: str,
+) -> None:
     with px.ResourcePool([1], use_gpu=True, max_colocate_count=1) as pool:
         first = px.WorkerGroup(pool, Where, name="first")
         assert [row["groups"] for row in pool.explain().to_dict()["rows"]] == [["first"]]
@@ -77,14 +79,14 @@ def test_one_group_more_than_fits_fails_at_once_and_closing_the_pool_closes_its_
         px.WorkerGroup(pool, Where)
 
 
-def test_what_can_never_be_placed_fails_with_a_table(backend: str) -> None:
+def test_a_pool_that_can_never_be_placed_fails_at_once_with_a_table(backend: str) -> None:
     started = time.monotonic()
-    with pytest.raises(px.PlacementError, match=r"(?s)16 slots.*GPU.*->"):  # the last: what to do
+    with pytest.raises(px.PlacementError, match=r"(?s)16 slots.*GPU.*->"):  # advice follows the arrow
         px.ResourcePool([16], use_gpu=True, timeout=60)
     assert time.monotonic() - started < 30  # far under the timeout: it did not wait
 
 
-def test_what_is_busy_waits_until_its_timeout_and_names_the_holder(ray_cluster: None) -> None:
+def test_a_pool_waits_for_busy_accelerators_until_its_timeout_and_names_the_holder(ray_cluster: None) -> None:
     with (
         px.ResourcePool([8], use_gpu=True, name_prefix="holder", backend="ray"),
         pytest.raises(px.PlacementError, match=r"(?s)within timeout=0\.3.*holder"),
@@ -93,7 +95,7 @@ def test_what_is_busy_waits_until_its_timeout_and_names_the_holder(ray_cluster: 
 
 
 @pytest.mark.slow
-def test_a_slot_that_something_else_holds_is_named_where_its_accelerator_is_asked_for(
+def test_a_slot_whose_accelerator_another_actor_uses_is_named_by_the_error(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray
@@ -115,13 +117,15 @@ def test_a_slot_that_something_else_holds_is_named_where_its_accelerator_is_aske
         assert len(pool[0:1]) == 1
 
 
-def test_accelerators_per_slot_are_all_seen(backend: str) -> None:
+def test_a_rank_sees_all_accelerators_of_its_slot(backend: str) -> None:
     with px.ResourcePool([1], use_gpu=True, accelerators_per_slot=4) as pool:
         seen = px.WorkerGroup(pool, Where).accelerators()
         assert len(set(seen[0].split(","))) == 4
 
 
-def test_resources_beside_the_slot_are_reserved_and_given_back_or_no_node_has_them(ray_cluster: None) -> None:
+def test_extra_resources_are_reserved_until_the_group_closes_and_refused_if_unavailable(
+    ray_cluster: None,
+) -> None:
     with px.ResourcePool([2], use_gpu=False, backend="ray") as pool:
         group = px.WorkerGroup(pool, Where, num_cpus=1, memory=1e8, name="greedy")
         held = str(px.debug.status("ray"))
@@ -132,7 +136,7 @@ def test_resources_beside_the_slot_are_reserved_and_given_back_or_no_node_has_th
             px.WorkerGroup(pool, Where, resources={"unobtainium": 1})
 
 
-def test_a_release_that_failed_is_tried_again_by_another_close(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_close_repeats_a_failed_release(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -146,7 +150,7 @@ def test_a_release_that_failed_is_tried_again_by_another_close(monkeypatch: pyte
     assert len(backend.holders()) == before - 1
 
 
-def test_pools_of_two_clusters_are_not_merged_and_none_travels() -> None:
+def test_pools_of_two_clusters_cannot_be_merged_and_pools_cannot_be_pickled() -> None:
     with px.ResourcePool([1], use_gpu=False, backend="inline") as first:
         with scripted(lambda what, number: "fine"), pytest.raises(px.DeclarationError, match="cannot merge"):
             first + px.ResourcePool([1], use_gpu=False, backend="inline")
@@ -154,7 +158,7 @@ def test_pools_of_two_clusters_are_not_merged_and_none_travels() -> None:
             pickle.dumps(first)
 
 
-def test_pools_of_two_threads_get_accelerators_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_pools_of_two_threads_get_different_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, made = inline.InlineBackend({"GPU": 2.0}), list[Reservation]()
 
     def reserve() -> None:
@@ -176,7 +180,7 @@ def test_pools_of_two_threads_get_accelerators_of_their_own(monkeypatch: pytest.
 
 
 class ClosesItsGroup(px.Worker):
-    """Closes its own group while that is restarted, as another thread may."""
+    """Closes its own group during a start, as another thread may."""
 
     group: px.WorkerGroup | px.ResourcePool | None = None
     error: Exception | None = None
@@ -189,7 +193,7 @@ class ClosesItsGroup(px.Worker):
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("its slots are gone")])
-def test_a_group_that_is_closed_while_it_is_restarted_leaves_no_reservation(
+def test_a_group_closed_during_a_restart_leaves_no_reservation(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     monkeypatch.setattr(ClosesItsGroup, "error", error)
@@ -202,7 +206,7 @@ def test_a_group_that_is_closed_while_it_is_restarted_leaves_no_reservation(
         assert not any("closing-extras" in holder.name for holder in pool.backend_api.holders())
 
 
-def test_a_group_that_is_closed_while_its_start_fails_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_in_a_closed_pool_raises_group_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
         monkeypatch.setattr(ClosesItsGroup, "group", pool)
         monkeypatch.setattr(ClosesItsGroup, "error", RuntimeError("its slots are gone"))

@@ -1,4 +1,4 @@
-"""The thread that begins when there is work and ends when there is none."""
+"""The background thread, which starts with work and ends without work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.session.background import Background
 from tests.support.fault_workers import within
 
 
-def test_its_thread_begins_with_the_first_work_and_takes_turns_until_nothing_is_left() -> None:
+def test_the_background_thread_starts_with_work_and_ends_after_the_last_turn() -> None:
     left, threads = [0.0, 0.0, None], set[str]()
 
     def turn() -> float | None:
@@ -24,7 +24,7 @@ def test_its_thread_begins_with_the_first_work_and_takes_turns_until_nothing_is_
     assert threads == {"phalanx-background"}
 
 
-def test_work_that_comes_during_a_turn_is_done_in_another() -> None:
+def test_work_that_arrives_during_a_turn_is_done_in_another_turn() -> None:
     turns: list[int] = []
     in_turn, go_on = threading.Event(), threading.Event()
 
@@ -42,7 +42,7 @@ def test_work_that_comes_during_a_turn_is_done_in_another() -> None:
     assert within(30.0, lambda: not one.running and len(turns) == 2)
 
 
-def test_a_turn_that_raises_is_taken_again_and_work_that_is_due_is_not_held_up_by_other_work() -> None:
+def test_a_turn_that_raised_is_repeated_and_does_not_delay_other_work() -> None:
     turns: list[str] = []
 
     def turn() -> None:
@@ -58,7 +58,7 @@ def test_a_turn_that_raises_is_taken_again_and_work_that_is_due_is_not_held_up_b
     assert within(30.0, lambda: turns == ["now", "later", "now"] and not one.running)
 
 
-def test_a_fork_has_a_thread_of_its_own() -> None:
+def test_background_work_is_not_running_in_a_forked_child() -> None:
     stop = threading.Event()
     one = Background(lambda: None if stop.is_set() else 0.01)
     one.begin()

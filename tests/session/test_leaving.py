@@ -1,4 +1,4 @@
-"""``ray.shutdown()`` while groups are open: they are closed, and nothing of them touches Ray again."""
+"""``ray.shutdown()`` with open groups: they are closed, and never use Ray again."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def play(start: str) -> object:
     waiting = group.wait.submit()  # never ends, and a thread waits for it
     threading.Thread(target=waiting.exception, daemon=True).start()
     ray.shutdown()
-    time.sleep(3)  # what runs in the background has looked several times by then
+    time.sleep(3)  # background threads have checked several times by then
     assert not ray.is_initialized()
     try:
         group.add(1)
@@ -73,20 +73,20 @@ def play(start: str) -> object:
 
 
 def left_behind(mark: str) -> list[str]:
-    """Command lines of the processes that a driver with this mark has started."""
+    """Return the command lines of the processes that a driver with this mark started."""
     found: list[str] = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
                 found.append((process / "cmdline").read_text().replace("\0", " "))
-        except OSError:  # it ended meanwhile, or is somebody else's
+        except OSError:  # the process has ended, or is another user's
             continue
     return [line for line in found if line]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["px", pytest.param("ray", marks=pytest.mark.soak)])
-def test_a_driver_leaves_its_cluster_with_groups_open_and_goes_on_with_others(start: str) -> None:
+def test_a_driver_can_leave_its_cluster_with_open_groups_and_start_others(start: str) -> None:
     mark = uuid.uuid4().hex
     with subprocess.Popen(
         [sys.executable, "-m", __name__, start],
@@ -109,5 +109,5 @@ def test_a_driver_leaves_its_cluster_with_groups_open_and_goes_on_with_others(st
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(150, exit=True)
-    kept = [play(*sys.argv[1:]) for _ in range(2)]  # the groups of before are there when others are made
+    kept = [play(*sys.argv[1:]) for _ in range(2)]  # the first groups still exist when others are started
     print("the end", flush=True)

@@ -1,4 +1,4 @@
-"""Two threads: a cluster is left, in order or without a word, while another one calls, closes or restarts a group."""
+"""One thread leaves a cluster, in order or abruptly, while other threads call, close or restart a group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Counter(px.Worker):
 
 
 class Stage:
-    """A group of whose script one step waits until it is let on, and a second thread."""
+    """A group whose script waits at a step until ``go_on`` is set, and threads that use the group."""
 
     def __init__(self, transport: ScriptedBackend, threads: ThreadPoolExecutor) -> None:
         self.backend = transport
@@ -46,7 +46,7 @@ class Stage:
             session._let_go(self.backend)
 
     def between(self, work: Callable[[], Any], stop_at: str, how: str) -> Future[Any]:
-        """Leave the cluster while ``work`` is at a step of the script; what becomes of the work."""
+        """Leave the cluster while ``work`` is at a step of the script; return the future of the work."""
         self.stop_at = stop_at
         done = self.threads.submit(work)
         assert self.there.wait(30.0)
@@ -73,7 +73,7 @@ WAYS = pytest.mark.parametrize("how", ["in order", "without a word"])
 
 
 @WAYS
-def test_a_call_that_is_being_sent_ends_in_its_result_or_in_group_closed(stage: Stage, how: str) -> None:
+def test_a_call_sent_while_the_cluster_is_left_returns_or_raises_group_closed(stage: Stage, how: str) -> None:
     error = stage.between(lambda: stage.group.add(1), "call", how).exception(30.0)
 
     assert error is None or isinstance(error, px.GroupClosed)
@@ -81,7 +81,9 @@ def test_a_call_that_is_being_sent_ends_in_its_result_or_in_group_closed(stage: 
 
 
 @WAYS
-def test_a_restart_ends_in_group_closed_and_leaves_nothing(stage: Stage, how: str) -> None:
+def test_a_restart_while_the_cluster_is_left_raises_group_closed_and_leaves_no_process(
+    stage: Stage, how: str
+) -> None:
     error = stage.between(stage.group.restart, "spawn", how).exception(30.0)
 
     assert isinstance(error, px.GroupClosed)
@@ -91,9 +93,7 @@ def test_a_restart_ends_in_group_closed_and_leaves_nothing(stage: Stage, how: st
 
 
 @WAYS
-def test_calls_of_other_threads_are_refused_as_of_a_closed_group_and_whoever_closes_it_returns(
-    stage: Stage, how: str
-) -> None:
+def test_concurrent_calls_raise_group_closed_and_concurrent_closes_return(stage: Stage, how: str) -> None:
     start = threading.Barrier(3)
 
     def at_once(work: Callable[..., None], *args: Any) -> None:

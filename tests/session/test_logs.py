@@ -1,4 +1,4 @@
-"""What ranks print on Ray: in files of their own, on the driver's terminal, and in errors."""
+"""Output of ranks on Ray: in a file for each rank, on the driver's terminal, and in errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def log(group: Any, rank: int) -> list[str]:
     return group.core.backend.read(endpoint, endpoint.facts.log, 0, 1 << 20).decode().splitlines()
 
 
-def test_everything_that_a_rank_prints_is_in_its_file_which_says_whose_it_is(group: Any) -> None:
+def test_the_log_of_a_rank_has_all_of_its_output_and_names_the_rank(group: Any) -> None:
     group.every_way()
 
     ways = {"made", "by print", "to stderr", "by logging", "by a child", "by a library"}
@@ -76,7 +76,7 @@ def test_everything_that_a_rank_prints_is_in_its_file_which_says_whose_it_is(gro
     assert head.startswith("# phalanx log: rank 2 of 4, Talker, group 'talkers', epoch 0, host ")
 
 
-def test_the_path_of_the_file_is_in_every_report_of_a_failure(group: Any) -> None:
+def test_failure_reports_have_the_path_of_the_log_of_their_rank(group: Any) -> None:
     paths = [endpoint.facts.log for endpoint in group.core.endpoints]
     with pytest.raises(px.RemoteCallError) as caught:
         group.fail()
@@ -86,7 +86,7 @@ def test_the_path_of_the_file_is_in_every_report_of_a_failure(group: Any) -> Non
     assert f"log of rank {first}: {paths[first]}" in str(caught.value)
 
 
-def test_four_ranks_that_print_the_same_line_give_four_lines(
+def test_the_same_line_of_four_ranks_is_shown_four_times(
     pool: px.ResourcePool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with px.WorkerGroup(pool, Talker, show_ranks="all") as group:
@@ -97,7 +97,7 @@ def test_four_ranks_that_print_the_same_line_give_four_lines(
     assert sorted(shown) == [f"[Talker r{rank}@{host}] the same line" for rank in range(4)]
 
 
-def test_the_driver_shows_rank_0_and_the_last_words_of_another_are_in_its_error(
+def test_the_driver_shows_rank_0_and_an_error_has_the_last_line_of_a_dead_rank(
     pool: px.ResourcePool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Dies(px.Worker):
@@ -120,7 +120,9 @@ def test_the_driver_shows_rank_0_and_the_last_words_of_another_are_in_its_error(
     assert starting.value.failures[0].log_tail[-1] == "about to go"
 
 
-def test_inline_ranks_print_to_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inline_ranks_print_to_the_terminal_without_a_log_or_prefix(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with px.ResourcePool([2], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Talker) as group:
         group.same()
         assert [endpoint.facts.log for endpoint in group.core.endpoints] == [None, None]
@@ -128,7 +130,7 @@ def test_inline_ranks_print_to_the_terminal_as_it_is(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.splitlines() == ["made", "made", "the same line", "the same line"]
 
 
-def test_ranks_to_show_are_given_in_several_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_ranks_accepts_a_number_a_list_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PHALANX_SHOW_RANKS", "1,2")
 
     assert [shown_ranks(given) for given in (2, [0, 1], [])] == [(2,), (0, 1), ()]
@@ -136,7 +138,7 @@ def test_ranks_to_show_are_given_in_several_ways(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("given", ["some", "", -1, [0.5], True, None, {0}])
-def test_what_names_no_ranks_is_refused(given: Any) -> None:
+def test_values_of_show_ranks_that_name_no_ranks_are_refused(given: Any) -> None:
     with pytest.raises(px.DeclarationError, match="show_ranks"):
         shown_ranks(given)
 
@@ -145,7 +147,7 @@ TRANSPORT: Any = SimpleNamespace(immediate=False, dead_of=lambda endpoints: [])
 
 
 class Handle:
-    """Of a process."""
+    """The handle of a process."""
 
 
 def rank(files: str) -> Endpoint:
@@ -158,7 +160,7 @@ def kept() -> int:
     return sum(isinstance(one, Merged) for one in gc.get_objects())
 
 
-def test_of_a_group_that_has_ended_nothing_is_kept_while_others_are_shown() -> None:
+def test_output_of_an_ended_group_is_freed_while_other_groups_are_shown() -> None:
     before, first, second = kept(), rank("first"), rank("second")
     display = Display()
     for name, one in (("a", first), ("b", second)):
@@ -166,5 +168,5 @@ def test_of_a_group_that_has_ended_nothing_is_kept_while_others_are_shown() -> N
 
     display.finish([first])
 
-    assert within(30.0, lambda: kept() - before == 1)  # once a look that is under way is over
+    assert within(30.0, lambda: kept() - before == 1)  # after the current poll
     display.finish()

@@ -1,4 +1,4 @@
-"""A backend that is let go of: whose cluster was left, or that ``px.shutdown()`` ends."""
+"""The session: its default backend, clusters that were left, and ``px.shutdown()``."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Echo(px.Worker):
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedBackend, px.WorkerGroup]]:
-    """A backend whose cluster goes away after a group was made on it."""
+    """A backend whose cluster was left, and a group on it."""
     with scripted(lambda what, number: "fine") as transport:
         group = px.WorkerGroup(px.ResourcePool([2], use_gpu=False, backend="inline"), Echo)
         monkeypatch.setattr(transport, "connected", lambda: False)
         yield transport, group
 
 
-def test_nothing_is_asked_of_a_cluster_that_was_left_and_its_groups_and_pools_are_closed(
+def test_a_cluster_that_was_left_is_not_used_again_and_its_groups_and_pools_are_closed(
     left: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport, group = left
@@ -47,14 +47,14 @@ def test_nothing_is_asked_of_a_cluster_that_was_left_and_its_groups_and_pools_ar
     group.pool.close()
 
 
-def test_who_looks_after_groups_notices_that_their_cluster_was_left(left: Any) -> None:
+def test_the_health_check_closes_a_group_whose_cluster_was_left(left: Any) -> None:
     _, group = left
     health_check.check(group.core)
 
     assert group.state == "closed"
 
 
-def test_a_cluster_that_is_left_takes_its_channels_and_no_groups_of_others_or_closed_before() -> None:
+def test_leaving_a_cluster_closes_its_channels_and_no_groups_of_other_clusters() -> None:
     with px.ResourcePool([1], use_gpu=False, backend="inline") as pool, px.WorkerGroup(pool, Echo) as other:
         with scripted(lambda what, number: "fine") as transport:
             channel = px.Channel(backend="inline")
@@ -71,18 +71,18 @@ def test_a_cluster_that_is_left_takes_its_channels_and_no_groups_of_others_or_cl
 
 @pytest.fixture
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has started nothing, on the ray backend by default."""
+    """A session that has started nothing, with Ray as the default backend."""
     monkeypatch.setenv("PHALANX_BACKEND", "ray")
     monkeypatch.setattr(session, "__dict__", Session().__dict__)
 
 
-def test_the_backend_given_to_init_is_that_of_all_that_is_made_until_a_shutdown(
+def test_the_backend_given_to_init_is_the_default_until_shutdown(
     untouched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     px.init(backend="inline")
     with px.ResourcePool([1], use_gpu=False) as pool, px.WorkerGroup(pool, Echo) as group:
         assert (pool.backend, px.put(1).backend, group.say(1)) == ("inline", "inline", [1])
-    px.init(num_gpus=2)  # it stays without being given again
+    px.init(num_gpus=2)  # the backend of the first call still applies
     with px.ResourcePool([2]) as pool:
         assert pool.backend == "inline"
     px.shutdown()
@@ -91,7 +91,7 @@ def test_the_backend_given_to_init_is_that_of_all_that_is_made_until_a_shutdown(
         px.ResourcePool([1])
 
 
-def test_the_gpus_of_this_machine_count_inline_unless_a_number_is_given(
+def test_inline_pools_use_the_gpus_of_the_machine_unless_num_gpus_is_given(
     untouched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -105,7 +105,7 @@ def test_the_gpus_of_this_machine_count_inline_unless_a_number_is_given(
         px.ResourcePool([1], use_gpu=True)
 
 
-def test_a_shutdown_leaves_a_cluster_that_the_program_started_later(
+def test_a_shutdown_does_not_stop_a_cluster_that_the_program_started_later(
     untouched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, stops = list[Any](), list[int]()
@@ -121,13 +121,13 @@ def test_a_shutdown_leaves_a_cluster_that_the_program_started_later(
     assert (len(stops), running) == (1, ["the program's own"])
 
 
-def test_a_connection_is_over_when_ray_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_is_closed_after_ray_was_left_and_joined_again(monkeypatch: pytest.MonkeyPatch) -> None:
     known = SimpleNamespace(connected=True, node=object())
     monkeypatch.setattr(private, "is_connected", lambda: known.connected)
     monkeypatch.setattr(private, "connection", lambda: known.node)
     made = cluster.Connection()
     before = made.open
-    known.node = object()  # left, and joined anew
+    known.node = object()  # Ray was left and joined again
 
     assert (before, made.open) == (True, False)
     with pytest.raises(px.GroupClosed):

@@ -34,7 +34,7 @@ def awaiting() -> int:
 
 @pytest.fixture
 def occupied() -> Any:
-    """WaitThreads whose two threads wait for something that has not ended."""
+    """Wait threads that are both occupied by an unfinished wait."""
     never = threading.Event()
     waiters, before = WaitThreads(most=2, idle_s=0.2), awaiting()
     for _ in range(2):
@@ -52,7 +52,7 @@ def test_a_wait_that_never_ends_does_not_keep_the_process_from_exiting() -> None
     assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 0
 
 
-def test_a_fork_waits_with_threads_of_its_own() -> None:
+def test_a_forked_child_waits_with_threads_of_its_own() -> None:
     session.waiters.submit(int).result()  # its thread is idle
     child = os.fork()
     if not child:
@@ -61,22 +61,22 @@ def test_a_fork_waits_with_threads_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_thread_is_used_again_also_after_a_wait_that_raised() -> None:
+def test_an_idle_thread_is_used_again_also_after_a_wait_that_raised() -> None:
     waiters = WaitThreads(idle_s=30.0)
     first = waiters.submit(threading.get_ident).result()
     assert within(30, lambda: waiters._idle)
     assert isinstance(waiters.submit(lambda: divmod(7, 0)).exception(), ZeroDivisionError)
-    assert within(30, lambda: waiters._idle)  # it is idle once it says so
+    assert within(30, lambda: waiters._idle)  # the thread becomes idle after the result is set
     assert waiters.submit(threading.get_ident).result() == first
 
 
-def test_no_wait_for_what_is_not_known_stands_in_line_behind_others() -> None:
+def test_300_waits_without_references_run_concurrently() -> None:
     waiters, all_here = WaitThreads(), threading.Barrier(300)
     futures = [waiters.submit(lambda: all_here.wait(30.0)) for _ in range(300)]
     assert sorted(future.result() for future in futures) == list(range(300))
 
 
-def test_many_waits_share_few_threads_and_all_come_to_their_end() -> None:
+def test_500_waits_share_4_threads_and_all_end() -> None:
     waiters, before = WaitThreads(most=4), awaiting()
     events = [threading.Event() for _ in range(500)]
     futures = [waiters.submit(event.wait, pending(event)) for event in events]
@@ -88,7 +88,7 @@ def test_many_waits_share_few_threads_and_all_come_to_their_end() -> None:
 
 
 class Left(Events):
-    """A backend that cannot be asked any more."""
+    """A backend whose cluster was left."""
 
     def wait(self, *_: Any) -> Any:
         raise OSError("left")
@@ -107,18 +107,20 @@ OVER.set()
         pytest.param(pending(NEVER, backend=Left()), id="its backend cannot be asked"),
     ],
 )
-def test_a_wait_does_not_stand_behind_others_that_last_once(occupied: WaitThreads, wait: Pending) -> None:
+def test_a_wait_that_can_end_does_not_queue_behind_unfinished_waits(
+    occupied: WaitThreads, wait: Pending
+) -> None:
     assert occupied.submit(lambda: "here", wait).result(30.0) == "here"
 
 
-def test_waits_that_have_ended_in_part_take_no_additional_threads_and_come_after_the_others() -> None:
+def test_partly_finished_waits_use_only_spare_threads_and_delay_no_finished_wait() -> None:
     waiters, before = WaitThreads(most=2), awaiting()
     over, never = threading.Event(), threading.Event()
     over.set()
     futures = [waiters.submit(never.wait, pending(over, never)) for _ in range(100)]
     assert within(
         30.0, lambda: awaiting() - before == 2 + _SPARE
-    )  # once they have ended in part for long enough
+    )  # after the waits were partly finished for long enough
 
     assert waiters.submit(lambda: "here", pending(over)).result(30.0) == "here"
     assert awaiting() - before <= 2 + _SPARE + 1
@@ -126,7 +128,7 @@ def test_waits_that_have_ended_in_part_take_no_additional_threads_and_come_after
     assert all(future.result(30.0) for future in futures)
 
 
-def test_waits_that_depend_on_one_another_all_end() -> None:
+def test_waits_that_depend_on_each_other_all_end() -> None:
     waiters, over = WaitThreads(most=2), threading.Event()
     over.set()
 
@@ -138,7 +140,7 @@ def test_waits_that_depend_on_one_another_all_end() -> None:
     assert [future.result(60.0) for future in futures] == [20, 20, 20]
 
 
-def test_a_wait_that_was_cancelled_is_never_begun(occupied: WaitThreads) -> None:
+def test_a_cancelled_wait_never_runs(occupied: WaitThreads) -> None:
     begun, over = threading.Event(), threading.Event()
     future = occupied.submit(begun.set, pending(over))
     future.cancel()

@@ -1,4 +1,4 @@
-"""Workers that get into trouble on request, and what tests ask of the machine."""
+"""Workers that fail on request, and checks of processes and time."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Trouble(px.Worker):
 
     @px.register
     def hold(self, gate: str) -> int:
-        """Wait until the file is there."""
+        """Wait until a file exists."""
         while not os.path.exists(gate):
             time.sleep(0.01)
         return self.rank
@@ -114,7 +114,7 @@ class Trouble(px.Worker):
 
     @px.register
     def leave_children(self) -> list[int]:
-        """A child, one in a session of its own, and a daemon that nobody is the parent of."""
+        """Start a child, a child in its own session, and an orphaned daemon; return their pids."""
         plain = subprocess.Popen(["sleep", "971"])
         session = subprocess.Popen(["sleep", "972"], start_new_session=True)
         daemon = subprocess.Popen([sys.executable, "-S", "-c", DAEMON], stdout=subprocess.PIPE, text=True)
@@ -144,7 +144,7 @@ def leave(how: str) -> None:
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Return whether a process runs. A zombie does not run."""
     with contextlib.suppress(OSError):
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
         return state != b"Z"
@@ -152,21 +152,21 @@ def is_there(pid: int) -> bool:
 
 
 def all_running(group: px.WorkerGroup, count: int | None = None) -> bool:
-    """Whether each of the first ``count`` ranks is at a call just now."""
+    """Return whether each of the first ``count`` ranks runs a call."""
     core = group.core
     return all(status.running for status in core.backend.inspect(core.endpoints[:count], False))
 
 
 class Unloaded:
-    """Seconds that pass slower while cores are wanted by more threads of this machine than there are cores."""
+    """A clock that runs slower while more threads want to run than the machine has cores."""
 
     def __init__(self) -> None:
         self._passed, self._last = 0.0, time.monotonic()
 
     def passed(self) -> float:
-        """How many have passed; to be asked often."""
+        """Return the seconds that have passed. Call it often."""
         wanted = 1.0
-        with contextlib.suppress(OSError):  # elsewhere than on Linux
+        with contextlib.suppress(OSError):  # not on Linux
             running = Path("/proc/loadavg").read_text().split()[3].partition("/")[0]
             wanted = max(wanted, int(running) / (os.cpu_count() or 1))
         now = time.monotonic()
@@ -175,7 +175,7 @@ class Unloaded:
 
 
 def within(seconds: float, condition: Callable[[], Any]) -> bool:
-    """Whether something comes true in time."""
+    """Return whether a condition becomes true in time."""
     clock = Unloaded()
     while clock.passed() < seconds:
         if condition():
@@ -186,7 +186,7 @@ def within(seconds: float, condition: Callable[[], Any]) -> bool:
 
 @contextlib.contextmanager
 def taking_less_than(seconds: float) -> Generator[None]:
-    """Fails what takes longer."""
+    """Fail if the block takes longer."""
     clock, over = Unloaded(), threading.Event()
 
     def look() -> None:

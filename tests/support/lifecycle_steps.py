@@ -1,4 +1,4 @@
-"""The steps in the lives of groups, noted while a test runs."""
+"""State changes of groups, recorded while a test runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phalanx.group.lifecycle import TRANSITIONS, Event, Lifecycle, State
 
 
 class Step(NamedTuple):
-    """An event and the state around it; a stale event is of an older epoch."""
+    """An event and the states before and after it. A stale event is of an older epoch."""
 
     before: State
     event: Event
@@ -21,14 +21,14 @@ class Step(NamedTuple):
 
     @property
     def allowed(self) -> bool:
-        """Whether the table has it."""
+        """True if the table of transitions has the step."""
         after = self.before if self.stale else TRANSITIONS.get((self.before, self.event))
         return after is self.after
 
 
 @contextmanager
 def noted_steps() -> Generator[list[Step]]:
-    """Return a context with the steps of all groups in it, which is filled as they happen."""
+    """Record the steps of all groups in the block."""
     steps: list[Step] = []
     handle = Lifecycle.handle
 

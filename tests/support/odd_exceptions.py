@@ -1,4 +1,4 @@
-"""Exceptions that are harder to send than most: of other arguments than their text, frozen, or with slots."""
+"""Exceptions that are hard to send: with other arguments than their text, frozen, or with slots."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ _STORE = 80 * 2**20
 def several_nodes(
     count: int, *, store: int = _STORE, settings: dict[str, Any] | None = None, **each: Any
 ) -> Generator[Cluster]:
-    """So many nodes of a kind beside a head on which nothing runs; ``px`` is connected to them.
+    """Start equal nodes next to a head node that runs nothing, and connect ``px`` to them.
 
-    ``settings`` are Ray's own, for the whole cluster.
+    ``settings`` are Ray's system configuration.
     """
     head = {"num_cpus": 0, "object_store_memory": store, "_system_config": settings}
     cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -38,7 +38,7 @@ def several_nodes(
 
 
 def drain(cluster: Cluster, node_id: str, seconds: int) -> None:
-    """Have a node drained, as a cloud's agent does it before it takes the node back."""
+    """Drain a node, as a cloud's agent does before the cloud takes the node back."""
     subprocess.run(
         [
             *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),

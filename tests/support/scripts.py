@@ -1,4 +1,4 @@
-"""Scripts that tests run, each in a process of its own; and what those with a cluster of their own tell."""
+"""Scripts that tests run in processes of their own, and the reports of scripts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _BEGIN = "FOUND "
 
 
 def tell(found: object) -> None:
-    """Of the script: tell the test something."""
+    """Report a value from a script to its test."""
     print(_BEGIN + json.dumps(found), flush=True)
 
 
 def told_by(module: str, *words: str, timeout: float) -> list[Any]:
-    """Run a script, and give the one thing that it told."""
+    """Run a script, and return a list with the one value that it reported."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
@@ -37,14 +37,14 @@ def told_by(module: str, *words: str, timeout: float) -> list[Any]:
 
 
 def start(script: Path, *arguments: str, backend: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end, with ``folder`` as the current one."""
+    """Run a script to its end, in the working directory ``folder``."""
     environment = {**os.environ, "PHALANX_BACKEND": backend, "RAY_AUTH_MODE": "disabled"}
     command = [sys.executable, str(script), *arguments]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def run(script: Path, *arguments: str, backend: str, folder: Path) -> str:
-    """What the script printed; fails with all that it said if it did not end well."""
+    """Run a script and return its output. Fail with all of its output if the script failed."""
     ended = start(script, *arguments, backend=backend, folder=folder)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

@@ -1,4 +1,4 @@
-"""Fault injection for users, on the inline backend, and ranks whose ends of calls are written in a script."""
+"""Fault injection for users on the inline backend, and the scripted backend."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def group() -> Iterator[px.WorkerGroup]:
         yield px.WorkerGroup(pool, Adder)
 
 
-def test_an_injected_error_is_raised_once_on_the_call_that_was_named(group: px.WorkerGroup) -> None:
+def test_an_injected_error_is_raised_once_by_the_chosen_call(group: px.WorkerGroup) -> None:
     faults.raises(group, 1, KeyError("gone"), method="add", on_call=2)
 
     assert group.add(1) == [1, 2, 3]
@@ -53,7 +53,7 @@ def test_faults_of_a_method_are_independent(group: px.WorkerGroup, order: tuple[
     assert failed == [1, 3]
 
 
-def test_a_slow_rank_takes_longer_once(group: px.WorkerGroup) -> None:
+def test_a_slow_rank_delays_a_call(group: px.WorkerGroup) -> None:
     faults.slow(group, 2, 0.1, method="add")
     began = time.monotonic()
 
@@ -73,7 +73,7 @@ def test_a_killed_rank_is_dead_and_the_group_can_be_restarted(group: px.WorkerGr
 
 
 @given(st.integers(), st.integers(1, 64), st.integers(1, 100), st.integers(0, 20))
-def test_a_schedule_depends_on_its_seed_alone_and_stays_in_its_bounds(
+def test_a_schedule_of_faults_is_determined_by_its_seed_and_stays_in_bounds(
     seed: int, ranks: int, calls: int, count: int
 ) -> None:
     made = [faults.schedule(seed, ranks=ranks, calls=calls, faults=count) for _ in range(2)]
@@ -83,7 +83,7 @@ def test_a_schedule_depends_on_its_seed_alone_and_stays_in_its_bounds(
     assert all(0 <= fault.rank < ranks and 0 <= fault.call < calls for fault in made[0])
 
 
-def test_taken_ports_cannot_be_bound_until_they_are_given_back() -> None:
+def test_taken_ports_cannot_be_bound_until_they_are_released() -> None:
     with faults.taken_ports(4, seed=1) as ports, socket.socket() as one, pytest.raises(OSError):
         one.bind(("0.0.0.0", ports[0]))
 
@@ -91,7 +91,7 @@ def test_taken_ports_cannot_be_bound_until_they_are_given_back() -> None:
         one.bind(("0.0.0.0", ports[0]))
 
 
-def test_a_fake_clock_moves_only_when_told() -> None:
+def test_a_fake_clock_advances_on_request_and_never_goes_back() -> None:
     clock = FakeClock(5.0)
 
     assert clock.advance(2.0) == clock.now() == 7.0
@@ -107,7 +107,7 @@ class Doubler(px.Worker):
 
 
 @pytest.mark.parametrize("event", ["fine", "raise"])
-def test_a_future_of_rows_ends_as_a_call_does(event: str) -> None:
+def test_a_future_of_rows_returns_or_raises_by_the_script(event: str) -> None:
     def script(what: str, number: int) -> str:
         return event if what == "call" else "fine"
 
@@ -120,7 +120,7 @@ def test_a_future_of_rows_ends_as_a_call_does(event: str) -> None:
                 future.result()
 
 
-def test_results_that_are_read_are_forgotten() -> None:
+def test_the_scripted_backend_forgets_results_that_were_read() -> None:
     with scripted(lambda what, number: "fine") as backend, px.ResourcePool([1], backend="inline") as pool:
         group = px.WorkerGroup(pool, Doubler)
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Rows spread so that the parts' sums are even."""
+"""Partitions of rows into parts with nearly equal sums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def sums(lengths: list[float], parts: list[list[int]]) -> list[float]:
 
 @pytest.mark.parametrize("equal_counts", [False, True])
 @pytest.mark.parametrize(("rows", "parts"), [*((1000, parts) for parts in range(2, 17)), (40_000, 16)])
-def test_log_normal_rows_are_within_two_percent(rows: int, parts: int, equal_counts: bool):
+def test_parts_of_log_normal_rows_are_at_most_two_percent_above_the_mean(
+    rows: int, parts: int, equal_counts: bool
+):
     rng = random.Random(0)
     lengths = [rng.lognormvariate(5.0, 1.0) for _ in range(rows)]
 
@@ -32,7 +34,7 @@ def test_log_normal_rows_are_within_two_percent(rows: int, parts: int, equal_cou
 
 
 @given(row_lengths, part_counts)
-def test_parts_hold_every_row_once_and_are_even_in_length_or_in_count(lengths, parts):
+def test_parts_have_every_row_once_and_balance_lengths_or_counts(lengths, parts):
     by_length, by_count = (balanced_partition(lengths, parts, equal_counts=equal) for equal in (False, True))
 
     for found in (by_length, by_count):
@@ -54,8 +56,8 @@ def test_rows_of_a_group_stay_together(group_lengths, parts, group_size, equal_c
     assert all(block[0] % group_size == 0 for block in blocks)
 
 
-def test_small_partitions():
-    """Evened out where longest first is not; and with more parts than rows."""
+def test_small_partitions_are_balanced_and_may_have_more_parts_than_rows():
+    """Longest first would give sums of 17 and 13."""
     assert sums([8, 7, 6, 5, 4], balanced_partition([8, 7, 6, 5, 4], 2)) in ([14, 16], [16, 14])
     assert balanced_partition([3, 9], 4) == [[0], [1], [], []]
 
@@ -74,6 +76,6 @@ def test_rows_of_equal_length_are_spread_evenly(lengths, counts):
         ([1] * 2, 2, 0, "whole numbers from 1"),
     ],
 )
-def test_lengths_and_counts_that_make_no_partition_are_refused(lengths, parts, group_size, words):
+def test_invalid_lengths_and_counts_are_refused(lengths, parts, group_size, words):
     with pytest.raises(DispatchError, match=words):
         balanced_partition(lengths, parts, group_size=group_size)

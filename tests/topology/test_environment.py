@@ -1,4 +1,4 @@
-"""The accelerator table, and the variables of a rank: what torch reads, device masks, threads and precedence."""
+"""The accelerator table, and the environment of a rank: variables of torch, device masks, threads, precedence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def env_of(**given: Any) -> dict[str, str]:
     return rank_environment(**{**defaults, **given})
 
 
-def test_identity_is_what_torch_expects_and_always_the_ranks_own():
+def test_identity_variables_are_set_for_torch_and_override_the_group_environment():
     identity = {"RANK": "5", "WORLD_SIZE": "6", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     identity |= {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "4711"}
 
@@ -43,7 +43,7 @@ def test_identity_is_what_torch_expects_and_always_the_ranks_own():
     ],
     ids=["its own", "several of its own", "its node's", "shared devices once", "none: all hidden"],
 )
-def test_a_rank_sees_its_devices_and_its_local_rank_is_an_index_of_them(
+def test_the_local_rank_is_an_index_into_the_visible_devices_of_a_rank(
     own_ids, node_ids, visible, mask, local_rank
 ):
     env = env_of(accelerator=GPU, own_ids=own_ids, node_ids=node_ids, visible=visible)
@@ -51,7 +51,7 @@ def test_a_rank_sees_its_devices_and_its_local_rank_is_an_index_of_them(
     assert (env["CUDA_VISIBLE_DEVICES"], env["LOCAL_RANK"]) == (mask, local_rank)
 
 
-def test_every_alias_of_a_mask_is_set_to_the_same_and_a_group_without_devices_keeps_the_users():
+def test_mask_variables_are_equal_and_a_group_without_devices_keeps_the_users_mask():
     env = env_of(accelerator=accelerator("rocm"), own_ids=["3"])
 
     assert (env["HIP_VISIBLE_DEVICES"], env["CUDA_VISIBLE_DEVICES"]) == ("3", "3")
@@ -77,7 +77,7 @@ def test_an_accelerator_is_found_by_name_or_resource(name, torch_device, backend
     assert (found.torch_device, found.backend) == (torch_device, backend)
 
 
-def test_resources_are_named_once_and_to_whoever_asks_for_an_unknown_one():
+def test_resource_names_are_unique_and_listed_if_an_accelerator_is_unknown():
     assert resource_names() == ("GPU", "NPU", "TPU", "HPU", "neuron_cores")
     with pytest.raises(DeclarationError, match="neuron_cores"):
         accelerator("FPGA")
@@ -91,5 +91,5 @@ def test_resources_are_named_once_and_to_whoever_asks_for_an_unknown_one():
         ({"ROCR_VISIBLE_DEVICES": "0"}, "rocm"),
     ],
 )
-def test_the_vendor_behind_gpu_is_told_by_its_variables(env, name):
+def test_environment_variables_determine_the_vendor_of_a_gpu(env, name):
     assert in_use("GPU", env).name == name

@@ -23,7 +23,7 @@ def shuffled(mesh: Mesh, seed: int) -> list[dict[str, int]]:
     return places
 
 
-def test_a_mesh_knows_its_axes_and_places_ranks_with_the_first_axis_slowest():
+def test_a_mesh_keeps_the_order_of_its_axes_and_the_first_axis_varies_slowest():
     mesh = Mesh(dp=2, pp=1, tp=3)
 
     assert repr(mesh) == "Mesh(dp=2, pp=1, tp=3)"
@@ -35,12 +35,12 @@ def test_a_mesh_knows_its_axes_and_places_ranks_with_the_first_axis_slowest():
 
 
 @pytest.mark.parametrize("dp", [-1, 4])
-def test_the_rest_is_resolved_from_the_world_size(dp: int):
+def test_an_axis_of_minus_1_is_resolved_from_the_world_size(dp: int):
     assert Mesh(dp=dp, tp=2).resolve(8) == Mesh(dp=4, tp=2)
 
 
 @given(meshes, st.integers(0, 9))
-def test_coordinates_in_any_rank_order_make_a_mesh_that_keeps_them_also_pickled(mesh: Mesh, seed: int):
+def test_a_mesh_keeps_coordinates_reported_in_any_order_also_when_pickled(mesh: Mesh, seed: int):
     places = shuffled(mesh, seed)
     reported = Mesh.from_coordinates(places)
     reported.dp_groups()
@@ -53,7 +53,7 @@ def test_coordinates_in_any_rank_order_make_a_mesh_that_keeps_them_also_pickled(
 
 
 @given(meshes, st.sampled_from([("dp",), PP_AS_DP, ("nothing",)]), st.integers(0, 9))
-def test_dp_groups_tile_the_ranks_and_have_a_leader_and_a_collector_on_the_last_stage(
+def test_dp_groups_cover_each_rank_once_with_a_leader_and_a_last_stage_collector(
     mesh: Mesh, dp_axes, seed: int
 ):
     mesh = Mesh.from_coordinates(shuffled(mesh, seed))
@@ -84,12 +84,14 @@ def test_dp_groups_tile_the_ranks_and_have_a_leader_and_a_collector_on_the_last_
     ],
     ids=["the last stage collects", "no dp axis", "stages are dp, after dp", "every stage collects"],
 )
-def test_dp_groups_and_their_collectors(mesh: Mesh, dp_axes, groups, collectors):
+def test_dp_groups_and_collectors_depend_on_the_stages_and_the_dp_axes(
+    mesh: Mesh, dp_axes, groups, collectors
+):
     assert (mesh.dp_groups(dp_axes), mesh.collectors(dp_axes)) == (groups, collectors)
     assert Mesh.from_coordinates([mesh.coordinates(rank) for rank in range(mesh.world_size)]) == mesh
 
 
-def test_a_slice_and_the_peers_along_an_axis():
+def test_a_mesh_lists_the_ranks_of_a_slice_and_the_peers_along_an_axis():
     mesh = Mesh(dp=2, pp=2, tp=2)
 
     assert mesh.ranks(dp=1, tp=0) == (4, 6)

@@ -1,4 +1,4 @@
-"""Whether blocks fit on nodes, and the table that says why not."""
+"""Placement of blocks on nodes, and the table that explains a failure."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def fits_by_trying_all(blocks: list[int], capacities: list[int]) -> bool:
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=6), st.lists(st.integers(0, 8), min_size=1, max_size=4)
 )
-def test_whether_blocks_fit_is_decided_exactly(blocks: list[int], capacities: list[int]):
+def test_the_search_for_a_fit_agrees_with_an_exhaustive_search(blocks: list[int], capacities: list[int]):
     assert fits(blocks, capacities) == fits_by_trying_all(blocks, capacities)
 
 
-def test_a_search_goes_beyond_best_fit_and_if_it_is_cut_off_does_not_rule_the_blocks_out(
+def test_the_search_goes_beyond_best_fit_and_assumes_a_fit_at_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ):
     assert fits([7, 6, 5, 5], [11, 14])  # best fit puts the 7 on the node of 11
@@ -58,7 +58,7 @@ def test_a_search_goes_beyond_best_fit_and_if_it_is_cut_off_does_not_rule_the_bl
 
 
 @pytest.mark.parametrize("spare", [0, 1], ids=["nodes of one size", "nodes of many sizes"])
-def test_hundreds_of_blocks_on_as_many_nodes_fit(spare: int):
+def test_512_blocks_fit_on_512_nodes(spare: int):
     nodes = [node(str(i), 8 + spare * i) for i in range(512)]
 
     assert check_feasible(nodes, [8] * 512, ONE_GPU) == (True, True)
@@ -83,12 +83,14 @@ def test_hundreds_of_blocks_on_as_many_nodes_fit(spare: int):
         ),
     ],
 )
-def test_blocks_are_feasible_in_all_and_now(nodes, blocks, slot, expected: tuple[bool, bool]):
+def test_feasibility_is_checked_for_total_and_for_free_resources(
+    nodes, blocks, slot, expected: tuple[bool, bool]
+):
     assert check_feasible(nodes, blocks, slot) == expected
 
 
 @given(st.integers(1, 10_000))
-def test_as_many_shares_as_promised_fit_and_are_whole_units(count: int):
+def test_shares_are_whole_units_and_all_of_them_fit(count: int):
     units = share(count) * 10_000
 
     assert abs(units - round(units)) < 1e-6
@@ -106,12 +108,12 @@ def test_as_many_shares_as_promised_fit_and_are_whole_units(count: int):
         ((None, 1, None, 0.5), {"CPU": 0.5}),
     ],
 )
-def test_a_bundle_asks_for_as_little_as_it_can(given, bundle):
+def test_a_bundle_requests_the_least_possible_resources(given, bundle):
     assert bundle_resources(*given) == bundle
 
 
 @pytest.mark.parametrize("count", [0, -1, 10_001, 2.0, True, None])
-def test_a_count_that_cannot_share_and_a_slot_of_no_accelerator_are_refused(count):
+def test_invalid_share_counts_and_slots_of_zero_accelerators_are_refused(count):
     with pytest.raises(DeclarationError, match="from 1 to 10000"):
         share(count)
     with pytest.raises(DeclarationError, match="use_gpu=False"):
@@ -144,13 +146,13 @@ MEMORY = NodeCapacity("n", "h", {"memory": 4 * 2.0**30}, {"memory": 2.0**30})
     ],
     ids=lambda value: value[0] if isinstance(value, list) and value and isinstance(value[0], str) else "",
 )
-def test_the_table_says_what_is_missing(nodes, blocks, slot, words: list[str]):
+def test_the_table_explains_why_blocks_do_not_fit(nodes, blocks, slot, words: list[str]):
     table = placement_table(nodes, blocks, slot)
 
     assert all(word in table for word in words)
 
 
-def test_the_table_shows_have_free_and_holders_of_each_node():
+def test_the_table_shows_total_and_free_resources_and_holders_of_each_node():
     nodes, holders = [node("a", 8, free=2), node("b", 4)], [Holder("critic", "a" * 10, ONE_GPU)]
 
     lines = placement_table(nodes, [8], ONE_GPU, holders).splitlines()

@@ -23,7 +23,7 @@ def on(node: str, *ids: str) -> SlotInfo:
     return SlotInfo(node_id=node, host=f"host-{node}", node_ip="10.0.0.1", accelerator_ids=ids)
 
 
-def test_parts_have_these_sizes_a_negative_index_counts_from_the_end_and_views_pickle():
+def test_views_can_be_split_indexed_from_the_end_and_pickled():
     view = pool(4, 2)
 
     assert [part.shape for part in view.split([3, 3])] == [(3,), (1, 2)]
@@ -34,7 +34,7 @@ def test_parts_have_these_sizes_a_negative_index_counts_from_the_end_and_views_p
 
 
 @given(shapes, st.data())
-def test_splitting_and_merging_gives_the_same_slots(shape: list[int], data: st.DataObject):
+def test_parts_of_a_split_have_all_slots_in_order(shape: list[int], data: st.DataObject):
     view = pool(*shape)
     cut = data.draw(st.integers(1, view.world_size))
 
@@ -44,7 +44,7 @@ def test_splitting_and_merging_gives_the_same_slots(shape: list[int], data: st.D
 
 
 @given(shapes, st.slices(12))
-def test_a_slice_keeps_the_order_of_a_list(shape: list[int], key: slice):
+def test_a_view_is_sliced_like_a_list_and_an_empty_slice_is_refused(shape: list[int], key: slice):
     view = pool(*shape)
     expected = view.slots[key]
 
@@ -55,7 +55,7 @@ def test_a_slice_keeps_the_order_of_a_list(shape: list[int], key: slice):
             view[key]
 
 
-def test_without_accelerators_and_in_ties_the_order_is_that_of_bundles_and_blocks_keep_their_place():
+def test_ranks_with_equal_accelerators_are_ordered_by_bundle_and_blocks_keep_their_place():
     slots = pool(3).slots[::-1]
     facts = [on("b", "7"), on("b", "3"), on("a", "1"), on("a", "0")]
 
@@ -79,6 +79,6 @@ def test_rank_order_of_a_block_does_not_depend_on_the_order_of_reports(seed: int
     [("ab", r"block 0 of pool 'p' .* host-a .* host-b"), ("a", "1 reports for 2 slots")],
     ids=["two nodes", "a report is missing"],
 )
-def test_reports_that_do_not_put_a_block_on_one_node_are_refused(nodes: str, words: str):
+def test_blocks_with_missing_reports_or_on_two_nodes_are_refused(nodes: str, words: str):
     with pytest.raises(PlacementError, match=words):
         order_ranks(pool(2).slots, [on(node) for node in nodes])

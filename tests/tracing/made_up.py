@@ -1,4 +1,4 @@
-"""A trace made by hand: two ranks, three calls, one of them failed, another handed on by reference."""
+"""A trace made by hand: two ranks and three calls. One call failed, and one result was passed by reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def at(ms: float) -> int:
 
 
 def part(rank: int, *times: float | None, **more: object) -> RankSpan:
-    """encoded, sent, received, started, finished, returned, fetched: in ms since the start of the trace."""
+    """Return a part. Times: encoded, sent, received, started, finished, returned, fetched; in ms since the start."""
     return RankSpan(rank, *(None if ms is None else at(ms) for ms in times), **more)  # type: ignore[arg-type]
 
 
@@ -27,14 +27,14 @@ def track(rank: int, host: str = "a", accelerator: str = "") -> Track:
 
 
 def call(number: int, role: str, method: str, *times: float | None, **more: object) -> TracedCall:
-    """began, planned, asked, joined, ended: in ms since the start of the trace."""
+    """Return a call. Times: began, planned, asked, joined, ended; in ms since the start of the trace."""
     began, *marks = (None if ms is None else at(ms) for ms in times)
     names = ("planned", "asked", "joined", "ended")
     more.update(zip(names, marks, strict=True))
     return TracedCall(number, "policy", 0, role, method, began, **more)  # type: ignore[arg-type]
 
 
-#: generate: rank 1 is the slow one. update gets its result by reference. fail raises on rank 0.
+#: In generate, rank 1 is slower. update gets its result by reference. fail raises on rank 0.
 GENERATE = call(
     *(1, "actor", "generate", 0, 1, 4, 31, 32),
     stored_bytes=500,

@@ -1,4 +1,4 @@
-"""What is counted over the time of a trace, and what files and reports have of it."""
+"""Counters of a trace, and their presentation in files and reports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TRACE = Trace(0, 10 * S, counters=(FULL,))
 
 
 def counted(waiting: dict[int, float], began: int, ended: int) -> tuple[Counter, ...]:
-    """Return the counters of a trace that saw these numbers of items from these times on."""
+    """Return the counters of a trace in which ``waiting`` maps times to numbers of items."""
     log = SpanLog(counts=[("c", at, {WAITING: value}) for at, value in waiting.items()])
     return merge([], [], log, Trace(began, ended)).counters
 
 
-def test_what_was_there_before_a_trace_counts_and_of_very_many_changes_the_course_is_kept() -> None:
+def test_a_counter_begins_with_its_value_before_the_trace_and_is_limited_in_points() -> None:
     waiting = {1: 5.0, 4: 2.0, 9: 1.0}
 
     assert counted(waiting, 2, 8) == (Counter("c", (2, 4), {WAITING: (5.0, 2.0)}),)
@@ -35,7 +35,7 @@ def test_what_was_there_before_a_trace_counts_and_of_very_many_changes_the_cours
     assert counter.at[0] == 0 and counter.values[WAITING][-1] == 10 * MOST_POINTS
 
 
-def test_viewers_get_them_as_counters_and_the_page_has_a_curve_of_each_series() -> None:
+def test_counters_are_chrome_events_and_the_report_has_a_chart_of_each_series() -> None:
     found = [(event["ts"], event["args"][WAITING]) for event in events(TRACE) if event["ph"] == "C"]
     page = to_html(TRACE)
 
@@ -46,7 +46,7 @@ def test_viewers_get_them_as_counters_and_the_page_has_a_curve_of_each_series() 
     assert [m for m in ("0.75", "1", "2", "3") if f'text-anchor="end">{m}<' in page] == ["1", "2", "3"]
 
 
-def test_ranks_that_count_the_same_are_lines_of_one_chart_with_room_for_large_numbers() -> None:
+def test_equal_counters_of_ranks_share_a_chart_with_room_for_large_numbers() -> None:
     counters = tuple(
         Counter(
             f"engine of rollout rank {rank}", (0, S), {"running": (0.0, 1.0), "tokens": (0.0, 2e6 * rank)}
@@ -62,7 +62,7 @@ def test_ranks_that_count_the_same_are_lines_of_one_chart_with_room_for_large_nu
     assert label is not None and int(label[1]) >= 8 * len("2,000,000")
 
 
-def test_a_trace_tells_how_full_a_channel_was_and_nothing_of_one_that_nobody_used() -> None:
+def test_a_trace_counts_the_items_of_channels_that_are_used() -> None:
     with px.Channel(name="traced", backend="inline") as channel:
         channel.put(0)
         with px.trace() as trace, px.Channel(name="later", backend="inline") as later:
@@ -74,5 +74,5 @@ def test_a_trace_tells_how_full_a_channel_was_and_nothing_of_one_that_nobody_use
             later.put(0)
             assert len(trace.events.counters) == 2
 
-    # the last: it is acknowledged
+    # the last value follows the acknowledgement
     assert (counter.name, counter.values[WAITING]) == ("channel traced", (2, 3, 2, 2))

@@ -1,4 +1,4 @@
-"""Files of traces and spans of OpenTelemetry: each format says what the trace says."""
+"""Files of traces and OpenTelemetry spans: each format has the contents of the trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def several(elements: st.SearchStrategy[Any]) -> Any:
 
 plain = st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3) | st.none(), max_size=2)
 series = st.dictionaries(st.text(max_size=3), several(st.integers(0, 9)), max_size=2)
-#: Fields that are not here have values of their types.
+#: Other fields get values of their types.
 traces = st.builds(
     Trace,
     calls=several(st.builds(TracedCall, parts=several(st.from_type(RankSpan)))),
@@ -43,7 +43,7 @@ traces = st.builds(
 
 
 @given(traces)
-def test_a_trace_comes_back_from_its_entries(trace: Trace) -> None:
+def test_a_trace_is_restored_from_its_entries(trace: Trace) -> None:
     travelled = json.loads(json.dumps(list(entries(trace))))
 
     assert from_entries(travelled, "x") == trace
@@ -68,7 +68,7 @@ def test_chrome_has_a_process_per_group_a_thread_per_rank_and_times_since_the_st
     assert (span["ts"], span["dur"], span["args"]) == (22_000.0, 13_000.0, {"rows": 128, "call": 2})
 
 
-def test_chrome_arrows_go_from_the_driver_to_each_rank_and_from_source_to_consumer_between_slices(
+def test_chrome_arrows_connect_slices_of_driver_and_ranks_and_of_sources_and_consumers(
     chrome: list[dict[str, Any]],
 ) -> None:
     starts = {e["id"]: e for e in chrome if e["ph"] == "s"}
@@ -84,7 +84,7 @@ def test_chrome_arrows_go_from_the_driver_to_each_rank_and_from_source_to_consum
         assert any(one["ts"] <= end["ts"] <= one["ts"] + one["dur"] for one in of_thread), end
 
 
-def test_a_group_may_be_called_spans() -> None:
+def test_a_group_may_be_named_spans() -> None:
     calls = [replace(call, group="spans") for call in (FAIL, UPDATE)]
     slices = [e for e in events(replace(TRACE, calls=tuple(calls))) if e["ph"] == "X"]
 
@@ -103,7 +103,7 @@ def test_chrome_slices_of_a_thread_nest(chrome: list[dict[str, Any]]) -> None:
             stack.append(e["ts"] + e["dur"])
 
 
-def test_the_page_asks_for_nothing_from_elsewhere_and_draws_charts_of_odd_values(tmp_path: Path) -> None:
+def test_the_report_loads_no_external_resources_and_draws_charts_of_odd_values(tmp_path: Path) -> None:
     odd = {
         "nan": [float("nan")],
         "empty": [],
@@ -120,7 +120,7 @@ def test_the_page_asks_for_nothing_from_elsewhere_and_draws_charts_of_odd_values
     assert not re.findall(r"https?://|@import|url\(|fetch\(", text)
 
 
-def test_the_page_is_whole_whatever_users_name_things(tmp_path: Path) -> None:
+def test_the_report_escapes_names_from_users(tmp_path: Path) -> None:
     evil, unknown = "</script><script>alert(1)</script>", "\udc80"
     named = replace(
         TRACE,
@@ -131,7 +131,7 @@ def test_the_page_is_whole_whatever_users_name_things(tmp_path: Path) -> None:
     text = write(named, tmp_path / "run.html", {evil: [1.0]}).read_text()
 
     assert evil not in text
-    assert "\\udc80" in text  # which no encoding knows
+    assert "\\udc80" in text  # a lone surrogate, which cannot be encoded
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_files_that_are_no_traces_are_refused_with_the_reason(
         load(tmp_path / name)
 
 
-def test_a_file_that_cannot_be_written_leaves_the_one_before_and_one_under_way_nothing(
+def test_a_failed_write_keeps_the_previous_file_and_a_running_trace_has_no_file(
     tmp_path: Path,
 ) -> None:
     with px.trace(tmp_path / "run.json"):
@@ -167,7 +167,9 @@ def test_a_file_that_cannot_be_written_leaves_the_one_before_and_one_under_way_n
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("run.json", "old")]
 
 
-def test_a_trace_may_be_written_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_writes_of_one_file_leave_a_complete_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow_entries(trace: Trace) -> Iterator[dict[str, Any]]:
         monkeypatch.undo()
         write(trace, tmp_path / "run.json")
@@ -179,7 +181,7 @@ def test_a_trace_may_be_written_while_it_is_written(tmp_path: Path, monkeypatch:
     assert load(tmp_path / "run.json") == TRACE
 
 
-def test_calls_shares_of_ranks_and_spans_lie_in_one_another_with_their_times_and_errors() -> None:
+def test_opentelemetry_spans_nest_calls_ranks_and_spans_with_times_and_errors() -> None:
     memory, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(memory))
     assert export(TRACE, provider) == 11  # 3 calls on 2 ranks each, 2 spans of the user

@@ -1,4 +1,4 @@
-"""The file that a process writes of a trace, and its reader, also when the process was lost."""
+"""The trace file of a process and its reader, also if the process was lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reading(path: Path) -> SpanLog:
 
 def test_a_call_is_written_from_beginning_to_end(path: Path) -> None:
     with CallSpan(SpanWriter(str(path)), 5) as note:
-        assert path.read_bytes().startswith(b'["in"')  # at once: its arguments may never come
+        assert path.read_bytes().startswith(b'["in"')  # at once: its arguments may never arrive
         note.started(100)
         note.finished()
         note.result_bytes = 40
@@ -51,7 +51,7 @@ def test_an_error_is_written_with_the_call(path: Path, starts: bool) -> None:
     assert [part.started is None, part.finished is None] == [not starts] * 2
 
 
-def test_lines_that_were_cut_off_of_other_kinds_and_of_unknown_calls_are_passed_over(path: Path) -> None:
+def test_truncated_lines_unknown_kinds_and_unknown_calls_are_skipped(path: Path) -> None:
     writer = SpanWriter(str(path))
     for number in (1, 2):
         with CallSpan(writer, number) as note:
@@ -77,7 +77,7 @@ def test_a_file_that_cannot_be_written_is_logged_once(
     assert said == [f"{lost}this process's part of the trace is lost"]
 
 
-def test_a_trace_does_not_fill_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_file_stops_at_its_size_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("phalanx.tracing.spans._LIMIT", 200)
     writer = SpanWriter(str(path))
     for number in range(100):
@@ -97,7 +97,7 @@ def test_a_forked_process_writes_nothing(path: Path, monkeypatch: pytest.MonkeyP
     assert [one.name for one in reading(path).spans] == ["here"]
 
 
-def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
+def test_a_span_belongs_to_its_call_and_outside_of_calls_to_the_rank(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = SpanWriter(str(path))
@@ -114,7 +114,7 @@ def test_a_span_in_a_call_lies_in_it_and_one_outside_on_the_rank(
     ]
 
 
-def test_attributes_and_errors_without_a_text_pass_a_traced_call_and_the_next_is_another(path: Path) -> None:
+def test_attributes_and_errors_without_text_do_not_break_a_traced_call(path: Path) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")
@@ -135,7 +135,7 @@ def test_attributes_and_errors_without_a_text_pass_a_traced_call_and_the_next_is
     assert current.get() is None
 
 
-def test_a_decorated_function_is_a_span_each_time_and_until_the_end_of_what_it_yields(path: Path) -> None:
+def test_each_call_of_a_decorated_function_or_generator_is_a_span_until_its_end(path: Path) -> None:
     @span("score")
     def score(x: int) -> int:
         """Doc."""

@@ -1,4 +1,4 @@
-"""The driver's events, and their merge with those of the ranks, on one clock."""
+"""The merge of the events of driver and ranks on one clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def merged(*epochs: TracedEpoch) -> Trace:
     return merge(epochs, [call], SpanLog(), Trace(at(0), at(100)))
 
 
-def test_a_rank_on_another_host_is_put_on_the_drivers_clock() -> None:
+def test_times_of_a_rank_on_another_host_are_converted_to_the_drivers_clock() -> None:
     ahead = 5_000 * MS
     part = RankSpan(
         0, received=at(3) + ahead, started=at(4) + ahead, finished=at(17) + ahead, returned=at(18) + ahead
@@ -44,7 +44,7 @@ def test_a_rank_on_another_host_is_put_on_the_drivers_clock() -> None:
 
 
 @pytest.mark.parametrize("epoch", [epoch_on(HERE), epoch_on("elsewhere", shares_clock=True)])
-def test_ranks_with_the_drivers_clock_are_not_corrected(epoch: TracedEpoch) -> None:
+def test_times_of_ranks_with_the_drivers_clock_are_not_corrected(epoch: TracedEpoch) -> None:
     epoch.logs[key(0)] = SpanLog({1001: RankSpan(0, received=at(3), returned=at(18))})
     trace = merged(epoch)
 
@@ -72,7 +72,7 @@ def test_the_true_offset_lies_within_the_uncertainty(offset: int, trips: list[tu
     assert clock.uncertainty <= max(there for there, _, _ in trips) + max(back for _, _, back in trips)
 
 
-def test_a_clock_that_was_set_meanwhile_is_unsure_and_bounds_of_one_side_say_nothing_of_it() -> None:
+def test_a_clock_that_was_set_is_uncertain_and_one_sided_bounds_estimate_no_clock() -> None:
     parts = [RankSpan(0, 0, None, 110, None, None, 90, 0), RankSpan(0, 0, None, 1110, None, None, 1090, 0)]
 
     assert estimate_clock("b", parts) == Clock("b", 600, 491)
@@ -81,7 +81,7 @@ def test_a_clock_that_was_set_meanwhile_is_unsure_and_bounds_of_one_side_say_not
     assert merged(epoch_on("elsewhere")).clocks == ()
 
 
-def test_spans_and_epochs_of_no_call_in_the_trace_are_left_out() -> None:
+def test_earlier_spans_spans_of_other_calls_and_epochs_without_calls_are_left_out() -> None:
     spans = [
         Span("of the call", at(3), at(4), key(0), 1001),
         Span("of another", at(3), at(4), key(0), 7),
@@ -96,7 +96,7 @@ def test_spans_and_epochs_of_no_call_in_the_trace_are_left_out() -> None:
     assert trace.notes == ()
 
 
-def test_counts_of_a_rank_are_a_counter_of_the_trace_once_where_it_stays_through_a_resize() -> None:
+def test_counts_of_a_rank_that_stays_through_a_resize_are_merged_once() -> None:
     counts = [("engine", at(ms), {"running": float(ms)}) for ms in (1, 5)]
     epochs = []
     for number in (0, 1):

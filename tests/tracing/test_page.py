@@ -1,4 +1,4 @@
-"""The HTML report of a real group in a real browser: a script at its end uses it, and notes what it sees."""
+"""The HTML report of a real group in a real browser, used by a script that records what the page shows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
         BROWSER is None, reason="no chromium here: apt-get install --no-install-recommends chromium"
     ),
 ]
-# Whatever it would load is an error on its console.
+# Each resource that the page loads is an error on its console.
 ALONE = '<meta http-equiv="Content-Security-Policy" content="default-src data: \'unsafe-inline\'">'
 OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
 OPTIONS += ["--window-size=1200,900", "--enable-logging=stderr", "--dump-dom"]
@@ -98,7 +98,7 @@ class Shown(px.Worker):
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> dict[str, Any]:
-    """What the script saw on the page of a traced run on Ray."""
+    """The records of the script on the page of a traced run on Ray."""
     folder = tmp_path_factory.mktemp("page")
     path = folder / "run.html"
     with px.ResourcePool([2], use_gpu=False) as pool, px.WorkerGroup(pool, Shown, name="shown") as group:
@@ -121,7 +121,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, ray_cluster: None) -> dict[st
     return {**json.loads(html.unescape(found[1])), "complaints": complaints}
 
 
-def test_the_page_loads_nothing_but_itself_and_has_all_tracks_failures_and_curves(
+def test_the_page_loads_no_resources_and_has_all_tracks_failures_and_curves(
     told: dict[str, Any],
 ) -> None:
     assert told["ready"] == "yes"
@@ -132,23 +132,23 @@ def test_the_page_loads_nothing_but_itself_and_has_all_tracks_failures_and_curve
     assert told["curves"] == 2
 
 
-def test_hovering_tells_what_a_slice_is_and_a_click_lists_its_ranks(told: dict[str, Any]) -> None:
+def test_hovering_names_a_slice_and_a_click_lists_its_ranks(told: dict[str, Any]) -> None:
     assert "rest" in told["tip"]
     assert told["display"] == "block"
     assert told["ranks"] == ["rank 0", "rank 1"]
 
 
-def test_calls_are_painted_wider_when_zoomed_and_a_method_can_be_faded(told: dict[str, Any]) -> None:
+def test_zooming_repaints_calls_and_a_method_can_be_faded(told: dict[str, Any]) -> None:
     before, faded, again, zoomed, everything = told["painted"]
 
     assert before > 1000
     assert faded < before / 10
     assert again == before
     assert zoomed != before
-    assert everything < before  # with the time before the first call
+    assert everything < before  # the view includes the time before the first call
 
 
-def test_light_and_dark_can_be_chosen_and_a_phone_shows_the_page_without_scrolling_sideways(
+def test_the_page_has_light_and_dark_themes_and_fits_the_width_of_a_phone(
     told: dict[str, Any],
 ) -> None:
     light, dark, again = told["grounds"]

@@ -1,4 +1,4 @@
-"""What is drawn of a trace: slices that nest, on lanes that never overlap."""
+"""The slices of a trace: they nest, on lanes without overlaps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def named(slices: list[Slice]) -> list[tuple[str, float, float]]:
     return [(one.name, (one.start - at(0)) / MS, (one.end - at(0)) / MS) for one in slices]
 
 
-def test_a_rank_shows_its_share_of_each_call_with_the_phases_and_spans_in_it() -> None:
+def test_a_rank_has_a_slice_for_each_call_with_its_phases_and_spans() -> None:
     found = rank_slices(TRACE)[key(0)]
 
     assert named(found)[:7] == [
@@ -46,7 +46,7 @@ def test_the_driver_shows_plan_send_wait_fetch_and_join_of_a_call() -> None:
     ]
 
 
-def test_calls_that_overlap_on_the_driver_lie_on_lanes_of_their_own_and_end_with_their_ranks() -> None:
+def test_overlapping_calls_have_separate_lanes_and_unread_calls_end_with_their_ranks() -> None:
     lanes = {one.call: one.lane for one in driver_slices(TRACE)["policy"] if one.kind == "call"}
     never_asked = replace(GENERATE, asked=None, joined=None, ended=None)
     never_asked = replace(never_asked, parts=tuple(replace(one, fetched=None) for one in GENERATE.parts))
@@ -56,7 +56,7 @@ def test_calls_that_overlap_on_the_driver_lie_on_lanes_of_their_own_and_end_with
     assert (whole.end, whole.open) == (at(28), False)
 
 
-def test_a_failed_share_has_its_error_one_without_an_end_is_open_and_one_not_taken_up_is_none() -> None:
+def test_a_failed_slice_has_its_error_an_unfinished_slice_is_open_and_a_queued_call_has_none() -> None:
     failed, last = rank_slices(TRACE)[key(0)][-2], rank_slices(TRACE)[key(1)][-2]
     queued = replace(FAIL, parts=(RankSpan(0, at(70)), RankSpan(1, at(70))))
     background = Span("prefetch", at(50), at(60), key(0), None)
@@ -67,7 +67,7 @@ def test_a_failed_share_has_its_error_one_without_an_end_is_open_and_one_not_tak
     assert [one.name for one in outside] == ["prefetch"]
 
 
-def test_waiting_for_a_result_by_reference_is_a_phase_of_its_own() -> None:
+def test_waiting_for_a_result_by_reference_is_a_separate_phase() -> None:
     source = TracedCall(1, "a", 0, "", "make", at(0), parts=(part(0, 0, 0, 0, 0, 50, 50),))
     user = TracedCall(2, "b", 0, "", "use", at(0), sources=(1,), parts=(part(0, 0, 0, 10, 60, 80, 80),))
     found = rank_slices(Trace(at(0), at(100), calls=(source, user)))[key(0, "b")]
@@ -79,7 +79,7 @@ stretch = st.tuples(st.integers(0, 200), st.integers(0, 60)).map(lambda pair: (p
 
 
 @given(st.lists(st.tuples(stretch, st.lists(stretch, max_size=4)), max_size=25))
-def test_slices_of_one_lane_nest_or_lie_apart(families: list[tuple[Any, list[Any]]]) -> None:
+def test_slices_of_one_lane_nest_or_do_not_overlap(families: list[tuple[Any, list[Any]]]) -> None:
     made = []
     for (begin, end), inner in families:
         clipped = [(max(a, begin), min(max(b, begin), end)) for a, b in inner]

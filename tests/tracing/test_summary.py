@@ -15,7 +15,7 @@ def row(trace: Trace, call: str) -> dict[str, Any]:
     return next(found for found in summarize(trace).to_dict()["methods"] if found["call"] == call)
 
 
-def test_a_row_has_times_from_plan_to_value_and_bytes_each_way() -> None:
+def test_a_row_has_times_bytes_in_both_directions_and_idle_shares() -> None:
     assert row(TRACE, "policy.actor.generate") == {
         "call": "policy.actor.generate",
         "calls": 1,
@@ -28,7 +28,7 @@ def test_a_row_has_times_from_plan_to_value_and_bytes_each_way() -> None:
     }
 
 
-def test_percentiles_are_those_of_the_nearest_call_and_one_that_never_ended_has_no_times() -> None:
+def test_percentiles_are_times_of_actual_calls_and_an_unfinished_call_has_no_times() -> None:
     calls = [TracedCall(i, "g", 0, "", "step", at(0), ended=at(i + 1)) for i in range(100)]
     trace = Trace(at(0), at(200), calls=(*calls, TracedCall(100, "g", 0, "", "open", at(0))))
     found = row(trace, "g.step")
@@ -43,10 +43,10 @@ def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
     judge = replace(track(0, accelerator="1"), key=key(0, "judge"))
     trace = Trace(at(0), at(100), calls=(source, user), tracks=(track(0, accelerator="0"), judge))
 
-    assert idle_shares(trace)[key(0, "judge")] == 70  # at work 50-80
+    assert idle_shares(trace)[key(0, "judge")] == 70  # busy from 50 to 80 ms
 
 
-def test_time_in_which_calls_overlap_counts_once_and_the_start_of_a_group_is_no_time_of_it() -> None:
+def test_overlapping_calls_count_once_and_the_start_of_a_group_is_not_counted() -> None:
     calls = tuple(
         TracedCall(n, "policy", 0, "", "ask", at(0), parts=(part(0, 0, 0, start, start, end, end),))
         for n, (start, end) in enumerate([(0, 40), (10, 20), (30, 60), (150, 160)])
@@ -58,7 +58,7 @@ def test_time_in_which_calls_overlap_counts_once_and_the_start_of_a_group_is_no_
     assert idle_shares(Trace(at(0), at(100), calls=(start, work), tracks=(track(0),))) == {key(0): 50}
 
 
-def test_failures_are_named_and_the_others_counted() -> None:
+def test_notes_name_the_first_failures_and_count_the_others() -> None:
     of_driver = replace(TRACE, calls=(replace(UPDATE, error="CallTimeout: 1 s"),))
     many = replace(TRACE, calls=tuple(replace(UPDATE, id=i, error="KeyError: 1") for i in range(10)))
 
@@ -70,7 +70,7 @@ def test_failures_are_named_and_the_others_counted() -> None:
     ]
 
 
-def test_a_summary_begins_with_what_was_recorded_and_its_notes_say_how_sure_the_clocks_are() -> None:
+def test_a_summary_begins_with_the_size_of_the_trace_and_notes_the_uncertainty_of_clocks() -> None:
     summary = summarize(replace(TRACE, clocks=(Clock("b", 3 * MS, MS // 2),)))
 
     assert summarize(Trace(0, 1)).rows == ()
@@ -80,7 +80,7 @@ def test_a_summary_begins_with_what_was_recorded_and_its_notes_say_how_sure_the_
     assert "0.500 ms" in summary.notes[1]
 
 
-def test_the_page_has_figures_of_the_ranks_of_the_newest_epoch_of_a_group() -> None:
+def test_the_report_has_figures_of_the_newest_epoch_of_a_group() -> None:
     page = to_html(TRACE)
 
     assert "<b>36 %</b><span>idle, mean of ranks</span>" in page

@@ -1,5 +1,5 @@
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
-"""What type checkers know of calls through ``group.method``. Not run: ``make check`` gives it to pyright and mypy."""
+"""Types of calls through ``group.method``, for type checkers. Not run: ``make check`` gives it to pyright and mypy."""
 
 from __future__ import annotations
 

@@ -25,17 +25,17 @@ HERE = Path(__file__).parent
 PATIENCE = 420.0
 """Seconds that a run may take on a busy machine."""
 PORT_TAKEN = "EADDRINUSE"
-"""verl's controller asks for a free port, lets it go, and has a rank bind it later: another process may be faster."""
+"""verl's controller releases a free port before a rank binds it, so another process may take the port."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of this folder needs the environment of verl, which `make test-verl` makes."""
+    """Mark the tests of this folder, which need the environment of `make test-verl`."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.timeout(3 * PATIENCE))
             if item.get_closest_marker("soak") is None:
                 item.add_marker(pytest.mark.verl)
-    # First what matters most: a run of CI that has no time left skips the rest.
+    # The most important tests run first: CI skips the rest if its time is over.
     items.sort(key=lambda item: item.path != HERE / "test_trainers.py")
 
 
@@ -56,13 +56,13 @@ def data(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that has of an installed Phalanx what verl looks for: its entry points."""
+    """A folder with the entry points of an installed Phalanx, which verl reads."""
     return make_entry_point(tmp_path_factory.mktemp("installed"))
 
 
 @dataclass
 class Runs:
-    """Ended runs by program and controller; a run is made when a test asks for it first."""
+    """Finished runs by program and controller. A run starts when a test first requests it."""
 
     python: Path
     data: Path
@@ -70,7 +70,7 @@ class Runs:
     made: dict[tuple[str, str], Ended] = field(default_factory=dict)
 
     def of(self, name: str, controller: str) -> Ended:
-        """The run of that name under that controller. Fails the test where the program failed."""
+        """Return the run of a program under a controller. Fail the test if the program failed."""
         if (name, controller) not in self.made:
             self.made[name, controller] = self._run(name, controller)
         return self.made[name, controller]
@@ -109,7 +109,7 @@ class Runs:
         return folder / "trace.json"
 
     def _checkpoint_for(self, folder: Path, controller: str) -> None:
-        """What the first run had left after two of its four steps."""
+        """Copy the checkpoint of the first run after two of its four steps."""
         self.of("sft", controller)
         left = self.folder / f"sft-{controller}" / "checkpoints"
         (folder / "checkpoints").mkdir(parents=True)
@@ -132,7 +132,7 @@ class Interpreter:
     folder: Path
 
     def environment(self, **env: str) -> dict[str, str]:
-        """That of a trainer; a variable `PATH_FIRST` comes before all other folders of modules."""
+        """Return the environment of a trainer. `PATH_FIRST` is put first into `PYTHONPATH`."""
         made = variables(programs.sft(self.data), self.data, self.folder, None)
         first = env.pop("PATH_FIRST", "")
         made |= env
@@ -140,7 +140,7 @@ class Interpreter:
         return made
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """`python WORDS...`"""
+        """Run `python WORDS...`."""
         return subprocess.run(
             [str(self.python), *words],
             cwd=self.folder,
@@ -154,8 +154,8 @@ class Interpreter:
 
 @contextmanager
 def cluster(interpreter: Interpreter) -> Iterator[str]:
-    """A Ray cluster of its own that was started before any program; its address."""
-    folder = Path(tempfile.mkdtemp(prefix="pxv"))  # short: sockets lie in it
+    """Start a Ray cluster before any program, and yield its address."""
+    folder = Path(tempfile.mkdtemp(prefix="pxv"))  # short, because it is part of paths of sockets
     words = ["start", "--head", "--block", "--port=0", f"--temp-dir={folder}", "--include-dashboard=false"]
     said = folder / "said.txt"
     with said.open("w") as output:
@@ -169,7 +169,7 @@ def cluster(interpreter: Interpreter) -> Iterator[str]:
     try:
         yield _address(folder / "ray_current_cluster", process, said)
     finally:
-        process.terminate()  # with --block it ends what it started
+        process.terminate()  # with --block, it ends its children
         process.wait(60)
         shutil.rmtree(folder, ignore_errors=True)
 

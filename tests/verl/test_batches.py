@@ -28,5 +28,5 @@ def errors(python: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_batches_pass(errors: dict[str, str], case: str) -> None:
+def test_a_case_of_batches_has_no_error(errors: dict[str, str], case: str) -> None:
     assert errors[case] == "", errors[case]

@@ -1,4 +1,4 @@
-"""What the user of a trainer has when a rank fails: the one error and the end, within seconds."""
+"""A trainer whose rank fails ends within seconds, with one error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.trainers.faults import FAULTS, Told, inflict
 from bench.trainers.running import PHALANX
 
 SOON = 20.0
-"""Seconds on a busy machine with two cores; five on one that has nothing else to do."""
+"""Seconds on a busy machine with two cores. An idle machine takes five."""
 
 
 def told(name: str, python: Path, data: Path, tmp_path: Path, deadline: float = 0.0) -> Told:
@@ -25,7 +25,7 @@ def told(name: str, python: Path, data: Path, tmp_path: Path, deadline: float = 
 
 
 @pytest.mark.parametrize("fault", ["killed", "main_ppo_killed"])
-def test_a_killed_rank_ends_the_trainer_also_if_that_is_an_actor_with_its_name_and_signal(
+def test_a_killed_rank_ends_the_trainer_with_its_number_pid_and_signal(
     python: Path, data: Path, tmp_path: Path, fault: str
 ) -> None:
     found = told(fault, python, data, tmp_path)
@@ -45,7 +45,7 @@ def test_an_exception_on_one_rank_ends_the_trainer_with_its_rank_and_traceback(
     assert "train_batch" in found.text and "rank" in found.text
 
 
-def test_a_stopped_rank_is_an_error_at_the_deadline_of_calls(
+def test_a_stopped_rank_is_reported_at_the_deadline_of_its_call(
     python: Path, data: Path, tmp_path: Path
 ) -> None:
     found = told("stopped_with_deadline", python, data, tmp_path, deadline=10.0)

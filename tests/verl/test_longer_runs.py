@@ -1,4 +1,4 @@
-"""What takes too long for a run of CI: more of verl's trainers, the asynchronous ones among them."""
+"""Runs of verl's trainers that take too long for CI, with asynchronous trainers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.verl.conftest import Runs
 pytestmark = pytest.mark.soak
 
 STALENESS = "training/off_policy/trajectory_staleness/max"
-"""How many updates the weights that generated a step's answers are behind those of the step."""
+"""Number of updates between the weights that generated a step's answers and the step's weights."""
 VERSION = "fully_async/count/current_param_version"
-"""How many updates of weights the rollout has had."""
+"""Number of updates of weights that the rollout received."""
 
 
-def test_training_apart_from_generation_ends_with_sane_metrics_and_newer_weights(runs: Runs) -> None:
+def test_separate_async_training_has_finite_losses_and_newer_weights(runs: Runs) -> None:
     ours = runs.of("separate_async", PHALANX)
 
     assert list(ours.metrics) == [1, 2, 3]
@@ -28,11 +28,11 @@ def test_training_apart_from_generation_ends_with_sane_metrics_and_newer_weights
 
 
 @pytest.mark.parametrize("name", ["separate_async", "one_step_off_policy"])
-def test_each_step_of_generation_apart_gets_all_tensors_that_the_model_has(runs: Runs, name: str) -> None:
+def test_each_step_syncs_all_tensors_to_a_separate_rollout(runs: Runs, name: str) -> None:
     assert [found["sync/tensors"] for found in runs.of(name, PHALANX).metrics.values()] == [21, 21, 21]
 
 
-def test_generation_and_training_that_never_wait_end_with_sane_metrics_and_newer_weights(runs: Runs) -> None:
+def test_fully_async_training_has_finite_losses_and_newer_weights(runs: Runs) -> None:
     theirs, ours = runs.of("fully_async_policy", VERL), runs.of("fully_async_policy", PHALANX)
 
     for ended in (theirs, ours):

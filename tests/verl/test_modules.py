@@ -1,4 +1,4 @@
-"""Every module of verl that can be imported by itself can be imported under the overlay."""
+"""Every module of verl that can be imported alone can be imported under the overlay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def found(interpreter: Interpreter, *words: str) -> dict[str, Any]:
     return answer
 
 
-def test_no_module_of_verl_is_lost_under_the_overlay(interpreter: Interpreter) -> None:
+def test_every_importable_module_of_verl_can_be_imported_under_the_overlay(interpreter: Interpreter) -> None:
     alone = found(interpreter)
     under = found(interpreter, "-m", "phalanx", "verl")
 

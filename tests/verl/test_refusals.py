@@ -1,4 +1,4 @@
-"""Where Phalanx cannot be verl's controller, the program ends with a sentence: it never goes on with verl's own."""
+"""Ways to make Phalanx verl's controller, and programs that end because it cannot be."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLUGIN = "phalanx.compat.verl_plugin"
 
 
 def controller(ran: subprocess.CompletedProcess[str]) -> str:
-    """The module of the controller that the program printed last."""
+    """Return the module of the controller, which the program printed last."""
     assert ran.returncode == 0, ran.stdout[-1000:] + ran.stderr[-3000:]
     return ran.stdout.split()[-1]
 
@@ -29,7 +29,7 @@ def own_module(folder: Path, name: str, text: str) -> str:
     return str(folder)
 
 
-def test_without_being_asked_an_installed_phalanx_leaves_verl_alone(
+def test_an_installed_phalanx_leaves_verl_unchanged_by_default(
     interpreter: Interpreter, plugin: Path
 ) -> None:
     ran = interpreter.run("-c", WHOSE, PATH_FIRST=str(plugin))
@@ -37,7 +37,7 @@ def test_without_being_asked_an_installed_phalanx_leaves_verl_alone(
     assert controller(ran) == THEIRS
 
 
-def test_the_variable_alone_is_enough_where_phalanx_is_installed(
+def test_the_variable_phalanx_verl_is_enough_if_phalanx_is_installed(
     interpreter: Interpreter, plugin: Path
 ) -> None:
     ran = interpreter.run("-c", WHOSE, PATH_FIRST=str(plugin), PHALANX_VERL="1", VERL_USE_EXTERNAL_MODULES="")
@@ -46,7 +46,7 @@ def test_the_variable_alone_is_enough_where_phalanx_is_installed(
 
 
 @pytest.mark.parametrize("policy", ["none", "another_plugin"])
-def test_the_command_works_where_verl_is_told_to_load_no_plugins(
+def test_the_command_works_if_verl_may_not_load_its_plugin(
     interpreter: Interpreter, tmp_path: Path, policy: str
 ) -> None:
     own_module(tmp_path, "program", WHOSE)
@@ -56,7 +56,7 @@ def test_the_command_works_where_verl_is_told_to_load_no_plugins(
     assert controller(ran).startswith(OURS)
 
 
-def test_a_plugin_of_verls_that_imports_the_controller_first_ends_the_process(
+def test_an_earlier_plugin_that_imports_verls_controller_ends_the_process(
     interpreter: Interpreter, plugin: Path, tmp_path: Path
 ) -> None:
     early = own_module(tmp_path / "own", "early", "import verl.single_controller.base")
@@ -70,7 +70,7 @@ def test_a_plugin_of_verls_that_imports_the_controller_first_ends_the_process(
     assert "verl.single_controller" in ran.stderr and PLUGIN in ran.stderr
 
 
-def test_a_newer_patch_release_is_served_with_a_warning(interpreter: Interpreter, tmp_path: Path) -> None:
+def test_a_newer_patch_release_of_verl_works_with_a_warning(interpreter: Interpreter, tmp_path: Path) -> None:
     origin = interpreter.run("-c", "import verl; print(verl.__file__)").stdout.split()[-1]
     newer = tmp_path / "newer" / "verl"
     shutil.copytree(Path(origin).parent, newer, ignore=shutil.ignore_patterns("__pycache__"))
@@ -105,7 +105,7 @@ COMMAND = ("-m", "phalanx", "verl")
     [((), {}), (COMMAND, {}), (COMMAND, {"PHALANX_VERL": "1", "PHALANX_CALL_TIMEOUT": "9"})],
     ids=["verl", "phalanx", "phalanx, as a job with variables"],
 )
-def test_tasks_on_a_cluster_that_was_up_before_have_the_overlay(
+def test_tasks_on_an_existing_cluster_have_the_overlay_only_with_the_command(
     interpreter: Interpreter, tmp_path: Path, words: tuple[str, ...], submitted: dict[str, str]
 ) -> None:
     own_module(tmp_path, "program", PROGRAM)

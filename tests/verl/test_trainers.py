@@ -12,11 +12,11 @@ from tests.verl.conftest import Runs
 STEPS = {"sft": [1, 2, 3, 4], "sft_resumed": [3, 4], "main_ppo": [1, 2, 3], "main_ppo_v0": [1, 2, 3]}
 LONGER = {name: [1, 2, 3] for name in ("main_ppo_critic", "one_step_off_policy")}
 VALUES = {"sft": 20, "sft_resumed": 10, "one_step_off_policy": 100}
-"""At least so many numbers are compared; of other programs 150."""
+"""Least number of compared values. Other programs have at least 150."""
 
 
 @pytest.mark.parametrize("name", [*STEPS, *(pytest.param(name, marks=pytest.mark.soak) for name in LONGER)])
-def test_every_metric_of_a_program_is_the_one_under_verls_controller(runs: Runs, name: str) -> None:
+def test_every_metric_of_a_program_equals_the_metric_under_verls_controller(runs: Runs, name: str) -> None:
     theirs, ours = runs.of(name, VERL), runs.of(name, PHALANX)
 
     assert list(ours.metrics) == list(theirs.metrics) == (STEPS | LONGER)[name]
@@ -25,12 +25,12 @@ def test_every_metric_of_a_program_is_the_one_under_verls_controller(runs: Runs,
 
 
 @pytest.mark.parametrize(("name", "worker"), [("sft", "TrainingWorker"), ("main_ppo", "WorkerDict")])
-def test_the_ranks_of_a_program_are_phalanxs_own_only_under_phalanx(
+def test_the_output_of_ranks_has_phalanxs_prefix_only_under_phalanx(
     runs: Runs, name: str, worker: str
 ) -> None:
     theirs, ours = runs.of(name, VERL), runs.of(name, PHALANX)
 
-    line_of_a_rank = re.compile(rf"\[{worker} r[01-]+@")  # behind Ray's prefix where the trainer is an actor
+    line_of_a_rank = re.compile(rf"\[{worker} r[01-]+@")  # after Ray's prefix if the trainer is an actor
     assert line_of_a_rank.search(ours.text)
     assert f"({worker} pid=" not in ours.text
     assert not line_of_a_rank.search(theirs.text)
@@ -53,7 +53,7 @@ def test_the_trace_of_a_program_has_verls_groups_and_methods(
     assert [method for method in methods if method not in trace] == []
 
 
-def test_a_resumed_run_goes_on_as_the_whole_one_did(runs: Runs) -> None:
+def test_a_resumed_run_has_the_metrics_of_the_uninterrupted_run(runs: Runs) -> None:
     whole, resumed = runs.of("sft", PHALANX), runs.of("sft_resumed", PHALANX)
 
     names = ("train/loss", "train/grad_norm", "train/lr")

@@ -1,4 +1,4 @@
-"""Syncs weights between two nodes of a cluster of its own, and prints what it saw."""
+"""Syncs weights between two nodes of its own cluster, and reports the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.own_cluster import several_nodes
 from tests.support.scripts import tell
 
 STORE = 160 * 2**20
-GPUS = 3  # of a node, logical: they say which groups fit onto one
+GPUS = 3  # per node, logical: they limit the groups on a node
 ROWS, COLUMNS = 1024, 2048  # 8 MB
 
 
@@ -23,7 +23,7 @@ def full(version: int) -> torch.Tensor:
 
 
 class Side(px.Worker):
-    """Has a part of one matrix, cut along ``dim``, and one bias whole."""
+    """Has a shard of a matrix, split along ``dim``, and a complete bias."""
 
     dim = 0
 
@@ -67,7 +67,7 @@ class Target(Side):
 
 
 def used() -> int:
-    """Bytes in the object stores of all nodes."""
+    """Return the bytes in the object stores of all nodes."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     return sum(
         node_stats(
@@ -78,7 +78,7 @@ def used() -> int:
 
 
 def settled() -> int:
-    """What is in the stores once nothing more leaves them: they free what nobody refers to a little later."""
+    """Return the bytes in the stores after a while, because they free unused objects with a delay."""
     least, until = used(), time.monotonic() + 5
     while least > 2**20 and time.monotonic() < until:
         least = min(least, used())

@@ -1,4 +1,4 @@
-"""Source and target as roles of one group: one call per rank is both; and storage that they share."""
+"""Source and target as roles of one group: one call per rank serves both, and they can share storage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FULL = torch.arange(48, dtype=torch.float32).reshape(6, 8)
 
 
 class Rows(px.Worker):
-    """Has rows of a tensor, as many as there are for each rank."""
+    """Publishes rows of a tensor, equally many on each rank."""
 
     def __init__(self) -> None:
         size = 6 // self.world_size
@@ -36,7 +36,7 @@ class Rows(px.Worker):
 
 
 class Columns(px.Worker):
-    """Accepts columns of it."""
+    """Accepts columns of the same tensor."""
 
     def __init__(self) -> None:
         size = 8 // self.world_size
@@ -57,7 +57,7 @@ def group(backend: str) -> Iterator[px.WorkerGroup]:
         yield px.WorkerGroup(pool, px.colocate({"actor": Rows, "rollout": Columns}))
 
 
-def test_pieces_are_copied_within_a_rank_and_go_over_the_ring_to_the_other_rank(
+def test_boxes_are_copied_within_a_rank_and_sent_by_shared_memory_to_the_other_rank(
     group: px.WorkerGroup, backend: str
 ) -> None:
     other = "copy" if backend == "inline" else "shared memory"
@@ -73,7 +73,7 @@ def test_pieces_are_copied_within_a_rank_and_go_over_the_ring_to_the_other_rank(
             assert [one.nbytes for one in version.moved] == [3 * 4 * 4] * 4
 
 
-def test_a_sync_of_roles_beside_calls_that_are_under_way_takes_its_turn(group: px.WorkerGroup) -> None:
+def test_a_sync_of_roles_takes_its_turn_among_submitted_calls(group: px.WorkerGroup) -> None:
     with px.WeightSync(group.actor, group.rollout, NAME) as sync:
         before = group.actor.train.submit()
         version = sync.submit()
@@ -85,7 +85,7 @@ def test_a_sync_of_roles_beside_calls_that_are_under_way_takes_its_turn(group: p
         assert torch.equal(torch.cat(parts, 1), torch.cat(group.actor.run(lambda one: one.tensors["w"])))
 
 
-def test_a_source_role_that_refuses_is_told_at_once_and_not_waited_for(group: px.WorkerGroup) -> None:
+def test_the_error_of_a_refusing_source_role_is_raised_and_the_next_sync_works(group: px.WorkerGroup) -> None:
     with px.WeightSync(group.actor, group.rollout, NAME, timeout=5.0) as sync:
         with pytest.raises(
             px.weights.WeightsError, match="the source is at step 3, but step 4 was asked for"
@@ -109,7 +109,7 @@ def where(role: px.WorkerGroup) -> list[int]:
     return role.run(lambda worker: worker.model[0].weight.data_ptr())
 
 
-def test_shared_weights_are_the_sources_storage_also_after_a_restart_and_nothing_moves() -> None:
+def test_shared_weights_use_the_storage_of_the_source_and_send_nothing_also_after_a_restart() -> None:
     with groups(px.colocate({"actor": Actor, "rollout": Sharer}), sizes=(2,)) as (group,):
         sync = px.WeightSync(group.actor, group.rollout, NAME)
         version = sync()
@@ -125,7 +125,7 @@ def test_shared_weights_are_the_sources_storage_also_after_a_restart_and_nothing
 
         def moved(worker: Any) -> None:
             for parameter in worker.model.parameters():
-                parameter.data = parameter.data.clone()  # as on the way to the CPU and back
+                parameter.data = parameter.data.clone()  # as if offloaded to the CPU and back
 
         group.actor.run(moved)
         assert where(group.actor) != where(group.rollout)
@@ -140,7 +140,7 @@ def test_shared_weights_are_the_sources_storage_also_after_a_restart_and_nothing
         assert where(group.actor) == where(group.rollout)
 
 
-def test_shared_weights_free_the_storage_from_before() -> None:
+def test_sharing_weights_frees_the_former_storage_of_the_target() -> None:
     def move(worker: Any) -> None:
         array = np.zeros((10, 6), np.float32)
         worker.former = weakref.ref(array)
@@ -152,7 +152,7 @@ def test_shared_weights_free_the_storage_from_before() -> None:
         assert group.rollout.run(lambda worker: worker.former() is None) == [True]
 
 
-def test_the_error_of_a_target_is_not_replaced_by_those_of_its_source_that_is_then_closed() -> None:
+def test_the_error_of_a_target_is_not_replaced_by_the_error_of_its_closed_source() -> None:
     closed = threading.Event()
 
     class Source:
@@ -179,7 +179,7 @@ class Sharing(Columns):
         self.accept_weights(NAME, self.tensors, share=True, boxes={"w": boxes})
 
 
-def test_storage_cannot_be_shared_with_another_process_or_where_types_or_layouts_differ() -> None:
+def test_storage_cannot_be_shared_with_another_process_type_or_layout() -> None:
     def tensors(_: int) -> dict[str, torch.Tensor]:
         return {"w": torch.zeros(3)}
 

@@ -1,4 +1,4 @@
-"""Syncs in which only what changed travels."""
+"""Syncs that send only changed elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 1 << 16
 
 
 class Trainer(px.Worker):
-    """Publishes fp32 masters, of which a share can be changed."""
+    """Publishes fp32 masters, and changes a share of their elements."""
 
     def __init__(self) -> None:
         self.weights = {"w": torch.arange(ROWS * 2, dtype=torch.float32).view(ROWS, 2), "b": torch.zeros(7)}
@@ -34,7 +34,7 @@ class Trainer(px.Worker):
 
 
 class Generator(px.Worker):
-    """Accepts them as bfloat16."""
+    """Accepts the weights as bfloat16."""
 
     def __init__(self) -> None:
         self.weights = {"w": torch.zeros(ROWS, 2, dtype=torch.bfloat16), "b": torch.zeros(7).bfloat16()}
@@ -53,7 +53,7 @@ def groups(pool: px.ResourcePool) -> Iterator[tuple[px.WorkerGroup, px.WorkerGro
 
 @pytest.fixture
 def sync(groups: Any) -> Iterator[px.WeightSync]:
-    # Roles of one process copy from storage to storage; what is between processes is tried there too.
+    # Inline, ranks copy from storage to storage, and accept the options of other transports.
     with px.WeightSync(*groups, "policy", delta=True, bucket_bytes=1 << 16, verify="full") as made:
         yield made
 
@@ -67,7 +67,7 @@ def same(trainer: px.WorkerGroup, generator: px.WorkerGroup) -> bool:
 
 
 @pytest.mark.slow_on_cluster
-def test_what_changed_arrives_bit_for_bit_and_explain_says_what_that_costs(
+def test_deltas_arrive_bit_for_bit_and_explain_names_the_memory_they_need(
     backend: str, groups: Any, sync: px.WeightSync
 ) -> None:
     trainer, _ = groups
@@ -78,14 +78,14 @@ def test_what_changed_arrives_bit_for_bit_and_explain_says_what_that_costs(
         sync()
         assert same(*groups)
     trainer.change(0.1, 5)
-    first = sync.submit()  # which the next one does not wait for
+    first = sync.submit()  # the next sync does not wait for it
     trainer.change(0.1, 6)
     second = sync.submit()
     assert (first.result().number, second.result().number) == (5, 6)
     assert same(*groups)
 
 
-def test_a_hundredth_of_changes_is_a_thirtieth_of_the_bytes(
+def test_one_percent_of_changes_sends_at_most_3_5_percent_of_the_bytes(
     backend: str, groups: Any, sync: px.WeightSync
 ) -> None:
     if backend == "inline":
@@ -99,7 +99,7 @@ def test_a_hundredth_of_changes_is_a_thirtieth_of_the_bytes(
 
 
 @pytest.mark.slow_on_cluster
-def test_a_target_that_restarted_or_got_a_version_of_another_sync_gets_everything(
+def test_a_target_is_correct_after_another_sync_and_gets_all_bytes_after_a_restart(
     groups: Any, sync: px.WeightSync
 ) -> None:
     trainer, generator = groups

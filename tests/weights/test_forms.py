@@ -1,4 +1,4 @@
-"""What can be published and accepted, and how names, types and shapes of both sides meet."""
+"""Forms of published and accepted weights, and the mapping of their names, types and shapes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ramp(*shape: int, dtype: torch.dtype = torch.float32, start: float = 0.0) ->
 
 
 class Plain:
-    """No px.Worker; has tensors that were made for inference."""
+    """A class that is no px.Worker, with tensors of inference mode."""
 
     def __init__(self, publishes: bool) -> None:
         with torch.inference_mode():
@@ -47,7 +47,7 @@ class Plain:
 
 
 class Loading(px.Worker):
-    """Takes weights as an engine does: by name and tensor, into memory of its own."""
+    """Loads weights as an engine does: pairs of name and tensor, into its own memory."""
 
     def __init__(self, like: Any = None, most: int | None = None) -> None:
         self.loaded: dict[str, torch.Tensor] = {}
@@ -65,7 +65,7 @@ class Loading(px.Worker):
         return True
 
 
-def test_a_class_that_is_no_worker_publishes_and_accepts_tensors_of_inference_mode() -> None:
+def test_any_class_can_publish_and_accept_tensors_of_inference_mode() -> None:
     with linked(px.BoundClass(Plain, True), px.BoundClass(Plain, False)) as (_, target, sync):
         sync()
 
@@ -73,7 +73,7 @@ def test_a_class_that_is_no_worker_publishes_and_accepts_tensors_of_inference_mo
 
 
 class Changing(px.Worker):
-    """Publishes, or accepts, a tensor that is another one each time."""
+    """Publishes or accepts a tensor that can be replaced."""
 
     def __init__(self, publishes: bool) -> None:
         self.tensor = ramp(4) if publishes else torch.zeros(4)
@@ -85,7 +85,7 @@ class Changing(px.Worker):
         self.tensor = tensor
 
 
-def test_a_function_that_gives_the_model_is_asked_at_each_sync_and_other_shapes_are_planned_anew() -> None:
+def test_a_model_function_is_called_at_each_sync_and_new_shapes_fail_one_sync() -> None:
     with linked(Changing.bind(True), Changing.bind(False)) as (source, target, sync):
         sync()
         source.put(ramp(4, start=5))
@@ -104,7 +104,7 @@ def test_a_function_that_gives_the_model_is_asked_at_each_sync_and_other_shapes_
 
 
 class Moving(px.Worker):
-    """Publishes some of four rows, and two tensors that are one at first."""
+    """Publishes two of four rows, and two tensors that are tied at first."""
 
     def __init__(self) -> None:
         self.model = {"rows": torch.full((2,), self.rank + 1.0)} | dict.fromkeys("ab", torch.ones(2))
@@ -122,7 +122,7 @@ class Moving(px.Worker):
         self.model["b"] = torch.full((2,), 7.0)
 
 
-def test_ties_that_end_and_rows_that_move_are_planned_anew() -> None:
+def test_untied_tensors_and_moved_rows_fail_one_sync_and_are_planned_again() -> None:
     wanted = {"rows": torch.tensor([1.0, 1, 2, 2]), "a": torch.ones(2), "b": torch.ones(2)}
     with linked(Moving, Accepter.bind(told(wanted)), (2, 1)) as (source, target, sync):
         sync()
@@ -139,7 +139,7 @@ def test_ties_that_end_and_rows_that_move_are_planned_anew() -> None:
         assert arrived(target)["rows"].tolist() == [2.0, 2, 1, 1]
 
 
-def test_a_parameter_that_a_target_got_since_the_plan_is_not_left_out() -> None:
+def test_a_parameter_added_to_the_target_after_the_plan_is_an_error() -> None:
     def grow(worker: Accepter) -> None:
         worker.model["new"] = torch.zeros(2)
 
@@ -150,11 +150,11 @@ def test_a_parameter_that_a_target_got_since_the_plan_is_not_left_out() -> None:
             px.weights.WeightsMismatch, match="not what they were when this sync was planned: new"
         ):
             sync()
-        with pytest.raises(px.weights.WeightsMismatch, match="new"):  # which the source does not have
+        with pytest.raises(px.weights.WeightsMismatch, match="new"):  # the source does not have it
             sync()
 
 
-def test_what_loads_gets_tensors_of_the_types_that_it_states() -> None:
+def test_a_load_function_gets_the_declared_tensors_with_the_declared_types() -> None:
     published = {"a": ramp(3), "b": ramp(2)}
     like = {"a": torch.empty(3, dtype=torch.bfloat16, device="meta")}
     with linked(Publisher.bind(told(published)), Loading.bind(like)) as (_, target, sync):
@@ -163,7 +163,7 @@ def test_what_loads_gets_tensors_of_the_types_that_it_states() -> None:
         assert same(target.run(lambda worker: worker.loaded)[0], {"a": ramp(3).bfloat16()})
 
 
-def test_what_loads_gets_renamed_tensors_whole_from_ranks_that_hold_parts() -> None:
+def test_a_load_function_gets_complete_renamed_tensors_from_sharded_sources() -> None:
     def part(rank: int) -> dict[str, torch.Tensor]:
         return {"w": ramp(4, 3)[2 * rank : 2 * rank + 2]}
 
@@ -177,7 +177,7 @@ def test_what_loads_gets_renamed_tensors_whole_from_ranks_that_hold_parts() -> N
         assert same(target.run(lambda worker: worker.loaded)[0], {"v": ramp(4, 3)})
 
 
-def test_what_loads_and_leaves_names_is_an_error_and_the_weights_are_torn() -> None:
+def test_a_load_function_that_skips_tensors_is_an_error_and_tears_the_weights() -> None:
     published = {"a": ramp(3), "b": ramp(2, 2)}
     with groups(Publisher.bind(told(published)), Loading.bind(most=1)) as (source, target):
         with pytest.raises(px.weights.WeightsError, match=r"took 1 of 2 tensors and left [ab];"):
@@ -188,7 +188,7 @@ def test_what_loads_and_leaves_names_is_an_error_and_the_weights_are_torn() -> N
             target.fine()
 
 
-def test_one_source_feeds_several_groups_in_one_version() -> None:
+def test_one_sync_updates_several_groups_to_one_version() -> None:
     with groups(Actor, Rollout, Rollout, sizes=(1, 1, 2)) as (source, one, other):
         sync = px.WeightSync(source, [one, other], NAME)
         assert sync().number == 1
@@ -202,7 +202,7 @@ def test_one_source_feeds_several_groups_in_one_version() -> None:
         assert version.nbytes == 3 * 4 * sum(one.numel() for one in trained.values())
 
 
-def test_the_two_sides_may_call_the_weights_by_other_names() -> None:
+def test_source_and_target_may_have_different_names_for_the_weights() -> None:
     class Teacher(px.Worker):
         def __init__(self) -> None:
             self.publish_weights("teacher", network(0))
@@ -218,7 +218,7 @@ def test_the_two_sides_may_call_the_weights_by_other_names() -> None:
     [{"model.*": "*"}, {"model.w": "w"}, lambda name: name.removeprefix("model.")],
     ids=["pattern", "name", "function"],
 )
-def test_names_can_be_changed_on_the_way(rename: Any) -> None:
+def test_tensors_can_be_renamed_by_pattern_name_or_function(rename: Any) -> None:
     with joined({"model.w": ramp(3)}, {"w": torch.zeros(3)}, rename=rename) as (sync, target):
         sync()
 
@@ -251,7 +251,7 @@ FUSED = {
     ],
     ids=["fused", "split", "by a rule of the user"],
 )
-def test_tensors_are_fused_and_split_on_the_way(
+def test_a_sync_fuses_and_splits_tensors(
     published: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], rules: Any
 ) -> None:
     blank = {name: torch.zeros_like(one) for name, one in wanted.items()}
@@ -261,7 +261,7 @@ def test_tensors_are_fused_and_split_on_the_way(
         assert same(arrived(target), wanted)
 
 
-def test_masters_are_cast_at_the_source_and_half_the_bytes_travel() -> None:
+def test_masters_are_cast_at_the_source_so_that_half_of_the_bytes_are_sent() -> None:
     masters, blank = {"w": ramp(64, 8)}, {"w": torch.zeros(64, 8, dtype=torch.bfloat16)}
     with joined(masters, blank, verify="full") as (sync, target):
         version = sync()
@@ -283,7 +283,7 @@ class Tied(torch.nn.Module):
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["one storage", "two"])
-def test_tied_weights_travel_once_and_arrive_under_both_names(tied: bool) -> None:
+def test_tied_weights_are_sent_once_and_arrive_under_both_names(tied: bool) -> None:
     accepting = Accepter.bind(lambda _: Tied(tied, 3))
     with groups(Publisher.bind(lambda _: Tied(True, 0)), accepting) as (source, target):
         version = px.WeightSync(source, target, NAME)()
@@ -301,7 +301,7 @@ class Norm(torch.nn.Module):
         self.register_buffer("scratch", ramp(3, start=start), persistent=False)
 
 
-def test_buffers_that_are_saved_travel_and_others_do_not() -> None:
+def test_persistent_buffers_are_synced_and_other_buffers_are_not() -> None:
     with joined(Norm(0), Norm(4)) as (sync, target):
         sync()
         model = arrived(target)

@@ -1,4 +1,4 @@
-"""Weights of real layouts on Ray, bit for bit: what torch and Megatron sharded arrives as torch shards it elsewhere."""
+"""Syncs between real layouts on Ray, bit for bit, and workers with Megatron's layout."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from phalanx.parallel.torch_native import DeviceMeshWorker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-HIDDEN, INTERMEDIATE, WORDS = 12, 40, 13  # 13 and 40 leave uneven shards, and one that is empty
+HIDDEN, INTERMEDIATE, WORDS = 12, 40, 13  # 13 and 40 leave uneven shards and an empty shard
 
 
 class Tiny(torch.nn.Module):
-    """An embedding, two MLPs and a norm, in which no two values are alike."""
+    """An embedding, two MLPs and a norm, with no two equal values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Engine(Sharded):
 
     @px.register
     def differs(self, amount: float) -> list[str]:
-        """Names of tensors that are not the golden ones with ``amount`` added to them."""
+        """Return the names of tensors that are not the golden tensors plus ``amount``."""
         golden = Tiny()
         plus(golden, amount)
         wanted = dict(golden.named_parameters())
@@ -146,7 +146,7 @@ SHAPES = {
 
 
 class Pretrainer(MegatronWorker):
-    """A GPT of Megatron, tp 2 x pp 2, with a vocabulary that is padded from 22 to 24."""
+    """A GPT of Megatron on tp 2 x pp 2, with a vocabulary padded from 22 to 24."""
 
     def __init__(self) -> None:
         from megatron.core import parallel_state
@@ -178,7 +178,7 @@ class Pretrainer(MegatronWorker):
             share_embeddings_and_output_weights=False,
             position_embedding_type="rope",
         )
-        for parameter in self.model.parameters():  # norms begin as ones on every layer
+        for parameter in self.model.parameters():  # all norms are initialized with ones
             if parameter.dim() == 1:
                 torch.nn.init.normal_(parameter)
                 torch.distributed.broadcast(
@@ -191,7 +191,7 @@ class Pretrainer(MegatronWorker):
 
     @px.register
     def as_megatron_cuts(self) -> list[tuple[str, tuple[int, ...], torch.Tensor]]:
-        """Name, offsets and values of each shard, by Megatron's own checkpoints."""
+        """Return name, offsets and values of each shard, as Megatron's checkpoints have them."""
         from megatron.core import parallel_state
         from megatron.core.dist_checkpointing.dict_utils import nested_values
         from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
@@ -210,7 +210,7 @@ class Pretrainer(MegatronWorker):
 
 
 class Learner(DeviceMeshWorker):
-    """FSDP2 of two ranks over parameters of Megatron's names."""
+    """An FSDP2 model of two ranks with Megatron's names of parameters."""
 
     def __init__(self) -> None:
         from torch.distributed.fsdp import fully_shard
@@ -234,6 +234,6 @@ class Learner(DeviceMeshWorker):
 
 
 def of_transformer_engine(key: str) -> str:
-    """Checkpoints of Megatron name norms as Transformer Engine does, whatever the model has."""
+    """Return the model's name of a norm, which Megatron's checkpoints name as Transformer Engine does."""
     key = key.replace("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight")
     return key.replace("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight")

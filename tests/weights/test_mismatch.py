@@ -1,4 +1,4 @@
-"""Sides that do not fit, and roles that cannot be synced, are refused before a byte moves."""
+"""Sides that do not fit, and roles that cannot be synced, are refused before any byte is sent."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.weights.weight_workers import (
     ],
     ids=["shape", "name", "type"],
 )
-def test_what_does_not_fit_is_one_error_with_a_table(
+def test_a_mismatch_is_an_error_with_a_table_and_changes_no_weights(
     published: object, accepted: object, row: tuple[str, ...]
 ) -> None:
     with joined(published, accepted) as (sync, target):
@@ -54,16 +54,14 @@ def test_what_does_not_fit_is_one_error_with_a_table(
 
 
 def boxes(*offsets: int) -> object:
-    """Of a row each of a tensor of 4 rows, by rank."""
+    """Return a function that gives each rank a box of two rows of a tensor of 4 rows."""
     return lambda rank: {"w": px.weights.ShardSpec((4, 2), (((offsets[rank], 0), (2, 2)),))}
 
 
 @pytest.mark.parametrize(
     ("offsets", "words"), [((0, 0), r"w .*\[2:4, 0:2\]"), ((0, 1, 2), "overlap")], ids=["hole", "overlap"]
 )
-def test_holes_and_overlaps_of_the_parts_of_the_source_are_found(
-    offsets: tuple[int, ...], words: str
-) -> None:
+def test_holes_and_overlaps_of_source_boxes_are_found(offsets: tuple[int, ...], words: str) -> None:
     publishing = Publisher.bind(lambda _: {"w": torch.ones(2, 2)}, boxes=boxes(*offsets))
     accepting = Accepter.bind(lambda _: {"w": torch.zeros(4, 2)})
     sides = linked(publishing, accepting, sizes=(len(offsets), 1))
@@ -93,13 +91,13 @@ def test_holes_and_overlaps_of_the_parts_of_the_source_are_found(
         ),
     ],
 )
-def test_what_cannot_be_published_is_refused_by_name(model: object, boxes: object, why: str) -> None:
+def test_weights_that_cannot_be_published_are_refused_by_name(model: object, boxes: object, why: str) -> None:
     publishing = Publisher.bind(lambda _: model, boxes=lambda _: boxes)
     with pytest.raises(px.DeclarationError, match=why), linked(publishing, Rollout) as (_, _, sync):
         sync()
 
 
-def test_every_rank_that_a_fault_is_about_is_named() -> None:
+def test_a_mismatch_names_every_affected_rank() -> None:
     def uneven(rank: int) -> dict[str, torch.Tensor]:
         return {"w": torch.zeros(3 + rank // 2)}
 
@@ -110,7 +108,7 @@ def test_every_rank_that_a_fault_is_about_is_named() -> None:
     assert {row[3] for row in raised.value.rows} == {"target rank 2", "target rank 3"}
 
 
-def test_names_that_nobody_publishes_or_accepts_are_told_with_those_that_there_are() -> None:
+def test_unknown_names_of_weights_are_refused_with_the_known_names() -> None:
     with groups(Actor, Rollout) as (source, target):
         with pytest.raises(px.DeclarationError, match="published weights 'other'") as raised:
             px.WeightSync(source, target, NAME, source_name="other")()
@@ -123,7 +121,7 @@ def test_names_that_nobody_publishes_or_accepts_are_told_with_those_that_there_a
         assert source.name in str(raised.value)
 
 
-def test_a_closed_group_says_so() -> None:
+def test_a_sync_to_a_closed_group_raises_group_closed() -> None:
     with linked(Actor, Rollout) as (_, target, sync):
         sync()
         target.close()

@@ -1,4 +1,4 @@
-"""Syncs of weights that tell a staleness which version is in training."""
+"""Syncs that report the version in training to a staleness manager."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def generate(staleness: px.StalenessManager, channel: px.Channel, rows: int) -> 
     return lease.version
 
 
-def test_each_sync_puts_its_version_into_training_and_new_rows_are_of_it(groups: Any) -> None:
+def test_each_sync_sets_the_version_in_training_and_of_new_rows(groups: Any) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
     with (
         px.WeightSync(*groups, NAME, staleness=staleness) as sync,
@@ -43,7 +43,7 @@ def test_each_sync_puts_its_version_into_training_and_new_rows_are_of_it(groups:
     assert (staleness.stats.lags, staleness.stats.rows.dropped) == ({0: 12}, 0)
 
 
-def test_the_same_step_sent_again_counts_no_rows_as_trained_on(groups: Any) -> None:
+def test_a_repeated_sync_of_one_step_counts_no_rows_as_trained(groups: Any) -> None:
     staleness = px.StalenessManager(max_lag=1, rows_per_version=4)
     with (
         px.WeightSync(*groups, NAME, staleness=staleness) as sync,
@@ -58,7 +58,7 @@ def test_the_same_step_sent_again_counts_no_rows_as_trained_on(groups: Any) -> N
         assert staleness.stats.lags == {1: 4}
 
 
-def test_numbers_go_on_from_a_loaded_staleness(groups: Any) -> None:
+def test_version_numbers_continue_from_a_restored_staleness_manager(groups: Any) -> None:
     staleness = px.StalenessManager(1, 4)
     px.channels.restore(px.channels.snapshot([], px.StalenessManager(1, 4, version=7)), [], staleness)
     with px.WeightSync(*groups, NAME, staleness=staleness) as sync:
@@ -68,7 +68,7 @@ def test_numbers_go_on_from_a_loaded_staleness(groups: Any) -> None:
 
 @pytest.mark.slow_on_cluster
 @pytest.mark.filterwarnings("error")
-def test_a_sync_that_fails_leaves_the_staleness_alone_unless_only_a_warning_was_its_error(
+def test_a_failed_sync_keeps_the_version_in_training_unless_its_error_was_a_warning(
     groups: Any,
 ) -> None:
     staleness = px.StalenessManager(max_lag=0, rows_per_version=4)
@@ -84,7 +84,7 @@ def test_a_sync_that_fails_leaves_the_staleness_alone_unless_only_a_warning_was_
         assert staleness.version == 3
 
 
-def test_rows_of_a_version_that_a_sync_sends_may_come_before_its_end_is_known() -> None:
+def test_rows_of_a_version_that_is_being_synced_are_accepted_before_the_sync_ends() -> None:
     state, answers = StalenessState(max_lag=1, rows_per_version=4), list[tuple[object, ...]]()
     state.lease(("producer", 1), answers.append, 6)
     with pytest.raises(ValueError, match="a row of version 1 was accepted while version 0 is in training"):

@@ -1,4 +1,4 @@
-"""A sync that was submitted is a future as any call's is."""
+"""Futures of submitted syncs, which behave like futures of calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOW_ON_RAY = True
 
 
 class Slow(px.Worker):
-    """Loads weights, and does not go on while it is held."""
+    """Loads weights, and waits in a load while it is held."""
 
     def __init__(self) -> None:
         self.loaded: dict[str, torch.Tensor] = {}
@@ -60,7 +60,7 @@ def sync(both: tuple[px.WorkerGroup, px.WorkerGroup]) -> Iterator[px.WeightSync]
         yield made
 
 
-def test_a_future_gives_the_version_again_and_again_and_is_gathered_with_calls(
+def test_a_future_returns_the_same_version_each_time_and_can_be_gathered_with_calls(
     sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
 ) -> None:
     future = sync.submit()
@@ -72,7 +72,7 @@ def test_a_future_gives_the_version_again_and_again_and_is_gathered_with_calls(
     assert len(values[0]) == 4
 
 
-def test_a_future_can_be_awaited_and_is_no_argument_of_a_call(
+def test_a_future_can_be_awaited_but_not_passed_to_a_call(
     sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
 ) -> None:
     async def driver() -> tuple[int, int]:
@@ -90,7 +90,7 @@ def test_a_future_can_be_awaited_and_is_no_argument_of_a_call(
     assert both[0].number_of(future.result()) == [second + 1]
 
 
-def test_a_future_that_failed_raises_each_time_it_is_asked_or_awaited(
+def test_a_failed_future_raises_each_time_it_is_read_or_awaited(
     sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup]
 ) -> None:
     both[1].fail(True)
@@ -108,7 +108,7 @@ def test_a_future_that_failed_raises_each_time_it_is_asked_or_awaited(
     assert same(both[1].values()[0], both[0].values()[0])
 
 
-def test_a_wait_that_is_over_leaves_the_sync_under_way_and_one_that_is_cancelled_is_healed_by_the_next(
+def test_a_timeout_leaves_the_sync_running_and_a_sync_after_a_cancel_repairs_torn_weights(
     sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup], backend: str
 ) -> None:
     if backend != "ray":
@@ -133,7 +133,7 @@ def test_a_wait_that_is_over_leaves_the_sync_under_way_and_one_that_is_cancelled
 
 
 class Restarted(Rollout):
-    """Does during its construction what a test wants."""
+    """Runs functions of a test in its constructor."""
 
     meanwhile: ClassVar[list[Callable[[], object]]] = []
 
@@ -143,7 +143,7 @@ class Restarted(Rollout):
             act()
 
 
-def test_a_future_of_a_target_that_another_thread_restarts_raises_an_error_of_its_loss(
+def test_the_future_of_a_target_that_is_restarted_has_an_error_of_a_lost_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     errors: list[BaseException | None] = []

@@ -1,4 +1,4 @@
-"""Weights for asynchronous ranks, on which Ray begins calls in any order: here always the one that was sent last."""
+"""Syncs to asynchronous ranks, where Ray starts calls in any order: here, always the last call first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.weights.weight_workers import NAME, Actor, network, same
 
 
 def last_comes_first() -> None:
-    """Have calls of this rank that need no other's result begin in the opposite order, if they are sent together."""
+    """Start concurrent calls of this rank in reverse order, if they need no result of another call."""
     from phalanx.backends.ray.worker_actor import Turns
 
     come, numbers, waiting = Turns.come, itertools.count(), set[int]()
@@ -24,7 +24,7 @@ def last_comes_first() -> None:
         if not refs:
             mine = next(numbers)
             waiting.add(mine)
-            await asyncio.sleep(0.3)  # what was sent at about the same time is here by then
+            await asyncio.sleep(0.3)  # calls sent at about the same time have arrived by then
             while max(waiting) > mine:
                 await asyncio.sleep(0.01)
             waiting.discard(mine)
@@ -34,7 +34,7 @@ def last_comes_first() -> None:
 
 
 class Engine(px.Worker):
-    """Accepts another network, asynchronously."""
+    """Accepts weights on an asynchronous rank."""
 
     def __init__(self) -> None:
         last_comes_first()
@@ -59,7 +59,7 @@ def engine(ray_cluster: None) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_syncs_that_are_under_way_together_come_in_their_order(source: Any, engine: Any) -> None:
+def test_concurrent_syncs_are_applied_in_order(source: Any, engine: Any) -> None:
     with px.WeightSync(source, engine, NAME) as sync:
         sync()
         source.train()

@@ -1,4 +1,4 @@
-"""What goes wrong between the plan and the parameters is found, named, and healed by the next sync."""
+"""Errors between the plan and the parameters are found, named, and repaired by the next sync."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ WRITTEN = r"1 tensors were written to while .*: a\. Let nothing train"
         ("written meanwhile", "sampled", px.weights.WeightsError, WRITTEN),
     ],
 )
-def test_what_went_wrong_is_found_by_name_and_healed(
+def test_misplaced_or_damaged_weights_are_named_and_the_next_sync_repairs_them(
     groups: Both, plant: Callable[[str], None], what: str, verify: Verify, error: type[Exception], says: str
 ) -> None:
     with px.WeightSync(*groups, NAME, verify=verify) as sync:
@@ -139,7 +139,7 @@ def test_what_went_wrong_is_found_by_name_and_healed(
     assert fine(groups[1])
 
 
-def test_nothing_is_found_where_nothing_is_compared(groups: Both, plant: Callable[[str], None]) -> None:
+def test_a_flipped_bit_is_not_found_without_verification(groups: Both, plant: Callable[[str], None]) -> None:
     plant("flipped bit")
     with px.WeightSync(*groups, NAME, verify="off") as sync:
         sync()

@@ -1,4 +1,4 @@
-"""Of which version weights are, who may use them, and what a sync tells of itself."""
+"""Versions of weights, the calls that need them, and the report of a sync."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def statuses(group: px.WorkerGroup) -> list[str]:
 
 
 class Fussy(px.Worker):
-    """Takes weights until it is told not to; a second role of weights is not touched by that."""
+    """Loads weights, or fails in a load if it refuses them."""
 
     def __init__(self) -> None:
         self.refuses = False
@@ -58,7 +58,7 @@ class Critic(px.Worker):
         return 7
 
 
-def test_numbers_count_up_from_one_and_never_go_back() -> None:
+def test_version_numbers_start_at_one_and_never_decrease() -> None:
     with groups(Actor, Actor, Rollout) as (source, other, target):
         sync, numbers = px.WeightSync(source, target, NAME), list[int]()
         for _ in range(3):
@@ -81,7 +81,7 @@ def test_some_ranks_of_a_group_can_be_synced_alone() -> None:
         assert statuses(target) == ["none", "whole(1)"]
 
 
-def test_torn_weights_stop_registered_methods_that_need_some_until_a_sync_succeeds() -> None:
+def test_torn_weights_stop_methods_that_need_weights_until_a_sync_succeeds() -> None:
     with linked(Actor, Fussy) as (source, target, sync):
         sync()
         source.train()
@@ -105,11 +105,11 @@ def test_torn_weights_stop_registered_methods_that_need_some_until_a_sync_succee
             target.run(lambda _: px.weights.current_version("nothing"))
         target.refuse(False)
         version = sync()
-        assert (version.number, version.changed) == (3, 4)  # since the last whole version
+        assert (version.number, version.changed) == (3, 4)  # since the last complete version
         assert target.generate("hello") == ["hello 3"]
 
 
-def test_no_rank_has_a_version_of_which_another_rank_failed() -> None:
+def test_no_rank_has_a_version_that_failed_on_another_rank() -> None:
     with linked(Actor, Fussy, sizes=(2, 2)) as (_, target, sync):
         sync()
         target[1].call("refuse", True)
@@ -138,7 +138,7 @@ def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
             px.WeightSync(source, target.critic, NAME)()
 
 
-def test_a_role_with_two_names_is_usable_when_both_are_and_versions_never_go_back() -> None:
+def test_a_role_needs_all_of_its_weights_and_their_versions_never_decrease() -> None:
     one, other = ("actor", NAME), ("actor", "other")
     model = torch.nn.Linear(1, 1)
     noted = WeightRegistry(WeightsDeclared({}, {one: Accepted(model), other: Accepted(None)}), {one: 5}, {})
@@ -160,11 +160,11 @@ def test_a_role_with_two_names_is_usable_when_both_are_and_versions_never_go_bac
         noted.publish(one, "to one group", 7, None, None)
 
 
-def test_a_restarted_group_is_refused_until_it_is_synced_if_it_had_a_version() -> None:
+def test_a_restarted_group_that_had_a_version_needs_a_sync_before_calls() -> None:
     with linked(Actor, Rollout) as (_, target, sync):
         target.restart()
         assert target.version() == [None]
-        sync.submit()  # nobody asks for its future
+        sync.submit()  # its future is never read
         target.restart()
 
         assert statuses(target) == ["none"]
@@ -176,14 +176,14 @@ def test_a_restarted_group_is_refused_until_it_is_synced_if_it_had_a_version() -
 
 
 class Student(Rollout):
-    """Trains what it once accepted."""
+    """A rollout whose accepted model is also its state."""
 
     def __init__(self) -> None:
         super().__init__()
         px.register_state(self, model=self.model)
 
 
-def test_a_model_that_is_loaded_has_no_version_and_needs_no_sync_after_a_restart(tmp_path: Path) -> None:
+def test_a_loaded_model_has_no_version_and_needs_no_sync_after_a_restart(tmp_path: Path) -> None:
     with linked(Actor, Student, delta=True) as (source, target, sync):
         sync()
         px.save(target, tmp_path)
@@ -207,7 +207,7 @@ def test_a_model_that_is_loaded_has_no_version_and_needs_no_sync_after_a_restart
         assert target.version() == [None]
 
 
-def test_a_sync_that_changes_nothing_counts_no_change_and_warns_the_second_time_in_a_row() -> None:
+def test_changed_tensors_are_counted_and_the_second_sync_without_changes_warns() -> None:
     with linked(Actor, Rollout) as (source, _, sync):
         assert sync().changed == 4
         assert sync().changed == 0
@@ -220,7 +220,7 @@ def test_a_sync_that_changes_nothing_counts_no_change_and_warns_the_second_time_
         assert sync().changed == 1
 
 
-def test_syncs_from_one_source_take_numbers_in_turn_and_tell_each_what_changed() -> None:
+def test_syncs_of_one_source_share_version_numbers_and_count_changes_separately() -> None:
     with groups(Actor, Rollout, Rollout) as (source, one, other):
         syncs = [px.WeightSync(source, group, NAME) for group in (one, other)]
         for number in (1, 3, 5):
@@ -232,7 +232,7 @@ def test_syncs_from_one_source_take_numbers_in_turn_and_tell_each_what_changed()
 
 
 @pytest.mark.parametrize("shape", [(4000,), (100, 40)])
-def test_a_change_is_seen_in_a_tensor_that_does_not_lie_together(shape: tuple[int, ...]) -> None:
+def test_a_change_of_a_noncontiguous_tensor_is_counted(shape: tuple[int, ...]) -> None:
     def apart(_: int) -> dict[str, torch.Tensor]:
         return {"w": torch.zeros(*shape, 2)[..., 0]}
 
@@ -244,7 +244,7 @@ def test_a_change_is_seen_in_a_tensor_that_does_not_lie_together(shape: tuple[in
         assert sync().changed == 1
 
 
-def test_what_a_dropped_sync_held_on_the_ranks_is_given_back_by_the_next_one() -> None:
+def test_the_next_sync_frees_the_state_of_a_dropped_sync_on_the_ranks() -> None:
     def ends() -> int:
         gc.collect()
         return sum(isinstance(one, WeightSource) for one in gc.get_objects())
@@ -259,7 +259,7 @@ def test_what_a_dropped_sync_held_on_the_ranks_is_given_back_by_the_next_one() -
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_a_sync_that_expects_change_warns_at_once(always: bool) -> None:
+def test_a_sync_with_expect_change_warns_at_the_first_sync_without_changes(always: bool) -> None:
     with linked(Actor, Rollout, expect_change=always) as (_, _, sync):
         sync()
         with pytest.warns(RuntimeWarning, match="the sync changed nothing") as told:
@@ -268,7 +268,7 @@ def test_a_sync_that_expects_change_warns_at_once(always: bool) -> None:
         assert told[0].filename == __file__
 
 
-def test_weights_of_another_step_than_asked_for_are_refused_and_nothing_is_moved() -> None:
+def test_weights_of_another_step_than_requested_are_refused_and_not_sent() -> None:
     with linked(Actor, Rollout) as (source, target, sync):
         source.train()
         with pytest.raises(px.weights.WeightsError, match="at step 1, but step 2 was asked for"):
@@ -279,14 +279,14 @@ def test_weights_of_another_step_than_asked_for_are_refused_and_nothing_is_moved
         assert same(target.values()[0], initial)
         version = sync(step=1)
         assert (version.step, version.number) == (1, 1)
-        assert sync().number == 2  # the number of the refused one was given again, but once
+        assert sync().number == 2  # the number of the refused sync was used again, once
 
     sides = joined({"w": torch.ones(2)}, {"w": torch.zeros(2)})
     with sides as (sync, _), pytest.raises(px.PhalanxError, match=r"publish_weights\(..., step=function\)"):
         sync(step=1)
 
 
-def test_a_version_tells_bytes_seconds_and_what_moved_between_whom() -> None:
+def test_a_version_has_its_bytes_seconds_and_transfers_between_ranks() -> None:
     with groups(Actor, Rollout, sizes=(1, 2)) as (source, target):
         version = px.WeightSync(source, target, NAME)()
 

@@ -1,4 +1,4 @@
-"""Ranks that die, stop or hang in the middle of a sync, and what is left of syncs that were."""
+"""Ranks that die, stop or hang during a sync, and resources that syncs leave."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ time.sleep(600)
 
 
 def stalled(function: Callable[[true.Tensors, BucketSlot], torch.Tensor], path: str, after: int) -> object:
-    """``function``, which after so many calls notes that in a file and comes to no end."""
+    """Return ``function`` in a version that creates a file and hangs after ``after`` calls."""
     calls: list[int] = []
 
     def stall(tensors: true.Tensors, slot: BucketSlot) -> torch.Tensor:
@@ -63,7 +63,7 @@ def stalled(function: Callable[[true.Tensors, BucketSlot], torch.Tensor], path: 
 
 
 class Peer(px.Worker):
-    """Publishes a tensor by rows and accepts another whole, in many buckets."""
+    """Publishes a tensor by rows and accepts another complete tensor, in many buckets."""
 
     def __init__(self) -> None:
         size = ROWS // self.world_size
@@ -145,7 +145,7 @@ def arrived_whole(both: tuple[px.WorkerGroup, px.WorkerGroup]) -> bool:
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_rank_that_is_killed_in_the_middle_is_named_within_2_s_and_the_next_sync_heals(
+def test_a_rank_killed_during_a_sync_is_named_within_2_s_and_the_next_sync_repairs_weights(
     sync: px.WeightSync, both: tuple[px.WorkerGroup, px.WorkerGroup], tmp_path: Path, side: str
 ) -> None:
     source, target = both
@@ -171,7 +171,7 @@ def test_a_rank_that_is_killed_in_the_middle_is_named_within_2_s_and_the_next_sy
     assert arrived_whole(both)
 
 
-def test_a_target_that_fails_before_it_is_connected_does_not_hold_up_its_source(
+def test_a_target_that_fails_before_it_is_connected_does_not_delay_its_source(
     both: tuple[px.WorkerGroup, px.WorkerGroup],
 ) -> None:
     source, target = both
@@ -192,7 +192,7 @@ def test_a_target_that_fails_before_it_is_connected_does_not_hold_up_its_source(
 
 @pytest.mark.parametrize("transport", ["shared memory", "gloo"])
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_rank_that_is_stopped_is_an_error_when_the_time_is_over(
+def test_a_stopped_rank_is_named_by_an_error_after_the_timeout(
     both: tuple[px.WorkerGroup, px.WorkerGroup], side: str, transport: Any
 ) -> None:
     source, target = both
@@ -207,12 +207,12 @@ def test_a_rank_that_is_stopped_is_an_error_when_the_time_is_over(
         victim = pids(source if side == "source" else target)[0]
         os.kill(victim, signal.SIGSTOP)
         try:
-            # Over gloo, ranks that wait for a rank that waits are late at the same time.
+            # Over gloo, a rank that waits for a late rank is late at the same time.
             late = "(source|target) rank 0" if transport == "gloo" else f"{side} rank 0"
             with pytest.raises(px.weights.WeightsTransferError, match=late):
                 sync.submit().result(60)
         finally:
-            with contextlib.suppress(ProcessLookupError):  # held for longer than the grace, it was killed
+            with contextlib.suppress(ProcessLookupError):  # it was stopped for too long and killed
                 os.kill(victim, signal.SIGCONT)
         for group in both:
             if group.state != "ready":
@@ -223,7 +223,7 @@ def test_a_rank_that_is_stopped_is_an_error_when_the_time_is_over(
     assert arrived_whole(both)
 
 
-def test_syncs_crosswise_beside_collectives_of_the_users_do_not_wait_for_each_other(
+def test_crosswise_syncs_and_collectives_of_users_do_not_deadlock(
     both: tuple[px.WorkerGroup, px.WorkerGroup],
 ) -> None:
     one, other = both
@@ -266,13 +266,13 @@ def open_files(group: px.WorkerGroup) -> list[int]:
 
 
 def segments(group: px.WorkerGroup) -> list[int]:
-    """Mappings of segments in each rank."""
+    """Return the number of mapped segments in each rank."""
     return group.run(lambda _: Path("/proc/self/maps").read_text().count("memfd:phalanx-weights"))
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("restarts", [1, pytest.param(10, marks=pytest.mark.soak)])
-def test_no_file_descriptors_grow_over_50_syncs_and_some_changes_of_epoch(
+def test_file_descriptors_and_segments_do_not_grow_over_50_syncs_and_restarts(
     both: tuple[px.WorkerGroup, px.WorkerGroup], restarts: int
 ) -> None:
     source, target = both
@@ -294,7 +294,7 @@ def test_no_file_descriptors_grow_over_50_syncs_and_some_changes_of_epoch(
     assert within(5, lambda: segments(source) == segments(target) == [0, 0])
 
 
-def test_nothing_is_held_after_the_other_side_of_a_sync_is_closed(
+def test_a_source_frees_its_segments_after_its_target_is_closed(
     both: tuple[px.WorkerGroup, px.WorkerGroup],
 ) -> None:
     source, _ = both
@@ -309,7 +309,7 @@ def test_nothing_is_held_after_the_other_side_of_a_sync_is_closed(
     assert within(5, lambda: segments(source) == [0, 0])
 
 
-def test_nothing_is_left_5_s_after_the_driver_was_killed() -> None:
+def test_no_process_or_segment_is_left_5_s_after_the_driver_was_killed() -> None:
     shared = set(os.listdir("/dev/shm"))
     address = ray.get_runtime_context().gcs_address
     driver = subprocess.Popen([sys.executable, "-c", SYNCING, address], stdout=subprocess.PIPE, text=True)
@@ -325,7 +325,7 @@ def test_nothing_is_left_5_s_after_the_driver_was_killed() -> None:
 
 
 class Messenger(px.Worker):
-    """Another driver: calls a group of which it was given a view."""
+    """Another driver, which calls a group through a view."""
 
     @px.register
     def ask(self, group: px.WorkerGroup) -> str:
@@ -336,7 +336,7 @@ class Messenger(px.Worker):
         return "arrived"
 
 
-def test_torn_weights_stop_calls_of_other_drivers_too(
+def test_torn_weights_stop_calls_of_other_drivers(
     both: tuple[px.WorkerGroup, px.WorkerGroup], pool: px.ResourcePool
 ) -> None:
     source, target = both

@@ -1,4 +1,4 @@
-"""Weights from a trainer to a rollout, as the page of the library shows it."""
+"""Syncs of weights from a trainer to a rollout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sync(both: Both) -> Iterator[px.WeightSync]:
         yield made
 
 
-def test_a_sync_brings_the_trained_weights_to_every_rank(sync: px.WeightSync, both: Both) -> None:
+def test_a_sync_sends_the_trained_weights_to_every_rank(sync: px.WeightSync, both: Both) -> None:
     actor, rollout = both
     for _ in range(2):
         actor.train()
@@ -38,7 +38,7 @@ def test_a_sync_brings_the_trained_weights_to_every_rank(sync: px.WeightSync, bo
         assert {str(one) for one in px.weights.status(rollout, NAME).values()} == {f"whole({version.number})"}
 
 
-def test_a_sync_explains_what_it_will_move_before_it_has_and_nothing_once_it_is_closed(
+def test_a_sync_explains_its_transfers_in_advance_and_cannot_be_used_after_close(
     sync: px.WeightSync, backend: str
 ) -> None:
     text = str(sync.explain())
@@ -52,7 +52,7 @@ def test_a_sync_explains_what_it_will_move_before_it_has_and_nothing_once_it_is_
             use()
 
 
-def test_a_restart_of_either_side_is_planned_for_again(sync: px.WeightSync, both: Both) -> None:
+def test_a_sync_works_after_a_restart_of_either_side(sync: px.WeightSync, both: Both) -> None:
     actor, rollout = both
     number = sync().number
     rollout.restart()
@@ -67,7 +67,7 @@ def test_a_restart_of_either_side_is_planned_for_again(sync: px.WeightSync, both
     assert all(same(one, actor.values()[0]) for one in rollout.values())
 
 
-def test_calls_made_before_and_after_a_sync_see_the_version_of_their_turn(
+def test_calls_submitted_before_and_after_a_sync_have_the_version_of_their_turn(
     sync: px.WeightSync, both: Both
 ) -> None:
     actor, rollout = both

@@ -1,4 +1,4 @@
-"""Workers that publish and accept weights, and a way to have groups of them without a cluster."""
+"""Workers that publish and accept weights, and inline groups of such workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "policy"
 
 
 def network(seed: int) -> torch.nn.Module:
-    """Two linear layers, whose values ``seed`` gives."""
+    """Return two linear layers with random values by ``seed``."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Linear(10, 3))
 
@@ -64,7 +64,7 @@ class Rollout(px.Worker):
 
 
 class Loading(Rollout):
-    """Accepts the same by a function, as an engine does, and calls ``loaded`` after each load."""
+    """Accepts the network by a function, as an engine does, and calls ``loaded`` after each load."""
 
     def __init__(self) -> None:
         self.model = network(1)
@@ -77,11 +77,11 @@ class Loading(Rollout):
         self.loaded()
 
     def loaded(self) -> None:
-        """What a test wants to happen then."""
+        """Run after each load. Tests override this method."""
 
 
 class Publisher(px.Worker):
-    """Publishes what a function of the rank gives."""
+    """Publishes the weights that ``make`` returns for its rank."""
 
     def __init__(self, make: Callable[[int], Any], **stated: Any) -> None:
         self.model = make(self.rank)
@@ -89,7 +89,7 @@ class Publisher(px.Worker):
 
 
 class Accepter(px.Worker):
-    """Accepts into what a function of the rank gives."""
+    """Accepts weights into the model that ``make`` returns for its rank."""
 
     def __init__(self, make: Callable[[int], Any], **stated: Any) -> None:
         self.model = make(self.rank)
@@ -97,13 +97,13 @@ class Accepter(px.Worker):
 
 
 def told(value: Any) -> Callable[[int], Any]:
-    """The same for each rank."""
+    """Return a function that returns ``value`` for each rank."""
     return lambda rank: value
 
 
 @contextmanager
 def groups(*bound: Any, sizes: tuple[int, ...] = ()) -> Generator[list[px.WorkerGroup]]:
-    """A group of ranks in this process for each class, of one rank if ``sizes`` says no other number."""
+    """Start an inline group of each class, with one rank if ``sizes`` is empty."""
     found: list[px.WorkerGroup] = []
     pools: list[px.ResourcePool] = []
     try:
@@ -120,16 +120,16 @@ def groups(*bound: Any, sizes: tuple[int, ...] = ()) -> Generator[list[px.Worker
 def linked(
     source: Any, target: Any, sizes: tuple[int, int] = (1, 1), **options: Any
 ) -> Generator[tuple[px.WorkerGroup, px.WorkerGroup, px.WeightSync]]:
-    """Groups of two classes in this process, and a sync from the first to the second."""
+    """Start inline groups of two classes, and yield them with a sync from the first to the second."""
     with groups(source, target, sizes=sizes) as (one, other):
         yield one, other, px.WeightSync(one, other, NAME, **options)
 
 
 @contextmanager
 def joined(published: Any, accepted: Any, **options: Any) -> Generator[tuple[px.WeightSync, px.WorkerGroup]]:
-    """A sync from one rank to another in this process, and the group of the target.
+    """Yield an inline sync from one rank to another, and the group of the target.
 
-    Ranks have copies of what is given here, as anywhere.
+    Ranks have copies of the arguments.
     """
     with linked(Publisher.bind(told(published)), Accepter.bind(told(accepted)), **options) as (
         _,
@@ -140,12 +140,12 @@ def joined(published: Any, accepted: Any, **options: Any) -> Generator[tuple[px.
 
 
 def arrived(target: px.WorkerGroup, rank: int = 0) -> Any:
-    """What a rank of ``target`` accepts into, as it is now."""
+    """Return the model of a rank of ``target``."""
     return target[rank].run(lambda worker: worker.model)
 
 
 def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    """Whether names, types and every bit are equal."""
+    """Return whether names, types and every bit are equal."""
     return one.keys() == other.keys() and all(
         one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
     )

@@ -1,4 +1,4 @@
-"""A fixture that encodes and decodes in each way there is."""
+"""A fixture for every route from encoder to decoder."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.wire.routes import ROUTES
 
 @pytest.fixture(params=ROUTES, ids=lambda route: route.__name__)
 def route(request: pytest.FixtureRequest) -> Any:
-    """``route(value, **options)`` encodes and gives what arrives."""
+    """A function ``route(value, **options)`` that encodes and decodes a value."""
     return request.param

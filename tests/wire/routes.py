@@ -1,4 +1,4 @@
-"""The ways in which an encoded value reaches its reader."""
+"""Routes of encoded values from encoder to decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from phalanx.wire.codec import Encoded, decode, encode
 
 
 class Token:
-    """Stands for something that lives elsewhere."""
+    """An object that is sent as a placeholder only."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -23,7 +23,7 @@ def through_bytes(value: Any, **options: Any) -> Any:
 
 
 def through_buffers(value: Any, **options: Any) -> Any:
-    """As an object store does it: out-of-band buffers, given back as read-only memory."""
+    """Pass buffers out of band and return them as read-only memory, as an object store does."""
     buffers: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(encode(value, **options), protocol=5, buffer_callback=buffers.append)
     return pickle.loads(stream, buffers=[memoryview(bytes(buffer)) for buffer in buffers])
@@ -45,5 +45,5 @@ ROUTES = [through_bytes, through_buffers, through_pickle, through_old_pickle, in
 
 
 def payload(encoded: Encoded) -> int:
-    """Bytes of the buffers of a value."""
+    """Return the bytes of the buffers of a value."""
     return sum(buffer.nbytes for buffer in encoded.buffers)

@@ -1,4 +1,4 @@
-"""The page on which a rank says what it is at."""
+"""The page with the running calls and the status of a rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read(page: call_page.CallPage) -> call_page.CallPageState:
     return call_page.read(os.pread(page.fd, call_page.SIZE, 0))
 
 
-def test_a_running_call_is_on_the_board_with_its_begin_until_it_ends() -> None:
+def test_a_running_call_is_on_the_page_with_its_start_time_until_it_ends() -> None:
     page = call_page.CallPage()
     slot = page.begin(7)
 
@@ -29,7 +29,7 @@ def test_a_running_call_is_on_the_board_with_its_begin_until_it_ends() -> None:
     assert read(page).running == {}
 
 
-def test_methods_cut_to_64_letters_and_what_a_rank_said_last_are_on_the_board() -> None:
+def test_the_page_has_methods_shortened_to_64_letters_and_the_last_status_of_a_rank() -> None:
     page = call_page.CallPage()
     for call, method in enumerate(["actor.update", "", "actor.update", "größe", "x" * 100, "y"]):
         page.begin(call + 1, method)
@@ -41,7 +41,7 @@ def test_methods_cut_to_64_letters_and_what_a_rank_said_last_are_on_the_board() 
 
 
 @given(st.lists(NUMBERS, unique=True, max_size=2 * call_page.SLOTS))
-def test_calls_that_run_at_once_each_have_a_slot_as_long_as_there_are_any(numbers: list[int]) -> None:
+def test_concurrent_calls_have_separate_slots_until_all_slots_are_used(numbers: list[int]) -> None:
     page = call_page.CallPage()
     slots = [page.begin(number) for number in numbers]
 
@@ -52,7 +52,7 @@ def test_calls_that_run_at_once_each_have_a_slot_as_long_as_there_are_any(number
 
 
 @given(st.lists(NUMBERS, unique=True, min_size=1, max_size=2 * call_page.CANCELLED))
-def test_the_latest_cancelled_calls_are_known_to_the_rank(numbers: list[int]) -> None:
+def test_a_rank_knows_its_latest_cancelled_calls(numbers: list[int]) -> None:
     page = call_page.CallPage()
     assert not any(page.cancelled(number) for number in numbers)
     for number in numbers:
@@ -60,4 +60,4 @@ def test_the_latest_cancelled_calls_are_known_to_the_rank(numbers: list[int]) ->
 
     assert all(page.cancelled(number) for number in numbers[-call_page.CANCELLED :])
     assert not page.cancelled(0)
-    assert not page.cancelled(2**63 + 1)  # which nobody cancelled
+    assert not page.cancelled(2**63 + 1)  # never cancelled

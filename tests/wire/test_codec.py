@@ -1,4 +1,4 @@
-"""What of a value is sent and kept: types, dtypes, strides, attributes, aliasing; and what is refused."""
+"""Encoded values keep types, dtypes, attributes and aliasing; other values are refused."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_a_plain_value_arrives_equal_and_of_the_same_type(route: Any, value: Any
     assert (type(arrived), arrived) == (type(value), value)
 
 
-def test_functions_defined_anywhere_travel_with_the_tensors_they_use_out_of_band() -> None:
+def test_a_lambda_is_sent_with_its_tensors_out_of_band() -> None:
     weights = torch.arange(1000.0)
     encoded = encode(lambda x: x + weights)
     assert torch.equal(decode(encoded.to_bytes())(1), weights + 1)
     assert payload(encoded) == weights.nbytes
 
 
-def test_long_lists_and_lists_that_contain_themselves_arrive_with_tensors_beside_them(route: Any) -> None:
+def test_long_and_recursive_lists_arrive_next_to_tensors(route: Any) -> None:
     texts: list[Any] = [f"text {i}" for i in range(20_000)]
     itself: list[Any] = [1]
     itself.append(itself)
@@ -70,7 +70,7 @@ def test_long_lists_and_lists_that_contain_themselves_arrive_with_tensors_beside
     assert arrived["itself"][1] is arrived["itself"]
 
 
-def test_an_empty_call_is_nothing_but_its_pickle() -> None:
+def test_an_empty_call_is_encoded_as_a_plain_pickle() -> None:
     assert encode(((), {})).to_bytes() == pickle.dumps(((), {}), 5)
 
 
@@ -93,7 +93,7 @@ def test_conjugate_and_negative_bits_are_resolved() -> None:
     assert torch.equal(imag, sent.imag.resolve_neg())
 
 
-def test_a_parameter_stays_one_with_its_attributes(route: Any) -> None:
+def test_a_parameter_arrives_as_a_parameter_with_its_attributes(route: Any) -> None:
     frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     frozen.partition_dim = 1  # pyright: ignore[reportAttributeAccessIssue]
     arrived = route([torch.nn.Parameter(torch.ones(2)), frozen])
@@ -104,7 +104,7 @@ def test_a_parameter_stays_one_with_its_attributes(route: Any) -> None:
     assert arrived[1].partition_dim == 1
 
 
-def test_a_subclass_keeps_its_type_attributes_and_ships_no_storage_unless_it_pickles_itself() -> None:
+def test_a_tensor_subclass_keeps_type_and_attributes_unless_it_pickles_itself() -> None:
     sent = torch.zeros(1000).as_subclass(Tagged)[:3]
     sent.tag = "x"  # pyright: ignore[reportAttributeAccessIssue]
     encoded = encode(sent)
@@ -123,7 +123,7 @@ def test_a_jagged_nested_tensor_arrives_with_its_values_out_of_band() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("make", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr], ids=["coo", "csr"])
-def test_sparse_and_meta_tensors_arrive_as_such(make: Any) -> None:
+def test_sparse_and_meta_tensors_keep_their_layout_and_device(make: Any) -> None:
     sent = make(torch.eye(3))
     arrived, meta = through_buffers((sent, torch.empty(5, 2, device="meta")))
     assert arrived.layout == sent.layout
@@ -132,14 +132,14 @@ def test_sparse_and_meta_tensors_arrive_as_such(make: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize", "ignore:TypedStorage")
-def test_a_view_of_a_quantised_tensor_ships_no_storage() -> None:
+def test_a_view_of_a_quantized_tensor_is_sent_without_the_rest_of_its_storage() -> None:
     whole = torch.quantize_per_tensor(torch.ones(10_000), 0.1, 0, torch.quint8)
     encoded = encode(whole[:4])
     assert torch.equal(decode(encoded).int_repr(), whole[:4].int_repr())
     assert encoded.nbytes < 2000
 
 
-def test_encoding_changes_nothing_of_the_value_which_can_still_grow() -> None:
+def test_encoding_does_not_change_a_value_and_its_tensors_can_still_grow() -> None:
     sent = torch.nn.Linear(3, 3)
     before = (sent.weight.data_ptr(), sent.weight._version, sent.weight.tolist(), dict(sent.__dict__))
     through_bytes([sent, sent.weight.detach()])
@@ -168,14 +168,14 @@ def test_an_array_arrives_equal_with_its_dtype(route: Any, sent: Any) -> None:
     assert arrived.tolist() == sent.tolist()
 
 
-def test_fields_metadata_of_dtypes_and_memory_maps_arrive_as_plain_arrays(tmp_path: Any) -> None:
+def test_fields_and_memory_maps_arrive_as_plain_arrays_and_dtypes_keep_metadata(tmp_path: Any) -> None:
     table = np.zeros(50, dtype=STRUCTURED)  # 5 bytes per row, 4 of them in x
     table["x"] = np.arange(50)
     encoded = encode(table["x"])
     assert (decode(encoded).tolist(), payload(encoded)) == (list(range(50)), 200)
 
     noted = np.dtype("i2", metadata={"unit": "m"})
-    decode(encode(np.zeros(2, "i2")))  # an equal one without it
+    decode(encode(np.zeros(2, "i2")))  # an equal dtype without metadata
     assert decode(encode(np.zeros(2, noted))).dtype.metadata == {"unit": "m"}
 
     mapped = np.memmap(tmp_path / "data", dtype=np.int32, mode="w+", shape=(100,))
@@ -185,7 +185,7 @@ def test_fields_metadata_of_dtypes_and_memory_maps_arrive_as_plain_arrays(tmp_pa
     assert (type(arrived), arrived.tolist(), payload(encoded)) == (np.ndarray, [3] * 10, 40)
 
 
-def test_arrow_tables_go_out_of_band() -> None:
+def test_arrow_tables_are_sent_out_of_band() -> None:
     arrow = pytest.importorskip("pyarrow")
     table = arrow.table({"x": np.arange(1000)})
     encoded = encode({"table": table, "t": torch.ones(3)})
@@ -195,7 +195,7 @@ def test_arrow_tables_go_out_of_band() -> None:
     assert arrived["t"].tolist() == [1, 1, 1]
 
 
-def test_temporaries_made_while_pickling_are_not_confused() -> None:
+def test_temporary_tensors_made_while_pickling_are_not_confused() -> None:
     class Computed:
         def __reduce__(self) -> Any:
             return list, ([torch.arange(10.0)[::2] + i for i in range(50)],)
@@ -204,7 +204,7 @@ def test_temporaries_made_while_pickling_are_not_confused() -> None:
     assert [part[0].item() for part in arrived] == list(range(50))
 
 
-def test_what_was_read_from_is_kept_so_that_its_address_stays_its_own() -> None:
+def test_the_encoder_keeps_sources_alive_so_that_their_addresses_stay_unique() -> None:
     sink, owner = Sink(), torch.ones(3)
     sink.place_of(owner, torch.device("cuda", 0), 4096, 12, lambda: np.zeros(12, np.uint8))
     kept = weakref.ref(owner)
@@ -212,7 +212,7 @@ def test_what_was_read_from_is_kept_so_that_its_address_stays_its_own() -> None:
     assert kept() is not None
 
 
-def test_small_ones_and_views_that_overlap_in_part_arrive_apart() -> None:
+def test_small_tensors_and_partly_overlapping_views_arrive_in_separate_memory() -> None:
     sent = [*(torch.full((3,), float(i)) for i in range(50)), *(np.full(3, i, np.int16) for i in range(50))]
     arrived = decode(encode(sent))
     assert all((got == want).all() for got, want in zip(arrived, sent, strict=True))
@@ -229,7 +229,7 @@ def test_small_ones_and_views_that_overlap_in_part_arrive_apart() -> None:
 
 @pytest.mark.parametrize("rows", [2, 2000])
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
-def test_objects_over_exactly_the_same_bytes_are_sent_once_and_share_memory(first: int, rows: int) -> None:
+def test_tensors_and_arrays_over_the_same_bytes_are_sent_once_and_share_memory(first: int, rows: int) -> None:
     tensor = torch.arange(3.0 * rows).reshape(rows, 3)
     views = [tensor, tensor.numpy(), tensor.T, tensor.detach(), tensor.view(torch.int32)]
     sent = views[first:] + views[:first]
@@ -277,14 +277,14 @@ uses_a_global.__module__ = "__main__"  # sent by value, as the functions of a sc
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_pickled_is_named_with_type_and_place(value: Any, place: str) -> None:
+def test_an_object_that_cannot_be_pickled_is_named_with_type_and_place(value: Any, place: str) -> None:
     with pytest.raises(DispatchError) as caught:
         encode(value)
     text = str(caught.value)
     assert text.startswith(f"{place} cannot be sent: an object of type _thread.lock cannot be pickled")
 
 
-def test_errors_of_pickling_are_dispatch_errors_and_foreign_bytes_are_refused_with_advice() -> None:
+def test_errors_of_pickling_are_dispatch_errors_and_foreign_bytes_are_refused() -> None:
     with pytest.raises(DispatchError, match=r"Token.*never travels") as caught:
         encode([Token("a")])
     assert isinstance(caught.value.__cause__, TypeError)
@@ -312,7 +312,7 @@ sys.exit(before != state() or "ray" in sys.modules or "tensordict" in sys.module
 """
 
 
-def test_nothing_global_is_patched_and_nothing_optional_imported() -> None:
+def test_encoding_patches_no_global_state_and_imports_no_optional_package() -> None:
     assert subprocess.run([sys.executable, "-c", UNPATCHED], check=False).returncode == 0
 
 

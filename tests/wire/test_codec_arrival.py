@@ -1,4 +1,4 @@
-"""In what memory, where and with which objects a value arrives."""
+"""Memory, devices and restored objects of decoded values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.wire.routes import Token, in_process, payload, through_buffers
 Pair = namedtuple("Pair", "left right")
 
 
-def test_memory_is_private_and_writable_unless_it_is_sent_readonly(route: Any) -> None:
+def test_decoded_memory_is_private_and_writable_unless_the_value_is_readonly(route: Any) -> None:
     tensor, array = torch.zeros(3, 4), np.zeros(4)
     array.flags.writeable = False
     arrived, turned, other = route((tensor, torch.ones(3, 4).T, array))
@@ -30,7 +30,7 @@ def test_memory_is_private_and_writable_unless_it_is_sent_readonly(route: Any) -
     assert not route(np.zeros(4), readonly=True).flags.writeable
 
 
-def test_readonly_arrays_and_tensors_are_views_and_arrays_cannot_be_written() -> None:
+def test_readonly_decoding_returns_views_and_arrays_that_cannot_be_written() -> None:
     sent, tensor = np.zeros(4), torch.arange(900.0).reshape(30, 30)[10:].T
     with decoding(readonly=True):
         arrived, seen = decode(encode((sent, tensor)))
@@ -43,7 +43,7 @@ def test_readonly_arrays_and_tensors_are_views_and_arrays_cannot_be_written() ->
         arrived.flags.writeable = True
 
 
-def test_a_view_keeps_its_buffer_alive_and_a_misaligned_message_is_read_right() -> None:
+def test_views_keep_their_buffers_alive_and_misaligned_messages_are_decoded() -> None:
     data = encode((torch.full((1000,), 3.0), np.full(1000, 3.0), torch.arange(5.0).double())).to_bytes()
     shifted = memoryview(b"x" + data)[1:]
     with decoding(readonly=True):
@@ -56,7 +56,7 @@ def test_a_view_keeps_its_buffer_alive_and_a_misaligned_message_is_read_right() 
         assert aligned.data_ptr() % 8 == 0
 
 
-def test_decoding_ends_with_its_block_nests_and_does_not_reach_other_tasks() -> None:
+def test_decode_options_apply_only_to_their_block_and_task() -> None:
     async def read(readonly: bool) -> bool:
         with decoding(readonly=readonly):
             await asyncio.sleep(0)
@@ -75,7 +75,7 @@ def test_decoding_ends_with_its_block_nests_and_does_not_reach_other_tasks() -> 
     assert asyncio.run(both()) == [False, True]
 
 
-def test_tensors_of_the_cpu_go_to_the_device_only_when_all_are_asked_for() -> None:
+def test_cpu_tensors_are_decoded_onto_the_device_only_with_every_tensor() -> None:
     encoded = encode((torch.ones(3), torch.nn.Parameter(torch.ones(2)), np.ones(2)))
     with decoding(device="meta"):
         stayed = decode(encoded)
@@ -86,9 +86,9 @@ def test_tensors_of_the_cpu_go_to_the_device_only_when_all_are_asked_for() -> No
     assert (type(moved[1]), type(moved[2])) == (torch.nn.Parameter, np.ndarray)
 
 
-def test_a_tensor_that_lay_on_an_accelerator_goes_to_the_device_and_else_to_the_cpu() -> None:
+def test_an_accelerator_tensor_is_decoded_onto_the_given_device_or_the_cpu() -> None:
     class OnAccelerator:
-        """Encodes as a tensor that lay on an accelerator does."""
+        """Is encoded like a tensor on an accelerator."""
 
         def __reduce__(self) -> Any:
             from phalanx.wire import unpack
@@ -101,7 +101,7 @@ def test_a_tensor_that_lay_on_an_accelerator_goes_to_the_device_and_else_to_the_
     assert (moved.device.type, decode(data).device.type) == ("meta", "cpu")
 
 
-def test_hoisted_objects_arrive_as_what_restore_gives_each_once_and_in_order(route: Any) -> None:
+def test_externalized_objects_are_restored_once_each_and_in_order(route: Any) -> None:
     twice = Token("a")
     value = {"call": [twice, Token("b"), 3, twice], "t": torch.ones(1)}
     seen: list[str] = []
@@ -117,7 +117,7 @@ def test_hoisted_objects_arrive_as_what_restore_gives_each_once_and_in_order(rou
     assert seen == ["a", "b"]
 
 
-def test_restore_may_decode_other_values_with_other_settings() -> None:
+def test_restore_may_decode_other_values_with_other_options() -> None:
     stored = encode(np.arange(3)).to_bytes()
 
     def restore(_: Any) -> Any:
@@ -133,7 +133,7 @@ def test_restore_may_decode_other_values_with_other_settings() -> None:
     ]
 
 
-def test_a_shared_leaf_travels_as_its_token() -> None:
+def test_a_shared_leaf_is_sent_as_its_placeholder() -> None:
     large, small = torch.zeros(1000), torch.ones(2)
     encoded = encode({"a": large, "b": [large, small]}, shared={id(large): ("stored", 0)})
     with decoding(restore=lambda token: large):
@@ -143,7 +143,7 @@ def test_a_shared_leaf_travels_as_its_token() -> None:
     assert arrived["b"][0] is large
 
 
-def test_hoist_may_decline_and_an_error_of_ours_in_it_is_passed_on_as_it_is() -> None:
+def test_hoist_may_decline_an_object_and_its_dispatch_errors_are_raised_unchanged() -> None:
     def refuse(token: Token) -> Any:
         raise DispatchError("not this one")
 
@@ -155,15 +155,15 @@ def test_hoist_may_decline_and_an_error_of_ours_in_it_is_passed_on_as_it_is() ->
 
 @pytest.mark.parametrize("travel", [in_process, through_buffers])
 @pytest.mark.parametrize("value", [torch.ones(9), {"a": [np.ones(9)]}, Pair(torch.ones(3), {1, 2})])
-def test_nothing_is_left_to_the_garbage_collector(travel: Any, value: Any) -> None:
+def test_encoding_and_decoding_leave_no_reference_cycles(travel: Any, value: Any) -> None:
     def left() -> int:
         travel(value)
         return gc.collect()
 
-    travel(value)  # what the first time imports and remembers
+    travel(value)  # the first time imports modules and fills caches
     gc.collect()
     gc.disable()
     try:
-        assert any(left() == 0 for _ in range(5))  # other threads of the session leave something now and then
+        assert any(left() == 0 for _ in range(5))  # other threads of the session may leave cycles
     finally:
         gc.enable()

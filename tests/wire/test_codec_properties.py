@@ -50,7 +50,7 @@ def views(draw: st.DrawFn, of: Any) -> Any:
     if kind == "sliced" and dims and of.shape[0]:
         return of[draw(st.integers(0, of.shape[0] - 1)) :]
     if kind == "reversed" and dims:
-        # Not flip(), which is not there for every dtype; a tensor has no negative strides anyway.
+        # flip() does not exist for every dtype; a tensor has no negative strides anyway.
         if isinstance(of, np.ndarray):
             return of[::-1]
         return torch.stack(of.unbind(0)[::-1]) if len(of) else of
@@ -85,7 +85,7 @@ leaves = st.one_of(
 
 @st.composite
 def trees(draw: st.DrawFn) -> Any:
-    """Nested structures in which some leaves are met several times."""
+    """Nested structures in which leaves may occur several times."""
     some = draw(st.lists(leaves, min_size=1, max_size=5))
     repeated = st.sampled_from(some)
     return draw(
@@ -112,7 +112,7 @@ every_route = pytest.mark.parametrize(
 
 
 def flat(value: Any) -> list[Any]:
-    """The leaves in order, with the containers' types and keys between them."""
+    """Return the leaves in order, with the containers' types and keys between them."""
     if isinstance(value, dict):
         return [dict, *value, *(leaf for item in value.values() for leaf in flat(item))]
     if isinstance(value, list | tuple):
@@ -128,7 +128,7 @@ def raw(tensor: torch.Tensor) -> list[int]:
 
 
 def is_dense(leaf: Any) -> bool:
-    """Whether some order of the axes is contiguous: stated otherwise than in the codec."""
+    """Return whether some order of the axes is contiguous, computed differently than in the codec."""
     strides = leaf.stride() if isinstance(leaf, torch.Tensor) else leaf.strides
     order = sorted(range(len(leaf.shape)), key=lambda axis: (-strides[axis], -leaf.shape[axis]))
     if isinstance(leaf, torch.Tensor):
@@ -162,7 +162,7 @@ def test_any_structure_arrives_equal(route: Any, sent: Any) -> None:
 @every_route
 @relaxed
 @given(sent=st.one_of(tensors(), arrays().filter(lambda a: a.dtype != object)))
-def test_strides_are_kept_where_memory_is_dense_and_else_contiguous(route: Any, sent: Any) -> None:
+def test_strides_of_dense_memory_are_kept_and_other_memory_becomes_contiguous(route: Any, sent: Any) -> None:
     arrived = route(sent)
     if 0 in sent.shape:
         return
@@ -180,7 +180,7 @@ def test_strides_are_kept_where_memory_is_dense_and_else_contiguous(route: Any, 
 @every_route
 @relaxed
 @given(sent=trees())
-def test_leaves_that_were_one_object_are_one_again_and_others_are_not(route: Any, sent: Any) -> None:
+def test_leaves_arrive_as_one_object_exactly_if_they_were_one_object(route: Any, sent: Any) -> None:
     def memory(leaf: Any) -> bool:
         return isinstance(leaf, torch.Tensor | np.ndarray)
 

@@ -1,4 +1,4 @@
-"""What a failing host raises travels anywhere, and gives the exception back where that can be."""
+"""Failures of ranks: they can be sent anywhere, and their exceptions are restored if possible."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def there_and_back(exc: BaseException) -> BaseException | None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
-def test_an_exception_comes_back_with_its_fields(exc: BaseException, fields: tuple[str, ...]) -> None:
+def test_an_exception_is_restored_with_its_fields(exc: BaseException, fields: tuple[str, ...]) -> None:
     back = there_and_back(raised(exc))
 
     assert type(back) is type(exc)
@@ -95,7 +95,7 @@ def test_an_exception_comes_back_with_its_fields(exc: BaseException, fields: tup
     [(threading.Lock(), "kept (_thread.lock)"), (b"x" * (ITEM_LIMIT + 1), "kept (bytes)")],
     ids=["unpicklable", "too large"],
 )
-def test_what_cannot_be_sent_is_left_out_and_named_in_a_note(kept: object, note: str) -> None:
+def test_attributes_that_cannot_be_sent_are_left_out_and_named_in_a_note(kept: object, note: str) -> None:
     back = there_and_back(Holding("text", kept))
 
     assert isinstance(back, Holding)
@@ -107,18 +107,18 @@ def test_what_cannot_be_sent_is_left_out_and_named_in_a_note(kept: object, note:
 
 
 @given(st.binary(max_size=40))
-def test_bytes_that_are_no_exception_give_none(data: bytes) -> None:
+def test_bytes_that_are_no_exception_are_unpacked_as_none(data: bytes) -> None:
     assert unpack(data) is None
 
 
-def test_nothing_is_packed_of_an_exception_that_is_too_large() -> None:
+def test_an_exception_that_is_too_large_is_not_packed() -> None:
     assert pack(ValueError(*[b"x" * (ITEM_LIMIT - 100)] * 20)) is None
 
 
 CLASSES = "class Gone(ValueError):\n    pass\n"
 
 
-def test_a_part_of_a_group_without_its_class_is_stood_in_for(
+def test_a_sub_exception_without_its_class_is_replaced_by_a_library_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "soon_gone.py").write_text(CLASSES)
@@ -135,7 +135,7 @@ def test_a_part_of_a_group_without_its_class_is_stood_in_for(
     assert str(back.exceptions[0]) == "soon_gone.Gone: text"
 
 
-def test_the_report_holds_what_was_given_and_the_exception_once_it_is_taken_from_the_failure() -> None:
+def test_the_report_of_a_failure_has_its_fields_and_its_exception() -> None:
     failure = capture(ValueError("bad"), rank=2, role="actor", method="update", hint="less")
     report = report_of(failure, at=3.5)
 
@@ -149,14 +149,14 @@ def user_code() -> None:
 
 
 def failing_in_host(call: Callable[[], None]) -> BaseException:
-    """Run `call` under a frame whose file lies where the host's code lies."""
+    """Run `call` under a frame of a file in the folder of the worker runtime."""
     host = Path(phalanx.__file__).parent / "worker" / "imagined.py"
     space: dict[str, Callable[[Callable[[], None]], None]] = {}
     exec(compile("def run(call):\n    call()\n", str(host), "exec"), space)
     try:
         space["run"](call)
     except Exception as error:
-        # As in a host: the frame that catches is the host's own, and is not part of what is shown.
+        # As in the worker runtime, the frame that catches the error is not shown.
         return error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)
     raise AssertionError("the call returned")
 
@@ -168,7 +168,7 @@ def test_the_traceback_begins_in_user_code_if_there_is_any(call: Any, first: str
     assert lines[1].endswith(first)
 
 
-def test_causes_notes_and_sub_exceptions_are_in_the_traceback_and_come_back() -> None:
+def test_causes_notes_and_sub_exceptions_are_in_the_traceback_and_restored() -> None:
     group = ExceptionGroup(
         "several", [ValueError("first one"), ExceptionGroup("inner", [decode_error(), Refuses("second one")])]
     )
@@ -186,7 +186,7 @@ def test_causes_notes_and_sub_exceptions_are_in_the_traceback_and_come_back() ->
     assert [type(exc) for exc in inner.exceptions] == [UnicodeDecodeError, Refuses]
 
 
-def test_long_texts_are_cut_in_the_middle_and_what_has_none_or_recurs_for_ever_is_captured() -> None:
+def test_long_messages_are_shortened_and_mute_or_recursive_errors_are_captured() -> None:
     def again() -> None:
         again()
 
@@ -204,7 +204,7 @@ def test_long_texts_are_cut_in_the_middle_and_what_has_none_or_recurs_for_ever_i
     assert report.message.endswith("end")
 
 
-def test_exceptions_of_scripts_and_of_the_main_module_come_back(
+def test_exceptions_of_scripts_and_of_the_main_module_are_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "script.py"
@@ -221,7 +221,7 @@ def test_exceptions_of_scripts_and_of_the_main_module_come_back(
 
 @given(st.text(st.characters(), max_size=20))
 @example("\udce9")
-def test_all_text_of_a_failure_can_be_encoded_and_the_exception_keeps_it(text: str) -> None:
+def test_all_texts_of_a_failure_can_be_encoded_and_the_exception_keeps_its_text(text: str) -> None:
     error = ValueError(text)
     error.__notes__ = [text]  # type: ignore[attr-defined]
     failure = capture(error, role=text, method=text)

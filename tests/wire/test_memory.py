@@ -1,4 +1,4 @@
-"""Blocks, copies and joins; the thresholds are made small so that every path is taken quickly."""
+"""Blocks, copies and joins, with small thresholds so that tests reach every path quickly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def small_thresholds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize("nbytes", [0, 1, 100, 5 << 20])
-def test_a_block_has_the_size_asked_for(nbytes: int, pooled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocated_block_has_the_requested_size(
+    nbytes: int, pooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not pooled:
         monkeypatch.setattr(memory, "buffer_pool", None)
     block = allocate(nbytes)
@@ -37,7 +39,7 @@ def test_a_block_has_the_size_asked_for(nbytes: int, pooled: bool, monkeypatch: 
 
 
 @pytest.mark.usefixtures("small_thresholds")
-def test_private_copies_are_equal_and_separate() -> None:
+def test_private_copies_equal_their_sources() -> None:
     given_bytes = [bytes(range(n)) for n in (0, 1, 12, 30)]
     copies = private_copies(list(map(memoryview, given_bytes)))
     assert [bytes(copy.tolist()) for copy in copies] == given_bytes
@@ -85,12 +87,12 @@ def test_rows_are_selected_as_torch_selects_them(dtype: torch.dtype, monkeypatch
 
 @pytest.mark.usefixtures("small_thresholds")
 @pytest.mark.parametrize("odd", [torch.eye(4).to_sparse(), torch._efficientzerotensor((4, 2))])
-def test_rows_of_a_tensor_that_is_more_than_its_bytes_are_selected_by_torch(odd: torch.Tensor) -> None:
+def test_rows_of_tensors_without_plain_memory_are_selected(odd: torch.Tensor) -> None:
     assert torch.equal(select_rows(odd, [3, 0]).to_dense(), odd.to_dense()[[3, 0]])
 
 
 @pytest.mark.usefixtures("small_thresholds")
-def test_joined_rows_share_nothing_are_promoted_and_are_free_of_history() -> None:
+def test_joined_rows_have_own_memory_a_promoted_dtype_and_no_autograd_history() -> None:
     piece = torch.ones(3, 2, requires_grad=True)
     joined = concat_rows([piece])
     joined.fill_(0)
@@ -108,7 +110,7 @@ def test_a_joined_tensor_can_grow() -> None:
 
 
 @pytest.mark.usefixtures("small_thresholds")
-def test_what_cannot_be_joined_is_refused() -> None:
+def test_rows_of_different_shapes_and_empty_lists_cannot_be_joined() -> None:
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         concat_rows([torch.ones(2, 3), torch.ones(2, 4)])
     for join in (concat_rows, concat_arrays):
@@ -125,7 +127,7 @@ def test_arrays_are_joined_in_order(dtype: str, order: Any) -> None:
     assert (joined.dtype, joined.tolist()) == (whole.dtype, whole.tolist())
 
 
-def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done(
+def test_the_first_error_of_a_threaded_copy_is_raised_after_all_copies_are_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory, "PARALLEL_FROM", 1)
@@ -135,7 +137,7 @@ def test_the_first_error_of_a_threaded_copy_is_raised_when_all_are_done(
     assert copied.all()
 
 
-def test_large_values_are_copied_while_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_values_are_copied_while_the_interpreter_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
     (copied,) = private_copies([memoryview(bytes([1]) * memory.PARALLEL_FROM)])
     assert copied.numpy().all()
@@ -166,13 +168,13 @@ def address(block: np.ndarray) -> int:
 
 
 def freed(pool: BufferPool, nbytes: int) -> int:
-    """The address of a block that was used and is free again."""
+    """Return the address of a block that was used and is free again."""
     block = pool.block(nbytes)
     block[:] = 1
     return address(block)
 
 
-def test_a_block_is_not_free_while_anything_uses_it(pool: BufferPool) -> None:
+def test_a_block_is_not_reused_while_a_view_of_it_exists(pool: BufferPool) -> None:
     block = torch.from_numpy(pool.block(8 * MB))
     view = block[MB:].view(torch.float32)[5:]
     place = block.data_ptr()
@@ -183,13 +185,15 @@ def test_a_block_is_not_free_while_anything_uses_it(pool: BufferPool) -> None:
 
 
 @pytest.mark.parametrize(("kept", "asked"), [(8, 32), (32, 8)], ids=["too small", "much too large"])
-def test_a_freed_block_serves_the_next_of_its_size_alone(pool: BufferPool, kept: int, asked: int) -> None:
+def test_a_freed_block_is_reused_only_for_a_block_of_its_size(
+    pool: BufferPool, kept: int, asked: int
+) -> None:
     place = freed(pool, kept * MB)
     assert address(pool.block(asked * MB)) != place
     assert address(pool.block(kept * MB)) == place
 
 
-def test_no_more_is_kept_than_the_bound_and_blocks_are_of_huge_pages(
+def test_the_pool_keeps_at_most_its_limit_and_uses_huge_pages(
     pool: BufferPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[str]()
@@ -204,6 +208,6 @@ def test_no_more_is_kept_than_the_bound_and_blocks_are_of_huge_pages(
 
 
 @pytest.mark.skipif(not LINUX, reason="no huge pages here")
-def test_large_received_memory_is_used_again() -> None:
+def test_large_allocated_memory_is_reused() -> None:
     place = allocate(24 * MB).data_ptr()
     assert allocate(24 * MB).data_ptr() == place

@@ -1,4 +1,4 @@
-"""What a value weighs and which of its leaves are large, found without encoding it."""
+"""Sizes of values and their large leaves, found without encoding."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ LOOP["self"] = LOOP
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_bytes_of_a_large_leaf_are_found_once_wherever_it_lies(value: Any) -> None:
+def test_a_large_leaf_is_found_and_counted_once_in_any_container(value: Any) -> None:
     assert 4000 <= nbytes_of(value) < 4300
     assert [leaf.nbytes for leaf in large_leaves(value, 1000)] == [4000]
 
@@ -96,18 +96,18 @@ def test_the_bytes_of_a_large_leaf_are_found_once_wherever_it_lies(value: Any) -
         ([pa.table({"x": np.arange(1000)})], 8000, 8000),
     ],
 )
-def test_other_values_weigh_about_what_their_pickle_does(value: Any, low: int, high: int) -> None:
+def test_the_estimated_size_of_other_values_is_within_bounds(value: Any, low: int, high: int) -> None:
     assert low <= nbytes_of(value) <= high
 
 
-def test_leaves_of_the_threshold_come_in_the_order_in_which_they_are_met() -> None:
+def test_leaves_from_the_threshold_on_are_found_in_order() -> None:
     tensors = [torch.zeros(100 + i) for i in range(5)]
     value = {"a": tensors[0], "b": [tensors[1], (tensors[2],)], "c": tensors[3:]}
     found = large_leaves(value, tensors[1].nbytes)
     assert [len(leaf) for leaf in found] == [101, 102, 103, 104]
 
 
-def test_tensordicts_are_looked_into_and_lazy_stacks_without_stacking() -> None:
+def test_leaves_of_tensordicts_are_found_and_lazy_stacks_are_not_stacked() -> None:
     tensordict = pytest.importorskip("tensordict")
     value = tensordict.TensorDict({"x": BIG, "in": {"y": torch.zeros(1000, 2)}}, batch_size=[1000])
     assert sorted(leaf.nbytes for leaf in large_leaves(value, 1)) == [4000, 8000]
@@ -131,6 +131,6 @@ def test_tensordicts_are_looked_into_and_lazy_stacks_without_stacking() -> None:
     ],
     ids=["coo", "csr", "hybrid", "jagged", "structured", "strided"],
 )
-def test_the_estimate_is_within_a_factor_of_three_of_what_is_sent(make: Any) -> None:
+def test_the_estimate_is_within_a_factor_of_three_of_the_encoded_size(make: Any) -> None:
     value = make()
     assert encode(value).nbytes / 3 <= nbytes_of(value) <= encode(value).nbytes * 3

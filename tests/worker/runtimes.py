@@ -17,7 +17,7 @@ def empty_runtime() -> WorkerRuntime:
 
 
 def runtime_of(cls: type) -> WorkerRuntime:
-    """Return rank 0 of one."""
+    """Return the runtime of a single rank."""
     made = empty_runtime()
     config = RankConfig(0, 1, 0, 1, "g", 0, {})
     made.setup(config.pack(pickle.dumps(encode({"": (cls, (), {})}))), ())

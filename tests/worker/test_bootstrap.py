@@ -1,4 +1,4 @@
-"""What a rank's process does while it imports the users' modules."""
+"""Garbage collection while a rank imports the user's modules."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def as_before() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_collecting_goes_on_as_before_also_where_an_import_fails() -> None:
+def test_garbage_collection_is_restored_after_successful_and_failed_imports() -> None:
     before, frozen = gc.get_threshold(), gc.get_freeze_count()
     with importing():
-        assert gc.get_threshold()[0] == 0  # nothing is collected meanwhile
+        assert gc.get_threshold()[0] == 0  # no collection during imports
     assert gc.get_freeze_count() > frozen
     assert (gc.get_threshold(), gc.isenabled()) == (before, True)
     with pytest.raises(ImportError), importing():
@@ -31,11 +31,11 @@ def test_collecting_goes_on_as_before_also_where_an_import_fails() -> None:
     assert (gc.get_threshold(), gc.isenabled()) == (before, True)
     with importing():
         gc.set_threshold(50_000, 20, 20)
-    assert gc.get_threshold() == (50_000, 20, 20)  # what a module sets stands
+    assert gc.get_threshold() == (50_000, 20, 20)  # settings of a module are kept
 
 
 @pytest.mark.slow
-def test_a_rank_collects_garbage(ray_cluster: Any) -> None:
+def test_garbage_collection_is_enabled_on_a_rank(ray_cluster: Any) -> None:
     class Sees(px.Worker):
         @px.register
         def settings(self) -> tuple[tuple[int, int, int], bool, int]:

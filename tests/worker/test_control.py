@@ -1,4 +1,4 @@
-"""A call that is cancelled in the very moment in which it begins is interrupted, not run."""
+"""Interrupts of calls that are cancelled as they begin, and aborts of collectives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if not call_page.available():
 
 
 class Cancelled:
-    """Cancels a call right after it has asked whether it was."""
+    """Cancels a call right after the call has checked for cancellation."""
 
     def __init__(self, control: Control) -> None:
         self._page = control.page
@@ -61,7 +61,7 @@ class Worker(px.Worker):
 
 @pytest.fixture
 def runtime(control: Control, monkeypatch: pytest.MonkeyPatch) -> WorkerRuntime:
-    """Rank 0 of one, as in a process of its own."""
+    """The runtime of a single rank, as in a process of its own."""
     ids = itertools.count(70000)
     monkeypatch.setattr(InlineServices, "call_id", lambda _: next(ids))
     made = runtime_of(Worker)
@@ -70,7 +70,7 @@ def runtime(control: Control, monkeypatch: pytest.MonkeyPatch) -> WorkerRuntime:
     return made
 
 
-def test_a_call_of_a_rank_that_is_cancelled_while_it_begins_is_interrupted_and_the_next_one_runs(
+def test_a_call_that_is_cancelled_as_it_begins_is_interrupted_and_the_next_call_runs(
     runtime: WorkerRuntime,
 ) -> None:
     with pytest.raises(RankFailure) as failure:
@@ -79,10 +79,10 @@ def test_a_call_of_a_rank_that_is_cancelled_while_it_begins_is_interrupted_and_t
     assert runtime.run(message("ping")) == 0
 
 
-def test_an_interrupt_that_came_just_before_a_thread_waits_is_sent_again(
+def test_an_interrupt_that_has_no_effect_is_sent_again(
     control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.undo()  # of `cancelled`
+    monkeypatch.undo()  # restores `cancelled`
     sent: list[int] = []
     kill = signal.pthread_kill
 
@@ -116,7 +116,7 @@ def _open(one: socket.socket) -> bool:
         return True
 
 
-def test_only_connections_of_process_groups_are_cut_and_a_thread_that_waits_for_one_is_freed() -> None:
+def test_an_abort_closes_only_connections_of_process_groups_also_while_they_form() -> None:
     collectives, before = Collectives(), _connected()
     with collectives.noting():
         of_a_group, of_a_store = _connected(), _connected()

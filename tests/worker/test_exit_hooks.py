@@ -1,4 +1,4 @@
-"""What the library registered runs at the end of a rank: once, last first, whatever fails."""
+"""Exit hooks run at the end of a rank: once, the last hook first, whatever fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fail(text: str) -> None:
     raise ValueError(text)
 
 
-def test_closers_run_once_the_last_one_first_also_those_that_a_closer_adds_whatever_fails(
+def test_exit_hooks_run_once_in_reverse_order_also_if_a_hook_fails_or_adds_a_hook(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closers, ran = ExitHooks(own_process=False), []
@@ -41,7 +41,7 @@ def test_closers_run_once_the_last_one_first_also_those_that_a_closer_adds_whate
     assert ran == [3, 2, 1, 4]
 
 
-def test_an_orderly_exit_runs_them(tmp_path: Path) -> None:
+def test_sys_exit_runs_exit_hooks(tmp_path: Path) -> None:
     made = tmp_path / "made"
     made.touch()
     code = (
@@ -68,7 +68,7 @@ class Leaves(px.Worker):
             raise ValueError("cannot close")
 
 
-def test_closers_run_after_the_users_close_also_where_that_raised_and_not_those_of_other_groups(
+def test_a_closed_group_runs_only_its_own_exit_hooks_also_if_a_workers_close_raised(
     pool: px.ResourcePool, tmp_path: Path
 ) -> None:
     with px.WorkerGroup(pool[0:1], Leaves) as group:

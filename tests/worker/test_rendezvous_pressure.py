@@ -1,4 +1,4 @@
-"""Many worlds at once, on ports that others want too; several worlds in turn and side by side."""
+"""Groups that start concurrently while another process takes ports, and devices that ranks see."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_A_TIME, KEPT, EVERY_S = 40, 4000, 0.05
 
 
 def listening_ports() -> set[int]:
-    """Ports in state LISTEN (0A) of every process of this machine."""
+    """Return ports in state LISTEN (0A) of every process of this machine."""
     rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     return {int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
 
@@ -39,7 +39,7 @@ def take(port: int) -> socket.socket | None:
 
 
 def eat_ports() -> None:
-    """Take ports until the input ends: any that the kernel gives, and the neighbours of those that others listen on."""
+    """Take ports until the input ends: free ports, and neighbors of ports that other processes listen on."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limit = 2 * KEPT if hard == resource.RLIM_INFINITY else min(hard, 2 * KEPT)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -108,7 +108,7 @@ def start_and_use(number: int) -> list[float]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("groups", [5, pytest.param(20, marks=pytest.mark.soak)])
-def test_groups_come_up_at_once_while_the_ports_around_them_are_taken(
+def test_groups_start_concurrently_while_another_process_takes_ports(
     ray_cluster: None, port_eater: subprocess.Popen[str], groups: int
 ) -> None:
     with ThreadPoolExecutor(groups) as threads:
@@ -118,7 +118,7 @@ def test_groups_come_up_at_once_while_the_ports_around_them_are_taken(
     assert int(eaten) > 1000
 
 
-def test_a_rank_sees_its_own_device_only_or_on_request_all_of_its_group_on_the_node(
+def test_a_rank_sees_its_own_device_or_on_request_all_devices_of_its_group_on_the_node(
     ray_cluster: None,
 ) -> None:
     with px.ResourcePool([3], use_gpu=True) as pool:

@@ -1,4 +1,4 @@
-"""Where the threads of a process stand, as one of them reads it."""
+"""Stacks of all threads of a process, read by one of its threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from phalanx.worker.control import stacks
 
 
-def test_all_threads_are_there_the_main_one_last_and_innermost_frames_first() -> None:
+def test_all_threads_are_there_with_the_main_thread_last_and_innermost_frames_first() -> None:
     waits, go_on = threading.Event(), threading.Event()
 
     def waiting() -> None:
@@ -29,7 +29,7 @@ def test_all_threads_are_there_the_main_one_last_and_innermost_frames_first() ->
     assert main[own].startswith(f'  File "{__file__}", line ')
 
 
-def test_of_a_deep_stack_the_innermost_frames_are_shown() -> None:
+def test_a_deep_stack_is_shortened_to_its_innermost_frames() -> None:
     def deep(more: int) -> str:
         return deep(more - 1) if more else stacks()
 
@@ -39,7 +39,7 @@ def test_of_a_deep_stack_the_innermost_frames_are_shown() -> None:
     assert main[-1] == "  ..."
 
 
-def test_the_collector_is_as_it_was() -> None:
+def test_reading_stacks_keeps_the_garbage_collector_enabled_or_disabled() -> None:
     before = gc.isenabled()
     try:
         for collecting, turn in ((True, gc.enable), (False, gc.disable)):

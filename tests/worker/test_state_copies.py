@@ -34,7 +34,7 @@ def held(holder: StateCopies, number: int) -> list[int]:
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=3, max_size=3), st.booleans()), max_size=12))
-def test_a_holder_has_each_whole_snapshot_also_after_some_that_did_not_reach_it(
+def test_a_holder_has_each_complete_snapshot_also_after_snapshots_that_did_not_reach_it(
     steps: list[tuple[list[int], bool]],
 ) -> None:
     rank, holder = StateCopies(), StateCopies()
@@ -48,7 +48,7 @@ def test_a_holder_has_each_whole_snapshot_also_after_some_that_did_not_reach_it(
             assert held(holder, last) == values
 
 
-def test_a_holder_forgets_the_copies_of_ranks_that_others_hold_now() -> None:
+def test_a_holder_forgets_a_copy_that_is_not_renewed() -> None:
     rank, holder = StateCopies(), StateCopies()
     _, sent = rank.take(1, 0, leaves([5]), again=False)
     holder.hold(0, 1, 0, sent)

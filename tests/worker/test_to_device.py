@@ -1,6 +1,6 @@
-"""Where tensors among the arguments of a ``to_device`` method lie, however they got there.
+"""Devices of tensors among the arguments of ``to_device`` methods.
 
-The device of the ranks is "meta": tensors on it have shape and dtype, and no machine lacks one.
+The device of the ranks is "meta": its tensors have shape and dtype, and every machine has it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def batch() -> Batch:
     return Batch(ROWS[:, None].repeat(1, 4), np.arange(6))
 
 
-def test_tensors_lie_on_the_device_of_the_rank_where_that_is_asked_for(
+def test_tensors_are_on_the_device_of_the_rank_only_with_to_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(WorkerRuntime, "device", torch.device("meta"))
@@ -65,6 +65,6 @@ def test_tensors_lie_on_the_device_of_the_rank_where_that_is_asked_for(
         for whole in (px.put(batch(), backend="inline"), group.make.submit(ROWS)):
             assert group.whole(whole) == [("meta", (6, 4), True)] * 2
         made = group.make.submit(ROWS)
-        assert fewer.split(made) == [("meta", (6, 4), True)]  # of several ranks
+        assert fewer.split(made) == [("meta", (6, 4), True)]  # joined from several ranks
         assert group.look(made) == ["meta"] * 2  # for reading only
         assert group.stay(made) == ["cpu"] * 2

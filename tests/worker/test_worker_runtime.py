@@ -51,7 +51,7 @@ def runtime() -> WorkerRuntime:
     return runtime_of(Worker)
 
 
-def test_questions_of_the_library_are_answered_by_a_rank_that_leaves_and_calls_not_before_it_is_made(
+def test_a_leaving_rank_runs_library_functions_and_a_rank_without_a_worker_refuses_calls(
     runtime: WorkerRuntime,
 ) -> None:
     handlers.leave(runtime)
@@ -61,7 +61,7 @@ def test_questions_of_the_library_are_answered_by_a_rank_that_leaves_and_calls_n
         empty_runtime().run_direct("", "double", (), {}, ("", 3, 0), encode)
 
 
-def test_ctrl_c_in_the_process_of_the_driver_ends_the_call_and_whatever_else_is_raised_answers_it(
+def test_a_keyboard_interrupt_inline_is_raised_and_other_exceptions_are_failures_of_the_rank(
     runtime: WorkerRuntime,
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -70,7 +70,7 @@ def test_ctrl_c_in_the_process_of_the_driver_ends_the_call_and_whatever_else_is_
         runtime.run(message("give_up"))
 
 
-def test_the_error_of_a_missing_module_says_where_ranks_look_for_modules() -> None:
+def test_the_error_of_a_missing_module_names_pythonpath() -> None:
     with (
         px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
         px.WorkerGroup(pool, px.Worker) as group,
@@ -83,7 +83,7 @@ async def running() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-def test_all_methods_share_one_loop_which_is_closed_with_its_rank() -> None:
+def test_async_methods_share_one_loop_that_is_closed_with_its_rank() -> None:
     rank = Loop()
     first, second = rank.run(running()), rank.run(running())
     before = first.is_closed()
@@ -95,10 +95,10 @@ def test_all_methods_share_one_loop_which_is_closed_with_its_rank() -> None:
 
 
 class Interrupt(BaseException):
-    """As a cancelled call is interrupted by."""
+    """Stands for the interrupt of a cancelled call."""
 
 
-def test_an_interrupted_call_does_not_go_on_while_the_next_one_runs() -> None:
+def test_an_interrupted_call_has_ended_before_the_next_call_runs() -> None:
     loop, seen = Loop(), list[str]()
 
     async def first() -> None:
@@ -124,13 +124,13 @@ def test_an_interrupted_call_does_not_go_on_while_the_next_one_runs() -> None:
 
 
 class CountedByTheBackend:
-    """A reference that only its backend may pickle: for anybody else it would live for ever."""
+    """A reference that only its backend may pickle: otherwise it would never be freed."""
 
     def __reduce__(self) -> str:
         raise AssertionError("pickled past the backend")
 
 
-def test_a_reference_within_an_output_is_left_for_the_backend_to_pickle() -> None:
+def test_a_reference_within_an_output_is_not_pickled_by_the_codec() -> None:
     ref = BackendRef(CountedByTheBackend())
     made = encoded({"rows": torch.ones(3), "refs": [ref]})
     assert list(made.tokens) == [ref]
@@ -138,17 +138,17 @@ def test_a_reference_within_an_output_is_left_for_the_backend_to_pickle() -> Non
 
 
 @pytest.mark.parametrize("method", ["numbers", "numbers_async"])
-def test_a_call_of_which_nothing_is_kept_runs_to_its_end(runtime: WorkerRuntime, method: str) -> None:
+def test_a_generator_whose_items_are_not_kept_runs_to_its_end(runtime: WorkerRuntime, method: str) -> None:
     assert runtime.run(message(method, keep=False)) is None
     assert runtime.instances[""].over
 
 
-def test_what_does_not_yield_has_no_items(runtime: WorkerRuntime) -> None:
+def test_streaming_a_method_that_does_not_yield_is_an_error(runtime: WorkerRuntime) -> None:
     with pytest.raises(RankFailure, match=r"it returned a int: call it without \.stream\(\)"):
         next(runtime.stream(message("one")))
 
 
-def test_a_profile_lasts_until_the_last_item(runtime: WorkerRuntime) -> None:
+def test_a_profile_includes_a_stream_until_its_last_item(runtime: WorkerRuntime) -> None:
     arm_profile(runtime, "one", ProfileOrder(2))
     items = runtime.stream(message("numbers"))
     next(items)

@@ -1,4 +1,4 @@
-"""Layouts of tensors over the ranks of a side, drawn at random: what each rank has is cut out of golden tensors."""
+"""Random layouts of tensors over the ranks of a side. Shards are cut out of golden tensors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Box = tuple[Shape, Shape]
 
 @dataclass(frozen=True)
 class Layout:
-    """One tensor cut along ``dim`` at ``edges``; ``owners`` are the ranks that hold each part, which may be several.
+    """One tensor split along ``dim`` at ``edges``; ``owners`` are the ranks of each part, one or several.
 
-    ``across`` cuts what each rank holds once more, along the next dim, in as many parts as there are ranks: a rank
-    has the part of its number, where all ranks hold all the rest.
+    ``across`` is the number of ranks, if all ranks own all parts. It splits the parts again, along the next dim:
+    each rank has the piece of its number.
     """
 
     dim: int
@@ -33,7 +33,7 @@ class Layout:
     across: int | None = None
 
     def boxes(self, shape: Shape, rank: int) -> list[Box]:
-        """Of a rank: offsets and sizes."""
+        """Return offsets and sizes of the boxes of a rank."""
         found = [
             (begin, end - begin)
             for index, (begin, end) in enumerate(zip(self.edges, self.edges[1:], strict=False))
@@ -52,7 +52,7 @@ class Layout:
         return tuple(offsets), tuple(sizes)
 
     def held(self, full: torch.Tensor, rank: int) -> tuple[torch.Tensor, px.weights.ShardSpec] | None:
-        """What a rank has of a tensor, its boxes one after another; None where it has nothing."""
+        """Return a rank's boxes of a tensor, concatenated, and their spec. None if it has no box."""
         shape = tuple(full.shape)
         if not shape:
             return full.clone(), px.weights.ShardSpec((), (((), ()),))
@@ -67,7 +67,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Side:
-    """Ranks, and how each tensor lies on them."""
+    """The ranks of a side, and the layout of each tensor."""
 
     ranks: int
     layouts: tuple[Layout, ...]
@@ -113,7 +113,7 @@ def golden(shapes: Sequence[Shape]) -> Tensors:
 
 
 def read(side: Side, full: Tensors) -> list[LocalLayout]:
-    """What each rank says that it has, and its tensors."""
+    """Return the layout that is read from the tensors of each rank."""
     return [read_tensors(side.tensors(full, rank), side.boxes(full, rank)) for rank in range(side.ranks)]
 
 

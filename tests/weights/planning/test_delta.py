@@ -1,4 +1,4 @@
-"""Deltas: a bucket of changes leads to the same bits as a bucket of elements."""
+"""Deltas: a bucket of changes gives the same bits as a bucket of all elements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def random(dtype: torch.dtype, size: int, seed: int) -> torch.Tensor:
 @given(
     st.sampled_from(DTYPES), st.integers(0, 300), st.sampled_from([0.0, 0.01, 0.5, 1.0]), st.integers(0, 9)
 )
-def test_a_delta_leads_to_the_same_bits(dtype: torch.dtype, size: int, share: float, seed: int) -> None:
+def test_a_delta_gives_the_same_bits_and_is_not_larger_than_the_tensor(
+    dtype: torch.dtype, size: int, share: float, seed: int
+) -> None:
     old = random(dtype, size, seed)
     new = torch.where(torch.rand(size) < share, random(dtype, size, seed + 1), old)
     target = old.clone()
@@ -39,7 +41,7 @@ SLOT = BucketSlot(0, 400, "float32", (100,), "w", (0,), "w", (0,), (0,))
 BUCKET = Bucket(0, 0, 400, (0,), (SLOT,))
 
 
-def test_a_target_of_another_version_takes_nothing() -> None:
+def test_a_target_of_another_version_refuses_a_delta_and_does_not_change() -> None:
     source, target, model = DeltaPacking(), DeltaPacking(), torch.zeros(100)
     packed = torch.empty(source.capacity(BUCKET), dtype=torch.uint8)
     for known, number in ((None, 1), (1, 2)):

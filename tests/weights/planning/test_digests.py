@@ -1,4 +1,4 @@
-"""Digests tell what arrived from what was sent, whatever the shards of both sides."""
+"""Digests compare received with sent tensors, for any shards of both sides."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_samples_of_successive_versions_have_every_element_once(
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
 )
-def test_a_sample_of_numpy_is_a_sample_of_torch(dtype: torch.dtype, version: int) -> None:
+def test_a_sampled_digest_is_the_digest_of_the_sampled_elements(dtype: torch.dtype, version: int) -> None:
     part = torch.randint(0, 2, (6, 5000)).to(dtype)[1:5, 30:4999]
     index = _sampled_elements(whole(part.shape), dtype.itemsize, version)
 

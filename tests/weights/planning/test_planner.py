@@ -1,4 +1,4 @@
-"""What a plan decides: names, fused names, ties, replicas, and what does not fit."""
+"""Plans of syncs: names, fused names, ties, replicas and mismatches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def full(*shape: int, dtype: str = "float32") -> HeldTensor:
 
 
 def part(shape: tuple[int, ...], *boxes: tuple[int, int]) -> HeldTensor:
-    """A tensor of one dim, with boxes of (start, size) one after another."""
+    """Return a tensor of one dim with boxes of (start, size), stored one after another."""
     starts = [sum(size for _, size in boxes[:index]) for index in range(len(boxes))]
     placed = [LocalBox(Box((box[0],), (box[1],)), (at,)) for box, at in zip(boxes, starts, strict=True)]
     return HeldTensor("float32", shape, tuple(placed))
@@ -36,7 +36,7 @@ def whole_on(ranks: int, **held: HeldTensor) -> list[Manifest]:
 
 
 def by_rank(*held: HeldTensor) -> list[Manifest]:
-    """The tensor w as each rank holds it."""
+    """Return manifests of ranks that hold the tensor w."""
     return [Manifest.of({"w": one}) for one in held]
 
 
@@ -88,7 +88,7 @@ def senders(plan: Plan) -> list[tuple[int, Locality]]:
         ),
     ],
 )
-def test_what_does_not_fit_is_told_by_name_with_what_was_wanted_and_found(
+def test_a_mismatch_names_the_tensor_with_the_wanted_and_found_value(
     sources: list[Manifest], targets: list[Manifest], fault: tuple[str, ...]
 ) -> None:
     with pytest.raises(WeightsMismatch) as raised:
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_told_by_name_with_what_was_wanted_and_found(
     assert pickle.loads(pickle.dumps(raised.value)).rows == raised.value.rows
 
 
-def test_all_that_does_not_fit_is_one_error_whose_table_has_the_first_faults() -> None:
+def test_all_mismatches_are_one_error_with_the_first_30_in_its_table() -> None:
     wanted = {f"w{index}": full(1) for index in range(38)}
 
     with pytest.raises(
@@ -119,7 +119,7 @@ def test_all_that_does_not_fit_is_one_error_whose_table_has_the_first_faults() -
         ({"old.w": "b"}, "both renamed"),
     ],
 )
-def test_a_rename_that_cannot_be_is_refused_with_what_it_says(rename: Any, why: str) -> None:
+def test_an_invalid_rename_is_refused_with_the_reason(rename: Any, why: str) -> None:
     with pytest.raises((DeclarationError, WeightsMismatch), match=why):
         plan_of(whole_on(1, old__w=full(2), b=full(2)), whole_on(1, b=full(2)), rename=rename)
 
@@ -140,7 +140,7 @@ def test_a_rename_that_cannot_be_is_refused_with_what_it_says(rename: Any, why: 
     ],
     ids=["interleaved", "in sequence"],
 )
-def test_fused_tensors_are_cut_into_their_parts(
+def test_fused_tensors_are_split_into_their_parts(
     sources: list[Manifest], targets: list[Manifest], cuts: list[tuple[int, int, int]]
 ) -> None:
     """Cuts are (start at the target, start at the source, size)."""
@@ -154,7 +154,7 @@ def test_fused_tensors_are_cut_into_their_parts(
         Fused.megatron_qkv(heads=4, query_groups=3)
 
 
-def test_names_that_are_tied_at_the_target_alone_are_fed_from_either() -> None:
+def test_weights_tied_only_at_the_target_are_fed_by_any_of_their_names() -> None:
     plan = plan_of(whole_on(1, head=full(4)), TIED)
 
     assert (feeds(plan), plan.bytes_by_link()) == ({("head", "embed")}, {(0, 0, Locality.REMOTE): 16})
@@ -177,7 +177,7 @@ def test_the_nearest_replica_sends(places: list[tuple[str, str]], sender: tuple[
     assert senders(plan) == [sender]
 
 
-def test_replicas_share_the_work_and_what_several_ranks_of_a_node_need_is_written_once() -> None:
+def test_replicas_share_the_transfers_and_ranks_of_one_node_share_a_written_box() -> None:
     named = {f"layers.{index}.w": full(64) for index in range(12)}
 
     shared = plan_of(whole_on(4, **named), whole_on(1, **named), places=one_node(4, 1))
@@ -187,7 +187,7 @@ def test_replicas_share_the_work_and_what_several_ranks_of_a_node_need_is_writte
     assert [piece.targets for _, _, piece in once.transfers()] == [(0, 1, 2)]
 
 
-def test_pieces_are_listed_once_for_all_names_that_travel_alike() -> None:
+def test_boxes_are_listed_once_for_all_tensors_with_equal_layouts() -> None:
     names = pack_names(f"layers.{layer}.experts.{expert}.w" for layer in range(94) for expert in range(384))
 
     def experts(ranks: int) -> list[Manifest]:

@@ -1,4 +1,4 @@
-"""What a rank holds is read from its tensors: plain ones, DTensors as torch makes them, Megatron's, and stated ones."""
+"""Layouts of ranks are read from their tensors: plain tensors, DTensors and Megatron's tensors."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 @contextmanager
 def as_rank(rank: int, world_size: int) -> Iterator[None]:
-    """This process as one rank of a world whose collectives do nothing."""
+    """Make this process one rank of a world whose collectives do nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         yield
     finally:
         dist.destroy_process_group()
-        debug._clear_sharding_prop_cache()  # the meshes in it know this process as the rank that it was
+        debug._clear_sharding_prop_cache()  # its meshes have the former rank of this process
 
 
 def held(reading: LocalLayout, name: str) -> HeldTensor:
@@ -52,7 +52,7 @@ def held(reading: LocalLayout, name: str) -> HeldTensor:
 
 
 def holds_its_boxes(reading: LocalLayout, name: str, full: torch.Tensor) -> bool:
-    """Whether the rank's local tensor has, in the boxes that were read, what the full tensor has there."""
+    """Return whether the local tensor has the values of the full tensor in the boxes that were read."""
     local = reading.tensors[name]
     patches = held(reading, name).boxes
     return sum(volume(patch.box) for patch in patches) == local.numel() and all(
@@ -78,7 +78,7 @@ PLACED = [
 
 @pytest.mark.parametrize("rows", [1, 7, 8])
 @pytest.mark.parametrize(("sizes", "placements"), PLACED)
-def test_boxes_are_what_torch_distributes(
+def test_boxes_are_the_shards_that_torch_distributes(
     sizes: tuple[int, ...], placements: list[Placement], rows: int
 ) -> None:
     full = golden(rows, 5)
@@ -92,7 +92,7 @@ def test_boxes_are_what_torch_distributes(
 
 
 def fsdp_over_tp(full: torch.Tensor, mesh: DeviceMesh, tp_dim: int) -> nn.Module:
-    """A weight cut by tensor parallelism and then by FSDP2, and a norm that only FSDP2 knows."""
+    """A weight sharded by tensor parallelism and then by FSDP2, and a norm sharded only by FSDP2."""
     module = nn.Linear(full.shape[1], full.shape[0], bias=False)
     sharded = distribute_tensor(full, mesh["tp"], [Shard(tp_dim)], src_data_rank=None)
     module.weight = nn.Parameter(sharded)
@@ -104,7 +104,7 @@ def fsdp_over_tp(full: torch.Tensor, mesh: DeviceMesh, tp_dim: int) -> nn.Module
 @pytest.mark.parametrize("tp_dim", [0, 1])
 @pytest.mark.parametrize("rows", [3, 8, 13])
 @pytest.mark.parametrize(("fsdp", "tp"), [(2, 2), (4, 2), (2, 3)])
-def test_boxes_are_what_fsdp_over_tensor_parallelism_holds(
+def test_boxes_are_the_shards_of_fsdp_over_tensor_parallelism(
     fsdp: int, tp: int, rows: int, tp_dim: int
 ) -> None:
     full = golden(rows, 6)
@@ -117,7 +117,7 @@ def test_boxes_are_what_fsdp_over_tensor_parallelism_holds(
         assert holds_its_boxes(reading, "norm", golden(5))
 
 
-def test_a_strided_shard_is_several_boxes_unless_what_it_strides_over_makes_them_one() -> None:
+def test_a_strided_shard_has_several_boxes_unless_its_rows_are_adjacent() -> None:
     full = golden(8)
 
     with as_rank(0, 2):
@@ -139,7 +139,7 @@ def test_a_strided_shard_is_several_boxes_unless_what_it_strides_over_makes_them
     assert boxes == [("[0:5, 0:2]", (0, 0)), ("[0:5, 4:5]", (0, 2))]
 
 
-def test_a_tensor_that_is_cut_along_other_dims_into_parts_of_the_same_size_needs_a_new_plan() -> None:
+def test_a_tensor_that_is_sharded_along_other_dims_needs_a_new_plan() -> None:
     weights: dict[str, torch.Tensor] = {}
     with as_rank(1, 4):
         mesh = init_device_mesh("cpu", (2, 2))
@@ -183,7 +183,7 @@ def test_placements_that_cannot_be_read_are_refused_by_name(
 
 
 def tagged(tensor: torch.Tensor, dim: int | None = None, stride: int = 1) -> torch.Tensor:
-    """A parameter with the tags that Megatron's layers leave."""
+    """Return a parameter with the tags of Megatron's layers."""
     parameter = tensor.clone()
     if dim is not None:
         parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
@@ -192,7 +192,7 @@ def tagged(tensor: torch.Tensor, dim: int | None = None, stride: int = 1) -> tor
     return parameter
 
 
-def test_layers_and_experts_are_counted_over_all_stages_and_other_state_is_left_out() -> None:
+def test_layers_and_experts_have_global_numbers_and_extra_state_is_left_out() -> None:
     rank = MegatronRank(first_layer=2, first_expert=4)
     named = {"layers.1.local_experts.3.w": torch.zeros(2), "fc._extra_state": torch.zeros(1)}
     grouped = {f"layers.0.mlp.experts.linear_fc1.weight{number}": torch.zeros(2) for number in (0, 1)}
@@ -217,7 +217,7 @@ def test_persistent_buffers_of_checkpointed_modules_are_read() -> None:
     assert read_tensors(model).tensors.keys() == {f"{under}{name}" for name in block.state_dict()}
 
 
-def test_experts_have_a_parallelism_of_their_own_and_tags_that_do_not_fit_the_shape_are_refused() -> None:
+def test_experts_have_their_own_tp_size_and_tags_that_do_not_fit_the_shape_are_refused() -> None:
     rank = MegatronRank(tp=1, tp_size=2, expert_tp=0, expert_tp_size=1)
 
     reading = read_megatron({"local_experts.0.w": tagged(torch.zeros(4), 0)}, rank)
@@ -228,7 +228,7 @@ def test_experts_have_a_parallelism_of_their_own_and_tags_that_do_not_fit_the_sh
 
 
 class Part(nn.Module):
-    """A stage as Megatron makes it: layers that know their global numbers, and some of the experts."""
+    """A pipeline stage of Megatron: layers with their global numbers, and some of the experts."""
 
     def __init__(self, numbers: Sequence[int], experts: int = 0) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class Part(nn.Module):
 
 @pytest.fixture
 def parallel_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megatron's, of the last rank of tp 2 x ep 2, whose experts are cut over nothing."""
+    """Megatron's parallel state on the last rank of tp 2 x ep 2, with experts that are not sharded."""
     told = {
         "model_parallel_is_initialized": True,
         "get_tensor_model_parallel_rank": 1,
@@ -254,17 +254,19 @@ def parallel_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("parallel_state")
-def test_the_place_of_a_rank_is_read_from_megatrons_parallel_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_position_of_a_rank_is_read_from_megatrons_parallel_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     here = MegatronRank.here(Part([3, 4], experts=4), vocabulary=22)
     assert here == MegatronRank(1, 2, 0, 1, first_layer=2, first_expert=4, vocabulary=22)
     with pytest.raises(DeclarationError, match=r"begin at \[0, 3\]"):
-        MegatronRank.here(Part([1, 5]))  # which are not consecutive
+        MegatronRank.here(Part([1, 5]))  # not consecutive
     monkeypatch.delitem(sys.modules, "megatron.core.parallel_state")
     with pytest.raises(DeclarationError, match="initialize_model_parallel"):
         MegatronRank.here(Part([1]))
 
 
-def test_padding_of_the_vocabulary_is_not_held() -> None:
+def test_padding_of_the_vocabulary_is_not_synced() -> None:
     name, full = "word_embeddings.weight", golden(5, 2)
     padded = torch.cat([full, torch.full((3, 2), -1.0)])
     publishing = Publisher.bind(

@@ -1,4 +1,4 @@
-"""Any layout to any other over every transport of the CPU: bit for bit, with the ranks of both sides as threads."""
+"""Syncs between random layouts over every CPU transport, bit for bit, with ranks as threads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def one_process(sources: int, targets: int) -> Locations:
 
 
 def mixed(sources: int, targets: int) -> Locations:
-    """Two ranks of each side on a node; those of one number share a process, as roles that are colocated do."""
+    """Two ranks of each side per node. Equal ranks of both sides share a process, as colocated roles do."""
     places = [RankLocation(f"node {rank // 2}", f"process {rank}") for rank in range(max(sources, targets))]
     return Locations(tuple(places[:sources]), tuple(places[:targets]))
 
@@ -59,7 +59,7 @@ def version_of(tensors: Tensors) -> Outgoing:
 
 
 def transfer(ends: list[Endpoint], tensors: Tensors, side: str, version: int) -> None:
-    """What one rank does in a sync."""
+    """Send or receive one version on one rank."""
     for end in ends:
         end.packing.begin(version - 1 or None, version)
         if side == "source":
@@ -133,20 +133,20 @@ def test_the_transport_depends_on_devices_and_nodes(
 
 
 def single(near: str, places: Locations, store: str = "") -> ConnectRequest:
-    """A request of one source rank with one target rank."""
+    """Return a request for one source rank and one target rank."""
     transports = {Locality.PROCESS: COPY, Locality.NODE: near, Locality.REMOTE: GLOO}
     return ConnectRequest("c", plan_of(WHOLE, WHOLE, places), 4096, transports, store=store)
 
 
 @pytest.mark.parametrize("transport", [CUDA_IPC, NCCL])
-def test_a_device_transport_of_host_tensors_is_refused_by_name(transport: str) -> None:
+def test_a_device_transport_refuses_host_tensors(transport: str) -> None:
     with pytest.raises(
         WeightsTransferError, match=f"transport '{transport}' needs all tensors of source rank 0"
     ):
         make_endpoints(single(transport, one_node(1, 1)), 0, CPU)
 
 
-def test_ends_that_cannot_be_reached_name_their_source_or_how_to_choose_the_network() -> None:
+def test_an_unreachable_end_names_its_source_or_the_variable_for_the_network() -> None:
     request = single(SHARED_MEMORY, one_node(1, 1))
     (sender,) = make_endpoints(request, 0, CPU)
     sender.close()
