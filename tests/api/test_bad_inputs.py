@@ -185,6 +185,8 @@ REFUSED = {
         px.WeightSync(group, closed, "policy", transport="rdma")
         px.WeightSync(group, closed, "policy", verify="some")
         px.WeightSync(group, closed, "policy", bucket_bytes=12)
+        px.WeightSync(group, closed, "policy", bucket_bytes="256 MB")
+        px.WeightSync(group, closed, "policy", timeout=-1.0)  # expected seconds, 0 or more
         px.weights.publish(W(), "", torch.nn.Linear(1, 1))
         px.weights.publish(W(), "policy", "model")
         px.weights.publish(W(), "policy", {}, step=3)
@@ -276,7 +278,6 @@ REFUSED = {
         future.stream(timeout=-1)  # expected seconds, 0 or more
         px.gather(future, timeout="3")  # expected seconds, 0 or more
         px.gather(3)
-        px.WeightSync(group, closed, "policy", timeout=-1.0)  # expected seconds, 0 or more
     """,
     AttributeError: """
         px.Dispatch.NONE

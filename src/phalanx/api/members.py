@@ -10,7 +10,6 @@ from typing import Literal, overload
 
 from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
-from phalanx.calls.timeouts import checked
 from phalanx.errors import DeclarationError, DispatchError
 from phalanx.group.group import Group
 from phalanx.group.preemption_notices import PreemptionNotice, look_once
@@ -22,6 +21,7 @@ from phalanx.members.replacement import lost_ranks, replace_lost_ranks
 from phalanx.members.resize import change_members, restart_with
 from phalanx.members.snapshots import take_together
 from phalanx.topology.mesh import Mesh
+from phalanx.wire.value import checked_timeout
 
 
 @overload
@@ -231,7 +231,7 @@ def resize(
         )
     block = engine_ranks(core) if core.handle.independent else 1
     size = checked_size(group.name, n, group.pool.world_size, block)
-    seconds = checked(timeout, "px.resize")
+    seconds = checked_timeout(timeout, "px.resize")
     if not core.handle.independent:
         _start_again(group, n, via)
     elif via is None:

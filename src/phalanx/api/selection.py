@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from phalanx.calls.in_flight import least_busy, loads
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.arguments import Materialize
 from phalanx.dispatch.modes import plan, plan_one, rank_sets
-from phalanx.dispatch.plan import CallPlan, Target
+from phalanx.dispatch.plan import CallPlan, Materialize, Target
 from phalanx.errors import DispatchError, StaleEpoch
 from phalanx.group.group import Group
 from phalanx.members.meshes import mesh_of

@@ -20,13 +20,12 @@ from phalanx.backends.backend_types import (
     Ref,
     ResultHandle,
 )
-from phalanx.calls.timeouts import bounded
 from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.group.epoch import Epoch
 from phalanx.wire.failure import RankFailure
 from phalanx.wire.messages import Message
 from phalanx.wire.unpack import Meter
-from phalanx.wire.value import Value
+from phalanx.wire.value import Value, bounded
 
 
 class CallListener:

@@ -14,12 +14,11 @@ from phalanx.backends.backend_types import Backend, FetchFailed, NotReady, Ref, 
 from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable, seconds_until
 from phalanx.calls.item_stream import NO_ARGUMENT, ItemStream
-from phalanx.calls.timeouts import checked
 from phalanx.errors import CallTimeout, DeclarationError, DispatchError
 from phalanx.session.session import session
 from phalanx.session.wait_threads import Pending
 from phalanx.wire.codec import decoding
-from phalanx.wire.value import Reduced, Value
+from phalanx.wire.value import Reduced, Value, checked_timeout
 
 T = TypeVar("T")
 
@@ -89,7 +88,7 @@ class CallFuture(Awaited[T]):
             StaleEpoch: if ranks of the call were replaced or restarted before it ended.
             GroupClosed, GroupBroken: if the group was closed or broke before the call ended.
         """
-        return self.call.result(checked(timeout, "CallFuture.result"))
+        return self.call.result(checked_timeout(timeout, "CallFuture.result"))
 
     def cancel(self) -> bool:
         """End the call, and wait until it has ended on every rank.
@@ -124,7 +123,7 @@ class CallFuture(Awaited[T]):
         Raises:
             CallTimeout: if the call has not ended after ``timeout`` seconds.
         """
-        timeout = checked(timeout, "CallFuture.exception")
+        timeout = checked_timeout(timeout, "CallFuture.exception")
         try:
             self.result(timeout)
         except Exception as error:
@@ -161,11 +160,11 @@ class CallFuture(Awaited[T]):
         call = self.call
         if call.streams is not None:
             alone = call.plan.gather.collect == "first"
-            seconds = checked(timeout, "CallFuture.stream")
+            seconds = checked_timeout(timeout, "CallFuture.stream")
             return ItemStream(call, call.streams, alone=alone, owner=False, timeout=seconds)
         role = f".{call.role}" if call.role else ""
         return Stream(
-            call.stream(checked(timeout, "CallFuture.stream")),
+            call.stream(checked_timeout(timeout, "CallFuture.stream")),
             len(call.plan.ranks),
             f"{call.group}{role}.{call.method}",
         )
@@ -239,7 +238,7 @@ def gather(*futures: Awaited[Any], timeout: float | None = None) -> list[Any]:
             raise DispatchError(
                 f"px.gather takes futures, as group.method.submit(...) gives them; got {type(future).__name__}"
             )
-    timeout = checked(timeout, "px.gather")
+    timeout = checked_timeout(timeout, "px.gather")
     calls = [future.call for future in futures if isinstance(future, CallFuture)]
     if len(calls) < len(futures) or not together(calls, timeout):
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from phalanx.calls.timeouts import checked
 from phalanx.channels.batch import Batch
 from phalanx.channels.channel_state import By, ChannelStatus, Depth, ItemCounts
 from phalanx.channels.hub import Leased, Payload, StoredPayload
@@ -21,7 +20,7 @@ from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import ChannelClosed, ChannelEmpty, ChannelError, ChannelFull, DeclarationError
 from phalanx.session.session import session
-from phalanx.wire.value import Value, as_integer
+from phalanx.wire.value import Value, as_integer, checked_timeout
 
 E = TypeVar("E", bound=ChannelError)
 _Order = Callable[[Batch], None]
@@ -157,7 +156,7 @@ class Channel(HubObject):
         self, item: Value, timeout: float | None, leased: Leased | None = None
     ) -> PendingRequest[tuple[int, int]]:
         """Begin to put an item, or rows of a staleness lease. The result is (position, number of accepted rows)."""
-        timeout = checked(timeout, "Channel.put")
+        timeout = checked_timeout(timeout, "Channel.put")
         client, key = self._client(), self._key
         packed = pack(self, item, self._lengths)
         if isinstance(packed[0], StoredPayload):
@@ -247,7 +246,7 @@ class Channel(HubObject):
     def _begin_take(
         self, n: Any, joined: bool, timeout: float | None, at_least: Any = None, order: _Order | None = None
     ) -> PendingRequest[Batch]:
-        timeout = checked(timeout, "Channel.take")
+        timeout = checked_timeout(timeout, "Channel.take")
         count = positive_number(n, "Channel.take_rows" if joined else "Channel.take")
         enough = count if at_least is None else positive_number(at_least, "Channel.take(at_least=)")
 
@@ -333,7 +332,7 @@ class Channel(HubObject):
         Raises:
             ChannelFull: if items of this process are still needed after the timeout.
         """
-        timeout = checked(timeout, "Channel.leave")
+        timeout = checked_timeout(timeout, "Channel.leave")
         needed = leave(self._client(), self._backend, self._key, handoff, timeout)
         if needed:
             raise self._error(

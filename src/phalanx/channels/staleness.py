@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from phalanx.calls.timeouts import checked
 from phalanx.channels.channel import Channel
 from phalanx.channels.hub import Leased
 from phalanx.channels.hub_client import HubObject, PendingRequest, hubs
@@ -14,7 +13,7 @@ from phalanx.dispatch.split import count_rows
 from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError, PhalanxError, StalenessTimeout
 from phalanx.session.session import session
-from phalanx.wire.value import Reduced, Value, as_integer
+from phalanx.wire.value import Reduced, Value, as_integer, checked_timeout
 
 _LEAST = 0, 1, 0, float("-inf")
 
@@ -224,7 +223,7 @@ class StalenessManager(HubObject):
         return await self._begin(rows, timeout).result_async()
 
     def _begin(self, rows: int, timeout: float | None) -> PendingRequest[RowLease]:
-        count, timeout = whole_number(rows, "lease(rows"), checked(timeout, "StalenessManager.lease")
+        count, timeout = whole_number(rows, "lease(rows"), checked_timeout(timeout, "StalenessManager.lease")
 
         def finish(request: RequestId, answer: tuple[Any, ...]) -> RowLease:
             match answer:

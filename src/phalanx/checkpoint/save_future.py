@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 from phalanx.calls.future import Awaited
-from phalanx.calls.timeouts import checked
 from phalanx.errors import CallCancelled, CallTimeout
 from phalanx.session.session import session
 from phalanx.session.wait_threads import Pending
+from phalanx.wire.value import checked_timeout
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class SaveFuture(Awaited[T]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end of the save, and return the error that :meth:`result` raises, or None."""
-        seconds = checked(timeout, "SaveFuture.result")
+        seconds = checked_timeout(timeout, "SaveFuture.result")
         concurrent.futures.wait([self._future], seconds)
         if not self.done():
             raise CallTimeout(f"{self.title} has not ended after {seconds} s; it continues, ask again")

@@ -11,8 +11,16 @@ import numpy as np
 
 from phalanx.declare.dispatch_modes import Dispatch, Execute, Kind, Mode
 from phalanx.declare.spec import MethodSpec
-from phalanx.dispatch.arguments import Argument, CallInput, Materialize, check_signature
-from phalanx.dispatch.plan import CallPlan, Each, Same, Target
+from phalanx.dispatch.plan import (
+    Argument,
+    CallInput,
+    CallPlan,
+    Each,
+    Materialize,
+    Same,
+    Target,
+    check_signature,
+)
 from phalanx.dispatch.pytree import Leaf, flatten, is_future, node_of, unwrap
 from phalanx.dispatch.shardable import Replicate
 from phalanx.dispatch.split import Cut, even_sizes, refuse_unclear_rows, row_ops, rows_of, split_leaves

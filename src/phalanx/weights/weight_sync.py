@@ -18,7 +18,6 @@ from phalanx.calls.call import Call
 from phalanx.calls.call_state import raisable
 from phalanx.calls.future import CallFuture, gather
 from phalanx.calls.run_on import run_on
-from phalanx.calls.timeouts import checked
 from phalanx.channels.staleness import StalenessManager
 from phalanx.display.tables import Table
 from phalanx.errors import (
@@ -45,7 +44,7 @@ from phalanx.weights.sync_pairs import Ranks, SyncPair, SyncSide, connect_pair, 
 from phalanx.weights.transport_interface import Sent, SyncRequest
 from phalanx.weights.transports import TRANSPORTS
 from phalanx.weights.versions import Key, Transfer, Weights, WeightsVersion
-from phalanx.wire.value import Reduced
+from phalanx.wire.value import Reduced, checked_timeout
 
 _TIMEOUT_S = 600.0
 _GRACE_S = 5.0
@@ -119,9 +118,9 @@ class WeightSync:
         if transport not in TRANSPORTS:
             expected = ", ".join(map(repr, TRANSPORTS))
             raise DeclarationError(f"px.WeightSync(transport={transport!r}): expected one of {expected}")
-        if bucket_bytes < 4096:
+        if not isinstance(bucket_bytes, int) or bucket_bytes < 4096:
             raise DeclarationError(
-                f"px.WeightSync(bucket_bytes={bucket_bytes}): give at least 4096 bytes, better 256 MB"
+                f"px.WeightSync(bucket_bytes={bucket_bytes!r}): give at least 4096 bytes, better 256 MB"
             )
         renamer(rename)  # raises here, at the line of the user
         targets: list[Ranks] = [*target] if isinstance(target, Sequence) else [target]
@@ -132,7 +131,7 @@ class WeightSync:
         self._targets = [side_of(ranks, "target", name) for ranks in targets]
         self._verify: Verify = _checked_verify(verify)
         self._expect_change = expect_change
-        self._timeout = checked(timeout, "px.WeightSync") or _TIMEOUT_S
+        self._timeout = checked_timeout(timeout, "px.WeightSync", DeclarationError) or _TIMEOUT_S
         self._connect = functools.partial(
             connect_pair, self._source, rename, tuple(fused), bucket_bytes, transport, delta
         )

@@ -1,9 +1,12 @@
-"""Types of users' values."""
+"""Types and checks of users' values."""
 
 from __future__ import annotations
 
 import operator
+import threading
 from typing import Any, TypeAlias
+
+from phalanx.errors import DispatchError, PhalanxError
 
 Value: TypeAlias = Any
 """A user's value of any picklable type: an argument or output of a call, or a part of a value."""
@@ -18,3 +21,21 @@ def as_integer(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
+
+
+def bounded(seconds: float) -> float | None:
+    """Return the seconds, or None (no limit) if no wait can be that long, such as ``float("inf")``."""
+    return None if seconds > threading.TIMEOUT_MAX else seconds
+
+
+def checked_timeout(timeout: Value, where: str, error: type[PhalanxError] = DispatchError) -> float | None:
+    """Return a timeout in seconds; None: no limit.
+
+    Raises:
+        PhalanxError: ``error``, if the timeout is negative or not a number; the message starts with ``where``.
+    """
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:  # nan
+        raise error(f"{where}(timeout={timeout!r}): expected seconds, 0 or more, or None for no limit")
+    return bounded(timeout)
