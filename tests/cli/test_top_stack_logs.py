@@ -15,7 +15,7 @@ from phalanx.cli.common import duration, rank_status, running_calls
 from phalanx.cli.logs_command import Order, merged
 from phalanx.cli.stack_command import by_place
 from phalanx.cli.top_command import rank_data, render
-from phalanx.display.registry_records import ChannelEntry, GroupRecord, RankRecord
+from phalanx.display.registry_records import ChannelRecord, GroupRecord, RankRecord
 
 GIB = 2**30
 IDLE = ProcessStatus(True)
@@ -66,7 +66,7 @@ def test_a_group_shows_its_cause_its_weights_and_the_busiest_ranks_that_fit() ->
 
 
 def test_channels_of_a_run_are_listed_with_their_counts_and_missing_drivers_are_reported() -> None:
-    channel = ChannelEntry("abc123", "rollouts", "8 items", 3, 2048, 1, 0, 2, 40, 0, 5, 12.5, 1119.0, 1100.0)
+    channel = ChannelRecord("abc123", "rollouts", "8 items", 3, 2048, 1, 0, 2, 40, 0, 5, 12.5, 1119.0, 1100.0)
 
     line = next(line for line in shown(channels=[channel]).splitlines() if "rollouts" in line)
     assert " ".join(line.split()) == "rollouts 8 items 3 2.0 KiB 20 s 1 0 2 12.5 0 5"

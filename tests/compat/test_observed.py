@@ -48,8 +48,8 @@ def test_a_group_is_published_with_its_running_calls_until_it_is_deleted(
     cluster_reader = ClusterReader(ray.get_runtime_context().gcs_address)
     observer = RankObserver(cluster_reader.address)
     session.publisher.flush(10.0)
-    (name,) = [one.name for one in cluster_reader.notices().groups if one.name.startswith("observed")]
-    entry = cluster_reader.notices().find(name)
+    (name,) = [one.name for one in cluster_reader.registry().groups if one.name.startswith("observed")]
+    entry = cluster_reader.registry().find(name)
     ranks = entry.ranks
     busy = [{"hold"}, {"hold"}]
     seen = within(10.0, lambda: [set(status.methods.values()) for status in observer.inspect(ranks)] == busy)
@@ -65,7 +65,7 @@ def test_a_group_is_published_with_its_running_calls_until_it_is_deleted(
     assert entry.pool == "observed"
     assert log.splitlines()[-1] == "held"
     with pytest.raises(NoSuchGroup):
-        cluster_reader.notices().find(name)
+        cluster_reader.registry().find(name)
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_a_role_keeps_its_ranks_alive_until_it_is_deleted_also_during_a_trace(ra
     def names() -> list[str]:
         gc.collect()
         session.publisher.flush(10.0)
-        return [one.name for one in cluster_reader.notices().groups if one.name.startswith("roles")]
+        return [one.name for one in cluster_reader.registry().groups if one.name.startswith("roles")]
 
     with px.trace():
         classes = create_colocated_worker_cls({"held": RayClassWithInitArgs(Held)})

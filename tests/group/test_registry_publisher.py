@@ -37,7 +37,7 @@ def cluster_reader(ray_cluster: None) -> ClusterReader:
 
 def seen(cluster_reader: ClusterReader, name: str) -> list[GroupRecord]:
     assert session.publisher.flush(10.0)
-    return [group for group in cluster_reader.notices().groups if group.name == name]
+    return [group for group in cluster_reader.registry().groups if group.name == name]
 
 
 def test_a_group_is_published_with_its_state_cause_and_ranks_until_it_is_closed(
@@ -86,8 +86,8 @@ def test_records_of_a_killed_driver_are_removed_by_the_next_reader(cluster_reade
     ) as driver:
         assert driver.stdout is not None
         driver.stdout.readline()
-        alive = [group.name for group in cluster_reader.notices().groups]
+        alive = [group.name for group in cluster_reader.registry().groups]
         driver.communicate("go\n", timeout=30)
 
     assert "orphan" in alive
-    assert within(10.0, lambda: "orphan" not in [group.name for group in cluster_reader.notices().groups])
+    assert within(10.0, lambda: "orphan" not in [group.name for group in cluster_reader.registry().groups])

@@ -99,7 +99,8 @@ def replace_ranks(
 ) -> tuple[int, ...]:
     """Replace the processes of ranks of a group; the other ranks keep their processes.
 
-    With ``state="snapshot"`` all ranks go back to the last snapshot; otherwise the other ranks keep their state.
+    With ``state="snapshot"`` all ranks go back to the last snapshot, and a new snapshot is taken; otherwise the other
+    ranks keep their state, and the group has no snapshot any more.
 
     The given ranks are ended if they are alive; ranks whose processes died are replaced too. Each new rank runs its
     constructor, with ``self.rejoining`` true, on its slot (on another node if its node was lost), while the other
@@ -117,12 +118,13 @@ def replace_ranks(
             for the new ranks only, if all ranks have the same state; ``"none"``: the ranks need no state.
 
     Returns:
-        The ranks that were replaced, including ranks on draining nodes; empty if there was nothing to replace.
+        The ranks that were replaced. If a rank is lost or given, ranks on draining nodes are replaced too; else the
+        result is empty.
 
     Raises:
         DeclarationError: if ``group``, ``ranks`` or ``state`` is invalid.
-        CheckpointError: if ``state="snapshot"`` and the group has no snapshot.
-        GroupBroken: if no living rank has the state of a lost rank; the group is unchanged.
+        GroupBroken: if ``state="snapshot"`` and there is no snapshot, or if no living rank has the state of a lost
+            rank; the group is unchanged.
         GroupClosed: if the group is closed.
         PlacementError: if a node was lost and the other nodes have no capacity.
         WorkerInitError, RemoteCallError, WorkerDiedError, CallTimeout: if a constructor or a ``rejoin()`` fails; the
@@ -209,7 +211,7 @@ def resize(
         n: number of ranks, or of dp coordinates if independent ranks have a mesh; from 1 to the number that the slots
             of the pool allow (``pool.grow()`` reserves more).
         via: a folder or URL as in ``px.save``, for a class that is not independent.
-        timeout: seconds for the leaving ranks to finish; None: no limit.
+        timeout: seconds for leaving independent ranks to finish; None: no limit. Not used with ``via``.
 
     Raises:
         DeclarationError: if ranks work together and ``via`` is missing; if the group is detached or of another process;

@@ -45,7 +45,7 @@ class WorkerGroup(GroupView):
         on_failure: ``px.RestartPolicy(...)``: the next call restarts a broken group; ``px.ReplacePolicy(...)``: it
             replaces only the lost ranks.
         max_concurrency: number of calls that interleave at awaits on a rank, which makes the ranks asynchronous; None:
-            a rank runs a call at a time.
+            the value of the class (engines: 10,000), else a rank runs a call at a time.
         on_notice: function that is called with each ``px.PreemptionNotice`` for ranks of the group, on a thread of the
             library. It may set flags or submit calls, and must not wait. ``px.preemption_notices(group)`` returns the
             notices too.
@@ -121,7 +121,7 @@ class WorkerGroup(GroupView):
         self.number = next(session.group_numbers)
         self._pool = pool
         self._roles = bound
-        core = Group(self._card(bound, options), pool.backend_api, pool.world_size, owner=True)
+        core = Group(self._handle(bound, options), pool.backend_api, pool.world_size, owner=True)
         core.make_on(pool, self, bound, options)
         core.spare = isinstance(options.on_failure, ReplacePolicy)
         session.add_group(core)
@@ -137,7 +137,7 @@ class WorkerGroup(GroupView):
                 raise processes.closed_while(core.name, "be started") from error
             raise
 
-    def _card(self, bound: Mapping[str, BoundClass], options: GroupOptions) -> GroupHandle:
+    def _handle(self, bound: Mapping[str, BoundClass], options: GroupOptions) -> GroupHandle:
         classes = {role: one.cls for role, one in bound.items()}
         default = "_".join(cls.__name__ for cls in classes.values()) + f"-{self.number}"
         return GroupHandle(

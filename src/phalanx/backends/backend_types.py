@@ -254,7 +254,7 @@ class Backend(Protocol):
         return True
 
     def leave(self) -> None:
-        """Release the backend's helpers in this process, once no group of this process is open. Idempotent."""
+        """Release the backend's helpers in this process, once no group of this process is open on it. Idempotent."""
 
     # Slots, and the processes on them
 
@@ -414,7 +414,10 @@ class Backend(Protocol):
         ...
 
     def inspect(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
-        """Return the status of each rank's process, with its stack if ``stacks``. Takes some seconds at most."""
+        """Return the status of each rank's process, with its stack if ``stacks``; takes some seconds at most.
+
+        Ranks are observed from outside and not called: they may be busy or stopped.
+        """
         ...
 
     def post_mortem(self, endpoint: Endpoint, lost: Lost | None) -> Lost:

@@ -349,7 +349,7 @@ class PendingStream(Results):
         self._backend.disregard([*values, *(ref for ref in last if ref is not None)])
 
     def run_to_end(self) -> None:
-        """Take all available items, so that ranks that wait for a reader continue."""
+        """Take all items that come without a wait: ranks that wait for a reader continue, and inline streams end."""
         with self._lock:
             for part in self._parts.values():
                 part.pull()

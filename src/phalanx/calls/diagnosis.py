@@ -82,8 +82,8 @@ class Diagnosis:
     def observe_late(self, waited: float | None, *, expired: bool = False) -> CallObservation:
         """Observe the call at the end of a caller's wait of ``waited`` seconds or, if ``expired``, at its deadline."""
         pending = self.arrivals.pending()
-        inspect = self._inspected(pending, stacks=True)
-        reports = [self._late(p, inspect.get(p)) for p in range(len(self.ranks))] if pending else []
+        statuses = self._inspected(pending, stacks=True)
+        reports = [self._late(p, statuses.get(p)) for p in range(len(self.ranks))] if pending else []
         return self._seen("expired" if expired else "impatient", reports, pending, waited=waited)
 
     def observe_cancel(self) -> CallObservation | None:

@@ -24,7 +24,8 @@ def check_order(group: str, method: str, orders: Sequence[Sequence[Executed]]) -
     """Compare the order in which the ranks ran the calls that all of them still remember.
 
     Raises:
-        RanksDiverged: if some ranks ran them in another order than most: their collectives would not match.
+        RanksDiverged: if some ranks ran them in another order than most (of equally many: than the lower ranks), so
+            that their collectives would not match.
     """
     common = set.intersection(*(set(order) for order in orders)) if orders else set[Executed]()
     seen = [tuple(call for call in order if call in common) for order in orders]
@@ -66,7 +67,7 @@ def check_replicated(group: str, method: str, ranks: Sequence[int], outputs: Seq
 
 
 def same(a: Value, b: Value) -> bool:
-    """Return whether two outputs are the same bit for bit; NaN is the same as NaN."""
+    """Return whether two outputs are the same: arrays bit for bit, other values by ``==``; NaN is the same as NaN."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):

@@ -113,15 +113,22 @@ class Batch(StoredParts):
 
     @property
     def parts(self) -> Sequence[StoredPart]:
-        """Stored parts, for calls."""
+        """Stored parts, for calls.
+
+        Raises:
+            ItemsLost, ChannelClosed, DeclarationError: as :meth:`value`.
+        """
         self._check_open()
-        return [
-            # an item without rows is a range of one unit
-            StoredPart(
-                source(self._backend, part.item.payload), part.start, part.start + part.rows, part.whole
-            )
-            for part in self._ranges
-        ]
+        try:
+            return [
+                # an item without rows is a range of one unit
+                StoredPart(
+                    source(self._backend, part.item.payload), part.start, part.start + part.rows, part.whole
+                )
+                for part in self._ranges
+            ]
+        except FetchFailed:
+            raise self._lose_unreadable() from None
 
     @property
     def backend(self) -> str:

@@ -399,7 +399,7 @@ class Channel(HubObject):
             ("takes that wait for items", depth.takes, "", depth.oldest_take),
             ("put so far", items.submitted, f"{rows.submitted} rows", 0.0),
             ("delivered", items.delivered, delivered, 0.0),
-            ("dropped by request", items.dropped, dropped, 0.0),
+            ("dropped", items.dropped, dropped, 0.0),
             ("lost with a process", items.lost, f"{rows.lost} rows", 0.0),
         )
         table = [(name, count, more, f"{age:.1f} s" if age else "") for name, count, more, age in lines]

@@ -98,6 +98,7 @@ def restore_values(
 
     Raises:
         DeclarationError: if an item was put or rows were leased before.
+        DispatchError: if the object store has no capacity for the items.
         ChannelError: if the names differ from the snapshot's, or a channel is closed or belongs to another process.
     """
     objects = check_owned(channels, staleness)
@@ -117,7 +118,9 @@ def restore_values(
             for item in _items(saved.channels[one.name]):
                 item.payload, item.request = pack(one, item.payload)[0], (client.name, -1)
                 stored.append(item.payload)
-        client.request("", "restore", states, staleness._key if staleness and state else None, state)
+        key = staleness._key if staleness and state else None
+        if client.request("", "restore", states, key, state)[0] != "done":
+            raise ChannelError("px.channels.restore: the process that hosts the channels died")
     except Exception as error:
         for payload in stored:
             if isinstance(payload, StoredPayload):

@@ -41,7 +41,7 @@ _log = logging.getLogger("phalanx")
 Answer = Callable[[int | None, Any], None]
 """Function that sends a peer a ticket and its answer, or None and the number of a stored item that has ended."""
 Request = tuple[int, bool, str, str, tuple[Any, ...]]
-"""Request id, whether an answer is expected, key of the object (empty: the hub itself), verb and arguments."""
+"""Ticket (number by the peer), whether an answer is expected, key of the object ("": the hub), verb and arguments."""
 
 
 class StoredPayload(NamedTuple):

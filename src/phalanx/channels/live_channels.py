@@ -18,7 +18,7 @@ from phalanx.channels.channel_state import By, ChannelStatus, Loss
 from phalanx.channels.hub import count_level
 from phalanx.channels.hub_client import HubObject, hubs
 from phalanx.channels.staleness_state import display_name
-from phalanx.display.registry_records import CHANNEL_PREFIX, ChannelEntry, to_bytes
+from phalanx.display.registry_records import CHANNEL_PREFIX, ChannelRecord, to_bytes
 from phalanx.errors import DeclarationError, ItemsLost, PhalanxError
 from phalanx.session.background import Background
 from phalanx.session.session import session
@@ -47,7 +47,7 @@ class LiveChannels:
         self._open: dict[str, tuple[HubObject, str]] = {}
         self._lock = threading.Lock()
         self._publisher = Background(self._turn)
-        self._published: dict[str, ChannelEntry] = {}
+        self._published: dict[str, ChannelRecord] = {}
         self._publish_at = 0.0
 
     def open(self, channel: HubObject, limit: str, maxsize: int | None, by: By) -> None:
@@ -114,12 +114,12 @@ class LiveChannels:
                 status: ChannelStatus = channel._request("status", timeout=_CLOSES_WITHIN_S)
                 count_level(channel._name, status.depth.waiting, status.depth.oldest_item)
                 if publish:
-                    self._publish(channel, channel_entry(channel._name, limit, status))
+                    self._publish(channel, channel_record(channel._name, limit, status))
         if publish:
             self._publish_at = time.monotonic() + _PUBLISHED_EVERY_S
         return _TRACED_EVERY_S if self._open else None
 
-    def _publish(self, channel: HubObject, entry: ChannelEntry) -> None:
+    def _publish(self, channel: HubObject, entry: ChannelRecord) -> None:
         key, known = channel._key, replace(entry, changed=0.0)
         with self._lock:  # a channel that was closed in the meantime must not be published again
             if key in self._open and self._published.get(key) != known:
@@ -136,14 +136,14 @@ def _is_served(channel: HubObject) -> bool:
     return True
 
 
-def channel_entry(name: str, limit: str, status: ChannelStatus) -> ChannelEntry:
+def channel_record(name: str, limit: str, status: ChannelStatus) -> ChannelRecord:
     """Return the registry record of a channel."""
     depth, items, now = status.depth, status.items, time.time()
     counts = {each: getattr(depth, each) for each in ("waiting", "waiting_bytes", "puts", "takes")}
     counts |= {each: getattr(items, each) for each in ("taken", "delivered", "dropped", "lost")}
     oldest = round(now - depth.oldest_item, 1) if depth.waiting else None
     rate = round(depth.delivered_per_second, 1)
-    return ChannelEntry(session.run_id, name, limit, per_second=rate, changed=now, oldest=oldest, **counts)
+    return ChannelRecord(session.run_id, name, limit, per_second=rate, changed=now, oldest=oldest, **counts)
 
 
 def losses_text(losses: Iterable[Loss]) -> str:

@@ -127,6 +127,8 @@ class RowLease:
 def _row_versions(versions: Any, rows: int) -> tuple[int, ...]:
     """Return the version of each row, from a whole number for all rows or for each row."""
     given = versions.tolist() if hasattr(versions, "tolist") else versions
+    if rows < 0:
+        raise ValueError(f"{rows} rows of a lease: expected a whole number of at least 0")
     if not isinstance(given, Iterable) or isinstance(given, str):
         return (whole_number(given, "versions"),) * rows
     numbers = tuple(whole_number(version, "versions") for version in given)
@@ -139,11 +141,11 @@ def whole_number(value: Any, where: str) -> int:
     """Return ``value`` as a number of rows, or as a version.
 
     Raises:
-        ValueError: if it is not a whole number of at least 0.
+        ValueError: if it is not a whole number.
     """
     number = as_integer(value)
-    if number is None or number < 0:
-        raise ValueError(f"{where}={value!r}): expected a whole number of at least 0")
+    if number is None:
+        raise ValueError(f"{where}={value!r}): expected a whole number")
     return number
 
 

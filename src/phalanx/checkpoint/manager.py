@@ -129,7 +129,7 @@ class CheckpointManager:
         Raises:
             CheckpointMismatch: if the run has other groups, channels or names than the saved run.
             CheckpointCorrupted: if a file is missing or differs. Other steps may be complete: :meth:`steps`.
-            CheckpointError: if the step does not exist.
+            CheckpointError: if the step does not exist, or a value of the state or of a channel cannot be read here.
             DeclarationError: if a channel or the staleness was used already, or the manager is closed.
         """
         self._check_open()

@@ -201,7 +201,7 @@ def _is_by_rank(key: str, offers: Mapping[int, _Offer], ranks: int) -> bool:
 
 
 def _check_tensors(plans: Sequence[dcp.SavePlan]) -> None:
-    """Check that ranks mean the same global tensor, and that their boxes cover it. DCP does not compare sizes."""
+    """Check that ranks mean the same global tensor, and that their boxes cover it. DCP takes the first size."""
     first: dict[str, tuple[tuple[torch.dtype, list[int]], int]] = {}
     boxes: dict[str, dict[torch.Size, torch.Size]] = {}
     for rank, plan in enumerate(plans):

@@ -397,7 +397,7 @@ class _GroupSave:
         return "it died" if died else None
 
     def abandon(self) -> None:
-        """Wait until no rank writes any more, but at most 60 s, so that the files may be removed."""
+        """Wait until no rank writes any more (threads of a submitted save: for 60 s), so that files may be removed."""
         with contextlib.suppress(Exception):  # the caller has the first error already
             self.call.result(None)
         until = time.monotonic() + _STOP_S

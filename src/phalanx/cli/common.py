@@ -51,7 +51,7 @@ def observed_ranks(
     from phalanx.backends.ray.node_agents import RankObserver  # loads Ray
 
     cluster = cluster_reader(address)
-    group = cluster.notices().find(name)
+    group = cluster.registry().find(name)
     missing = sorted(set(numbers or ()) - {entry.rank for entry in group.ranks})
     if missing:
         raise DispatchError(
@@ -110,7 +110,7 @@ def duration(seconds: float) -> str:
 def complete_group(incomplete: str) -> list[str]:
     """Return the names of groups for shell completion; none without a cluster."""
     with contextlib.suppress(Exception):  # shell completion shows no errors
-        groups = cluster_reader(None).notices().groups
+        groups = cluster_reader(None).registry().groups
         return sorted(group.name for group in groups if group.name.startswith(incomplete))
     return []
 

@@ -96,7 +96,7 @@ def overviews(cluster: ClusterReader, observer: RankObserver, group: str | None)
     """
     before: dict[RankRecord, Usage | None] = {}
     while True:
-        records = cluster.notices()
+        records = cluster.registry()
         groups = records.groups if group is None else (records.find(group),)
         ranks = [rank for found in groups for rank in found.ranks]
         usages = dict(zip(ranks, observer.usage(ranks), strict=True))

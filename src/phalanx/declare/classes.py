@@ -62,8 +62,8 @@ def registered_methods(cls: type) -> Mapping[str, MethodSpec]:
 
     Raises:
         DeclarationError: if a registered name would hide an attribute of the group; if a registered function is not a
-            plain method (a static or class method, a property), or lacks the parameter ``pad_mask``; if a generator has
-            ``rerun_on_restart=True``, ``blocking=False`` or a parameter ``buffer`` or ``by``.
+            plain method (a static or class method, a property), or lacks the parameter of ``pad_mask=``; if a generator
+            has ``rerun_on_restart=True``, ``blocking=False`` or a parameter ``buffer`` or ``by``.
     """
     methods: dict[str, MethodSpec] = {}
     for base in reversed(cls.__mro__):

@@ -25,7 +25,7 @@ from phalanx.wire.lazy import is_tensor, lazy
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Comparison key of a plain value: equal for equal values, in any process.
+#: Comparison key of a plain value: equal in any process for equal values of the same type (1 and True differ).
 Key = tuple[Any, ...]
 
 #: Path and digest of each leaf without rows; the digest is empty if the leaf is not a plain value.

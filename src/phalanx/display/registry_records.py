@@ -81,7 +81,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
-class ChannelEntry:
+class ChannelRecord:
     """State of a channel at ``changed``. ``changed`` and ``oldest``, of the oldest waiting item, are Unix times."""
 
     run: str
@@ -105,7 +105,7 @@ class ChannelEntry:
         return f"flow/{self.run}/{self.name}"
 
 
-def to_bytes(record: RunRecord | GroupRecord | ChannelEntry) -> bytes:
+def to_bytes(record: RunRecord | GroupRecord | ChannelRecord) -> bytes:
     """Return a record in its published form."""
     return json.dumps(asdict(record)).encode()
 
@@ -116,7 +116,7 @@ class ClusterRegistry:
 
     runs: tuple[RunRecord, ...]
     groups: tuple[GroupRecord, ...]
-    channels: tuple[ChannelEntry, ...] = ()
+    channels: tuple[ChannelRecord, ...] = ()
     handles: tuple[str, ...] = ()
 
     def stale(self, alive_jobs: Iterable[str], alive_names: Iterable[str]) -> list[str]:
@@ -157,7 +157,7 @@ class NoSuchGroup(PhalanxError):
     """No published group has the given name, or several have it."""
 
 
-def read_notices(entries: Mapping[str, bytes]) -> ClusterRegistry:
+def read_registry(entries: Mapping[str, bytes]) -> ClusterRegistry:
     """Return the records in registry entries by key; records in the format of another version are left out."""
     read: dict[str, list[Any]] = {"run": [], "group": [], "flow": []}
     for key, data in sorted(entries.items()):
@@ -178,4 +178,4 @@ def _group(ranks: list[dict[str, Any]], **values: Any) -> GroupRecord:
     return GroupRecord(**values, ranks=tuple(_rank(**rank) for rank in ranks))
 
 
-_MADE = {"run": RunRecord, "group": _group, "flow": ChannelEntry}
+_MADE = {"run": RunRecord, "group": _group, "flow": ChannelRecord}

@@ -483,7 +483,7 @@ class RolloutEngine(Worker):
 
     @register(needs_weights=False)
     async def sleep(self, tags: Sequence[str] = TAGS) -> None:
-        """Release the memory of ``tags`` ("weights", "kv_cache") until :meth:`wake`; no steps run before.
+        """Release the memory of ``tags`` ("weights", "kv_cache") until :meth:`wake`; no steps run until then.
 
         An engine that cannot sleep (see :meth:`capabilities`) warns once, and continues.
         """
@@ -497,7 +497,7 @@ class RolloutEngine(Worker):
 
     @register(needs_weights=False)
     async def wake(self, tags: Sequence[str] = TAGS) -> None:
-        """Allocate the memory of ``tags`` again. Steps run once no memory is released."""
+        """Allocate the memory of ``tags`` again. Steps continue once all parts are allocated."""
         _check_tags("wake", tags)
         if self._runner.capabilities.sleep:
             self._loop.wake(tags)

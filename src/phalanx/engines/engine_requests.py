@@ -180,7 +180,7 @@ class RequestFactory:
         vocabulary: vocabulary of the engine.
         encode: function that encodes a text; None without a tokenizer.
         refuses: function that returns the reason why sampling parameters cannot be served, or None.
-        next_seed: function that returns a seed for a row that has none.
+        next_seed: function that returns a seed for an answer whose sampling has none.
     """
 
     def __init__(

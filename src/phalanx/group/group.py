@@ -81,7 +81,7 @@ class Group:
         self.name = handle.name
         self.backend = backend
         self.owner = owner
-        #: Id of the owner's run; "" in a process that is not the owner.
+        #: Id of the owner's run; "" of a detached group that was attached.
         self.run = session.run_id if owner else ""
 
         # Definition, set by the process that owns the group.

@@ -31,9 +31,10 @@ _NONE: Mapping[int, Endpoint] = MappingProxyType({})
 
 @dataclass
 class Launched:
-    """Processes that become ranks, in rank order. A ticket ends when its rank's constructors have returned.
+    """Processes that become ranks, in rank order.
 
-    ``extras`` has the keys of resources reserved in addition to the slots, by slot. ``setups`` has the rank configs.
+    A handle in ``results`` ends when its rank's constructors have returned. ``extras`` has the keys of resources
+    reserved in addition to the slots, by slot. ``setups`` has the rank configs.
     """
 
     endpoints: list[Endpoint]

@@ -168,7 +168,7 @@ def _move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
 def _has_room_elsewhere(pool: ResourcePool) -> bool:
     """Return whether the other nodes now have capacity for the blocks of the pool on draining nodes.
 
-    The blocks of each reservation are checked separately.
+    The blocks of each reservation are checked alone: two reservations may count the same capacity.
     """
     backend = pool.backend_api
     going = {node.node_id for node in backend.draining_nodes()}

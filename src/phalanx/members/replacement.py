@@ -43,8 +43,8 @@ def lost_ranks(core: Group) -> Sequence[int]:
         return range(epoch.size)
     gone = set(backend.dead_of(endpoints))
     living = [rank for rank in range(len(endpoints)) if rank not in gone]
-    inspect = backend.inspect([endpoints[rank] for rank in living], False)
-    gone.update(rank for rank, status in zip(living, inspect, strict=True) if status.gone)
+    statuses = backend.inspect([endpoints[rank] for rank in living], False)
+    gone.update(rank for rank, status in zip(living, statuses, strict=True) if status.gone)
     if core.lifecycle.state is State.BROKEN and isinstance(core.lifecycle.cause, CallError):
         died = {one.rank: one for one in core.lifecycle.cause.failures if one.kind == "died"}
         named = [rank for rank in died if rank < len(endpoints)]

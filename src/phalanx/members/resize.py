@@ -175,5 +175,5 @@ def _at_calls(core: Group, epoch: Epoch, tail: range, seconds: float | None) -> 
             return [tail[position] for position in late]
     if not core.handle.asynchronous or core.backend.immediate:
         return []  # each rank responded after all of its earlier calls
-    inspect = core.backend.inspect(epoch.endpoints[epoch.size :], False)
-    return [rank for rank, status in zip(tail, inspect, strict=True) if status.running]
+    statuses = core.backend.inspect(epoch.endpoints[epoch.size :], False)
+    return [rank for rank, status in zip(tail, statuses, strict=True) if status.running]

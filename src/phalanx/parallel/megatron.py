@@ -51,7 +51,8 @@ def coordinates() -> dict[str, int] | None:
     return {axis: getattr(state, f"get_{name}_parallel_rank")() for axis, name in names.items()}
 
 
-#: Groups of earlier parallel states of this process by id, with their replacements: roles rejoin one after another.
+#: By id of a group of an earlier parallel state: this group, which keeps the id unique, and its replacement. The first
+#: role of a process to rejoin forms the replacements, and the other roles use them.
 _new_groups: dict[int, tuple[Any, Any]] = {}
 #: Groups of a parallel state that was destroyed, by name, until another is formed.
 _left_groups: dict[str, Any] = {}
@@ -129,7 +130,7 @@ class MegatronWorker(Worker):
             super().rejoin()
             return
         state = parallel_state()
-        if not torch.distributed.is_initialized():
+        if not torch.distributed.is_initialized():  # the library destroyed it before the first role rejoins
             if state.model_parallel_is_initialized():  # else an earlier attempt did this
                 _left_groups.update(_groups_of(state))
             self.leave_model_parallel()

@@ -101,7 +101,7 @@ class SlotView:
         return tuple(SlotView(self.slots[a:b]) for a, b in zip(starts, ends, strict=True))
 
     def __add__(self, other: SlotView) -> SlotView:
-        """Return a view of the slots of both views.
+        """Return a view of the slots of this view, then of the other, in this order of ranks.
 
         Raises:
             DeclarationError: if a slot is in both views; names the slot.

@@ -201,7 +201,7 @@ class SpanWriter:
 class CallSpan:
     """Context manager around a call on a rank, which records the call in the rank's file.
 
-    Its three lines are formatted by hand: tracing must cost a call of 10 ms less than 2 %.
+    Its three lines are formatted by hand: a traced call of 10 ms should take at most 2 % longer.
     """
 
     def __init__(self, writer: SpanWriter, number: int) -> None:

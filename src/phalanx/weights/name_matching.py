@@ -243,7 +243,7 @@ class NameMatch:
         self._faults.append(fault)
 
     def _find(self, part: str) -> tuple[str, TensorLayout, View | None] | None:
-        """Return name, layout and view of the source tensor that has ``part``; None if it does not fit."""
+        """Return name, layout and view of the source tensor with ``part``; None, and add a fault, if none fits."""
         if part in self._named:
             origin = self._named[part]
             return origin, self._source.layouts[origin], None
@@ -257,7 +257,7 @@ class NameMatch:
     def _views(
         self, name: str, rule: Fused, layout: TensorLayout, sizes: Sequence[int | None], side: str
     ) -> tuple[View, ...]:
-        """Return the views of the parts of a fused tensor; none if the sizes do not fit.
+        """Return the views of the parts of a fused tensor; none, and add a fault, if the sizes do not fit.
 
         Args:
             sizes: sizes of the parts on the other side, used if the rule's shares do not determine them.

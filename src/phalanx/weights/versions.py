@@ -137,7 +137,8 @@ class WeightRegistry:
         A version may be published over several connections, once over each.
 
         Raises:
-            WeightsError: if this or a later version was published before, or ``step`` is not ``wanted``.
+            WeightsError: if a later version was published before, or this version over this connection, or ``step`` is
+                not ``wanted``.
             DeclarationError: if a step is wanted and the source has no count.
         """
         before, others = self._counts.get(key, 0), self._published_to.get(key, ())

@@ -213,7 +213,8 @@ def share_storage(source: WeightSource | None, accepted: Accepted, layout: Local
     """Make the accepted tensors views of the source's storage: a sync then only marks the version.
 
     Raises:
-        DeclarationError: if layouts, types or names differ, so that a copy is needed, or the rank has no source role.
+        DeclarationError: if layouts, types or names differ, so that a copy is needed, the rank has no source role, or
+            the weights were accepted without ``share=True``.
     """
     if source is None or not accepted.share:
         raise DeclarationError(

@@ -1,4 +1,4 @@
-"""Memory for received data: large, reused blocks of huge pages; copies and joins on several threads.
+"""Memory for received, joined and selected rows: large, reused blocks of huge pages; copies on several threads.
 
 Writing 256 MB into fresh memory is mostly page faults: with 4 KB pages it takes about three times as long as into
 mapped memory, with 2 MB pages about twice, since the kernel clears each page at its first use. So large blocks request
@@ -37,7 +37,7 @@ PARALLEL_FROM = 8 << 20
 """Minimum size in bytes of copies that are divided over threads; for smaller ones waking threads costs more."""
 
 _TORCH_PARALLEL_FROM = 1 << 15
-"""Number of elements from which torch copies on several threads, which wait long for cores if ranks use them."""
+"""Number of elements from which torch copies on several threads, which wait long if ranks keep all cores busy."""
 
 _CHUNK = 4 << 20
 _MOST_THREADS = 8
@@ -64,8 +64,8 @@ class _Memory:
 def bytes_at(owner: Value, address: int, nbytes: int) -> Bytes:
     """Return the memory at ``address`` as a writable array that keeps ``owner`` alive.
 
-    After ``Tensor.numpy()`` the tensor could not be resized any more, and ``torch.from_numpy`` warns about read-only
-    arrays.
+    Not ``Tensor.numpy()``, after which the tensor could not be resized any more, nor ``torch.from_numpy``, which warns
+    about read-only arrays.
     """
     return np.asarray(_Memory(owner, address, nbytes))
 
@@ -213,7 +213,9 @@ def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
     try:
         running.extend(_copiers().submit(np.copyto, *piece) for piece in pieces)
     except RuntimeError as error:
-        if "shutdown" not in str(error):  # this chunk may be queued already, and copied later
+        if "shutdown" not in str(
+            error
+        ):  # no thread could start: this chunk is queued, and may be copied later
             raise
         for piece in pieces[len(running) :]:  # the process exits: the pool accepts no work
             np.copyto(*piece)

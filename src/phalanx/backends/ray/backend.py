@@ -50,7 +50,7 @@ NAMESPACE = "phalanx"
 WAVE = 256
 _STARTS_WITHIN_S = 60.0
 _KILLED_WITHIN_S = 5.0
-_SIGHT_WITHIN_S = 0.9
+_INSPECTS_WITHIN_S = 0.9
 
 
 def submit(endpoint: Endpoint, message: Message, returns: int = OUTPUT) -> ResultHandle:
@@ -319,7 +319,7 @@ class RayBackend:
         return metrics.EVERY_S
 
     def inspect(self, endpoints: Sequence[Endpoint], stacks: bool) -> list[ProcessStatus]:
-        answers = self._ask(endpoints, "inspect", stacks, timeout=_SIGHT_WITHIN_S)
+        answers = self._ask(endpoints, "inspect", stacks, timeout=_INSPECTS_WITHIN_S)
         is_gone = functools.cache(node_is_gone)
         return [
             answer or replace(NOTHING_ANSWERS, gone=is_gone(endpoint.facts.slot.node_id))
@@ -330,10 +330,10 @@ class RayBackend:
         targets = [
             self._target(endpoint)._replace(call=call) for endpoint, call in zip(endpoints, ids, strict=True)
         ]
-        return list(map(bool, self._agents.ask(targets, "cancel", timeout=_SIGHT_WITHIN_S)))
+        return list(map(bool, self._agents.ask(targets, "cancel", timeout=_INSPECTS_WITHIN_S)))
 
     def sever(self, endpoints: Sequence[Endpoint]) -> None:
-        self._ask(endpoints, "sever", timeout=_SIGHT_WITHIN_S)
+        self._ask(endpoints, "sever", timeout=_INSPECTS_WITHIN_S)
 
     def signal(self, endpoints: Sequence[Endpoint], signum: int) -> None:
         self._ask(endpoints, "send_signal", signum)
@@ -361,13 +361,13 @@ class RayBackend:
             return of_node(found, facts.slot.node_id, facts.slot.host)
         if found.intended:
             return found
-        left = self._ask([endpoint], "post_mortem", timeout=_SIGHT_WITHIN_S)[0]
+        left = self._ask([endpoint], "post_mortem", timeout=_INSPECTS_WITHIN_S)[0]
         return with_post_mortem(found, left, facts.log)
 
     def _ask_ray(self, endpoint: Endpoint) -> Lost:
         """Return the cause of an actor's death, taken from the error of a call on the actor."""
         try:
-            private.get(private.call(endpoint.handle, "_px_report"), timeout=_SIGHT_WITHIN_S)
+            private.get(private.call(endpoint.handle, "_px_report"), timeout=_INSPECTS_WITHIN_S)
         except rayx.GetTimeoutError:
             pass  # Ray has not noticed the death yet
         except rayx.RayError as error:

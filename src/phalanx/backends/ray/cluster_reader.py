@@ -11,7 +11,7 @@ from typing import Any
 from phalanx.backends.ray import private
 from phalanx.backends.ray.cluster import answers
 from phalanx.config import running_cluster
-from phalanx.display.registry_records import ClusterRegistry, read_notices
+from phalanx.display.registry_records import ClusterRegistry, read_registry
 from phalanx.errors import PlacementError
 
 _ANSWERS_WITHIN_S = 5.0
@@ -45,17 +45,17 @@ class ClusterReader:
                 "`ray status` tells, and --address names another one"
             ) from None
 
-    def notices(self) -> ClusterRegistry:
+    def registry(self) -> ClusterRegistry:
         """Return the entries of living drivers and detached groups; remove the entries of dead drivers."""
         values = {key: self._client.read(key) for key in self._client.keys_written()}
         entries = {key: value for key, value in values.items() if value is not None}
-        found = read_notices(entries)
+        found = read_registry(entries)
         detached = any(group.detached for group in found.groups)
         jobs = [job for job, alive in self._client.jobs().items() if alive]
         stale = found.stale(jobs, self._client.actor_names() if detached else ())
         for key in stale:
             self._client.remove(key)
-        return read_notices({key: data for key, data in entries.items() if key not in stale})
+        return read_registry({key: data for key, data in entries.items() if key not in stale})
 
     def nodes(self) -> list[NodeView]:
         """Return the nodes of the cluster."""

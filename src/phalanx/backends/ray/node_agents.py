@@ -108,17 +108,17 @@ class NodeAgent:
                 os.kill(target.pid, signum)
 
     def inspect(self, targets: Sequence[ProcessHandle], stacks: bool) -> list[ProcessStatus]:
-        """Return the status of each rank's process; with ``stacks``, also its stack if the stack can be read."""
-        inspect = [self._sight(target) for target in targets]
+        """Return the status of each rank's process, without a call; with ``stacks``, its stack if readable."""
+        statuses = [self._status(target) for target in targets]
         if not stacks:
-            return inspect
+            return statuses
         read = stacks_of(targets)
         return [
             replace(status, stack=text, note=status.note or note)
-            for status, (text, note) in zip(inspect, read, strict=True)
+            for status, (text, note) in zip(statuses, read, strict=True)
         ]
 
-    def _sight(self, target: ProcessHandle) -> ProcessStatus:
+    def _status(self, target: ProcessHandle) -> ProcessStatus:
         process = target.same()
         if process is None or target.dies():
             return ProcessStatus(reachable=False, note=GONE, gone=target.side is not None)

@@ -152,7 +152,7 @@ def _table(request: ReserveRequest, verdict: str) -> str:
 
 
 def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
-    """Reserve again the blocks whose node was lost or is drained. Return the moved blocks, as ``Backend.repair``.
+    """Reserve again the blocks whose node was lost or is drained; others stay. Return them, as ``Backend.repair``.
 
     Raises:
         PlacementError: if these blocks do not fit. They stay lost, and another repair is possible.

@@ -115,7 +115,11 @@ def _shown(frames: str) -> list[str]:
 
 
 def _send(pid: int, thread: int, signum: int) -> None:
-    """Send a signal to a thread of a process; to the process, if the thread is unknown (0) or cannot be addressed."""
+    """Send a signal to a thread of a process; to the process, if the thread is unknown (0) or its first.
+
+    Raises:
+        OSError: if the thread or the process has ended.
+    """
     to_thread = getattr(ctypes.CDLL(None, use_errno=True), "tgkill", None)
     if thread in (0, pid) or to_thread is None:
         os.kill(pid, signum)

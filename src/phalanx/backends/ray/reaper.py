@@ -1,11 +1,13 @@
 """A small process per node that kills ranks and their descendants, and that exits last.
 
 The script needs only the standard library: it starts in some 20 ms and uses 10 MB. It reads requests, a JSON object per
-line, and writes a line in response. Its input ends with the process that started it. Then it kills all ranks that it
-still watches and their descendants, and exits.
+line, and writes a line in response: ``{"watch": [[pid, started, mark], ...]}``, ``{"look": true}`` or
+``{"end": [pid, ...]}``. When its input or the process that started it ends, it kills all ranks that it still watches
+and their descendants, and exits.
 
 A descendant is found by its parent, by the process group that the rank leads, or by an environment variable with
-the rank's mark. The processes are scanned every second: a descendant that was found remains one after its parent's end.
+the rank's mark, ``<pid>-<hex>``. The processes are scanned after each second without a request: a descendant that was
+found remains one after its parent's end.
 Pids are always compared with the start time of the process, so that no other process is killed.
 
 Python's resource tracker unlinks the shared memory and the semaphores of killed processes. It is not killed at once,

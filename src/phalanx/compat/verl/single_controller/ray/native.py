@@ -215,7 +215,7 @@ def _tracked(core: Group) -> TrackedCalls:
 def _settle(launched: Launched, core: Group) -> None:
     try:
         with constructors(core) as call:
-            sent_to(call, core.enter(launched.endpoints), launched.tickets)
+            sent_to(call, core.enter(launched.endpoints), launched.results)
             call.result(None)
     except BaseException:
         core.backend.kill(launched.endpoints)

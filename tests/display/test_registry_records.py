@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from phalanx.display.registry_records import (
-    ChannelEntry,
+    ChannelRecord,
     ClusterRegistry,
     GroupRecord,
     NoSuchGroup,
     RankRecord,
     RunRecord,
-    read_notices,
+    read_registry,
     to_bytes,
 )
 from phalanx.wire.messages import SideChannel
@@ -48,7 +48,7 @@ def test_registry_records_are_read_as_written_and_unreadable_records_are_skipped
     others = [b"", b"{}", b"[]", b'{"unknown": 1}', b"\xff"]
     written |= {f"{kind}/x/{number}": data for kind in ("run", "group") for number, data in enumerate(others)}
 
-    read = read_notices({**written, "else": b"{}"})
+    read = read_registry({**written, "else": b"{}"})
 
     assert read.runs == (run("b", started=0.5), run("a"))
     assert read.groups == (group("one"), group("two", number=2))
@@ -83,10 +83,10 @@ def test_records_of_dead_drivers_are_stale_except_for_detached_groups_with_live_
 
 
 def test_channel_records_of_a_dead_driver_are_stale() -> None:
-    flow = ChannelEntry("b", "rollouts", "8 items", 3, 10, 1, 0, 2, 5, 0, 0, 1.5, 9.0, 2.0)
+    flow = ChannelRecord("b", "rollouts", "8 items", 3, 10, 1, 0, 2, 5, 0, 0, 1.5, 9.0, 2.0)
     entries = [run("a", "01"), run("b", "02"), group("one", of="a"), flow]
     handles = {"channel/01/kept": b"\x80pickled", "channel/02/rollouts": b"\x80pickled"}
-    notices = read_notices({entry.key: to_bytes(entry) for entry in entries} | handles)
+    notices = read_registry({entry.key: to_bytes(entry) for entry in entries} | handles)
 
     assert (notices.channels, notices.handles) == ((flow,), tuple(handles))
     assert notices.stale(["01"], ()) == ["run/b", "flow/b/rollouts", "channel/02/rollouts"]
