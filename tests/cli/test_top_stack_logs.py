@@ -45,7 +45,7 @@ def shown(*statuses: ProcessStatus, rows: int | None = None, channels: Any = (),
 
 
 def test_a_busy_rank_is_shown_with_its_call_its_usage_and_its_own_status() -> None:
-    text = shown(busy(12.0, told="812 tokens/s"), IDLE, ProcessStatus(False, note="its process is gone"))
+    text = shown(busy(12.0, status="812 tokens/s"), IDLE, ProcessStatus(False, note="its process is gone"))
     lines = text.splitlines()
 
     facts = "ready for 60 s, 3 ranks of Actor, pool pool-1"

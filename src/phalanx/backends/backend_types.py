@@ -146,7 +146,7 @@ class ProcessStatus:
     """Status of a rank's process, observed from its node.
 
     ``running`` maps the ids of running calls to the seconds since their start, ``methods`` maps them to the full names
-    of their methods (``role.method`` in a group with roles). ``told`` is the status line that the rank wrote itself.
+    of their methods (``role.method`` in a group with roles). ``status`` is the status line that the rank wrote itself.
 
     ``reachable`` is False if the process died, is stopped by a signal, or cannot be observed; ``note`` is the reason.
     ``gone`` is True if the process or its node was lost, even if the backend has not noticed the loss yet.
@@ -157,7 +157,7 @@ class ProcessStatus:
     stack: str = ""
     note: str = ""
     methods: Mapping[int, str] = field(default_factory=dict[int, str])
-    told: str = ""
+    status: str = ""
     gone: bool = False
 
 

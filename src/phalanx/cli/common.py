@@ -88,7 +88,7 @@ def rank_status(entry: RankRecord, status: ProcessStatus) -> dict[str, Any]:
     """Return a rank and its activity as plain data."""
     return {
         **{name: getattr(entry, name) for name in ("rank", "host", "node_id", "pid", "accelerator", "log")},
-        **{name: getattr(status, name) for name in ("reachable", "note", "told")},
+        **{name: getattr(status, name) for name in ("reachable", "note", "status")},
         "doing": running_calls(status),
         "stack": status.stack.splitlines(),
     }

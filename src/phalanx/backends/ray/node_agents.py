@@ -131,7 +131,7 @@ class NodeAgent:
             running={call: now - begun for call, begun in seen.running.items()},
             note=STOPPED if process.stopped else "",
             methods=seen.methods,
-            told=seen.told,
+            status=seen.status,
         )
 
     def cancel(self, targets: Sequence[ProcessHandle]) -> list[bool]:
