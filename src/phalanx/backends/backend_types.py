@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # every worker process imports this module, but never places 
 #: Error text: why a group refuses calls after its cluster was left.
 CLUSTER_LEFT = (
     "The cluster that it ran on was left: ray.shutdown() or px.shutdown() was called, or the connection was lost. "
-    "Connect again with px.init() or ray.init(), then make pools and groups anew."
+    "Connect again with px.init() or ray.init(), then create pools and groups again."
 )
 #: Start of an error text: why a call did not begin. The cause of the loss follows.
 LOST_ARGUMENT = "an argument, such as another call's result, was lost with the process that held it: "
