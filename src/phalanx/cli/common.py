@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Displayed names of internal methods.
 _NAMES = {"__phalanx_run__": "run(...)", "": "a call"}
-_GROUP_HELP = "Name of a group, or the beginning or end of it; RUN/NAME where names repeat."
+_GROUP_HELP = "Name of a group, or the beginning or end of it; RUN/NAME if names repeat."
 _ADDRESS_HELP = "The cluster, host:port. (default: RAY_ADDRESS, else the one on this machine)"
 
 
