@@ -123,7 +123,7 @@ def test_any_calls_one_complete_dp_coordinate(group: Any) -> None:
     assert group.any.update([7]) in ([4, 7], [6, 7])
     assert [len(calls) for calls in group.taken()] in ([1, 1, 0, 0] * 2, [0, 0, 1, 1] * 2)
     assert group[0:6].any.update([7]) == [4, 7]
-    with pytest.raises(px.DispatchError, match="hold no dp coordinate whole"):
+    with pytest.raises(px.DispatchError, match="contain no complete dp coordinate"):
         group[0:3].any.update([7])
 
 

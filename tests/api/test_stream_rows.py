@@ -85,12 +85,12 @@ def test_streamed_outputs_have_no_padding_rows(group: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "row", "fault"),
     [
-        ("twice", 1, "row 0 of its piece twice: yield every row once"),
-        ("some", 1, r"it ended without 2 of the 3 rows of its piece \(0, 2\)"),
-        ("values", (-1, "x"), "row -1 of a piece of 3 rows: count from 0"),
-        ("values", (3, "x"), "row 3 of a piece of 3 rows: count from 0"),
+        ("twice", 1, "row 0 of its shard twice: yield every row once"),
+        ("some", 1, r"it ended without 2 of the 3 rows of its shard \(0, 2\)"),
+        ("values", (-1, "x"), "row -1 of a shard of 3 rows: count from 0"),
+        ("values", (3, "x"), "row 3 of a shard of 3 rows: count from 0"),
         *(
-            ("values", row, r"yield \(index of the row in its piece, result\)")
+            ("values", row, r"yield \(index of the row in its shard, result\)")
             for row in ("text", (1, 2, 3), (True, "x"), (1.0, "x"), None, [0, "x"])
         ),
     ],

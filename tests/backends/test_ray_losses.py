@@ -40,9 +40,9 @@ def test_the_cause_of_an_exit_is_taken_from_the_text_of_rays_error(
 @pytest.mark.parametrize(
     ("left", "exit", "hint"),
     [
-        (PostMortem(), "SIGKILL, such as for want of memory, or os._exit", "^$"),
+        (PostMortem(), "SIGKILL, such as for lack of memory, or os._exit", "^$"),
         (PostMortem(fatal_signal="SIGSEGV"), "^signal SIGSEGV$", "^$"),
-        (PostMortem(oom_kills=1), "", "want of memory"),
+        (PostMortem(oom_kills=1), "", "lack of memory"),
     ],
 )
 def test_a_post_mortem_determines_the_exit_and_the_hint(left: PostMortem, exit: str, hint: str) -> None:

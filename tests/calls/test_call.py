@@ -96,7 +96,7 @@ class Ranks:
         """End processes without a report of their deaths."""
         self.backend.dead_of = lambda endpoints: []
         for rank in ranks:
-            self.group.core.endpoints[rank].handle.end(Lost("its node is gone", "node lost"))
+            self.group.core.endpoints[rank].handle.end(Lost("its node was lost", "node lost"))
 
 
 @pytest.fixture

@@ -204,7 +204,7 @@ def test_a_worker_or_a_part_without_a_state_is_refused(two: px.ResourcePool, tmp
         px.checkpoint.CheckpointError, match=r"Nothing has nothing to save.*state_dict.*register_state"
     ):
         px.save(group, tmp_path)
-    with pytest.raises(px.RemoteCallError, match=r"count=int\): a part has .* or a dict of such things"):
+    with pytest.raises(px.RemoteCallError, match=r"count=int\): a part has .* or a dict of such objects"):
         group.run(lambda worker: px.register_state(worker, count=3))
 
 

@@ -268,7 +268,7 @@ WHERE = "rank 1 (host h, pid 101, GPU 1)"
         ),
         pytest.param(
             combined(bad(1, message="first\nsecond", traceback="")),
-            f"method update: {WHERE} raised ValueError: first\n\nall that rank 1 said:\n  first\n  second",
+            f"method update: {WHERE} raised ValueError: first\n\nfull message of rank 1:\n  first\n  second",
             id="several lines",
         ),
     ],

@@ -92,7 +92,7 @@ def test_an_explanation_shows_how_each_argument_is_sent(group: Any) -> None:
     (again,) = group.take.explain(stored).arguments
 
     assert [(a.name, a.given, a.travels, a.nbytes) for a in arguments] == [
-        ("batch", "rows split into 2 pieces", "stored, once per piece", 8 * 60_000 * 4),
+        ("batch", "rows split into 2 shards", "stored, once per shard", 8 * 60_000 * 4),
         ("rate", "the same to all", "stored once", 60_000 * 4),
     ]
     assert (again.travels, again.nbytes) == ("stored before (px.put)", stored.nbytes)
@@ -125,7 +125,7 @@ def test_an_explanation_of_a_slice_counts_only_its_ranks_and_a_custom_mode_is_na
     assert not explanation.waits
     assert group[2].take.explain(1).collected == "the output of rank 2 itself"
     assert [argument.given for argument in custom.arguments] == ["one element each"]
-    assert custom.collected.startswith("what sum(group, outputs) makes of all 4")
+    assert custom.collected.startswith("sum(group, outputs), called with all 4")
 
 
 def test_a_method_of_a_role_is_explained_equally_with_and_without_options() -> None:
@@ -171,7 +171,7 @@ def test_explain_describes_classes_roles_and_meshes_without_starting_them() -> N
 
 def test_explain_refuses_a_split_by_values_of_an_unfinished_call() -> None:
     pending: Any = SimpleNamespace(done=lambda: False)
-    with pytest.raises(px.DispatchError, match="waits for nothing"):
+    with pytest.raises(px.DispatchError, match="does not wait"):
         finished_result(pending)
 
 

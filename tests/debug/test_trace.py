@@ -161,7 +161,7 @@ def test_a_trace_can_be_started_once_and_records_calls_until_it_is_stopped(group
         trace.summary()
     group.add(1)
     trace.start()
-    with pytest.raises(px.DeclarationError, match="started before"):
+    with pytest.raises(px.DeclarationError, match="already started"):
         trace.start()
     group.add(2)
     trace.stop()
@@ -341,7 +341,7 @@ def test_unreadable_events_of_a_rank_are_a_note_and_not_an_error(
     events = trace.events
 
     assert events.notes == tuple(
-        f"What rank {r} of traced wrote cannot be read: nothing answers" for r in (0, 1)
+        f"The trace file of rank {r} of traced cannot be read: nothing answers" for r in (0, 1)
     )
     assert all(part.received is None and part.fetched is not None for part in events.calls[0].parts)
 

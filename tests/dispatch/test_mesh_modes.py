@@ -64,7 +64,7 @@ def test_a_balance_function_gets_the_arguments() -> None:
         ("tokens", "neither an argument nor a key"),
         ("n", r"update\(\).*balance=n: the length of row 1 is nan"),
         ("x", r"the length of row 0 is \[0\.0, 0\.0\]; expected one finite number"),
-        (lambda x, n: [1, 2], "gives a list of 2 elements; expected one number for each of the 4 rows"),
+        (lambda x, n: [1, 2], "got a list of 2 elements; expected one number for each of the 4 rows"),
     ],
 )
 def test_a_balance_without_a_finite_length_per_row_is_refused(balance: Any, text: str) -> None:

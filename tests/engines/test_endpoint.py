@@ -120,8 +120,8 @@ def test_an_engine_with_a_wrong_token_does_not_start(options: dict[str, Any], me
         ("127.0.0.1", 70000, {}, "port=70000; expected"),
         ("127.0.0.1", "8000", {}, "port='8000'; expected"),
         ("127.0.0.1", True, {}, "port=True; expected"),
-        ("127.0.0.1", 0, {"api-key": KEY}, "expected the argument token= for it"),
-        ("127.0.0.1", 0, {"host": "0.0.0.0"}, "expected the argument host= for it"),
+        ("127.0.0.1", 0, {"api-key": KEY}, "use the argument token= instead"),
+        ("127.0.0.1", 0, {"host": "0.0.0.0"}, "use the argument host= instead"),
         ("127.0.0.1", 0, {"ssl_keyfile": "key.pem"}, "plain HTTP over TCP"),
         ("127.0.0.1", 0, {"uds": "/tmp/socket"}, "plain HTTP over TCP"),
         ("", 0, {}, "host=''; expected an address"),  # sockets would listen at every address

@@ -50,7 +50,7 @@ def test_prompts_and_prefixes_can_be_any_sequence_of_integers(prefix: Any) -> No
 
 @pytest.mark.parametrize("prefix", ["21", 21, [2.5]])
 def test_a_prefix_of_another_type_is_refused_with_the_expected_types(prefix: Any) -> None:
-    with pytest.raises(ValueError, match="expected the Completion that came back, its tokens, or None"):
+    with pytest.raises(ValueError, match="expected a Completion, its tokens, or None"):
         generated([[20]], prefix=[prefix])
 
 

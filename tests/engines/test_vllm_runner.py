@@ -354,5 +354,5 @@ def test_a_worker_loads_tensors_from_a_location_and_refuses_a_parameter_without_
 def test_engines_without_a_server_have_no_endpoints() -> None:
     with px.ResourcePool([1], use_gpu=False, backend="inline") as pool:
         group = px.WorkerGroup(pool, CountingEngine)
-        with pytest.raises(px.DeclarationError, match="VllmRollout can have one for each"):
+        with pytest.raises(px.DeclarationError, match="bind VllmRollout with serve=True"):
             px.engines.endpoints(group)

@@ -49,11 +49,11 @@ def looked(ready: int, status: ProcessStatus, sent: bool) -> tuple[int, str]:
     [
         (3, ProcessStatus(True, stack=STACK), True, "rank 3: __init__ at train.py:9"),
         (3, ProcessStatus(True, note="busy"), True, "rank 3: busy"),
-        (0, ProcessStatus(False, note="its process is gone"), True, "rank 0: its process is gone"),
+        (0, ProcessStatus(False, note="its process died"), True, "rank 0: its process died"),
         (4, ProcessStatus(True), True, ""),
         (0, ProcessStatus(True), False, "waiting for processes"),
     ],
-    ids=["a stack", "a note", "a process that is gone", "all are ready", "no process yet"],
+    ids=["a stack", "a note", "a process that died", "all are ready", "no process yet"],
 )
 def test_the_start_status_counts_ready_ranks_and_describes_the_first_other_rank(
     ready: int, status: ProcessStatus, sent: bool, text: str

@@ -1,4 +1,4 @@
-"""A group trains on its own cluster, while one node is drained and another is told to end."""
+"""A group trains on its own cluster, while one node is drained and another is terminated."""
 
 from __future__ import annotations
 
@@ -97,11 +97,11 @@ def test_ranks_move_off_drained_nodes_and_the_losses_do_not_change() -> None:
     assert first[:2] == second[:2]
     assert first[2] not in second
 
-    # A node that is told to end counts as a preemption, not as a failure.
+    # A node that is terminated counts as a preemption, not as a failure.
     assert found["ended"] not in third
     assert second[:2] == third[:2]
     assert len(found["errors"]) <= 1  # none if the loss was known before the next call
-    assert any("told to end" in reason for reason in found["reasons"])
+    assert any("was terminated" in reason for reason in found["reasons"])
 
     assert found["losses"] == found["expected"]
     assert found["stayed"] == [True, True, False, False]

@@ -137,9 +137,9 @@ def test_the_report_escapes_names_from_users(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.json", "{", "no JSON"),
-        ("a.json", '{"traceEvents": []}', "holds no trace"),
-        ("a.jsonl", '{"kind": "track"}', "holds no trace"),
+        ("a.json", "{", "not valid JSON"),
+        ("a.json", '{"traceEvents": []}', "is not a trace"),
+        ("a.jsonl", '{"kind": "track"}', "is not a trace"),
         ("a.jsonl", '{"kind": "phalanx-trace", "version": 99}', "another version"),
         ("a.jsonl", '{"kind": "phalanx-trace", "version": 2}', "damaged"),
         ("a.html", "", "viewers only"),

@@ -36,7 +36,7 @@ def test_the_page_has_methods_shortened_to_64_letters_and_the_last_status_of_a_r
     page.tell("812 tokens/s, 12 running")
     page.tell("idle")
 
-    assert read(page).told == "idle"
+    assert read(page).status == "idle"
     assert list(read(page).methods.values()) == ["actor.update", "", "actor.update", "größe", "x" * 64, "y"]
 
 

@@ -87,7 +87,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
     missing = [rank for rank, endpoint in enumerate(endpoints) if endpoint.handle is None]
     if missing:
         reports = tuple(RankReport(rank, "died") for rank in missing)
-        core.broken(WorkerDiedError(f"ranks {missing} are gone", group=name, failures=reports))
+        core.broken(WorkerDiedError(f"ranks {missing} died", group=name, failures=reports))
     else:
         core.enter(endpoints)
         core.started()
@@ -104,7 +104,7 @@ def _check_methods(name: str, record: GroupHandle, cls: WorkerClass | Colocation
         raise DeclarationError(
             f"group {name!r} runs {', '.join(record.classes.values())}, whose registered methods are not those "
             f"expected: {', '.join(differing)} differ in name, signature or dispatch mode. Attach with the class that "
-            "the group was made of, or close the group and make it anew"
+            "the group was made of, or close the group and create it again"
         )
 
 

@@ -60,7 +60,7 @@ def explain(subject: Value) -> Table:
         cls = subject.cls if isinstance(subject, BoundClass) else unwrap(subject)[0]
         title = repr(subject) if isinstance(subject, BoundClass) else f"class {cls.__name__}"
         methods = registered_methods(cls)
-        none = f"{cls.__name__} registers no method; put @px.register on those to be called"
+        none = f"{cls.__name__} registers no method; decorate the methods to call with @px.register"
         return _methods_table(f"{title}: what a group of it offers", methods, *([] if methods else [none]))
     raise DeclarationError(
         f"px.explain({subject!r}): got {type(subject).__name__}; expected a pool, a group or a part of one, a worker "
@@ -74,9 +74,7 @@ def _methods_table(title: str, methods: Mapping[str, MethodSpec], *notes: str) -
 
 def _mesh_table(mesh: Mesh) -> Table:
     if not mesh.is_resolved:
-        raise DeclarationError(
-            f"{mesh!r} is not over a number of ranks yet; mesh.resolve(world_size) makes it so"
-        )
+        raise DeclarationError(f"{mesh!r} has no number of ranks yet; call mesh.resolve(world_size)")
     rows = tuple((rank, *mesh.coordinates(rank).values()) for rank in range(mesh.world_size))
     return Table(f"{mesh.world_size} ranks", ("rank", *mesh.axes), rows)
 

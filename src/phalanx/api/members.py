@@ -228,9 +228,7 @@ def resize(
         )
     core = group.core
     if core.handle.detached:
-        raise DeclarationError(
-            f"px.resize({group.name}, {n!r}): a detached group has the size it was made with"
-        )
+        raise DeclarationError(f"px.resize({group.name}, {n!r}): a detached group cannot be resized")
     block = engine_ranks(core) if core.handle.independent else 1
     size = checked_size(group.name, n, group.pool.world_size, block)
     seconds = checked_timeout(timeout, "px.resize")

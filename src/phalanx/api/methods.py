@@ -134,7 +134,7 @@ class BoundMethod(Generic[P, B, V]):
         raise DispatchError(
             f"{self.__qualname__}.stream({given[0]}={kwargs[given[0]]!r}): {name} returns and does not yield, so its "
             f"stream has the output of each rank, as the rank finishes, and takes no {given[0]}=. {here}let the method "
-            "yield (index of the row in its piece, result)"
+            "yield (index of the row in its shard, result)"
         )
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> CallExplanation:

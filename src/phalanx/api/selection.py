@@ -165,8 +165,8 @@ class Selection:
         if self.fixed is not None and max(self.fixed) >= size:
             gone = [rank for rank in self.fixed if rank >= size]
             raise StaleEpoch(
-                f"{self.name}, {method}: ranks {gone} have left the group, which has {size} now; take ranks of it "
-                "anew, or call group.any",
+                f"{self.name}, {method}: ranks {gone} have left the group, which has {size} now; select ranks "
+                "again, or call group.any",
                 group=self.core.name,
                 epoch=self.core.epoch.number,
                 current=self.core.epoch.number,
@@ -182,7 +182,7 @@ class Selection:
             if self.which == "process" and len(chosen) > 1:
                 raise DispatchError(
                     f"{self.name}.rank({self.ranks[0]}).{spec.name}() [{spec.mode!r}]: ranks {list(chosen)} are one dp "
-                    f"coordinate and meet in collectives, so that one alone would wait for ever; call "
+                    f"coordinate and meet in collectives, so a single rank would wait forever; call "
                     f"group[{self.ranks[0]}].{spec.name}(...), which calls all of them"
                 )
         return plan_one(spec, self, args, kwargs, chosen)
@@ -192,8 +192,8 @@ class Selection:
         whole = [ranks for ranks in sets if here.issuperset(ranks)]
         if not whole:
             raise DispatchError(
-                f"{self.name}.any.{spec.name}() [{spec.mode!r}]: ranks {list(self.ranks)} hold no dp coordinate whole; "
-                "call group.any of the group itself, or of a slice with all ranks of one"
+                f"{self.name}.any.{spec.name}() [{spec.mode!r}]: ranks {list(self.ranks)} contain no complete dp "
+                "coordinate; call group.any of the group itself, or of a slice with all ranks of a coordinate"
             )
         return least_busy(self.core, whole)
 

@@ -68,7 +68,7 @@ class Sticky:
         loads = group._selection.loads(spec)  # pyright: ignore[reportPrivateUsage]
         if not loads:
             raise WorkerDiedError(
-                f"group {group.name!r}, {name}: no rank lives that a call could go to; restart the group",
+                f"group {group.name!r}, {name}: no surviving rank can run the call; restart the group",
                 group=group.name,
                 method=name,
             )

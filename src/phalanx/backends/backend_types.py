@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # every worker process imports this module, but never places 
 #: Error text: why a group refuses calls after its cluster was left.
 CLUSTER_LEFT = (
     "The cluster that it ran on was left: ray.shutdown() or px.shutdown() was called, or the connection was lost. "
-    "Connect again with px.init() or ray.init(), then make pools and groups anew."
+    "Connect again with px.init() or ray.init(), then create pools and groups again."
 )
 #: Start of an error text: why a call did not begin. The cause of the loss follows.
 LOST_ARGUMENT = "an argument, such as another call's result, was lost with the process that held it: "
@@ -146,7 +146,7 @@ class ProcessStatus:
     """Status of a rank's process, observed from its node.
 
     ``running`` maps the ids of running calls to the seconds since their start, ``methods`` maps them to the full names
-    of their methods (``role.method`` in a group with roles). ``told`` is the status line that the rank wrote itself.
+    of their methods (``role.method`` in a group with roles). ``status`` is the status line that the rank wrote itself.
 
     ``reachable`` is False if the process died, is stopped by a signal, or cannot be observed; ``note`` is the reason.
     ``gone`` is True if the process or its node was lost, even if the backend has not noticed the loss yet.
@@ -157,7 +157,7 @@ class ProcessStatus:
     stack: str = ""
     note: str = ""
     methods: Mapping[int, str] = field(default_factory=dict[int, str])
-    told: str = ""
+    status: str = ""
     gone: bool = False
 
 

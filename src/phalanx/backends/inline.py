@@ -211,7 +211,11 @@ class InlineBackend(Backend):
         with self._books:
             checked = check_feasible(self.nodes(), request.blocks, counted)
             if not checked.fits_now:
-                verdict = "does not fit beside what is held" if checked.fits_total else "can never be placed"
+                verdict = (
+                    "does not fit next to the current reservations"
+                    if checked.fits_total
+                    else "can never be placed"
+                )
                 table = placement_table(self.nodes(), request.blocks, counted, self.holders())
                 raise PlacementError(f"{request.name}: {verdict} in this process (backend='inline')\n{table}")
             taken = {i for _, block in self._held.values() for ids in block for i in ids}

@@ -163,12 +163,12 @@ class StreamedRows:
         """
         index = as_integer(item[0]) if isinstance(item, tuple) and len(item) == 2 else None
         if index is None:
-            raise RowFault(f"it yielded {_described(item)}: yield (index of the row in its piece, result)")
+            raise RowFault(f"it yielded {_described(item)}: yield (index of the row in its shard, result)")
         given = self._given[rank]
         if not 0 <= index < given:
-            raise RowFault(f"it yielded row {index} of a piece of {given} rows: count from 0")
+            raise RowFault(f"it yielded row {index} of a shard of {given} rows: count from 0")
         if index in self._seen[rank]:
-            raise RowFault(f"it yielded row {index} of its piece twice: yield every row once")
+            raise RowFault(f"it yielded row {index} of its shard twice: yield every row once")
         self._seen[rank].add(index)
         if index >= self._rows[rank]:
             return None
@@ -185,7 +185,7 @@ class StreamedRows:
         if missing:
             shown = ", ".join(str(index) for index in missing[:8]) + (", ..." if len(missing) > 8 else "")
             raise RowFault(
-                f"it ended without {len(missing)} of the {self._rows[rank]} rows of its piece ({shown}): yield every"
+                f"it ended without {len(missing)} of the {self._rows[rank]} rows of its shard ({shown}): yield every"
                 " row once"
             )
 

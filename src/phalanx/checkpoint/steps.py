@@ -125,7 +125,7 @@ class Step:
                 "takes the last step"
             )
         return CheckpointCorrupted(
-            f"{self.folder} is damaged: {_shown(files, 5)}: missing, or not what was written; load another step "
+            f"{self.folder} is damaged: {_shown(files, 5)}: missing or changed since the save; load another step "
             f"(step=){more}",
             files=tuple(files),
         )

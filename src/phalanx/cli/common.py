@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Displayed names of internal methods.
 _NAMES = {"__phalanx_run__": "run(...)", "": "a call"}
-_GROUP_HELP = "Name of a group, or the beginning or end of it; RUN/NAME where names repeat."
+_GROUP_HELP = "Name of a group, or the beginning or end of it; RUN/NAME if names repeat."
 _ADDRESS_HELP = "The cluster, host:port. (default: RAY_ADDRESS, else the one on this machine)"
 
 
@@ -88,7 +88,7 @@ def rank_status(entry: RankRecord, status: ProcessStatus) -> dict[str, Any]:
     """Return a rank and its activity as plain data."""
     return {
         **{name: getattr(entry, name) for name in ("rank", "host", "node_id", "pid", "accelerator", "log")},
-        **{name: getattr(status, name) for name in ("reachable", "note", "told")},
+        **{name: getattr(status, name) for name in ("reachable", "note", "status")},
         "doing": running_calls(status),
         "stack": status.stack.splitlines(),
     }

@@ -265,7 +265,7 @@ def describe(m: Machine) -> dict[str, str]:
         "limits": limits or "unknown",
         "ports": "{}-{} ephemeral".format(*m.ephemeral_ports) if m.ephemeral_ports else "unknown",
         "huge pages": m.huge_pages or "unknown",
-        "variables": variables or "none of those that matter",
+        "variables": variables or "none that matter to ranks",
         "disk": f"{m.disk_used:.0%} full",
         "security": f"{mode}, {'with' if m.token else 'without'} a token",
         "cluster": f"{cluster.address}, {nodes}" if cluster else m.no_cluster,
@@ -413,7 +413,7 @@ def _access(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
         fix = "RAY_AUTH_MODE=token on every node, with one token: `ray get-auth-token --generate`"
         yield "security", what, fix
     if m.cluster is None and not m.no_cluster.startswith(("none runs", "no Ray cluster runs")):
-        fix = "name the one that is meant by --address or RAY_ADDRESS (`ray stop` ends all that run here)"
+        fix = "choose a cluster with --address or RAY_ADDRESS (`ray stop` stops all clusters here)"
         yield "cluster", m.no_cluster, fix
     reason = _overlay_failure(m) if overlays_verl(m.environment) else ""
     if reason:

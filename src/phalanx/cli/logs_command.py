@@ -23,7 +23,7 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?")
 _STAMP_WITHIN = 60
 
 Order = Literal["rank", "time"]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is printed from now on.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new output.")]
 Tail = Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines of each rank.")]
 InOrder = Annotated[Order, typer.Option("--order", help="Rank after rank, or by the times in the lines.")]
 

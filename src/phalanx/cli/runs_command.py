@@ -20,7 +20,7 @@ _DAMAGED = 1
 _SHOWN_FAULTS = 3
 _COLORS = {"whole": "green", "damaged": "bold red", "half-written": "yellow"}
 
-_PATH_HELP = "What px.checkpoint.CheckpointManager or px.save wrote: a path or a URL."
+_PATH_HELP = "Path or URL of a px.checkpoint.CheckpointManager or px.save."
 SavedPath = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP)]
 Check = Annotated[bool, typer.Option("--check", help="Compare every file with its digest, by reading it.")]
 
@@ -99,7 +99,7 @@ def _contents(step: dict[str, Any]) -> Iterator[str]:
     faults = step["faults"]
     if faults:
         more = f" and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
-        yield step["why"] or f"missing, or not what was written: {', '.join(faults[:_SHOWN_FAULTS])}{more}"
+        yield step["why"] or f"missing or changed since the save: {', '.join(faults[:_SHOWN_FAULTS])}{more}"
     for name, text in step["parts"].items():
         if text:
             yield f"{name.removeprefix('groups/').removesuffix('/worker')}: {text}"

@@ -179,7 +179,7 @@ def _doing(rank: dict[str, Any]) -> Text:
         return Text(rank["note"], "red")
     calls = ", ".join(f"{call['method']} {duration(call['seconds'])}" for call in rank["doing"])
     text = Text(calls, "cyan") if calls else Text("idle", "dim")
-    return Text.assemble(text, "\n", (rank["told"], "dim")) if rank["told"] else text
+    return Text.assemble(text, "\n", (rank["status"], "dim")) if rank["status"] else text
 
 
 def _channel_table(channels: Sequence[dict[str, Any]], at: float) -> Any:

@@ -147,7 +147,7 @@ def _details(causes: Sequence[Alike]) -> Iterator[str]:
         if first.traceback:
             yield _block(f"remote traceback of rank {first.rank}:", _cut(first.traceback.splitlines()))
         elif "\n" in first.message.strip():
-            yield _block(f"all that rank {first.rank} said:", _cut(first.message.splitlines()))
+            yield _block(f"full message of rank {first.rank}:", _cut(first.message.splitlines()))
         for report in alike[:_MAX_STACKS]:
             if report.stack:
                 yield _block(f"stack of rank {report.rank}:", _cut(report.stack.splitlines()))

@@ -35,7 +35,7 @@ class ArgumentInfo:
         name: name of the parameter.
         value: description, such as "tensor float32 [8, 4]".
         given: distribution over the ranks: "the same to all", "rows split", "one element each" and so on.
-        travels: transfer: "in the message", "stored once", "stored, once per piece", "by reference" and so on.
+        travels: transfer: "in the message", "stored once", "stored, once per shard", "by reference" and so on.
         nbytes: bytes of the complete value; None if it includes the result of another call.
     """
 
@@ -141,8 +141,8 @@ def finished_result(future: CallFuture[Any]) -> Value:
     if future.done():
         return future.result()
     raise DispatchError(
-        f"explain(): how this call is split depends on the value of {future!r}, which is not here yet, and "
-        "explaining a call waits for nothing; ask again when it is done, or pass future.result()"
+        f"explain(): how this call is split depends on the value of {future!r}, which is not done, and "
+        "explain() does not wait; call it again when the future is done, or pass future.result()"
     )
 
 
@@ -225,7 +225,7 @@ def _arguments(
             value = "mask of real rows"
         else:
             value = f"made by {getattr(spec.mode.dispatch_fn, '__name__', 'the mode')}"
-        travels = "stored, once per piece" if has_each and key not in stored else "stored once"
+        travels = "stored, once per shard" if has_each and key not in stored else "stored once"
         travels = "in the message" if key not in stored and sum(sizes) <= limit else travels
         values = _values(argument)
         travels = _reference(core, values[0]) or travels if values else travels
@@ -258,7 +258,7 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Argument, key: int | str)
     if spec.mode.kind == "custom" or plan.pieces is None:
         return "one element each"
     kind = "rows split" if plan.gather.rows is not None or plan.gather.collect == "join" else "elements dealt"
-    return f"{kind} into {len(set(plan.pieces))} pieces"
+    return f"{kind} into {len(set(plan.pieces))} shards"
 
 
 def _reference(core: Group, value: Value) -> str:
@@ -317,7 +317,7 @@ def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
         return f"the output of rank {plan.ranks[gather.take[0]]} itself"
     if callable(gather.collect):
         name = getattr(gather.collect, "__name__", "collect_fn")
-        return f"what {name}(group, outputs) makes of all {len(gather.take)} outputs"
+        return f"{name}(group, outputs), called with all {len(gather.take)} outputs"
     whose = "by rank" if mesh is None else f"by dp, from {_output_axes(mesh, spec)}"
     count = f"{len(gather.take)} output{'' if len(gather.take) == 1 else 's'}"
     if gather.collect == "list":
@@ -325,7 +325,7 @@ def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
     text = f"the rows of {count} joined, {whose}"
     text += ", in the caller's order" if gather.order is not None else ""
     text += ", without the padding" if gather.trim is not None else ""
-    return text + "; settings once where all agree, else by piece"
+    return text + "; metadata once if all ranks agree, else per shard"
 
 
 def _output_axes(mesh: Mesh, spec: MethodSpec) -> str:

@@ -156,7 +156,7 @@ class Profile:
 
     def __str__(self) -> str:
         if not self._over:
-            return f"<Profile of group {self._core.name!r}, ranks {list(self._ranks)}: under way>"
+            return f"<Profile of group {self._core.name!r}, ranks {list(self._ranks)}: running>"
         lines = [f"{path} ({len(self.calls[rank])} calls)" for rank, path in self._paths.items()]
         return "\n".join([*lines, *self.notes]) or "no trace"
 

@@ -62,9 +62,7 @@ class Tracer:
             DeclarationError: if the trace was started before, or its file could not be written.
         """
         if self._calls is not None:
-            raise DeclarationError(
-                "this trace was started before; make another with px.trace(...) for another stretch of time"
-            )
+            raise DeclarationError("this trace was already started; create another with px.trace(...)")
         if self._path is not None:
             check_writable(self._path)
         self._calls, self._began = _traces.begin(), time.time_ns()

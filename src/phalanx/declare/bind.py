@@ -55,7 +55,7 @@ class BoundClass:
         if inspect.isabstract(self.cls):
             missing = ", ".join(sorted(self.cls.__abstractmethods__))
             raise DeclarationError(
-                f"{self.cls.__name__} is abstract, so that no rank could make one; it lacks: {missing}. Pass a class "
+                f"{self.cls.__name__} is abstract and cannot be instantiated; it lacks: {missing}. Pass a class "
                 "that implements them"
             )
         _check_arguments(self.cls, args, kwargs)
@@ -157,4 +157,4 @@ def _check_ray_options(class_name: str, options: Mapping[str, Any]) -> None:
         if key in HONOURED_RAY_OPTIONS or harmless or key.startswith("_") or key == "enable_task_events":
             continue
         reason = _REFUSED_RAY_OPTIONS.get(key, "a group has no such option")
-        raise DeclarationError(f"@ray.remote({key}={value!r}) on {class_name} cannot be honoured: {reason}")
+        raise DeclarationError(f"@ray.remote({key}={value!r}) on {class_name} cannot be applied: {reason}")

@@ -129,9 +129,9 @@ def _check_generator(cls: type, name: str, partial: MethodSpec, signature: inspe
     where = f"{cls.__name__}.{name} is a generator"
     if partial.rerun_on_restart:
         raise DeclarationError(
-            f"{where}, and registered with rerun_on_restart=True: a restart would make its items again "
-            f"for nobody. Move what "
-            "a new process needs into a method that returns, and register that one with rerun_on_restart=True"
+            f"{where}, and registered with rerun_on_restart=True: a restart would yield its items again, "
+            "without a reader. Move what a new process needs into a method that returns, and register that one with "
+            "rerun_on_restart=True"
         )
     if not partial.blocking:
         raise DeclarationError(

@@ -248,13 +248,13 @@ def collecting(mode: Mode, collect: Collect, *, one_rank: bool = False) -> Mode:
         )
     if mode.kind == "custom":
         raise DeclarationError(
-            f"px.register: collect={_named(collect)} beside the custom mode {mode.name}, which has a collect function "
-            f"of its own ({_named(mode.collect)}); give one of the two"
+            f"px.register: collect={_named(collect)} together with the custom mode {mode.name}, which has a collect "
+            f"function of its own ({_named(mode.collect)}); give one of the two"
         )
     if (one_rank or mode.kind == "rank zero") and collect not in ("first", "none"):
         raise DeclarationError(
             f"px.register: collect={_named(collect)} where only rank 0 runs the method: its output is the value "
-            'already; leave collect= out, or give "none" where nothing is wanted'
+            'already; leave collect= out, or give "none" if no result is needed'
         )
     return replace(mode, collect=collect)
 

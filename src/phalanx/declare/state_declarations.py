@@ -78,7 +78,7 @@ def register_state(
         if part is not None and stateful(part) is None:
             raise DeclarationError(
                 f"px.register_state({name}={type(part).__name__}): a part has state_dict() and load_state_dict(state), "
-                "or is a random generator, or a dict of such things and of plain values, which a load puts back into it"
+                "or is a random generator, or a dict of such objects and of plain values, which a load puts back"
             )
     context = context_of(worker)
     kept = {name: part for name, part in others.items() if part is not None}

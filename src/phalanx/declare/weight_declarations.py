@@ -168,17 +168,20 @@ def current_version(name: str, worker: object | None = None) -> int | None:
     context = current_context() if worker is None else context_of(worker)
     if context is None:
         raise DeclarationError(
-            "this was called where there is no worker; call it from a worker's method, or give it the worker"
+            f"px.weights.current_version({name!r}) was not called in a worker; call it in a worker's "
+            "method, or pass the worker"
         )
     declared = WeightsDeclared.of(context)
     known = {*declared.published, *declared.accepted}
     roles = sorted(role for role, own in known if own == name and (worker is None or role == context.role))
     if not roles:
         names = sorted({own for _, own in known})
-        raise DeclarationError(f"weights_version({name!r}): this worker has weights {names or 'of no name'}")
+        raise DeclarationError(
+            f"px.weights.current_version({name!r}): this worker has weights {names or 'of no name'}"
+        )
     if len(roles) > 1:
         raise DeclarationError(
-            f"weights_version({name!r}): roles {roles} of this process have such weights; give "
-            "the worker too: weights_version(name, self)"
+            f"px.weights.current_version({name!r}): roles {roles} of this process have such weights; pass the worker "
+            "too: current_version(name, self)"
         )
     return declared.versions.get((roles[0], name))

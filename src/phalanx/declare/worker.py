@@ -35,7 +35,7 @@ class Worker:
             if name in vars(Worker):
                 raise DeclarationError(
                     f"{cls.__name__}.{name}: a registered method may not be called {name!r}, because self.{name} of a "
-                    "px.Worker would then be the method; rename it, or derive from no px.Worker"
+                    "px.Worker would then be the method; rename it, or do not derive from px.Worker"
                 )
 
     @classmethod

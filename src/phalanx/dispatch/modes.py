@@ -237,8 +237,8 @@ def _plan_lists(call: CallInput) -> CallPlan:
         if not isinstance(value, list | tuple) or len(value) != recipients.count:
             raise DispatchError(
                 f"{call.where}: {argument.name!r} is {_described(value)}; expected a list or tuple of {size} = "
-                f"{recipients.count} elements, one for each {'dp coordinate' if meshed else 'rank'}. Wrap "
-                "what all shall get whole in px.replicate(...); rows are split by Dispatch.ROWS"
+                f"{recipients.count} elements, one for each {'dp coordinate' if meshed else 'rank'}. Use "
+                "px.replicate(...) to pass one value to all of them; Dispatch.ROWS splits rows"
             )
         return recipients.deal([unwrap(element) for element in value])
 
@@ -399,7 +399,7 @@ def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> l
     if hasattr(lengths, "to_pylist"):
         lengths = lengths.to_pylist()
     if not isinstance(lengths, list | tuple) or len(lengths) != rows:
-        raise DispatchError(f"it gives {_described(found)}; expected one number for each of the {rows} rows")
+        raise DispatchError(f"got {_described(found)}; expected one number for each of the {rows} rows")
     return [length.item() if isinstance(length, np.generic) else length for length in lengths]
 
 

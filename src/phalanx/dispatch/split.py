@@ -101,7 +101,7 @@ def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
     for leaf in leaves:
         if isinstance(leaf.value, PerShard):
             raise DispatchError(
-                f"{where}: {leaf.path} is {leaf.value!r:.120}, on which the pieces of an earlier call did not agree; "
+                f"{where}: {leaf.path} is {leaf.value!r:.120}, on which the shards of an earlier call did not agree; "
                 f"it has no rows, and which of its {len(leaf.value)} values is meant is not known. Put one value in "
                 "its place, such as its first or its mean, or px.replicate(...) to give all of them to every rank"
             )
@@ -109,8 +109,8 @@ def refuse_unclear_rows(leaves: Iterable[Leaf], where: str) -> None:
             kind = f"{type(leaf.value).__module__}.{type(leaf.value).__qualname__}"
             raise DispatchError(
                 f"{where}: {leaf.path} is a {kind}, whose rows are not known, so it cannot be split with the others; "
-                "teach them with px.data.register_row_type, or wrap it in px.replicate(...) to give it "
-                "whole to every rank"
+                "register the type with px.data.register_row_type, or wrap it in px.replicate(...) to pass it in full "
+                "to every rank"
             )
 
 
@@ -127,7 +127,7 @@ def rows_of(leaves: Iterable[Leaf], where: str) -> int | None:
         more = [f"and {len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
         raise DispatchError(
             f"{where}: the numbers of rows differ: {', '.join([*shown[:_SHOWN], *more])}. Everything that is "
-            "split must have the same number of rows; wrap what ranks shall get whole in px.replicate(...)"
+            "split must have the same number of rows; wrap values that all ranks get in full in px.replicate(...)"
         )
     return counts[0][1] if counts else None
 
@@ -213,7 +213,7 @@ def check_rows(rows: int, expected: int | None, what: str = "a future") -> None:
     """
     if expected not in (None, rows):
         raise DispatchError(
-            f"the arguments of one call disagree in rows: {what} brought {rows} rows, the other arguments have "
+            f"the arguments of one call disagree in rows: {what} has {rows} rows, the other arguments have "
             f"{expected}; pass the same number of rows in each, or px.replicate(x)"
         )
 

@@ -149,7 +149,7 @@ class ClusterRegistry:
         there = ", ".join(sorted(group.full_name for group in named or self.groups))
         if named:
             raise NoSuchGroup(f"{text!r} could be any of {there}: give more of the name, or <run>/<name>")
-        reason = f"; there are: {there}" if there else ": no driver on this cluster has one"
+        reason = f"; existing groups: {there}" if there else ": no driver on this cluster has one"
         raise NoSuchGroup(f"there is no group {text!r}{reason}")
 
 

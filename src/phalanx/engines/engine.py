@@ -551,7 +551,7 @@ def endpoints(group: Any) -> list[Endpoint]:
     served = [] if method is None else [endpoint for endpoint in method() if endpoint is not None]
     if not served:
         raise DeclarationError(
-            f"px.engines.endpoints({group!r}): these engines have no server; VllmRollout can have one for each: "
-            "bind it with serve=True"
+            f"px.engines.endpoints({group!r}): these engines have no server; bind VllmRollout with serve=True "
+            "to give each engine a server"
         )
     return served

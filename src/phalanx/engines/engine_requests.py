@@ -225,7 +225,7 @@ class RequestFactory:
         if not isinstance(prompt, str):
             return _tokens("prompt", prompt, "a list of tokens, such as [1, 15, 3]")
         if self._encode is None:
-            raise ValueError("a prompt is a text, and the engine has no tokenizer: give tokens or tokenizer=")
+            raise ValueError("a prompt is a text, but the engine has no tokenizer: give tokens or tokenizer=")
         return list(self._encode(prompt))
 
     def _row(
@@ -253,17 +253,18 @@ class RequestFactory:
             yield "its prompt is empty; give at least one token"
         if len(row.prompt) > longest:
             yield (
-                f"its prompt has {len(row.prompt)} tokens, where the context of {vocabulary.context} has room for "
-                f"{longest}; shorten the prompt, or give the engine a longer context"
+                f"its prompt has {len(row.prompt)} tokens, but the context of {vocabulary.context} tokens has room "
+                f"for only {longest}; shorten the prompt, or give the engine a longer context"
             )
         limit = math.inf if vocabulary.size is None else vocabulary.size
         for name, tokens in (("prompt", row.prompt), *(("prefix", given.tokens) for given in prefixes)):
             wrong = next((token for token in tokens if not 0 <= token < limit), None)
             if wrong is not None:
-                yield f"its {name} has the token {wrong}; expected 0 to below {vocabulary.size or 'their number'}"
+                expected = "at least 0" if vocabulary.size is None else f"0 to {vocabulary.size - 1}"
+                yield f"its {name} has the token {wrong}; expected {expected}"
         texts = [stop for stop in sampling.stop if isinstance(stop, str)]
         if texts and vocabulary.text is None:
-            yield f"it stops at the text {texts[0]!r}, and the engine has no tokenizer; give tokenizer="
+            yield f"it stops at the text {texts[0]!r}, but the engine has no tokenizer; give tokenizer="
         if len(prefixes) != sampling.n:
             yield f"prefix has {len(prefixes)} answers; expected {sampling.n}, as SamplingParams(n={sampling.n})"
         if any(len(given.tokens) > sampling.max_tokens for given in prefixes if not given.finished):
@@ -298,7 +299,7 @@ def _prefixes(prefix: Prefix, count: int) -> Sequence[Completion]:
     if isinstance(prefix, Completion):
         return prefix.all
     given = () if prefix is None else prefix
-    tokens = _tokens("prefix", given, "the Completion that came back, its tokens, or None")
+    tokens = _tokens("prefix", given, "a Completion, its tokens, or None")
     return [Completion(tuple(tokens), (), "abort", ((UNKNOWN_VERSION, len(tokens)),))] * count
 
 

@@ -253,7 +253,7 @@ def _is_number(value: object) -> bool:
 
 
 def _reject_rows(*_: Any) -> Any:
-    raise DeclarationError("values of px.engines have no rows; give a list with one per row")
+    raise DeclarationError("values of px.engines have no rows; give a list with an object per row")
 
 
 for _type in (SamplingParams, Completion, Tokens, Capabilities, EngineStatistics, Endpoint):

@@ -97,7 +97,7 @@ def drop_node(ray_cluster: Any, group: GroupView, rank: int) -> str:
             ray_cluster.remove_node(node, allow_graceful=False)
             return node_id
     raise DeclarationError(
-        f"drop_node: rank {rank} of {group.name} is on node {node_id}, which is no worker node of this cluster "
+        f"drop_node: rank {rank} of {group.name} is on node {node_id}, which is not a worker node of this cluster "
         "(the head cannot be dropped); place the group on nodes made with cluster.add_node(...)"
     )
 

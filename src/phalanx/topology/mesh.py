@@ -250,7 +250,7 @@ class Mesh:
             if not hasattr(at, "__index__") or not 0 <= at < size:
                 lacking = "" if name in self.axes else " (the mesh has no such axis)"
                 raise DispatchError(
-                    f"{self!r}.{verb}({_call(coordinates)}): {name}={at!r} is no whole number "
+                    f"{self!r}.{verb}({_call(coordinates)}): {name}={at!r}; expected an integer "
                     f"from 0 to {size - 1}{lacking}; axes and sizes are {dict(self.sizes)}"
                 )
 

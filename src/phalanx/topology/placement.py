@@ -165,7 +165,7 @@ class _Request:
         fits = check_feasible(self.nodes, self.blocks, self.resources)
         if not fits.fits_total:
             return self._never()
-        return ["it fits now: what was in the way is gone, try again"] if fits.fits_now else self._busy()
+        return ["it fits now; try again"] if fits.fits_now else self._busy()
 
     def _columns(self) -> list[str]:
         return [name for name in self.resources if not name.startswith(_TYPE_PREFIX)]

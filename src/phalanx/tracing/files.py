@@ -106,7 +106,7 @@ def load(path: Path) -> Trace:
         lines = text.split("\n") if path.suffix == ".jsonl" else [text]
         content: list[Any] = [json.loads(line) for line in lines if line.strip()]
     except ValueError as error:  # of JSON or of UTF-8
-        raise DeclarationError(f"{path} is no JSON, or it was cut off: {error}") from error
+        raise DeclarationError(f"{path} is not valid JSON, or was truncated: {error}") from error
     if path.suffix == ".json" and content:
         content = content[0].get("phalanx", []) if isinstance(content[0], dict) else []
     return from_entries(content, str(path))
@@ -139,7 +139,7 @@ def from_entries(entries: Iterable[dict[str, Any]], where: str) -> Trace:
     """
     head, *found = [*entries] or [{}]
     if not isinstance(head, dict) or head.get("kind") != _FORMAT:
-        raise DeclarationError(f"{where} holds no trace; expected one that px.trace(...) wrote")
+        raise DeclarationError(f"{where} is not a trace; expected a file that px.trace(...) wrote")
     try:
         if head["version"] != _VERSION:
             raise DeclarationError(

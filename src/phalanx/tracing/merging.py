@@ -55,7 +55,7 @@ class TracedEpoch:
                 except FileNotFoundError:
                     pass  # no traced call reached the rank, or the rank logged that it cannot write
                 except Exception as error:
-                    note = f"What rank {rank} of {self.group} wrote cannot be read: {error}"
+                    note = f"The trace file of rank {rank} of {self.group} cannot be read: {error}"
                     self.notes += [note] if note not in self.notes else []
 
     def collect_last(self, seconds: float) -> None:
@@ -118,7 +118,7 @@ def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
     called |= {(span.track.group, span.track.epoch) for span in spans if span.track is not None}
     notes = [note for epoch in epochs if (epoch.group, epoch.epoch) in called for note in epoch.notes]
     if any(log.full for log in logs.values()):
-        notes.append("A process wrote more than it may; the rest of its part is left out.")
+        notes.append("A process reached the size limit of its trace file; its later events are missing.")
     return replace(
         frame,
         host=here,

@@ -93,7 +93,7 @@ class CallPageState:
 
     running: dict[int, float]
     methods: dict[int, str]
-    told: str = ""
+    status: str = ""
     thread: int = 0
 
 
@@ -103,7 +103,7 @@ def read(page: bytes) -> CallPageState:
     return CallPageState(
         running={call: begun for call, begun, _ in slots},
         methods={call: _text(name) for call, _, name in slots},
-        told=_text(page[_TEXT_AT : _TEXT_AT + _TEXT.size]),
+        status=_text(page[_TEXT_AT : _TEXT_AT + _TEXT.size]),
         thread=_NUMBER.unpack_from(page, _THREAD_AT)[0],
     )
 

@@ -21,7 +21,7 @@ _TRACEBACK_LIMIT = 64_000
 _MESSAGE_LIMIT = 16_000
 _PACKAGE = Path(__file__).parent.parent
 _UNPICKLED = (
-    "the rank returned, and this process could not read what it gave back: import here what its class needs, or return "
+    "the rank returned, and this process could not unpickle its output: import here what its class needs, or return "
     "plain values, tensors and arrays"
 )
 _WIRE_CODE = f"{_PACKAGE / 'wire'}{os.sep}"

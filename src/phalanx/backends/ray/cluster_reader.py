@@ -42,7 +42,7 @@ class ClusterReader:
         except Exception as error:
             raise PlacementError(
                 f"the cluster at {self.address} does not answer ({_said(error)}); is it running there? "
-                "`ray status` tells, and --address names another one"
+                "Check with `ray status`, or name another cluster with --address"
             ) from None
 
     def registry(self) -> ClusterRegistry:

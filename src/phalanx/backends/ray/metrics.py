@@ -68,4 +68,4 @@ def show(what: str, rank: str, values: Mapping[str, float]) -> None:
 def _gauge(name: str) -> Any:
     from ray.util import metrics  # imports for 0.1 s, so only if a rank measures something
 
-    return metrics.Gauge(name, "Of a rank, as it told it last.", tag_keys=("rank",))
+    return metrics.Gauge(name, "Latest value reported by a rank.", tag_keys=("rank",))

@@ -131,7 +131,7 @@ class NodeAgent:
             running={call: now - begun for call, begun in seen.running.items()},
             note=STOPPED if process.stopped else "",
             methods=seen.methods,
-            told=seen.told,
+            status=seen.status,
         )
 
     def cancel(self, targets: Sequence[ProcessHandle]) -> list[bool]:
@@ -336,7 +336,7 @@ class RankObserver:
             OSError: if the log cannot be read.
         """
         if rank.log is None:
-            raise FileNotFoundError("it has no file of its own")
+            raise FileNotFoundError(f"rank {rank.rank} has no log file of its own")
         (content,) = self._ask([rank], "read", rank.log, offset, limit)
         return content_of(content, rank.log, rank.host)
 

@@ -169,7 +169,7 @@ def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
         release([reservation.keys[index] for index in lost])
         left = [node for node in nodes() if node.node_id not in going]
         if not _can_fit(part, left):
-            raise PlacementError(_table(part, "its node is gone, and no other has room for what was on it"))
+            raise PlacementError(_table(part, "no node has capacity for the slots of lost or draining nodes"))
         for index in lost:
             _reserve_block(reservation, request, index)
         for index in lost:
@@ -272,8 +272,8 @@ def draining_nodes(ended: bool = False) -> list[DrainingNode]:
     ]
     if ended:
         found += [
-            DrainingNode(node["NodeID"], None, f"its node was told to end: {node.get('DeathReasonMessage')}")
+            DrainingNode(node["NodeID"], None, f"its node was terminated: {node.get('DeathReasonMessage')}")
             for node in private.nodes()
-            if not node["Alive"] and node.get("DeathReason") in private.TOLD_TO_END
+            if not node["Alive"] and node.get("DeathReason") in private.TERMINATED
         ]
     return found

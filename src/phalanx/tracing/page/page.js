@@ -2,7 +2,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
-  const memory = (name) => { // a page from a file may not store
+  const memory = (name) => { // storage may be denied to a page that was opened from a file
     try { if (name) localStorage.setItem("phalanx-theme", name); return localStorage.getItem("phalanx-theme"); } catch { return null; }
   };
   const preferred = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
@@ -40,7 +40,7 @@
   const timeAt = (pixel) => from + ((pixel - left) / (width - left)) * (to - from);
 
   /* ---- drawing ---- */
-  const resize = (one, brush, w, h) => { // which clears it, too
+  const resize = (one, brush, w, h) => { // also clears the canvas
     const ratio = devicePixelRatio || 1;
     [one.width, one.height, one.style.width, one.style.height] = [w * ratio, h * ratio, w + "px", h + "px"];
     brush.scale(ratio, ratio);
@@ -82,7 +82,7 @@
       if (mine) ends.push({ x: x(start), y: top + slices[i + LANE] * row.lane + FIRST / 2, driver: row.driver });
       if (!seen || end < from || start > to) continue;
       const a = x(start), wide = Math.max(x(end) - a, 0.8), key = slices[i + LANE] * 64 + depth;
-      if (wide < 1 && last.get(key) >= Math.round(a)) continue; // that pixel is painted
+      if (wide < 1 && last.get(key) >= Math.round(a)) continue; // the pixel is painted already
       if (wide < 1) last.set(key, Math.round(a));
       const y = top + slices[i + LANE] * row.lane + 2 + (depth ? FIRST + (depth - 1) * NEXT : 0), high = (depth ? NEXT : FIRST) - 1;
       const name = slices[i + NAME], text = data.names[name];

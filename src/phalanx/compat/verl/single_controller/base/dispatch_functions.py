@@ -75,7 +75,7 @@ def _split_args_kwargs_data_proto(chunks: int, *args: Any, **kwargs: Any) -> Arg
         if not data.is_chunkable():
             raise CallCheckFailed(
                 f"{where} of type {type(value)} is not chunkable: rows are split over {chunks} ranks; expected a "
-                "DataProto, a DataProtoFuture or a TensorDict. For what all ranks shall get whole use "
+                "DataProto, a DataProtoFuture or a TensorDict. For values that all ranks get in full use "
                 "Dispatch.ONE_TO_ALL, or put it into the DataProto's meta_info"
             )
         return data.chunk(chunks=chunks)

@@ -76,7 +76,7 @@ class Worker(WorkerHelper):
         if missing:
             raise KeyError(
                 f"{', '.join(missing)} not set: {type(self).__name__} is made by a RayWorkerGroup, which sets them; "
-                "to make one by itself, in a test, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+                "to create a worker without a group, in a test, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
             )
         store = {
             "_world_size": int(os.environ["WORLD_SIZE"]),

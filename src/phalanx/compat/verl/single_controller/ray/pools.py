@@ -151,8 +151,8 @@ class SubRayResourcePool(RayResourcePool):
         stop = self.start_bundle_index + self.subgroup_world_size
         if stop > len(flat):
             raise CheckFailed(
-                f"slots {self.start_bundle_index} to {stop - 1} of placement groups with {len(flat)} bundles: there "
-                "are not so many"
+                f"slots {self.start_bundle_index} to {stop - 1} of placement groups with {len(flat)} bundles: "
+                "expected slots within these bundles"
             )
         return flat[self.start_bundle_index : stop]
 
