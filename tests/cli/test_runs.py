@@ -42,8 +42,8 @@ def test_steps_are_listed_with_size_and_content_also_in_a_narrow_terminal(path: 
 
     assert ended.exit_code == 0
     assert [(cells[0], cells[1], cells[3]) for cells in rows(ended.stdout)] == [
-        ("1", "whole", "2.0 KiB"),
-        ("2", "whole", "2.0 KiB"),
+        ("1", "complete", "2.0 KiB"),
+        ("2", "complete", "2.0 KiB"),
     ]
     assert "policy/actor: 2 ranks" in ended.stdout
     assert [len(cells) for cells in rows(narrow.stdout)] == [5, 5]
@@ -57,7 +57,7 @@ def test_a_damaged_step_is_listed_with_its_file_and_another_format_with_its_numb
     ended = runner.invoke(app, ["runs", str(path)])
 
     assert ended.exit_code == 1
-    assert [cells[1] for cells in rows(ended.stdout)] == ["whole", "whole", "damaged"]
+    assert [cells[1] for cells in rows(ended.stdout)] == ["complete", "complete", "damaged"]
     assert "actor/rank-0" in ended.stdout
 
     damaged.write_bytes(kept[:-1] + b"x")
@@ -76,7 +76,7 @@ def test_a_step_that_is_being_written_is_listed_as_half_written(path: Path) -> N
         writer.write("policy/rank-0", bytes(100))
         ended = runner.invoke(app, ["runs", str(path)])
 
-    assert [cells[1] for cells in rows(ended.stdout)] == ["whole", "whole", "half-written"]
+    assert [cells[1] for cells in rows(ended.stdout)] == ["complete", "complete", "half-written"]
 
 
 def test_a_path_without_saved_steps_is_an_error(tmp_path: Path) -> None:

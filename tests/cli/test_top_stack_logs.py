@@ -57,10 +57,10 @@ def test_a_busy_rank_is_shown_with_its_call_its_usage_and_its_own_status() -> No
 
 def test_a_group_shows_its_cause_its_weights_and_the_busiest_ranks_that_fit() -> None:
     statuses = (busy(float(number)) for number in range(9))
-    text = shown(*statuses, rows=2, state="broken", cause="rank 1 died", weights={"policy": "whole(7)"})
+    text = shown(*statuses, rows=2, state="broken", cause="rank 1 died", weights={"policy": "complete(7)"})
 
     assert "cause: rank 1 died" in text
-    assert "weights policy whole(7)" in text
+    assert "weights policy complete(7)" in text
     assert [f"update {n}.0 s" in text for n in (6, 7, 8)] == [False, True, True]
     assert "7 more ranks" in text
 

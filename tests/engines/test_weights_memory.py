@@ -54,10 +54,10 @@ def test_a_rank_of_an_engine_loads_weights_into_memory_that_it_allocates(pool: p
     first, second = target.had()
     assert second == {}
     assert all(torch.equal(first[name], sent[name]) for name in sent)
-    assert [str(one) for one in px.weights.status(target, "policy").values()] == ["whole(1)", "whole(1)"]
+    assert [str(one) for one in px.weights.status(target, "policy").values()] == ["complete(1)"] * 2
 
     wrong = px.WorkerGroup(pool, Pair.bind(wrong=True))
     with pytest.raises(
-        px.DeclarationError, match=r"memory=\) made no tensors of the right shape and type for bias"
+        px.DeclarationError, match=r"memory=\) returned no tensors of the right shape and type for bias"
     ):
         px.WeightSync(source, wrong, "policy")()

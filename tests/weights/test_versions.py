@@ -78,7 +78,7 @@ def test_some_ranks_of_a_group_can_be_synced_alone() -> None:
     with groups(Actor, Rollout, sizes=(2, 2)) as (source, target):
         px.WeightSync(source[0:1], target[1:2], NAME)()
 
-        assert statuses(target) == ["none", "whole(1)"]
+        assert statuses(target) == ["none", "complete(1)"]
 
 
 def test_torn_weights_stop_methods_that_need_weights_until_a_sync_succeeds() -> None:
@@ -96,12 +96,12 @@ def test_torn_weights_stop_methods_that_need_weights_until_a_sync_succeeds() -> 
             lambda: target[0].generate(),
         ):
             with pytest.raises(
-                px.weights.WeightsTorn, match=r"weights 'policy'.*version 2 did not end.*version 1 before"
+                px.weights.WeightsTorn, match=r"'policy'.*version 2 was not completed.*version 1 before"
             ):
                 call()
         assert target.run(lambda worker: worker.refuses) == [True]
         assert target.run(lambda _: px.weights.current_version(NAME)) == [None]
-        with pytest.raises(px.RemoteCallError, match=r"DeclarationError: .* has weights \['policy'\]"):
+        with pytest.raises(px.RemoteCallError, match=r"DeclarationError: .* weights here: \['policy'\]"):
             target.run(lambda _: px.weights.current_version("nothing"))
         target.refuse(False)
         version = sync()
@@ -122,7 +122,7 @@ def test_no_rank_has_a_version_that_failed_on_another_rank() -> None:
             target[0].generate()
         target.refuse(False)
         sync()
-        assert statuses(target) == ["whole(3)", "whole(3)"]
+        assert statuses(target) == ["complete(3)", "complete(3)"]
 
 
 def test_torn_weights_do_not_stop_another_role_of_the_process() -> None:
@@ -169,7 +169,7 @@ def test_a_restarted_group_that_had_a_version_needs_a_sync_before_calls() -> Non
 
         assert statuses(target) == ["none"]
         assert target.version_at_any_time() == [None]
-        with pytest.raises(px.weights.WeightsTorn, match="restarted since it had version 1"):
+        with pytest.raises(px.weights.WeightsTorn, match="restarted after version 1"):
             target.version()
         sync()
         assert target.version() == [2]
@@ -196,7 +196,7 @@ def test_a_loaded_model_has_no_version_and_needs_no_sync_after_a_restart(tmp_pat
         assert same(target.values()[0], source.values()[0])
         target.restart()
         px.load(target, tmp_path, parts=["rng"])
-        with pytest.raises(px.weights.WeightsTorn, match="the constructor's again"):
+        with pytest.raises(px.weights.WeightsTorn, match="the constructor's weights"):
             target.version()
         px.load(target, tmp_path)
 
@@ -271,7 +271,7 @@ def test_a_sync_with_expect_change_warns_at_the_first_sync_without_changes(alway
 def test_weights_of_another_step_than_requested_are_refused_and_not_sent() -> None:
     with linked(Actor, Rollout) as (source, target, sync):
         source.train()
-        with pytest.raises(px.weights.WeightsError, match="at step 1, but step 2 was asked for"):
+        with pytest.raises(px.weights.WeightsError, match="at step 1, expected step 2"):
             sync(step=2)
 
         assert statuses(target) == ["none"]

@@ -18,7 +18,7 @@ from phalanx.errors import CheckpointCorrupted, CheckpointError
 
 _DAMAGED = 1
 _SHOWN_FAULTS = 3
-_COLORS = {"whole": "green", "damaged": "bold red", "half-written": "yellow"}
+_COLORS = {"complete": "green", "damaged": "bold red", "half-written": "yellow"}
 
 _PATH_HELP = "Path or URL of a px.checkpoint.CheckpointManager or px.save."
 SavedPath = Annotated[str, typer.Argument(metavar="PATH", help=_PATH_HELP)]
@@ -66,7 +66,7 @@ def described(steps: Iterable[Step], check: bool) -> Iterator[dict[str, Any]]:
         texts = {name: part.get("text", "") for name, part in step.parts.items() if isinstance(part, dict)}
         yield {
             "step": step.number,
-            "state": "damaged" if faults else "whole" if step.committed else "half-written",
+            "state": "damaged" if faults else "complete" if step.committed else "half-written",
             "faults": list(faults),
             "why": step.why,
             "at": step.at if step.serial else None,

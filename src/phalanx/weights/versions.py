@@ -65,13 +65,13 @@ class Weights:
     """The weights of a role under a name on a rank.
 
     Attributes:
-        status: "none" (of no version), "whole" (complete, of version ``number``) or "torn" (partly updated).
+        status: "none" (of no version), "complete" (of version ``number``) or "torn" (partly updated).
         number: the version. For torn weights it is the version that was being written; for weights that ``px.load`` or
             ``px.restore`` has replaced, the last version before.
         had: the last complete version, also of earlier processes of the rank; None before the first.
     """
 
-    status: Literal["none", "whole", "torn"] = "none"
+    status: Literal["none", "complete", "torn"] = "none"
     number: int | None = None
     had: int | None = None
 
@@ -79,9 +79,9 @@ class Weights:
         """Return the reason why a method must not use these weights; None if it may."""
         if self.status == "torn":
             had = "no version before" if self.had is None else f"version {self.had} before"
-            return f"a sync to version {self.number} did not end: its parameters may be mixed ({had})"
+            return f"a sync to version {self.number} was not completed: its parameters may be mixed ({had})"
         if self.status == "none" and self.had is not None and self.number is None:
-            return f"its process was restarted since it had version {self.had}: its weights are the constructor's again"
+            return f"its process was restarted after version {self.had}: it has the constructor's weights"
         return None
 
     def __str__(self) -> str:
@@ -154,8 +154,7 @@ class WeightRegistry:
             )
         if wanted is not None and step != wanted:
             raise WeightsError(
-                f"the source is at step {step}, but step {wanted} was asked for; nothing was moved: sync after that "
-                "step"
+                f"the source is at step {step}, expected step {wanted}; nothing was transferred: sync after that step"
             )
         self._counts[key] = number
         self._published_to[key] = (*others, connection) if again else (connection,)
@@ -184,12 +183,12 @@ class WeightRegistry:
         before = self.weights(key)
         if before.status != "torn" or before.number != number:
             raise InternalError(f"version {number} was finished, but the weights are {before}")
-        self._put(key, Weights("whole", number, number))
+        self._put(key, Weights("complete", number, number))
         self._arrivals[key] = connection, before
 
     def tear(self, key: Key, number: int) -> None:
         """Mark the weights as torn again: the sync to a version failed on another rank, though it arrived here."""
-        if self.weights(key) == Weights("whole", number, number) and key in self._arrivals:
+        if self.weights(key) == Weights("complete", number, number) and key in self._arrivals:
             self._put(key, self._arrivals.pop(key)[1])
 
     def loaded(self, role: str, model: Any) -> None:
@@ -207,7 +206,7 @@ class WeightRegistry:
 
     def _put(self, key: Key, weights: Weights) -> None:
         self._weights[key] = weights
-        if weights.status == "whole" and weights.number is not None:
+        if weights.status == "complete" and weights.number is not None:
             self.declared.versions[key] = weights.number
         else:
             self.declared.versions.pop(key, None)

@@ -211,7 +211,7 @@ class WeightSync:
             GroupClosed, GroupBroken, WorkerDiedError: if a group takes no calls.
         """
         if self._closed:
-            raise DeclarationError(f"this sync of weights {self.name!r} was closed; make another")
+            raise DeclarationError(f"this sync of weights {self.name!r} was closed; create another")
         try:
             for side in (self._source, *targets):
                 side.core.check()
@@ -287,7 +287,7 @@ class WeightSync:
             pair.known, target = number, pair.target
             had = target.core.had_weights
             had[target.key] = max(number, had.get(target.key, 0))
-            target.core.note_weights(*target.key, f"whole({number})")
+            target.core.note_weights(*target.key, f"complete({number})")
         if not future.is_resync:  # a resync says nothing about the trainer
             self._warn_if_unchanged(outcome, expect_change=future.expect_change)
 
@@ -327,7 +327,7 @@ class WeightSync:
         if not self._newest:
             return f"this px.WeightSync from {core.name!r} has sent none yet"
         if self._sent_from.isdisjoint(self._processes()):
-            return f"all ranks of their source {core.name!r} were started anew since the last sync"
+            return f"all ranks of their source {core.name!r} were restarted after the last sync"
         return ""
 
     def mend_source(self) -> None:
@@ -515,7 +515,7 @@ class SyncFuture(CallFuture[WeightsVersion]):
         return Pending(self.call.core.backend, refs, deadline)
 
     def __reduce__(self) -> Reduced:
-        raise DeclarationError("the future of a sync is no argument of calls: pass its result(), the version")
+        raise DeclarationError("the future of a sync cannot be an argument of a call; pass its result()")
 
 
 def _precedence(error: BaseException) -> int:
@@ -532,8 +532,8 @@ def _checked_verify(verify: Verify) -> Verify:
 def status(group: Ranks, name: str, *, timeout: float | None = None) -> dict[int, Weights]:
     """Return the state of the weights that a role accepts under ``name``, by rank.
 
-    ``str()`` of each is "none" (of no version), "whole(3)" or "torn(3)". Ranks respond after the calls that were sent
-    before. Ranks whose process died are left out.
+    ``str()`` of each is "none" (of no version), "complete(3)" or "torn(3)". Ranks respond after the calls that were
+    sent before. Ranks whose process died are left out.
 
     Args:
         group: a group, a role of a group, or some of its ranks.
