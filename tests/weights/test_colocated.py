@@ -87,9 +87,7 @@ def test_a_sync_of_roles_takes_its_turn_among_submitted_calls(group: px.WorkerGr
 
 def test_the_error_of_a_refusing_source_role_is_raised_and_the_next_sync_works(group: px.WorkerGroup) -> None:
     with px.WeightSync(group.actor, group.rollout, NAME, timeout=5.0) as sync:
-        with pytest.raises(
-            px.weights.WeightsError, match="the source is at step 3, but step 4 was asked for"
-        ):
+        with pytest.raises(px.weights.WeightsError, match="the source is at step 3, expected step 4"):
             sync(step=4)
 
         assert sync(step=3).step == 3

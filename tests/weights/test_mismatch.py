@@ -29,7 +29,7 @@ from tests.weights.weight_workers import (
         (
             {"a.w": torch.ones(3)},
             {"b.w": torch.zeros(3)},
-            ("b.w", "float32 [3]", "no such name at the source (it has, for one, a.w)", "target rank 0"),
+            ("b.w", "float32 [3]", "no such name at the source (it has a.w, for example)", "target rank 0"),
         ),
         (
             {"w": torch.ones(3, dtype=torch.int64)},
@@ -76,7 +76,7 @@ def test_holes_and_overlaps_of_source_boxes_are_found(offsets: tuple[int, ...], 
     ("model", "boxes", "why"),
     [
         ([1], {}, r"an nn\.Module or a mapping"),
-        ({"w": [1.0]}, {}, "are no tensors"),
+        ({"w": [1.0]}, {}, "are not tensors"),
         ({"w": torch.zeros(1, dtype=torch.complex128)}, {}, "w has type complex128"),
         ({"w": torch.zeros(3)}, {"v": px.weights.ShardSpec((3,), ())}, "names tensors that do not exist: v"),
         (

@@ -105,7 +105,7 @@ def fine(target: px.WorkerGroup) -> bool:
     return all(torch.equal(one, FULL[name]) for name, one in target.arrived()[0].items())
 
 
-MISPLACED = r"source rank \d are not on target rank 0 what was sent: [ab] \["
+MISPLACED = r"source rank \d on target rank 0 differ from the sent values: [ab] \["
 WRITTEN = r"1 tensors were written to while .*: a\. Let nothing train"
 
 
@@ -117,7 +117,7 @@ WRITTEN = r"1 tensors were written to while .*: a\. Let nothing train"
             for what in ("neighbour's piece", "swapped shards", "swapped names")
             for verify in ("sampled", "full")
         ),
-        ("flipped bit", "full", px.weights.WeightsVerificationError, "2 of 2 pieces"),
+        ("flipped bit", "full", px.weights.WeightsVerificationError, "2 of 2 boxes"),
         ("written meanwhile", "sampled", px.weights.WeightsError, WRITTEN),
     ],
 )

@@ -101,7 +101,7 @@ def test_torn_weights_stop_methods_that_need_weights_until_a_sync_succeeds() -> 
                 call()
         assert target.run(lambda worker: worker.refuses) == [True]
         assert target.run(lambda _: px.weights.current_version(NAME)) == [None]
-        with pytest.raises(px.RemoteCallError, match=r"DeclarationError: .* weights here: \['policy'\]"):
+        with pytest.raises(px.RemoteCallError, match=r"DeclarationError: .* has weights \['policy'\]"):
             target.run(lambda _: px.weights.current_version("nothing"))
         target.refuse(False)
         version = sync()

@@ -131,7 +131,7 @@ def current_tensors(declared: Published | Accepted, planned: LocalLayout) -> Ten
     untied = (alias for alias, name in planned.ties.items() if not is_equal(tensors[alias], tensors[name]))
     if odd := odd or list(untied):
         raise WeightsMismatch(
-            f"{len(odd)} tensors are not what they were when this sync was planned: {', '.join(odd[:5])}; sync again, "
+            f"{len(odd)} tensors do not match the plan of this sync: {', '.join(odd[:5])}; sync again, "
             "the next sync makes a new plan"
         )
     return tensors
@@ -160,7 +160,7 @@ def named_tensors(model: Any) -> dict[str, torch.Tensor]:
         str(name): type(one).__name__ for name, one in model.items() if not isinstance(one, torch.Tensor)
     }
     if wrong:
-        raise DeclarationError(f"weights are a mapping of names to tensors, but {wrong} are no tensors")
+        raise DeclarationError(f"weights are a mapping of names to tensors, but {wrong} are not tensors")
     return dict(model)
 
 
@@ -421,8 +421,8 @@ def read_megatron(model: Any, rank: MegatronRank) -> LocalLayout:
         name = rank.name(local_name)
         if not _EXPERT.search(name) and not getattr(tensor, "allreduce", True):  # Megatron's mark of experts
             raise DeclarationError(
-                f"{name} is of other experts on each expert-parallel rank; expected a name with local_experts.N or, of "
-                "grouped experts, linear_fc1.weightN"
+                f"{name} belongs to different experts on each expert-parallel rank; expected a name with "
+                "local_experts.N or, of grouped experts, linear_fc1.weightN"
             )
         if name in named:
             raise DeclarationError(f"two parameters are named {name} once layers are counted globally")

@@ -98,10 +98,10 @@ def refuse(faults: Sequence[LayoutFault]) -> None:
     rows: tuple[LayoutFault, ...] = tuple(dict.fromkeys(faults))
     notes = [f"... and {len(rows) - _SHOWN_FAULTS} more"] if len(rows) > _SHOWN_FAULTS else []
     notes.append(
-        "Nothing was moved. Let both sides name the same tensors (rename=, fused=), with the same global shapes, "
-        "and boxes that together cover them."
+        "Nothing was transferred. Make both sides name the same tensors (rename=, fused=), with the same global "
+        "shapes, and boxes that together cover them."
     )
-    title = f"{len(rows)} of the weights' tensors do not fit"
+    title = f"{len(rows)} tensors do not fit"
     table = Table(title, ("name", "wanted", "found", "rank"), rows[:_SHOWN_FAULTS], tuple(notes))
     error = WeightsMismatch(str(table))
     error.rows = rows

@@ -222,7 +222,7 @@ class NameMatch:
                     self._feed(other, name, view)
                 return
         close = next((n for n in self._named if n.rpartition(".")[2] == name.rpartition(".")[2]), None)
-        text = "no such name at the source" + (f" (it has, for one, {close})" if close else "")
+        text = "no such name at the source" + (f" (it has {close}, for example)" if close else "")
         self._faults.append(LayoutFault(name, str(layout), text, f"target {_ranks(layout)}"))
 
     def _feed(self, part: str, name: str, target_view: View | None) -> None:
@@ -330,6 +330,6 @@ def _checked_name(rename: Callable[[str], str], name: str) -> str:
     new = rename(name)
     if not isinstance(new, str):
         raise DeclarationError(
-            f"rename({name!r}) gave {new!r}; expected the target's name, or the same name if it stays"
+            f"rename({name!r}) returned {new!r}; expected the target's name, or the same name if it stays"
         )
     return new

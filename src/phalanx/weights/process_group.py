@@ -85,7 +85,7 @@ class ProcessGroupEndpoint(Endpoint):
             raise lost(
                 absent[0] if absent else peer,
                 f"no process group of {len(names)} ranks could be created over the store at {address} ({error}); "
-                f"{', '.join(absent) or 'no rank'} did not come. Ranks of both groups must reach each other's ports "
+                f"absent ranks: {', '.join(absent) or 'none'}. Ranks of both groups must reach each other's ports "
                 "(GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the network)",
             ) from error
         if self._is_closed:  # by another thread, during the creation

@@ -202,9 +202,9 @@ class WeightTarget(WeightEnd):
             labels = ", ".join(wrong[:5]) + (", ..." if len(wrong) > 5 else "")
             raise lost(
                 peer,
-                f"{len(wrong)} of {len(own)} pieces from {peer} are not on target rank {self._rank} what was sent: "
-                f"{labels}. These tensors were written to during the sync, on either side, or were damaged on the way: "
-                "let nothing write to weights while they are synced",
+                f"{len(wrong)} of {len(own)} boxes from {peer} on target rank {self._rank} differ from the sent "
+                f"values: {labels}. These tensors were written to during the sync, on either side, or were damaged on "
+                "the way: let nothing write to weights while they are synced",
                 WeightsVerificationError,
             )
 
@@ -218,7 +218,7 @@ def share_storage(source: WeightSource | None, accepted: Accepted, layout: Local
     """
     if source is None or not accepted.share:
         raise DeclarationError(
-            "accept_weights(..., share=True) is for roles of one process: this rank is no role next to the source, or "
+            "accept_weights(..., share=True) is for roles of one process: this rank has no source role, or "
             "does not share its storage; accept the weights without share=True, which copies"
         )
     ours, own = source.layout.held, layout.held.keys() - layout.ties.keys()
@@ -252,7 +252,7 @@ def _target_layout(accepted: Accepted, complete: Manifest) -> tuple[LocalLayout,
         memory, tensors = None, dict(accepted.memory(wanted))
     if odd := sorted(odd_tensors(tensors, wanted)):
         raise DeclarationError(
-            f"accept_weights(memory=) made no tensors of the right shape and type for {', '.join(odd[:5])}"
+            f"accept_weights(memory=) returned no tensors of the right shape and type for {', '.join(odd[:5])}"
         )
     return LocalLayout(held, ties, {name: tensors[ties.get(name, name)] for name in (*like, *ties)}), memory
 

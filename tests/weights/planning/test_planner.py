@@ -101,9 +101,7 @@ def test_a_mismatch_names_the_tensor_with_the_wanted_and_found_value(
 def test_all_mismatches_are_one_error_with_the_first_30_in_its_table() -> None:
     wanted = {f"w{index}": full(1) for index in range(38)}
 
-    with pytest.raises(
-        WeightsMismatch, match=r"40 of the weights' tensors do not fit(.|\n)*and 10 more"
-    ) as raised:
+    with pytest.raises(WeightsMismatch, match=r"40 tensors do not fit(.|\n)*and 10 more") as raised:
         plan_of(whole_on(1, a=full(2), c=full(1)), whole_on(1, a=full(3), c=full(1, dtype="int8"), **wanted))
 
     assert len(raised.value.rows) == 40
@@ -115,7 +113,7 @@ def test_all_mismatches_are_one_error_with_the_first_30_in_its_table() -> None:
         ({"old.*": "new.*.*"}, r"no more \* in the new name"),
         ({"old.w": None}, "expected texts"),
         ([("old.w", "new.w")], "pass a mapping"),
-        (lambda name: None, r"rename\('old.w'\) gave None"),
+        (lambda name: None, r"rename\('old.w'\) returned None"),
         ({"old.w": "b"}, "both renamed"),
     ],
 )

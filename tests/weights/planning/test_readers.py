@@ -149,7 +149,7 @@ def test_a_tensor_that_is_sharded_along_other_dims_needs_a_new_plan() -> None:
         assert current_tensors(declared, planned).keys() == {"w"}
 
         weights["w"] = DTensor.from_local(golden(2, 2), mesh, [Shard(1), Shard(0)], run_check=False)
-        with pytest.raises(WeightsMismatch, match="not what they were when this sync was planned: w"):
+        with pytest.raises(WeightsMismatch, match="do not match the plan of this sync: w"):
             current_tensors(declared, planned)
 
 
@@ -204,7 +204,7 @@ def test_layers_and_experts_have_global_numbers_and_extra_state_is_left_out() ->
     found = read_megatron(grouped, rank).tensors
     assert list(found) == [f"layers.2.mlp.experts.linear_fc1.weight{number}" for number in (4, 5)]
     with pytest.raises(
-        DeclarationError, match=r"layers\.2\.mlp\.experts\.weight1 is of other experts on each"
+        DeclarationError, match=r"layers\.2\.mlp\.experts\.weight1 belongs to different experts on each"
     ):
         read_megatron(unknown, rank)
 
