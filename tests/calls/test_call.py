@@ -123,7 +123,7 @@ def test_an_error_of_the_driver_while_it_copies_a_value_is_raised(
     with pytest.raises(MemoryError, match="no room here"):
         future.result()
     monkeypatch.setattr(unpack, "private_copies", fail_once)
-    with pytest.raises(px.PhalanxError, match="cannot be had: no room here"):
+    with pytest.raises(px.PhalanxError, match="cannot be fetched: no room here"):
         stored.get()
     assert ranks.group.state == "ready"
 

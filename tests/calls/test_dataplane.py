@@ -327,7 +327,7 @@ def test_a_value_that_does_not_fit_is_refused_without_calls_in_flight(
         StoreQuota(Store(256 * MB, 10 * MB)).admit(150 * MB, 150 * MB, wait=lambda seconds: False)
     made = StoreQuota(Store(256 * MB, 256 * MB))
     made.took(150 * MB)
-    with pytest.raises(px.DispatchError, match="no call is under way"):
+    with pytest.raises(px.DispatchError, match="no call in flight"):
         made.admit(150 * MB, 150 * MB, wait=lambda seconds: False)
 
 

@@ -249,7 +249,7 @@ class Call(CallInfo):
         found: dict[int, Any] = {}
         for position, rank in enumerate(self.plan.ranks):
             if position in late:
-                found[rank] = NotReady(f"rank {rank} has not answered: it is at a call")
+                found[rank] = NotReady(f"rank {rank} has not responded: it is running a call")
             elif (report := diagnosis.report(position)) is None:
                 found[rank] = self.arrivals.output(position)
             else:

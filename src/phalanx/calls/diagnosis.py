@@ -280,7 +280,7 @@ def not_yet(call: CallInfo, timeout: float | None) -> CallTimeout:
     if isinstance(error, CallTimeout):
         return error
     group, method = call.core.name, call.method
-    text = f"group {group!r}, {method}: another thread is fetching the result just now; ask again"
+    text = f"group {group!r}, {method}: another thread is fetching the result; wait again"
     return CallTimeout(text, group=group, method=method, timeout=timeout)
 
 

@@ -236,7 +236,7 @@ def gather(*futures: Awaited[Any], timeout: float | None = None) -> list[Any]:
     for future in futures:
         if not isinstance(future, Awaited):
             raise DispatchError(
-                f"px.gather takes futures, as group.method.submit(...) gives them; got {type(future).__name__}"
+                f"px.gather takes futures, as returned by group.method.submit(...); got {type(future).__name__}"
             )
     timeout = checked_timeout(timeout, "px.gather")
     calls = [future.call for future in futures if isinstance(future, CallFuture)]

@@ -28,8 +28,8 @@ from phalanx.wire.value import Reduced, Value, as_integer
 Item = TypeVar("Item", covariant=True)
 
 NO_ARGUMENT = (
-    "is no argument of a call: whoever reads it is one process, this one. Hand items on with a px.Channel, which any "
-    "group can put to and get from, or pass what you read"
+    "cannot be an argument of a call: only this process can read it. Send items through a px.Channel, which any group "
+    "can put to and get from, or pass the items that you read"
 )
 _ALL = 1 << 30
 _AT_ONCE_S = 0.0002
@@ -409,7 +409,7 @@ class ItemStream(Iterator[Item], AsyncIterator[Item], Generic[Item]):
         raise DispatchError(f"the stream of {self.description} {NO_ARGUMENT}")
 
     def __repr__(self) -> str:
-        return f"<ItemStream {self.description}: {'over' if self._over else 'under way'}>"
+        return f"<ItemStream {self.description}: {'over' if self._over else 'running'}>"
 
 
 def leave(call: Call) -> None:

@@ -76,7 +76,7 @@ class StoreQuota:
             elif time.monotonic() > until:
                 raise DispatchError(
                     f"{what} {size(nbytes)} in the object store, of which {size(max(0, space.free))} of "
-                    f"{size(space.capacity)} are free on this node, and no call is under way that would free more. "
+                    f"{size(space.capacity)} are free on this node, and no call in flight would free more. "
                     f"Nothing was sent. {_ADVICE}"
                 )
             else:

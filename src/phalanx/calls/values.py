@@ -61,7 +61,7 @@ class StoredValue(Generic[T]):
             outcome = self._backend.outcome(self._ref)
             why = outcome.lost.reason if outcome.lost else outcome.failure or error.__cause__
             raise PhalanxError(
-                f"a px.put value of {self.nbytes} bytes cannot be had: {why}. Put the value again"
+                f"a px.put value of {self.nbytes} bytes cannot be fetched: {why}. Put the value again"
             ) from error
 
     def __reduce__(self) -> Reduced:
