@@ -83,9 +83,9 @@ class Lifecycle:
     def __init__(self, group: str, *, epoch: int = 0, owner: bool = True) -> None:
         self._group = group
         self._remedies = (
-            "restart() makes its ranks anew, px.replace_ranks(group) those that are lost, close() frees them."
+            "restart() recreates its ranks, px.replace_ranks(group) replaces the lost ranks, close() ends the group."
             if owner
-            else "Its owner can make its ranks anew; if it is attached, close(pool=True) frees them, to make it anew."
+            else "Its owner can restart it; if it is attached, close(pool=True) ends it, so that it can be recreated."
         )
         self.state = State.STARTING
         #: Number of the present roster: it grows by 1 with each restart, and each change of the members.
@@ -135,7 +135,7 @@ class Lifecycle:
         if self.state in (State.CLOSING, State.CLOSED):
             raise GroupClosed(
                 f"group {self._group!r} is {self.state.value}: a call was made on it, but a closed group "
-                f"takes none. {self.closed_because or 'Make the group anew, or call it before close().'}",
+                f"takes none. {self.closed_because or 'Create the group again, or call it before close().'}",
                 group=self._group,
             )
         if self.state is State.BROKEN:

@@ -106,7 +106,7 @@ def turn() -> float | None:
                 if group.options.on_notice is not None:
                     group.options.on_notice(notice)
             except Exception:
-                _log.exception("on_notice of group %r raised, and the group goes on", group.name)
+                _log.exception("on_notice of group %r raised, and the group continues", group.name)
     return LOOK_EVERY_S if any(not backend.immediate for backend in backends.values()) else None
 
 

@@ -112,7 +112,7 @@ class Background:
         try:
             return self._turn()
         except Exception:
-            _log.debug("%s failed, and goes on", self._turn, exc_info=True)
+            _log.debug("%s failed, and continues", self._turn, exc_info=True)
             return _AFTER_ERROR_S
 
 
