@@ -136,7 +136,7 @@ def replaced(engines: px.WorkerGroup, caplog: pytest.LogCaptureFixture) -> str:
     with pytest.raises(px.weights.WeightsTorn, match="Sync them first") as raised:
         engines.values()
     assert isinstance(raised.value, px.RemoteCallError) and raised.value.cause_ranks == (1,)
-    (said,) = [one.getMessage() for one in caplog.records if "have not got weights" in one.getMessage()]
+    (said,) = [one.getMessage() for one in caplog.records if "did not receive weights" in one.getMessage()]
     assert "ranks [1]" in said
     return said
 
@@ -148,7 +148,7 @@ def test_a_dead_broken_restarted_or_closed_source_or_a_closed_sync_gives_new_ran
     engines, others = px.WorkerGroup(here, Engine), px.WorkerGroup(here, Engine)
     with px.WeightSync(actor, others, NAME) as sync:
         sync()
-    assert "no px.WeightSync that brought them is there" in replaced(others, caplog)
+    assert "no px.WeightSync that sent them exists" in replaced(others, caplog)
 
     with px.WeightSync(actor, engines, NAME) as sync:
         sync()
@@ -159,7 +159,7 @@ def test_a_dead_broken_restarted_or_closed_source_or_a_closed_sync_gives_new_ran
         assert "is broken" in replaced(engines, caplog)
 
         actor.restart()
-        assert "started anew since the last sync" in replaced(engines, caplog)
+        assert "restarted after the last sync" in replaced(engines, caplog)
 
         sync()  # with the weights of the restarted source
         px.replace_ranks(engines, [2], state="none")

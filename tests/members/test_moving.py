@@ -137,7 +137,7 @@ def test_ranks_stay_with_one_warning_until_another_node_has_room(
             group.add(number)
             nodes.clock.advance(2.0)
     assert (group.epoch, group.core.epoch.nodes) == (0, ("a", "a", "b", "b"))
-    assert caplog.text.count("no other node has room") == 1
+    assert caplog.text.count("no other node has capacity") == 1
 
     nodes.room = 1.0
     assert group.add(3) == [[0, 1, 2, 3]] * 4

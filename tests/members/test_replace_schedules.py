@@ -58,7 +58,7 @@ def mended(
                 return list(kept or []), kept
         except px.PhalanxError as error:
             yield error
-            if "restart() makes" in str(error) or "there is no snapshot" in str(error):
+            if "restart() recreates" in str(error) or "there is no snapshot" in str(error):
                 break
     for _ in range(20):
         try:

@@ -77,7 +77,7 @@ def whole(group: px.WorkerGroup, actor: px.WorkerGroup) -> bool:
 
 
 def unsynced(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if "have not got weights" in one.getMessage()]
+    return [one.getMessage() for one in caplog.records if "did not receive weights" in one.getMessage()]
 
 
 def test_concurrently_replaced_ranks_of_two_targets_have_weights(

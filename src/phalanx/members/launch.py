@@ -173,7 +173,7 @@ def _check_names(core: Group, request: SpawnRequest) -> None:
         raise PlacementError(
             f"there is a detached group {core.name!r} on this cluster: px.attach({core.name!r}) returns it, "
             f"px.attach({core.name!r}).close(pool=True) ends it; or give this one another name=. If px.attach finds "
-            f"none, a driver is just starting it, or has left {', '.join(taken)} behind: "
+            f"none, a driver is starting it now, or has left {', '.join(taken)} behind: "
             "ray.kill(ray.get_actor(..., namespace='phalanx')) ends each of these"
         )
 

@@ -121,9 +121,9 @@ def _move_away(core: Group, policy: RestartPolicy | ReplacePolicy) -> None:
         return
     stays_because, again = _move(core, ranks)
     if not stays_because:
-        _log.warning("group %r: ranks %s were moved off nodes that go", core.name, list(ranks))
+        _log.warning("group %r: ranks %s were moved off draining nodes", core.name, list(ranks))
     elif stays_because != core.stays_because:
-        _log.warning("group %r: ranks %s stay on nodes that go: %s", core.name, list(ranks), stays_because)
+        _log.warning("group %r: ranks %s stay on draining nodes: %s", core.name, list(ranks), stays_because)
     core.stays_because = stays_because
     if again:
         core.move_after = core.backend.now() + _AGAIN_AFTER_S
@@ -143,14 +143,14 @@ def _move(core: Group, ranks: Sequence[int]) -> tuple[str, bool]:
         Errors of the constructors and ``rejoin()``: if one of them fails; the group is then broken.
     """
     if len(ranks) == core.world_size:
-        why = "all of its ranks are there, so that none could keep their state; px.save before the deadline"
+        why = "these are all its ranks, so none could keep their state; call px.save before the deadline"
         return why, False
     if not _has_room_elsewhere(core.pool):
-        return "no other node has room for their slots", True
+        return "no other node has capacity for their slots", True
     calls = [call for call in calls_of(core) if not call.all_ended()]
     # A stream may need the driver to continue; an asynchronous rank begins calls in any order.
     if calls and (core.handle.asynchronous or any(call.streams is not None for call in calls)):
-        return "calls are under way", True
+        return "calls are in flight", True
     is_stateful = any(run_on(core, handlers.has_state, title="px.snapshot").result(None))  # after these calls
     try:
         if is_stateful:
@@ -208,7 +208,7 @@ def _has_gone_back(core: Group) -> bool:
     if snapshot is None:
         raise CheckpointError(
             f"px.restore({core.name}): there is no snapshot of the group: none was taken since it was started, "
-            "restarted or resized. Call px.snapshot(group) after a step; px.load brings back what was saved"
+            "restarted or resized. Call px.snapshot(group) after a step; px.load loads a saved step"
         )
     try:
         run_on(core, handlers.restore_snapshot, None, snapshot.number, title="px.restore").result(None)

@@ -69,8 +69,8 @@ def replace_lost_ranks(core: Group, ranks: Sequence[int], state: str) -> tuple[i
     gone = tuple(sorted({*ranks, *going}))
     if len(gone) == core.world_size and (state != "none" or not core.endpoints):
         raise GroupBroken(
-            f"px.replace_ranks({core.name}): all {core.world_size} ranks are to be replaced, so that nobody has their "
-            "state. restart() makes them anew; px.load brings back what was saved",
+            f"px.replace_ranks({core.name}): all {core.world_size} ranks are to be replaced, so no rank keeps their "
+            "state. restart() recreates them; px.load loads a saved step",
             group=core.name,
             cause=core.lifecycle.cause,
         )
@@ -108,7 +108,7 @@ def _complete_snapshot(core: Group, gone: Collection[int]) -> Snapshot:
             f"px.replace_ranks({core.name}): there is no snapshot of the group, so that the state of "
             f"ranks {sorted(gone)} "
             "is lost. Call px.snapshot(group) after a step; or say state='peer' where all ranks have the same state, "
-            "state='none' where they need none; or restart() and load what was saved",
+            "state='none' where they need none; or restart() and load a saved step",
             group=core.name,
             cause=core.lifecycle.cause,
         )
@@ -117,7 +117,7 @@ def _complete_snapshot(core: Group, gone: Collection[int]) -> Snapshot:
         told = ", ".join(f"of rank {rank} (held by rank {snapshot.holders[rank]})" for rank in lost)
         raise GroupBroken(
             f"px.replace_ranks({core.name}): snapshot {snapshot.number} cannot be restored: the only other copy of the "
-            f"state {told} is lost too. restart() makes all ranks anew; px.load brings back what was saved",
+            f"state {told} is lost too. restart() recreates all ranks; px.load loads a saved step",
             group=core.name,
             cause=core.lifecycle.cause,
         )
@@ -184,15 +184,15 @@ def _resync_weights(core: Group, new: Collection[int]) -> None:
     """
     failures: dict[Resync, str] = {}
     for (role, name), syncs in core.resyncs().items():
-        why = "" if syncs else "no px.WeightSync that brought them is there any more"
+        why = "" if syncs else "no px.WeightSync that sent them exists any more"
         for sync in syncs:
             if sync not in failures:
                 failures[sync] = sync.doubt() or _resync_failure(core, sync)
             why = why or failures[sync]
         if why:
             _log.warning(
-                "group %r: ranks %s are new, and have not got weights %r%s: %s. They refuse methods that need them; "
-                "sync them once the source has what they are to have",
+                "group %r: ranks %s are new, and did not receive weights %r%s: %s. They refuse methods that need them; "
+                "sync them once the source has the right weights",
                 core.name,
                 sorted(new),
                 name,

@@ -132,8 +132,8 @@ def _finish(core: Group, timeout: float | None) -> None:
     late = _late(core, epoch, None if timeout is None else core.backend.now() + timeout)
     if late:
         raise CallTimeout(
-            f"px.resize({core.name}, {epoch.size}): ranks {late} are still at calls after {timeout:g} s; they get "
-            "no more, and leave with the next px.resize of the group, which may be the same",
+            f"px.resize({core.name}, {epoch.size}): ranks {late} are still running calls after {timeout:g} s; they "
+            "get no new calls, and leave with the next px.resize of the group, which may be the same",
             group=core.name,
             method="px.resize",
             timeout=timeout,
