@@ -298,7 +298,7 @@ class ResourcePool:
         *kept, last = self._holdings
         if not kept:
             raise DeclarationError(
-                f"{self!r}.shrink(): it has the slots it was made with; close() gives them back"
+                f"{self!r}.shrink(): the pool has not grown; close() releases all of its slots"
             )
         with books:
             holding = self._holdings[last]
@@ -396,11 +396,11 @@ def _check_free(pool: str, holding: SlotReservation, slots: Sequence[Slot]) -> N
     keep = sum(1 for slot in slots if slot.pool != holding.pool)
     table = Table(
         f"groups on the last {len(slots) - keep} slots of pool {pool}",
-        ("group", "ranks", "slots that are to go", "state"),
+        ("group", "ranks", "slots to release", "state"),
         rows,
         (
-            f"px.resize(group, {keep}) frees the slots of a group whose ranks are independent; with via=folder, those "
-            "of another one; close() those of any",
+            f"px.resize(group, {keep}) frees the slots of a group whose ranks are independent; for other "
+            "groups pass via=folder; close() frees the slots of any group",
         ),
     )
     raise PlacementError(
