@@ -76,7 +76,7 @@ def test_a_profile_records_the_requested_number_of_blocking_or_submitted_calls(
 
 def test_a_profile_records_only_its_methods_with_its_options_and_excludes_another_profile(group: Any) -> None:
     profile = group.profile(calls=2, methods=["add", Profiled.fail], activities=["cpu"])
-    with pytest.raises(px.DeclarationError, match="under way in this process already"):
+    with pytest.raises(px.DeclarationError, match="already running in this process"):
         group.profile(ranks=[0])
     for _ in range(2):
         group.multiply(2)

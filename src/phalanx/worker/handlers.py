@@ -92,7 +92,7 @@ def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
     """
     profiling = runtime.profiling
     if profiling is None or profiling.key != key:
-        raise DeclarationError("this rank was started anew since, and has forgotten what it had gathered")
+        raise DeclarationError("this rank was restarted, and lost its profile")
     runtime.profiling = None
     return profiling.finish()
 

@@ -75,7 +75,7 @@ class Profiling:
         global _running_profile
         if _running_profile not in ("", key):
             raise DeclarationError(
-                "a profile is under way in this process already, and there is one profiler per process: end the other "
+                "a profile is already running in this process, and there is one profiler per process: end the other "
                 "one first (.wait()); with backend='inline' all ranks are one process, so profile one rank at a time "
                 "or use the ray backend"
             )
