@@ -42,7 +42,7 @@ _ERRORS: dict[str, tuple[type[ChannelError], str]] = {
     ),
     "empty": (
         ChannelEmpty,
-        "{wanted}, and in time there were {0} items with {1} rows; ask for fewer or wait longer. Nothing was taken",
+        "{wanted}, but at the timeout there were {0} items with {1} rows; take fewer or wait longer. Nothing was taken",
     ),
     "unfit": (
         ChannelError,

@@ -218,7 +218,7 @@ class ChannelState:
         """Cancel a request. If it was served before, requeue the ranges that it took, or drop the item that it put."""
         self.cancel(request)
         self.requeue(request)
-        self._drop(self._withdraw(lambda item: item.request == request), "its put was called off")
+        self._drop(self._withdraw(lambda item: item.request == request), "its put was withdrawn")
         self._advance()
 
     def ack(self, lease: RequestId) -> None:
@@ -257,7 +257,7 @@ class ChannelState:
         Return the numbers of its items that are needed, with the payloads that can be moved, and (-1, None) for each
         put that waits.
         """
-        self._left[peer] = "this process has left it and puts no more"
+        self._left[peer] = "this process has left the channel"
         taken = {units.number for units in self._taken}
         stored = {units.number: units.item for units in self._open if units.item.holder == peer}
         needed = [(number, None if number in taken else item.payload) for number, item in stored.items()]

@@ -85,7 +85,7 @@ class LiveChannels:
             losses = channel._request("close", reason, timeout=_CLOSES_WITHIN_S)
             if losses:
                 _log.warning(
-                    "channel %r was closed before anybody took what says so: %s. A rank that is closed keeps its "
+                    "channel %r was closed before a take reported these losses: %s. A rank that is closed keeps its "
                     "items if the channel was created with handoff=True",
                     channel._name,
                     losses_text(losses),

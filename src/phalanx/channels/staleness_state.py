@@ -157,7 +157,7 @@ class StalenessState:
         """Answer a request that still waits with ("behind", reason)."""
         if request in self._requests:
             rows, done = self._requests.pop(request)
-            done(("behind", self._delay(rows) or "requests that came before it wait"))
+            done(("behind", self._delay(rows) or "earlier requests are waiting"))
             self._start()
 
     def withdraw(self, request: RequestId) -> None:
