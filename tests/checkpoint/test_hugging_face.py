@@ -68,7 +68,7 @@ def test_an_existing_folder_or_link_is_refused_and_left_alone(two: px.ResourcePo
     (tmp_path / "link").symlink_to("empty")
     group = px.WorkerGroup(two, Rows)
 
-    for path, why in ((tmp_path, "there already"), (tmp_path / "link", "link is there already")):
+    for path, why in ((tmp_path, "exists already"), (tmp_path / "link", "link exists already")):
         with pytest.raises(px.checkpoint.CheckpointError, match=why):
             px.save(group, path, format="hugging face")
 
@@ -120,7 +120,7 @@ def test_a_model_is_loaded_from_model_safetensors_or_else_from_the_files_of_its_
     [
         (other_names, px.checkpoint.CheckpointMismatch, r"not saved: model\.w"),
         (other_bytes, px.checkpoint.CheckpointCorrupted, r"model\.safetensors"),
-        (without_its_end, px.checkpoint.CheckpointCorrupted, r"model\.safetensors is damaged.*its end"),
+        (without_its_end, px.checkpoint.CheckpointCorrupted, r"model\.safetensors is damaged.*truncated"),
         (shard_is_missing, px.checkpoint.CheckpointCorrupted, r"lacks model-1\.safetensors"),
         (index_is_damaged, px.checkpoint.CheckpointCorrupted, r"index\.json is damaged"),
         (os.fspath, px.checkpoint.CheckpointError, "run has no safetensors files"),

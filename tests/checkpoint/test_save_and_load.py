@@ -219,7 +219,7 @@ def test_missing_and_unused_names_are_refused_and_nothing_changes(
 
     with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"^ranks 0, 1 of 'trainer': ") as caught:
         px.load(trainer, tmp_path / "rows")
-    with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"taken by no rank: .*optimizer"):
+    with pytest.raises(px.checkpoint.CheckpointMismatch, match=r"no rank loads .*optimizer"):
         px.load(group, tmp_path / "trainer", parts=["optimizer"])
 
     assert "parts=['model']" in str(caught.value)

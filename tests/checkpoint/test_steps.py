@@ -56,7 +56,7 @@ def test_a_missing_or_short_file_is_named_before_a_step_is_read(tmp_path: Path, 
     else:
         file.write_bytes(b"weight")
 
-    with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"policy/rank-0.*whole steps: 1") as caught:
+    with pytest.raises(px.checkpoint.CheckpointCorrupted, match=r"rank-0.*complete steps: 1") as caught:
         read_step(str(tmp_path))
     assert caught.value.files == ("policy/rank-0",)
 
@@ -80,7 +80,7 @@ def test_a_last_step_with_a_damaged_manifest_is_not_skipped(
     manifest.write_bytes(manifest.read_bytes().replace(old, new))
 
     with pytest.raises(
-        px.checkpoint.CheckpointCorrupted, match=rf"step-00000002/manifest\.json {why}.*whole steps: 1"
+        px.checkpoint.CheckpointCorrupted, match=rf"step-00000002/manifest\.json {why}.*complete steps: 1"
     ):
         read_step(str(tmp_path))
     assert read_step(str(tmp_path), 1).number == 1
@@ -143,7 +143,7 @@ def test_a_path_that_cannot_be_written_or_reached_is_refused_with_advice(tmp_pat
 
     with writing(tmp_path / "run", 1) as writer:
         shutil.rmtree(writer.folder)
-        with pytest.raises(px.checkpoint.CheckpointError, match="its folder is gone"):
+        with pytest.raises(px.checkpoint.CheckpointError, match="its folder does not exist"):
             writer.write("state", b"x")
 
     with pytest.raises(px.checkpoint.CheckpointError, match="cannot be reached"):
@@ -189,7 +189,7 @@ def test_an_error_of_a_store_library_becomes_a_checkpoint_error_with_advice(
     with writing(url, 1) as writer:
         monkeypatch.setattr(type(place._files), fails, refuse)
         with pytest.raises(
-            px.checkpoint.CheckpointError, match=r"NoCredentialsError: Unable to locate.*rights"
+            px.checkpoint.CheckpointError, match=r"NoCredentialsError: Unable to locate.*permissions"
         ):
             writer.write("policy/state", b"x")
         monkeypatch.undo()

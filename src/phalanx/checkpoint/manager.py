@@ -100,7 +100,9 @@ class CheckpointManager:
         }
         for name in self._groups:
             if not name or "/" in name or name in (".", ".."):
-                raise DeclarationError(f"{_VERB}(groups={{{name!r}: ...}}): a name is a word without slashes")
+                raise DeclarationError(
+                    f"{_VERB}(groups={{{name!r}: ...}}): a name must not be empty, '.', '..' or contain '/'"
+                )
         self._driver = _DriverPart(self._groups, state, tuple(channels), staleness)
         self._keep = checked_keep(keep)
         self._pending: SaveFuture[Step] | None = None
@@ -262,12 +264,12 @@ class _DriverPart:
             self.state = {"state": self.state}
         if not isinstance(self.state, MutableMapping):
             raise DeclarationError(
-                f"{_VERB}(state={type(self.state).__name__}): give something with state_dict() and load_state_dict(), "
-                "a random generator, or a dict of such things and of plain values"
+                f"{_VERB}(state={type(self.state).__name__}): pass an object with state_dict() and "
+                "load_state_dict(), a random generator, or a dict of these and of plain values"
             )
         self._owner: Any = stateful(self.state)
         if len({channel.name for channel in self.channels}) < len(self.channels):
-            raise DeclarationError(f"{_VERB}(channels=): two of them have one name; give each channel once")
+            raise DeclarationError(f"{_VERB}(channels=): two channels have the same name; pass each once")
         try:
             check_owned(self.channels, self.staleness)
         except ChannelError as error:

@@ -183,7 +183,7 @@ def _read_header(folder: str, name: str) -> dict[str, Place]:
             return places
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointCorrupted(
-            f"{path} is damaged: its header is none of safetensors, or its end is missing", files=(path,)
+            f"{path} is damaged: it has no valid safetensors header, or is truncated", files=(path,)
         ) from None
 
 

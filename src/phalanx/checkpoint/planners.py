@@ -147,7 +147,7 @@ def _pickling(key: str, value: Any) -> Generator[None]:
     except Exception as error:
         raise CheckpointError(
             f"{key} of the state, a {type(value).__qualname__}, cannot be pickled: {error}; leave it out of the state, "
-            "or give what it consists of"
+            "or save its parts instead"
         ) from error
 
 
@@ -177,7 +177,7 @@ def merge_plans(plans: Sequence[dcp.SavePlan]) -> tuple[list[dcp.SavePlan], dcp.
         merged, metadata = planner.create_global_plan(renamed)
     except ValueError as error:
         raise CheckpointError(
-            f"boxes of the ranks overlap: {error}; declare boxes that are equal or apart"
+            f"boxes of the ranks overlap: {error}; declare boxes that are equal or disjoint"
         ) from error
     return merged, dataclasses.replace(metadata, planner_data=paths)
 
@@ -213,11 +213,11 @@ def _check_tensors(plans: Sequence[dcp.SavePlan]) -> None:
             other, owner = first.setdefault(key, (form, rank))
             if other != form:
                 raise CheckpointError(
-                    f"{key} is {_form(*other)} on rank {owner} and {_form(*form)} on rank {rank}; all ranks must mean "
+                    f"{key} is {_form(*other)} on rank {owner} and {_form(*form)} on rank {rank}; all ranks must save "
                     "the same global tensor"
                 )
             if boxes.setdefault(key, {}).setdefault(data.chunk.offsets, data.chunk.sizes) != data.chunk.sizes:
-                raise CheckpointError(f"boxes of {key} overlap; declare boxes that are equal or apart")
+                raise CheckpointError(f"boxes of {key} overlap; declare boxes that are equal or disjoint")
     for key, found in boxes.items():
         covered, volume = sum(map(math.prod, found.values())), math.prod(first[key][0][1])
         if covered != volume:

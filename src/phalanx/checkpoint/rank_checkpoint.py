@@ -144,7 +144,7 @@ def _write_and_report(write_files: Callable[[Callable[[], None]], Any], notes: S
         if time.monotonic() >= next_look:  # not for each block: reading may be a request to a store
             next_look = time.monotonic() + _LOOK_S
             if notes.read(CONTINUE) is None:
-                raise CheckpointError("the save was given up before it was written")
+                raise CheckpointError("the save was abandoned before it was written")
 
     try:
         report: Any = write_files(check)

@@ -465,7 +465,7 @@ class GroupLoad:
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             advice = "" if self._step is None else ". Load what is wanted with parts=[...]"
             raise CheckpointMismatch(
-                f"{len(names)} values of {left[0][0]} are taken by no rank: {shown}; the workers here have no such "
+                f"no rank loads {len(names)} values of {left[0][0]}: {shown}; the workers here have no such "
                 f"names{advice}"
             )
         self._files = set[str]().union(*(report.files for report in reports))
@@ -567,7 +567,7 @@ def _save_model(group: Ranks, path: str, shard_bytes: int) -> int:
         )
     path = os.path.abspath(os.path.expanduser(path))
     if os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path) or os.listdir(path)):
-        raise CheckpointError(f"{path} is there already; give the path of a folder that is not")
+        raise CheckpointError(f"{path} exists already; give the path of a new folder")
     folder = f"{path}.{secrets.token_hex(4)}.part"
     title = f"save model of {group.name!r}"
     roles = _plan_group(group, f"{title}: plan", folder, model=True)

@@ -246,7 +246,7 @@ def _shown(names: Sequence[str], most: int) -> str:
 
 def checked_keep(keep: int | None) -> int | None:
     """Return the number of complete steps to keep; None: all."""
-    advice = "give how many steps shall stay, from 1, or None for all"
+    advice = "give the number of steps to keep, at least 1, or None for all"
     return None if keep is None else checked_number("keep", keep, 1, advice)
 
 
@@ -277,7 +277,7 @@ def read_step(path: str, step: int | None = None) -> Step:
     found = find_steps(storage)
     steps = in_order(found)
     chosen = next((one for one in reversed(steps) if step in (None, one.number)), None)
-    whole = ", ".join(str(one.number) for one in steps if one.whole) or "none"
+    complete = f"complete steps: {', '.join(str(one.number) for one in steps if one.whole) or 'none'}"
     unreadable = max(
         (one for one in found if one.why and step in (None, one.number)),
         key=lambda one: one.number,
@@ -286,18 +286,18 @@ def read_step(path: str, step: int | None = None) -> Step:
     # A later step may be the last commit, but its manifest cannot be read.
     if unreadable and (chosen is None or (step is None and unreadable.number > chosen.number)):
         raise CheckpointCorrupted(
-            f"{unreadable.why}; or load another step (step=); whole steps: {whole}", files=unreadable.faults
+            f"{unreadable.why}; or load another step (step=); {complete}", files=unreadable.faults
         )
     if chosen is None and storage.read(MANIFEST) is not None:
         raise CheckpointError(f"{storage.root} is a single step: give the folder above it, and step=")
     if chosen is None:
         raise CheckpointError(
-            f"step {step} is not in {storage.root}; whole steps there: {whole}"
+            f"step {step} is not in {storage.root}; {complete}"
             if steps
             else f"nothing was saved in {storage.root} yet; give the path that px.save was given"
         )
     if chosen.faults:
-        raise chosen.corrupted(chosen.faults, f"; whole steps: {whole}")
+        raise chosen.corrupted(chosen.faults, f"; {complete}")
     return chosen
 
 
@@ -468,4 +468,4 @@ def _locked_file(storage: Storage, claim: bytes) -> int:
 
 
 def _holder(claim: bytes) -> str:
-    return claim.decode(errors="replace") or "a process that did not say its name"
+    return claim.decode(errors="replace") or "an unknown process"

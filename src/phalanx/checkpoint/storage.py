@@ -23,8 +23,8 @@ _LOST_SLASH = re.compile(r"([a-z][a-z0-9+.-]+):/[^/]")
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free some of it, or keep fewer steps (keep=)",
     errno.EDQUOT: "your quota is used up: free some of it, or keep fewer steps (keep=)",
-    errno.EACCES: "this user has no right to it: choose another path, or change its rights",
-    errno.EPERM: "this user has no right to it: choose another path, or change its rights",
+    errno.EACCES: "this user has no permission for it: choose another path, or change its permissions",
+    errno.EPERM: "this user has no permission for it: choose another path, or change its permissions",
     errno.EROFS: "the file system is read-only: choose another path",
     errno.ENOTDIR: "a part of the path is a file: choose another path",
     errno.EEXIST: "there is a file of that name: choose another path",
@@ -210,8 +210,8 @@ def storage_errors(path: str, verb: str) -> Generator[None]:
 
 def _advice(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
-        return "its folder is gone; choose a path that all ranks share, and where nothing else cleans up"
+        return "its folder does not exist; choose a path that all ranks share and that nothing else cleans up"
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError):
         return _ADVICE.get(error.errno or 0, text)
-    return f"{text}; see whether this process reaches the store, and has the rights that it needs there"
+    return f"{text}; check that this process can reach the store and has the needed permissions"

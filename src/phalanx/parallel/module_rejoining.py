@@ -39,8 +39,8 @@ def keep_tensors(
     names = [{*olds, *dict(kept.named_buffers())}, {*news, *dict(made.named_buffers())}]
     if names[0] != names[1]:
         raise DeclarationError(
-            f"keep_tensors: {', '.join(sorted(names[0] ^ names[1])[:5])} of only one of the two models; make and shard "
-            "the new one as the constructor did"
+            f"keep_tensors: {', '.join(sorted(names[0] ^ names[1])[:5])} are in only one of the two models; create and "
+            "shard the new one as the constructor did"
         )
     wrapped: dict[int, torch.nn.Parameter] = {}
     for name, old in olds.items():  # tied parameters are a single object, and stay tied
