@@ -283,7 +283,7 @@ def test_a_stream_of_a_failed_call_yields_finished_outputs_before_the_error(rank
     assert given == [(0, 1)]
 
 
-def test_the_argument_of_a_failed_call_is_freed_without_garbage_collection(ranks: Ranks) -> None:
+def test_a_failed_call_its_argument_and_its_error_are_freed_without_garbage_collection(ranks: Ranks) -> None:
     class Argument:
         pass
 
@@ -300,10 +300,13 @@ def test_the_argument_of_a_failed_call_is_freed_without_garbage_collection(ranks
     try:
         argument = Argument()
         seen = weakref.ref(argument)
-        future = fail(argument)
+        future: Any = fail(argument)
         del argument
         assert seen() is None
         assert isinstance(future.exception(), px.RemoteCallError)
+        kept = [weakref.ref(future.call), weakref.ref(future.exception())]
+        del future
+        assert [one() for one in kept] == [None, None]
     finally:
         gc.enable()
 

@@ -304,12 +304,17 @@ def test_a_resize_ends_the_tracks_of_the_previous_epoch(pool: px.ResourcePool) -
     assert [(track.key.rank, track.closed is None) for track in tracks] == [(0, False), (1, False), (0, True)]
 
 
-def test_calls_of_asynchronous_ranks_have_all_times_and_their_own_spans(pool: px.ResourcePool) -> None:
+def test_calls_of_asynchronous_ranks_overlap_and_have_all_times_and_their_own_spans(
+    backend: str, pool: px.ResourcePool
+) -> None:
+    together = 3 if backend == "ray" else 1  # inline, each call runs to its end
     with px.trace() as trace, px.WorkerGroup(pool[0:1], Server, max_concurrency=4, name="server") as group:
-        px.gather(*[group.ask.submit(n) for n in range(3)])
+        px.gather(*[group.ask.submit(n, together) for n in range(3)])
     events = trace.events
+    parts: Any = [part for call in calls_of(events, "ask") for part in call.parts]
 
-    assert all(len(times(part)) == 7 for call in calls_of(events, "ask") for part in call.parts)
+    assert all(len(times(part)) == 7 for part in parts)
+    assert (max(part.started for part in parts) < min(part.finished for part in parts)) == (together == 3)
     assert {span.attributes["n"]: span.call for span in events.spans} == {
         n: call.id for n, call in enumerate(calls_of(events, "ask"))
     }
@@ -318,14 +323,20 @@ def test_calls_of_asynchronous_ranks_have_all_times_and_their_own_spans(pool: px
 class Server:
     independent = True
 
+    def __init__(self) -> None:
+        self.asked, self.all_asked = 0, asyncio.Event()
+
     @px.register
     def wait(self) -> None:
         return None
 
     @px.register(px.Dispatch.ONE_TO_ALL)
-    async def ask(self, n: int) -> int:
+    async def ask(self, n: int, together: int) -> int:
+        self.asked += 1
+        if self.asked >= together:
+            self.all_asked.set()
         with px.span("answering", n=n):
-            await asyncio.sleep(0)
+            await self.all_asked.wait()
         return n
 
 

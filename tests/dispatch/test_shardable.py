@@ -58,12 +58,15 @@ def test_row_functions_refuse_a_future(of_rows: Callable[[Any], Any]) -> None:
         of_rows({"x": FakeFuture([1])})
 
 
-def test_a_frozen_dataclass_is_split_and_joined_without_cached_properties() -> None:
+def test_a_frozen_dataclass_is_split_and_joined_without_its_constructor_and_cached_properties(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     whole = Frozen(torch.tensor([3, 9, 1]), 0.5)
     assert whole.longest == 9
+    monkeypatch.delattr(Frozen, "__init__")
     pieces = split_rows(whole, 3)
     assert [piece.longest for piece in pieces] == [3, 9, 1]
-    assert join_rows(pieces).scale == 0.5
+    assert (join_rows(pieces).scale, join_rows(pieces).longest) == (0.5, 9)
 
 
 def test_the_output_of_a_transformers_model_is_split_and_joined_by_field() -> None:

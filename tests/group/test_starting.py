@@ -12,9 +12,11 @@ from rich.console import Console
 import phalanx as px
 from phalanx.backends.backend_types import ProcessStatus, ResultHandle
 from phalanx.backends.ray import backend as ray_backend
+from phalanx.backends.ray import private
 from phalanx.calls.call_state import Results
 from phalanx.members import processes
 from phalanx.members.processes import start_status
+from tests.support.fault_workers import within
 
 STACK = '  File "/home/me/train.py", line 9 in __init__'
 
@@ -86,13 +88,17 @@ def test_a_slow_start_is_shown_with_the_stack_of_a_late_rank(
 
 
 @pytest.mark.slow
-def test_ranks_started_in_waves_keep_their_order_and_a_start_that_times_out_is_refused(
+def test_ranks_started_in_waves_keep_their_order_and_a_start_that_times_out_leaves_none(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    create, made = ray_backend._create, list[Any]()
     monkeypatch.setattr(ray_backend, "WAVE", 2)
+    monkeypatch.setattr(ray_backend, "_create", lambda *of: made.append(create(*of)) or made[-1])
     with px.ResourcePool([3, 2], use_gpu=False, backend="ray") as pool:
         group = px.WorkerGroup(pool, px.Worker)
         places = group.run(lambda worker: (worker.rank, worker.local_rank))
         assert places == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1)]
         with pytest.raises(px.PlacementError):
             px.WorkerGroup(pool, px.Worker, start_timeout=0.01)
+        ids = list(map(private.actor_id, made[5:]))
+        assert within(10.0, lambda: set(map(private.actor_states(), ids)) == {private.DEAD})

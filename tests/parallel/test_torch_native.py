@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 import phalanx as px
 from phalanx.parallel.mlp import LlamaMLP, join_shards
@@ -207,11 +208,13 @@ def test_a_step_whose_backward_pass_raised_does_not_change_later_steps() -> None
         close(group.weights()[0], reference.weights())
 
 
-def test_a_model_with_other_names_of_layers_can_be_trained() -> None:
+def test_each_layer_of_a_model_with_other_names_of_layers_is_sharded() -> None:
     with (
         px.ResourcePool([1], use_gpu=False, backend="inline") as pool,
         px.WorkerGroup(pool, FSDPTrainer.bind(tiny_gpt2)) as group,
     ):
+        sharded = group.run(lambda worker: [isinstance(x, FSDPModule) for x in worker.model.transformer.h])
+        assert sharded == [[True, True]]
         first, *_, last = (group.train_step(batch(2, seed=1))["loss"] for _ in range(4))
 
         assert last < first

@@ -58,13 +58,21 @@ def test_a_turn_that_raised_is_repeated_and_does_not_delay_other_work() -> None:
     assert within(30.0, lambda: turns == ["now", "later", "now"] and not one.running)
 
 
-def test_background_work_is_not_running_in_a_forked_child() -> None:
-    stop = threading.Event()
-    one = Background(lambda: None if stop.is_set() else 0.01)
+def test_background_work_that_runs_during_a_fork_can_be_started_in_the_child() -> None:
+    in_turn, go_on = threading.Event(), threading.Event()
+
+    def turn() -> None:
+        in_turn.set()
+        go_on.wait(30.0)
+
+    one = Background(turn)
     one.begin()
+    in_turn.wait(30.0)
     child = os.fork()
     if not child:
-        os._exit(0 if not one.running else 1)
-    stop.set()
+        idle, in_turn = not one.running, threading.Event()
+        one.begin()
+        os._exit(0 if idle and in_turn.wait(30.0) else 1)
+    go_on.set()
 
     assert os.waitpid(child, 0)[1] == 0

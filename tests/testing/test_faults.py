@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,13 +53,16 @@ def test_faults_of_a_method_are_independent(group: px.WorkerGroup, order: tuple[
     assert failed == [1, 3]
 
 
-def test_a_slow_rank_delays_a_call(group: px.WorkerGroup) -> None:
-    faults.slow(group, 2, 0.1, method="add")
-    began = time.monotonic()
+def test_a_slow_rank_delays_the_chosen_call_once(
+    group: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(faults, "time", SimpleNamespace(sleep=slept.append))
+    faults.slow(group, 2, 0.1, method="add", on_call=2)
+    found = [(group.add(0), len(slept)) for _ in range(3)]
 
-    assert group.add(0) == [0, 1, 2]
-
-    assert time.monotonic() - began >= 0.1
+    assert found == [([0, 1, 2], 0), ([0, 1, 2], 1), ([0, 1, 2], 1)]
+    assert slept == [0.1]
 
 
 def test_a_killed_rank_is_dead_and_the_group_can_be_restarted(group: px.WorkerGroup) -> None:

@@ -39,10 +39,15 @@ def test_an_allocated_block_has_the_requested_size(
 
 
 @pytest.mark.usefixtures("small_thresholds")
-def test_private_copies_equal_their_sources() -> None:
-    given_bytes = [bytes(range(n)) for n in (0, 1, 12, 30)]
-    copies = private_copies(list(map(memoryview, given_bytes)))
-    assert [bytes(copy.tolist()) for copy in copies] == given_bytes
+def test_private_copies_equal_their_sources_and_are_separate() -> None:
+    expected = [list(range(n)) for n in (0, 1, 12, 30)]
+    sources = list(map(bytearray, expected))
+    copies = private_copies(list(map(memoryview, sources)))
+    assert [copy.tolist() for copy in copies] == expected
+    for value, copy in enumerate(copies, 100):
+        copy.fill_(value)
+    assert list(map(list, sources)) == expected
+    assert [set(copy.tolist()) for copy in copies] == [set(), {101}, {102}, {103}]
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.float8_e5m2]

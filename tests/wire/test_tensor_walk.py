@@ -128,8 +128,10 @@ def test_leaves_of_tensordicts_are_found_and_lazy_stacks_are_not_stacked() -> No
         lambda: torch.nested.nested_tensor([torch.ones(200), torch.ones(300)], layout=torch.jagged),
         lambda: np.zeros(300, dtype="i4,u1"),
         lambda: np.zeros((20, 20))[:, ::2],
+        lambda: pa.table({"x": np.arange(1000)}),
+        lambda: [[0.5] * 500, [str(n) for n in range(500)]],
     ],
-    ids=["coo", "csr", "hybrid", "jagged", "structured", "strided"],
+    ids=["coo", "csr", "hybrid", "jagged", "structured", "strided", "table", "numbers and texts"],
 )
 def test_the_estimate_is_within_a_factor_of_three_of_the_encoded_size(make: Any) -> None:
     value = make()
