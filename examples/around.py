@@ -77,8 +77,9 @@ def beside(
                 raise
         finally:
             staleness.close()  # who waits for a lease waits no more
-    for future in futures:
-        future.result()
+    failures = [error for future in futures if (error := future.exception()) is not None]
+    if failures:  # the other producer may have found the channel finished
+        raise min(failures, key=lambda error: isinstance(error, px.channels.ChannelClosed))
 
 
 def add_saving(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ import torch
 
 import phalanx as px
 from phalanx.engines import Completion
+from phalanx.testing import faults
 from tests.examples.loading import FOLDER, loaded
 from tests.examples.test_examples import final_reward
 from tests.support.scripts import run
@@ -121,8 +122,8 @@ def test_a_failure_during_generation_ends_the_training_with_its_error(example: M
     with example.started(settings, 1, 1, "cpu") as groups:
         steps = example.grpo(groups, settings, staleness_of(settings))
         next(steps)
-        groups.judge.close()
-        with pytest.raises(px.GroupClosed):
+        faults.raises(groups.rollout, 0, ArithmeticError("an engine fails"), method="generate")
+        with pytest.raises(ArithmeticError, match="an engine fails"):
             list(steps)
 
 

@@ -158,10 +158,9 @@ class _Pickler(cloudpickle.Pickler):
         kind = type(obj)
         if self._shared and id(obj) in self._shared:
             return self._replace(self._shared[id(obj)])
-        if kind in self._externalize:
-            token = self._externalize[kind](obj)
-            if token is not None:
-                return self._replace(token)
+        externalize = self._externalize.get(kind)
+        if externalize is not None and (token := externalize(obj)) is not None:
+            return self._replace(token)
         reduced = None
         if is_tensor(obj):
             reduced = pack.reduce_tensor(self.sink, obj)

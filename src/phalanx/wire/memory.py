@@ -213,9 +213,8 @@ def _copy_all(targets: Sequence[Bytes], sources: Sequence[Bytes]) -> None:
     try:
         running.extend(_copiers().submit(np.copyto, *piece) for piece in pieces)
     except RuntimeError as error:
-        if "shutdown" not in str(
-            error
-        ):  # no thread could start: this chunk is queued, and may be copied later
+        # Otherwise no thread could start: this chunk is queued, and may be copied later.
+        if "shutdown" not in str(error):
             raise
         for piece in pieces[len(running) :]:  # the process exits: the pool accepts no work
             np.copyto(*piece)
