@@ -20,11 +20,11 @@ PACKAGES = {
     "tracing display": 1500,
     "declare dispatch collect": 2700,
     "backends": 2250,
-    "worker": 1720,
-    "session pools group calls members": 4940,
+    "worker": 1725,
+    "session pools group calls members": 4945,
     "weights": 2900,
-    "channels": 2110,
-    "checkpoint": 1945,
+    "channels": 2160,
+    "checkpoint": 1950,
     "api debug data": 1900,
     "parallel engines": 2135,
     "compat": 2350,
@@ -32,12 +32,12 @@ PACKAGES = {
 }
 """Most code lines by packages and modules of ``phalanx``."""
 TOTALS = {
-    "code lines": 29_900,
-    "files": 260,
+    "code lines": 29_960,
+    "files": 258,
     "classes": 500,
-    "tokens": 285_200,
+    "tokens": 285_400,
     "functions over 60 lines": 6,
-    "lines of tests": 35_800,
+    "lines of tests": 36_000,
     "lines of benchmark, examples and tools": 8_500,
 }
 _NO_TOKENS = {

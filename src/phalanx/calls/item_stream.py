@@ -416,9 +416,8 @@ def leave(call: Call) -> None:
     """Cancel a call that streams, and wait until it has ended on its ranks."""
     with contextlib.suppress(PhalanxError):  # its group was closed, or its ranks were replaced
         call.cancel()
-    if (
-        call.streams is not None and call.core.backend.connected()
-    ):  # Ray aborts at a stream of another cluster
+    # Ray aborts the process at a stream of another cluster.
+    if call.streams is not None and call.core.backend.connected():
         call.streams.leave()
     call.end_with(None)  # if all ranks had ended, and only items were unread
 
