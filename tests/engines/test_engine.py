@@ -30,6 +30,12 @@ def test_sampling_parameters_of_another_type_are_refused_with_the_expected_type(
         generated(CountingEngine(), [[10]], given)
 
 
+@pytest.mark.parametrize("given", ["a text", {"input_ids": [[10]]}])
+def test_a_text_or_a_dict_in_place_of_prompts_is_refused(given: object) -> None:
+    with pytest.raises(ValueError, match=r"prompts is a (text|dict); give"):
+        generated(CountingEngine(), given)
+
+
 @pytest.mark.parametrize(
     ("sampling", "tokens"),
     [

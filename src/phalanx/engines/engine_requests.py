@@ -11,7 +11,7 @@ import math
 import operator
 import reprlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -211,6 +211,10 @@ class RequestFactory:
         """
         if isinstance(prompts, str):
             raise ValueError("prompts is a text; give a list of prompts")
+        if isinstance(prompts, Mapping):
+            raise ValueError(
+                f"prompts is a {type(prompts).__name__}; give its tokens, such as prompts['input_ids']"
+            )
         tokens = [self._prompt_tokens(prompt) for prompt in prompts]
         count = len(tokens)
         samplings = list(sampling) if isinstance(sampling, Iterable) else [sampling] * count

@@ -235,5 +235,5 @@ def _declared(declarations: Mapping[Key, T], key: Key, done: str, verb: str) -> 
     hint = f" (role {elsewhere[0]!r} has them)" if elsewhere else ""
     raise DeclarationError(
         f"{text} has not {done} weights {name!r}; it has: {names or 'none'}{hint}. Call self.{verb}_weights({name!r}, "
-        "...) in its constructor"
+        "...) in its constructor; or are the source and the target of the sync swapped?"
     )
