@@ -26,7 +26,7 @@ PACKAGES = {
     "channels": 2160,
     "checkpoint": 1950,
     "api debug data": 1900,
-    "parallel engines": 2135,
+    "parallel engines": 2140,
     "compat": 2350,
     "cli testing __init__ __main__": 1350,
 }

@@ -84,7 +84,7 @@ def test_a_finished_prefix_is_returned_and_the_size_of_a_completion_includes_all
     ("prompt", "prefix", "message"),
     [
         ([], None, "empty"),
-        ([1] * CONTEXT, None, "room for 31"),
+        ([1] * CONTEXT, None, "room for only 31"),
         ([100], None, "token 100"),
         ([20], [21, 22], "longer than max_tokens=1"),
     ],
