@@ -89,7 +89,7 @@ def add_saving(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save-every", type=int, default=Saving.every, metavar="STEPS")
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the last step that --save has whole"
+        "--resume", action="store_true", help="continue from the last complete step of --save"
     )
 
 

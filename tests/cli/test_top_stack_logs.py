@@ -45,11 +45,11 @@ def shown(*statuses: ProcessStatus, rows: int | None = None, channels: Any = (),
 
 
 def test_a_busy_rank_is_shown_with_its_call_its_usage_and_its_own_status() -> None:
-    text = shown(busy(12.0, status="812 tokens/s"), IDLE, ProcessStatus(False, note="its process died"))
+    text = shown(busy(12.0, status="812 tokens/s"), IDLE, ProcessStatus(False, note="its process has ended"))
     lines = text.splitlines()
 
     facts = "ready for 60 s, 3 ranks of Actor, pool pool-1"
-    parts = ("actor.update 12 s", "2.0 GiB", "50%", "idle", facts, "its process died")
+    parts = ("actor.update 12 s", "2.0 GiB", "50%", "idle", facts, "its process has ended")
     assert [part for part in parts if part not in text] == []
     below = next(number for number, line in enumerate(lines) if "update 12 s" in line) + 1
     assert "812 tokens/s" in lines[below]
@@ -107,7 +107,7 @@ def test_durations_have_readable_units(seconds: float, text: str) -> None:
 def test_ranks_with_the_same_stack_are_shown_together() -> None:
     waits = ProcessStatus(True, {9: 2.0}, stack='File "a.py", line 3 in wait', methods={9: "update"})
     stands = ProcessStatus(True, stack='File "b.py", line 1 in loop')
-    gone = ProcessStatus(False, note="its process died")
+    gone = ProcessStatus(False, note="its process has ended")
 
     statuses = enumerate([waits, stands, waits, gone])
     data = [rank_status(rank(number), status) for number, status in statuses]
@@ -115,7 +115,7 @@ def test_ranks_with_the_same_stack_are_shown_together() -> None:
     assert by_place(data) == [
         ("ranks 0, 2 (host host): at update for 2.0 s", '  File "a.py", line 3 in wait'),
         ("rank 1 (host host, pid 101): idle", '  File "b.py", line 1 in loop'),
-        ("rank 3 (host host, pid 103): cannot be reached", "  its process died"),
+        ("rank 3 (host host, pid 103): cannot be reached", "  its process has ended"),
     ]
 
 

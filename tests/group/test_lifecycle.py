@@ -42,7 +42,7 @@ def living(*happened: Happened) -> Lifecycle:
 def test_an_event_that_the_table_lacks_is_refused_without_any_change() -> None:
     closed = living(*TO_STATE[State.CLOSED])
 
-    with pytest.raises(InternalError, match="closed in epoch 0, was told restart"):
+    with pytest.raises(InternalError, match="closed in epoch 0, got the event restart"):
         closed.handle(Event.RESTART)
 
     assert (closed.state, closed.epoch, closed.cause) == (State.CLOSED, 0, None)

@@ -51,7 +51,7 @@ def looked(ready: int, status: ProcessStatus, sent: bool) -> tuple[int, str]:
     [
         (3, ProcessStatus(True, stack=STACK), True, "rank 3: __init__ at train.py:9"),
         (3, ProcessStatus(True, note="busy"), True, "rank 3: busy"),
-        (0, ProcessStatus(False, note="its process died"), True, "rank 0: its process died"),
+        (0, ProcessStatus(False, note="its process has ended"), True, "rank 0: its process has ended"),
         (4, ProcessStatus(True), True, ""),
         (0, ProcessStatus(True), False, "waiting for processes"),
     ],

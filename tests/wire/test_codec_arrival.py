@@ -143,7 +143,7 @@ def test_a_shared_leaf_is_sent_as_its_placeholder() -> None:
     assert arrived["b"][0] is large
 
 
-def test_hoist_may_decline_an_object_and_its_dispatch_errors_are_raised_unchanged() -> None:
+def test_externalize_may_decline_an_object_and_its_dispatch_errors_are_raised_unchanged() -> None:
     def refuse(token: Token) -> Any:
         raise DispatchError("not this one")
 

@@ -116,7 +116,8 @@ class Batch(StoredParts):
         """Stored parts, for calls.
 
         Raises:
-            ItemsLost, ChannelClosed, DeclarationError: as :meth:`value`.
+            ItemsLost: if bytes of an item were stored and freed by this process; the other items are requeued.
+            ChannelClosed, DeclarationError: as :meth:`value`.
         """
         self._check_open()
         try:
@@ -128,6 +129,7 @@ class Batch(StoredParts):
                 for part in self._ranges
             ]
         except FetchFailed:
+            self._check_open()  # it may have ended with the call of ack_with()
             raise self._lose_unreadable() from None
 
     @property

@@ -67,7 +67,7 @@ def restore(data: bytes, channels: Sequence[Channel], staleness: StalenessManage
     Rows that were being generated or trained on when the snapshot was taken, and are in no channel, count as dropped.
 
     Raises:
-        DeclarationError: if an item was put or rows were leased before.
+        DeclarationError, DispatchError: as :func:`restore_values`.
         ChannelError: as :func:`read` and :func:`restore_values`.
     """
     restore_values(read(data), channels, staleness)
@@ -99,7 +99,8 @@ def restore_values(
     Raises:
         DeclarationError: if an item was put or rows were leased before.
         DispatchError: if the object store has no capacity for the items.
-        ChannelError: if the names differ from the snapshot's, or a channel is closed or belongs to another process.
+        ChannelError: if the names differ from the snapshot's, a channel is closed or belongs to another process, or
+            the process that hosts the channels died.
     """
     objects = check_owned(channels, staleness)
     names = sorted(one.name for one in channels)

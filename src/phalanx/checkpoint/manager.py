@@ -133,6 +133,7 @@ class CheckpointManager:
             CheckpointCorrupted: if a file is missing or differs. Other steps may be complete: :meth:`steps`.
             CheckpointError: if the step does not exist, or a value of the state or of a channel cannot be read here.
             DeclarationError: if a channel or the staleness was used already, or the manager is closed.
+            ChannelError, DispatchError: if the process of the channels dies meanwhile, or the object store is full.
         """
         self._check_open()
         for name, names in (parts or {}).items():

@@ -99,7 +99,7 @@ class Worker:
         return bool(self._context.shared.get(REJOINING))
 
     def rejoin(self) -> None:
-        """Form the process groups anew with replaced ranks, whose constructors run now. Called on the other ranks.
+        """Form the process groups again with replaced ranks, whose constructors run now. Called on the other ranks.
 
         The previous process groups are already destroyed. This method recreates the default group, with its previous
         backend and timeout, and wraps the ``DistributedDataParallel`` attributes of the worker again. Override it if

@@ -113,8 +113,8 @@ class Lifecycle:
         after = TRANSITIONS.get((self.state, event))
         if after is None or (about > self.epoch and event is not Event.FOLLOW):
             raise InternalError(
-                f"group {self._group!r}, {self.state.value} in epoch {self.epoch}, was told {event.value} of epoch "
-                f"{about}, which cannot happen there."
+                f"group {self._group!r}, {self.state.value} in epoch {self.epoch}, got the event {event.value} of "
+                f"epoch {about}, which cannot happen there."
             )
         # Broken by a failed restart: keep that failure, not the earlier failure. Otherwise the first failure stays.
         is_first = self.cause is None or self.state is State.RESTARTING

@@ -298,7 +298,7 @@ class ResourcePool:
         *kept, last = self._holdings
         if not kept:
             raise DeclarationError(
-                f"{self!r}.shrink(): the pool has not grown; close() releases all of its slots"
+                f"{self!r}.shrink(): it has only the slots that it was created with; close() releases all of its slots"
             )
         with books:
             holding = self._holdings[last]

@@ -182,7 +182,7 @@ def _check_one_node(slots: Sequence[Slot], facts: Sequence[SlotInfo]) -> None:
         where = ", ".join(f"{fact.host} ({fact.node_id})" for fact in nodes.values())
         raise PlacementError(
             f"block {slots[0].block} of pool {slots[0].pool!r} is spread over {len(nodes)} nodes: {where}; a "
-            "block must stay on one node. Its placement was changed from outside: close it and make another"
+            "block must stay on one node. Its placement was changed from outside: close it and create another"
         )
 
 

@@ -92,7 +92,7 @@ def end_profile(runtime: WorkerRuntime, key: str) -> ProfileReport:
     """
     profiling = runtime.profiling
     if profiling is None or profiling.key != key:
-        raise DeclarationError("this rank was restarted, and lost its profile")
+        raise DeclarationError("this rank has no such profile: it was restarted since")
     runtime.profiling = None
     return profiling.finish()
 

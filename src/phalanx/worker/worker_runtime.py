@@ -579,8 +579,8 @@ def _completed(coroutine: Any) -> Any:
 def _check_yields(source: Any) -> Any:
     if type(source) not in _GENERATORS:
         raise DispatchError(
-            f".stream() expects a method that yields, and it returned a {type(source).__name__}: call it without "
-            ".stream(), or let the method yield"
+            f".stream() expects a method that yields, but this method returned a {type(source).__name__}: call "
+            "it without .stream(), or let the method yield"
         )
     return source
 

@@ -372,4 +372,4 @@ class RayBackend:
             pass  # Ray has not noticed the death yet
         except rayx.RayError as error:
             return lost_of(error)
-        return Lost("its process died")
+        return Lost("its process has ended")

@@ -169,7 +169,9 @@ def repair(reservation: Reservation, timeout: float) -> frozenset[int]:
         release([reservation.keys[index] for index in lost])
         left = [node for node in nodes() if node.node_id not in going]
         if not _can_fit(part, left):
-            raise PlacementError(_table(part, "no node has capacity for the slots of lost or draining nodes"))
+            raise PlacementError(
+                _table(part, "other nodes have no capacity for all slots of lost or draining nodes")
+            )
         for index in lost:
             _reserve_block(reservation, request, index)
         for index in lost:

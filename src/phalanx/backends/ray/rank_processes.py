@@ -23,7 +23,7 @@ from phalanx.wire import call_page
 from phalanx.wire.messages import SideChannel
 
 STOPPED = "the process is stopped, as by SIGSTOP: its stack cannot be read; SIGCONT continues it"
-GONE = "its process died"
+GONE = "its process has ended"
 _SIGNAL = signal.SIGUSR2
 _NOT_CAUGHT = "its interpreter does not answer, and SIGUSR2 is not caught there: its stack cannot be read"
 _THREAD_WITHIN_S, _SIGNAL_WITHIN_S = 0.3, 0.25

@@ -165,7 +165,7 @@ def of_node(lost: Lost, node_id: str, host: str) -> Lost:
     """Return ``lost`` changed into the loss of the rank's node."""
     return replace(
         lost,
-        reason=f"node {node_id[:8]} (host {host}) is lost: its raylet does not respond",
+        reason=f"node {node_id[:8]} (host {host}) was lost",
         exit="node lost",
         hint=lost.hint or _TUNING,
         node_lost=True,
