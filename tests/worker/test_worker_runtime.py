@@ -144,7 +144,7 @@ def test_a_generator_whose_items_are_not_kept_runs_to_its_end(runtime: WorkerRun
 
 
 def test_streaming_a_method_that_does_not_yield_is_an_error(runtime: WorkerRuntime) -> None:
-    with pytest.raises(RankFailure, match=r"it returned a int: call it without \.stream\(\)"):
+    with pytest.raises(RankFailure, match=r"returned a int: call it without \.stream\(\)"):
         next(runtime.stream(message("one")))
 
 
