@@ -112,7 +112,7 @@ def test_a_detached_group_with_a_dead_first_rank_can_be_closed_and_recreated(
     backend.kill([first])
 
     left = px.attach("unlucky")
-    with pytest.raises(px.GroupBroken, match=r"close\(pool=True\) ends it.*ranks \[0\] died") as raised:
+    with pytest.raises(px.GroupBroken, match=r"close\(pool=True\) ends it.*ranks \[0\] have ended") as raised:
         left[1].up(1)
     assert (left.state, raised.value.lost) == ("broken", True)
     left.close(pool=True)

@@ -87,9 +87,7 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
     missing = [rank for rank, endpoint in enumerate(endpoints) if endpoint.handle is None]
     if missing:
         reports = tuple(RankReport(rank, "died") for rank in missing)
-        core.broken(
-            WorkerDiedError(f"the processes of ranks {missing} have ended", group=name, failures=reports)
-        )
+        core.broken(WorkerDiedError(f"ranks {missing} have ended", group=name, failures=reports))
     else:
         core.enter(endpoints)
         core.started()
