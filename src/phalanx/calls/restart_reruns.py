@@ -82,7 +82,7 @@ class RerunLog:
                 self._forget_older(entry.key)
 
     def _forget_older(self, key: tuple[str, str, tuple[int, ...]]) -> None:
-        """Of the calls that succeeded, or whose end will not be known, forget all but the last."""
+        """Forget all but the last of the calls that succeeded, or whose end will not be known."""
         over = [e for e in self.entries if e.key == key and (e.succeeded or e.call() is None)]
         for older in over[:-1]:
             self.entries.remove(older)

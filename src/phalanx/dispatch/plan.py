@@ -55,7 +55,7 @@ class FuturePiece:
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """How outputs become the result of a call.
+    """The conversion of outputs into the result of a call.
 
     Attributes:
         collect: ``"first"`` (the first taken output), ``"list"`` (the taken outputs), ``"join"`` (the taken outputs

@@ -44,7 +44,7 @@ from phalanx.weights.sync_pairs import Ranks, SyncPair, SyncSide, connect_pair, 
 from phalanx.weights.transport_interface import Sent, SyncRequest
 from phalanx.weights.transports import TRANSPORTS
 from phalanx.weights.versions import Key, Transfer, Weights, WeightsVersion
-from phalanx.wire.value import Reduced, checked_timeout
+from phalanx.wire.value import Reduced, as_integer, checked_timeout
 
 _TIMEOUT_S = 600.0
 _GRACE_S = 5.0
@@ -118,7 +118,8 @@ class WeightSync:
         if transport not in TRANSPORTS:
             expected = ", ".join(map(repr, TRANSPORTS))
             raise DeclarationError(f"px.WeightSync(transport={transport!r}): expected one of {expected}")
-        if not isinstance(bucket_bytes, int) or bucket_bytes < 4096:
+        bucket_size = as_integer(bucket_bytes)
+        if bucket_size is None or bucket_size < 4096:
             raise DeclarationError(
                 f"px.WeightSync(bucket_bytes={bucket_bytes!r}): give at least 4096 bytes, better 256 MB"
             )
@@ -133,7 +134,7 @@ class WeightSync:
         self._expect_change = expect_change
         self._timeout = checked_timeout(timeout, "px.WeightSync", DeclarationError) or _TIMEOUT_S
         self._connect = functools.partial(
-            connect_pair, self._source, rename, tuple(fused), bucket_bytes, transport, delta
+            connect_pair, self._source, rename, tuple(fused), bucket_size, transport, delta
         )
         self._pairs: _Pairs = {}
         weakref.finalize(self, self._dropped.append, self._pairs).atexit = False
