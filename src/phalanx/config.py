@@ -32,7 +32,7 @@ class Settings:
         max_in_flight: maximum number of submitted calls in flight per group (``PHALANX_MAX_IN_FLIGHT``).
         show_ranks: ranks whose output the driver shows: "all", "merged", "none" or ranks as in "0,3"
             (``PHALANX_SHOW_RANKS``).
-        progress: True to show waits of more than 2 s in a terminal (``PHALANX_PROGRESS``).
+        progress: True to show progress bars in a terminal (``PHALANX_PROGRESS``).
         metrics: True to count calls in Ray's metrics (``PHALANX_METRICS``, on unless it is 0).
         trace: path for a trace of the complete run (``PHALANX_TRACE``); see ``px.trace``.
     """

@@ -1,4 +1,4 @@
-"""Progress bars, which do not change their items, and short descriptions of a rank's stack."""
+"""Progress bars, which do not change their items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rich.console import Console
 
 import phalanx as px
 from phalanx.display import progress as module
-from phalanx.display.progress import place
 
 
 @pytest.fixture
@@ -47,10 +46,8 @@ def test_progress_on_a_terminal_counts_items_up_to_a_known_or_given_total(screen
     with pytest.raises(ValueError, match="bad"):
         list(px.debug.progress(items(), total=4))
     assert "3/4" in screen.getvalue()
-    with module.bar(module.terminal(), transient=False) as shown:
-        shown.add_task("trainer[0] a[/b]", total=2, now="loading at [/x]")  # brackets are not markup
-    assert "trainer[0] a[/b]" in screen.getvalue()
-    assert "loading at [/x]" in screen.getvalue()
+    assert list(px.debug.progress(range(2), description="trainer[0] a[/b]")) == [0, 1]
+    assert "trainer[0] a[/b]" in screen.getvalue()  # brackets are not markup
 
 
 def test_progress_of_a_stream_shows_its_number_of_ranks(screen: io.StringIO) -> None:
@@ -66,43 +63,6 @@ def test_progress_of_a_stream_shows_its_number_of_ranks(screen: io.StringIO) -> 
 
     assert "workers.number_of" in screen.getvalue()
     assert "3/3" in screen.getvalue()
-
-
-IMPORTING = """
-  File "/venv/lib/python3.11/site-packages/torch/_ops.py", line 12 in __init__
-  File "/venv/lib/python3.11/site-packages/torch/__init__.py", line 300 in <module>
-  File "<frozen importlib._bootstrap>", line 241 in _call_with_frames_removed
-  File "<frozen importlib._bootstrap>", line 1204 in _find_and_load
-  File "/venv/lib/python3.11/site-packages/transformers/__init__.py", line 3 in <module>
-  File "<frozen importlib._bootstrap>", line 1204 in _find_and_load
-  File "/home/me/train.py", line 5 in __init__
-"""
-LOADING = """
-  File "/venv/lib/python3.11/site-packages/torch/serialization.py", line 99 in load
-  File "/home/me/model.py", line 40 in read_weights
-  File "/home/me/train.py", line 9 in __init__
-  (3 more threads)
-"""
-WAITING = """
-  File "/home/me/phalanx/wire/decoder.py", line 9 in decode
-  File "/home/me/phalanx/worker/call_arguments.py", line 40 in fetched
-  File "/home/me/phalanx/backends/ray/actor.py", line 12 in run
-  File "/home/me/train.py", line 9 in __init__
-"""
-
-
-@pytest.mark.parametrize(
-    ("stack", "words"),
-    [
-        (IMPORTING, "importing transformers"),
-        (LOADING, "read_weights at model.py:40"),
-        (WAITING, "__init__ at train.py:9"),
-        ('  File "/usr/lib/python3.11/selectors.py", line 1 in select', "select at selectors.py:1"),
-        ("", ""),
-    ],
-)
-def test_a_stack_is_described_in_a_few_words(stack: str, words: str) -> None:
-    assert place(stack) == words
 
 
 def test_importing_rich_does_not_change_the_state_of_random() -> None:

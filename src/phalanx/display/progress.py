@@ -1,4 +1,4 @@
-"""Progress on the terminal: a bar around any iterable, and the place in the code where a process is.
+"""Progress on the terminal: a bar around any iterable.
 
 Nothing is shown outside a terminal, or with ``PHALANX_PROGRESS=0``.
 """
@@ -6,9 +6,7 @@ Nothing is shown outside a terminal, or with ``PHALANX_PROGRESS=0``.
 from __future__ import annotations
 
 import operator
-import os
 import random
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
@@ -20,11 +18,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 T = TypeVar("T")
-_FRAME = re.compile(r'File "(?P<path>.+)", line (?P<line>\d+),? in (?P<function>.+)')
-_PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](?P<name>[^/\\.]+)")
-_LIBRARY = re.compile(
-    r"[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|<frozen |[/\\]phalanx[/\\](?:worker|backends|wire)[/\\]"
-)
 
 
 def progress(
@@ -46,8 +39,8 @@ def progress(
     if console is None:
         yield from iterable
         return
-    with bar(console, transient=False) as shown:
-        task = shown.add_task(text, total=count if count >= 0 else None, now="")
+    with _bar(console) as shown:
+        task = shown.add_task(text, total=count if count >= 0 else None)
         for item in iterable:
             yield item
             shown.update(task, advance=1)
@@ -71,31 +64,12 @@ def rich_console() -> type[Console]:
     return Console
 
 
-def bar(console: Console, transient: bool) -> Progress:
-    """Return a progress display with bars that count; field ``now`` of a task is the text behind its count."""
+def _bar(console: Console) -> Progress:
+    """Return a progress display with bars that count."""
     # Only where something is shown.
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    now = TextColumn("{task.fields[now]}", style="dim", markup=False)
-    counts = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-    columns = (TextColumn("{task.description}", markup=False), *counts, now)
+    text = TextColumn("{task.description}", markup=False)
+    columns = (text, BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     # Output into a file would be redirected to the terminal while a bar is there.
-    return Progress(*columns, console=console, transient=transient, redirect_stdout=sys.stdout.isatty())
-
-
-def place(stack: str) -> str:
-    """Describe where a process is: the package that it imports, else the innermost frame of the user's code.
-
-    ``stack`` is the output of ``faulthandler``, innermost frame first. The result is empty if it has no frames.
-    """
-    frames = [frame for frame in map(_FRAME.search, stack.splitlines()) if frame]
-    importing = False
-    for frame in reversed(frames):
-        importing = importing or "importlib" in frame["path"]
-        package = _PACKAGE.search(frame["path"])
-        if importing and package and frame["function"].strip() == "<module>":
-            return f"importing {package['name']}"
-    own = [f for f in frames if not _LIBRARY.search(f["path"]) and not _PACKAGE.search(f["path"])]
-    for frame in (own or frames)[:1]:
-        return f"{frame['function'].strip()} at {os.path.basename(frame['path'])}:{frame['line']}"
-    return ""
+    return Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty())

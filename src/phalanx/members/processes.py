@@ -7,9 +7,7 @@ context ``constructors``, the call of the constructors; ``new_ranks`` breaks the
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING
 
 from phalanx.backends.backend_types import Endpoint, NotReady, ResultHandle
 from phalanx.calls import health_check
@@ -18,7 +16,6 @@ from phalanx.calls.call_state import Results, listening, raisable
 from phalanx.calls.in_flight import is_busy
 from phalanx.calls.run_on import gather_before_end, run_on, submit_unchecked
 from phalanx.dispatch.plan import CallPlan, GatherPlan
-from phalanx.display.progress import bar, place, terminal
 from phalanx.errors import GroupBroken, GroupClosed, PhalanxError
 from phalanx.group import preemption_notices
 from phalanx.group.epoch import Epoch
@@ -31,18 +28,13 @@ from phalanx.wire.call_page import SETUP_CALL
 from phalanx.wire.messages import Message
 from phalanx.worker import handlers
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-SHOWN_AFTER_S = 2.0
-_LOOK_EVERY_S = 1.0
 _CLOSE_PATIENCE_S = 5.0
 _BUSY_PATIENCE_S = 1.0
 
 
 def start(core: Group) -> None:
     """Start the processes of the epoch that the group has begun, and repeat the calls marked ``rerun_on_restart``."""
-    with constructors(core) as call, _progress(call):
+    with constructors(core) as call:
         launched = launch(core, core.pool.first(core.world_size), call.epoch.number, trace=call.trace)
         core.extras |= launched.extras
         sent_to(call, core.enter(launched.endpoints), launched.results)
@@ -118,51 +110,6 @@ def open_for_calls(core: Group) -> None:
     """Make the group ready for calls, and publish its members for other processes."""
     core.started()
     publish(core)
-
-
-@contextlib.contextmanager
-def _progress(call: Call) -> Generator[None]:
-    """Show the progress of a start in a terminal, if it takes more than a few seconds."""
-    console = None if call.core.backend.immediate else terminal()
-    if console is None:
-        yield
-        return
-    over = threading.Event()
-    thread = threading.Thread(target=_show, args=(call, console, over), name="phalanx-starting", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def _show(call: Call, console: Console, over: threading.Event) -> None:
-    if over.wait(SHOWN_AFTER_S):
-        return
-    with bar(console, transient=True) as shown:
-        total = len(call.plan.ranks)
-        task = shown.add_task(f"starting {call.group}", total=total, now="waiting for processes")
-        while not over.wait(_LOOK_EVERY_S):
-            ready, now = start_status(call)
-            shown.update(task, completed=ready, now=now)
-
-
-def start_status(call: Call) -> tuple[int, str]:
-    """Return the number of ranks that are constructed, and the activity of a rank that is not."""
-    if not call.was_sent:
-        return 0, "waiting for processes"
-    results = call.arrivals
-    try:
-        waiting = results.pending()
-        if not waiting:
-            return len(results), ""
-        rank = waiting[0]
-        status = call.core.backend.inspect([call.epoch.endpoints[rank]], stacks=True)[0]
-    except Exception:  # the start is failing, and reports the error itself
-        return 0, ""
-    where = place(status.stack) or status.note
-    return len(results) - len(waiting), f"rank {rank}: {where}" if where else f"waiting for rank {rank}"
 
 
 def restart(core: Group, size: int | None = None) -> None:
