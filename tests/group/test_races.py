@@ -68,12 +68,13 @@ def test_a_call_that_waits_for_capacity_during_a_restart_is_refused(
     group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core = group.core
-    group.count()
+    in_flight = group.count.submit()
     monkeypatch.setattr(core, "max_in_flight", 1)
     monkeypatch.setattr(recovery, "make_room", Group.begin_restart)
 
     with pytest.raises(px.GroupBroken, match="is being restarted"):
         group.add(1)
+    del in_flight
 
 
 def test_the_cause_of_a_failed_restart_keeps_no_frames_of_its_caller(

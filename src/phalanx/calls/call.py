@@ -70,7 +70,7 @@ class Call(CallInfo):
             return
         self.told = True
         core = self.core
-        core.chosen.pop(self.number, None)
+        core.forget(self)
         if core.reruns.entries:
             core.reruns.ended(self, error)
         if self.acts and error is not None and self.was_sent:

@@ -7,7 +7,6 @@ A refused call of several ranks raises StaleEpoch instead: ranks that died may h
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,6 @@ from phalanx.calls.call import Call
 from phalanx.calls.call_state import SILENT, PendingStream, Results, Streaming, listening
 from phalanx.calls.compose import messages
 from phalanx.calls.divergence_check import Executed, check_order, check_replicated
-from phalanx.calls.in_flight import add_chosen
 from phalanx.collect.message import rank_list
 from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, GatherPlan, Same, Target
@@ -96,9 +94,9 @@ def send(
         composed = _noted(call, composed)
     _submit(core, call, composed, header.returns, streaming)
     call.plan = plan.without_arguments()  # the arguments may be large: the call does not keep them alive
+    core.recent[call.number] = call
     if chosen:
-        add_chosen(core, call)
-    core.recent.append(weakref.ref(call))
+        core.chosen.add(call)
     return call
 
 

@@ -8,7 +8,6 @@ import secrets
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -103,10 +102,10 @@ class Group:
         # Calls.
         #: Held while a call is sent to its ranks; hold it to send several calls without others in between.
         self.send_lock = threading.RLock()
-        #: Weak references to the calls that were sent, the oldest first; appended by the sender.
-        self.recent: deque[weakref.ref[Any]] = deque()
-        #: Calls whose ranks were chosen as the least busy, by number: (epoch, ranks, results).
-        self.chosen: dict[int, tuple[Epoch, Sequence[int], Any]] = {}
+        #: The calls that were sent and are not known to have ended, by number, the oldest first.
+        self.recent: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        #: Those whose ranks were chosen as the least busy: they count until they end, also without a future.
+        self.chosen: set[Any] = set()
         self.max_in_flight = settings().max_in_flight
         self.reruns = RerunLog()
         self.counts = Counts(process)
@@ -191,6 +190,11 @@ class Group:
     def closed(self) -> bool:
         """True if the group takes no calls because it was closed, here or by its owner."""
         return self.lifecycle.state in (State.CLOSING, State.CLOSED)
+
+    def forget(self, call: Any) -> None:
+        """Count a call no longer as in flight."""
+        self.recent.pop(call.number, None)
+        self.chosen.discard(call)
 
     def make_on(
         self, pool: ResourcePool, tenant: Tenant, roles: Mapping[str, BoundClass], options: GroupOptions

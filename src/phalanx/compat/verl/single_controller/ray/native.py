@@ -6,7 +6,6 @@ No other module of this package imports from the packages of the driver.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -124,7 +123,7 @@ class TrackedCalls:
         core = self._core
         call.arrivals = Results(core.backend, [ResultHandle(ref) for ref in refs])
         call.note_sent(0)
-        core.recent.append(weakref.ref(call))
+        core.recent[call.number] = call
         while self._with_deadline and (self._with_deadline[0].over or self._with_deadline[0].all_ended()):
             self._with_deadline.popleft()
         if call.deadline is not None:  # which is checked even if no caller waits for the call
