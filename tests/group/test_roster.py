@@ -191,17 +191,19 @@ def test_the_loss_of_a_rank_is_an_error_of_a_view_after_a_resize(
 def test_a_refused_call_of_one_rank_is_repeated_and_a_call_of_all_or_a_stream_is_stale(
     together: px.WorkerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, all_of_them, streaming = (view_of(together, monkeypatch) for _ in range(3))
+    one, several, read, all_of_them, streaming = (view_of(together, monkeypatch) for _ in range(5))
     px.replace_ranks(together, 1, state="none")
 
     with unaware(monkeypatch):
         assert one[0].step() == (0, 1)
+        assert px.gather(several[2].step.submit(), several[2].step.submit()) == [(2, 1), (2, 2)]
+        assert list(read[0].step.stream()) == [(0, (0, 2))]
         with pytest.raises(px.errors.StaleEpoch):
             all_of_them.step()
         with pytest.raises(px.errors.StaleEpoch):
             list(streaming[0].count.stream(3))
 
-    assert all_of_them.step() == [(0, 2), (1, 1), (2, 1)]
+    assert all_of_them.step() == [(0, 3), (1, 1), (2, 3)]
     assert list(streaming[0].count.stream(3)) == [0, 1, 2]
 
 

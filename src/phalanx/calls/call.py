@@ -136,7 +136,8 @@ class Call(CallInfo):
     def attempt(self, work: Callable[[float | None], T], limit: float | None) -> T:
         """Return ``work(until)``. If it fails or is late, decide the outcome of the call and apply it.
 
-        ``until`` is the earlier of ``limit`` and the call's deadline.
+        A call that its rank refused is sent again first, if that is possible. ``until`` is the earlier of ``limit`` and
+        the call's deadline.
 
         Raises:
             WaitOver: if ``limit`` has passed and the call continues.
@@ -155,6 +156,8 @@ class Call(CallInfo):
                 # Without its frames, which would keep this frame alive.
                 cause = failed.__cause__ and failed.__cause__.with_traceback(None)
             # Outside the except block: otherwise the old error, with its frames, would be the context of the new error.
+            if not is_late and self.resend is not None and self.resend(self):
+                continue
             ending = outcome_when_late(self, limit) if is_late else outcome_of_failure(self, cause)
             self.act(ending)
             if ending.error is not None:

@@ -88,6 +88,7 @@ class CallInfo:
         arrivals: pending results; set when the call is sent.
         trace: id of its trace, sent with the messages; a listener may set it in ``planned``.
         verify: checks the outputs before they are joined, in debug mode.
+        resend: sends the call again if its only rank refused it, and returns whether it did; None: it never does.
         over: True once the call has ended: ``value`` is the joined result, or ``error`` is set.
         cancelling: event that is set at the end of the running cancellation; None: no thread is cancelling the call.
     """
@@ -108,6 +109,7 @@ class CallInfo:
     arrivals: Results = field(init=False)
     trace: str = ""
     verify: Callable[[Any, Sequence[Any]], None] | None = None
+    resend: Callable[[CallInfo], bool] | None = None
     told: bool = False
     was_sent: bool = False
     over: bool = False

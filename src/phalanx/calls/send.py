@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from phalanx.backends.backend_types import FetchFailed, RankOutcome, RankStream, ResultHandle
+from phalanx.backends.backend_types import Endpoint, RankStream, ResultHandle
 from phalanx.calls import health_check
 from phalanx.calls.call import Call
-from phalanx.calls.call_state import SILENT, PendingStream, Results, Streaming, listening
+from phalanx.calls.call_state import SILENT, CallInfo, PendingStream, Results, Streaming, listening
 from phalanx.calls.compose import messages
 from phalanx.calls.divergence_check import Executed, check_order, check_replicated
 from phalanx.collect.message import rank_list
@@ -191,7 +191,8 @@ def _submit(
         call.tell_end(error)
         raise
     if isinstance(composed, list):
-        call.arrivals = ResentResults(core, call.epoch, ranks[0], composed[0], returns, call.arrivals)
+        number, rank = call.epoch.number, ranks[0]
+        call.resend = Resend(composed[0], returns, number, rank, call.epoch.endpoints[rank])
     call.note_sent(nbytes)
 
 
@@ -263,55 +264,42 @@ def _all_kept(plan: CallPlan) -> CallPlan:
     return replace(plan, gather=replace(plan.gather, take=range(len(plan.ranks))))
 
 
-class ResentResults(Results):
-    """Results of a call of a single rank. If the rank refused it, the call is sent again once its output is needed."""
+@dataclass(eq=False)
+class Resend:
+    """Sends a call of a single rank again, if the rank refused it.
 
-    def __init__(
-        self, core: Group, epoch: Epoch, rank: int, message: Message, returns: int, sent: Results
-    ) -> None:
-        super().__init__(core.backend, [sent.reference(0)])
-        self._core, self._returns = core, returns
-        self._message = message
-        self._number = epoch.number
-        self._at = rank, epoch.endpoints[rank]
-        self._repeats = 0
+    Attributes:
+        message: the message of the call.
+        returns: number of objects that the rank returns.
+        number: the epoch by which the call was sent last.
+        rank, endpoint: the rank, and its process, to which it was sent last.
+        repeats: number of times that it was sent again.
+    """
 
-    def fetch(self, timeout: float | None) -> list[Any]:
-        while True:
-            try:
-                return super().fetch(timeout)
-            except FetchFailed:
-                if not self._send_again():
-                    raise
+    message: Message
+    returns: int
+    number: int
+    rank: int
+    endpoint: Endpoint
+    repeats: int = 0
 
-    def output(self, position: int) -> Any:
-        return self.fetch(None)[position]
-
-    def outcome(self, position: int) -> RankOutcome:
-        found = super().outcome(position)
-        while not found.ok and self._send_again():
-            super().wait([position], 1, None)
-            found = super().outcome(position)
-        return found
-
-    def _send_again(self) -> bool:
+    def __call__(self, call: CallInfo) -> bool:
         """Send the call again, by the newest roster, if its rank refused it. Return whether it was sent."""
-        core, (rank, endpoint) = self._core, self._at
-        found = super().outcome(0)
-        if found.ok or self._repeats >= _MOST_REPEATS or not was_refused(core, found, rank, endpoint):
+        core: Group = call.core
+        outcome = call.arrivals.outcome(0)
+        is_over = outcome.ok or self.repeats >= _MOST_REPEATS
+        if is_over or not was_refused(core, outcome, self.rank, self.endpoint):
             return False
         epoch = core.epoch
         if core.handle.independent:  # any rank may run it
             number, takes = ANY_EPOCH, epoch.size > 0
         else:
-            number, takes = epoch.number, epoch.number > self._number and rank < epoch.size
+            number, takes = epoch.number, epoch.number > self.number and self.rank < epoch.size
         if not takes:
             return False
-        self._repeats += 1
-        message = self._message.unpack()._replace(epoch=number).pack(self._message.refs)
-        rank %= epoch.size
-        endpoint = epoch.endpoints[rank]
-        handle = core.backend.submit(endpoint, message, self._returns)
-        self._number, self._at = epoch.number, (rank, endpoint)
-        super().__init__(core.backend, [handle])
+        self.repeats += 1
+        self.number, self.rank = epoch.number, self.rank % epoch.size
+        self.endpoint = epoch.endpoints[self.rank]
+        message = self.message.unpack()._replace(epoch=number).pack(self.message.refs)
+        call.arrivals = Results(core.backend, [core.backend.submit(self.endpoint, message, self.returns)])
         return True
