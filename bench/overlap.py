@@ -63,9 +63,6 @@ class SleepingMachine(ModelRunner):
     def weights_changed(self) -> None:
         """Do nothing: no token was computed with the weights."""
 
-    def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [[-1.0] * (len(prompt) - 1) for prompt in prompts]
-
 
 class Engine(RolloutEngine):
     """An engine that sleeps instead of generating."""

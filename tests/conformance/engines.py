@@ -281,19 +281,6 @@ class EngineConformance:
 
         assert (len(_all_tokens(seen)), seen[-1].finish_reason) == (LENGTH, "length")
 
-    def test_log_probabilities_of_prompts_are_those_of_the_model(
-        self, rollout: Any, reference: Reference, source: Any, sync: px.WeightSync
-    ) -> None:
-        (state,) = source.change(9)
-        reference.model.load_state_dict(state)
-        sync()
-
-        made = rollout.prompt_log_probs(reference.prompts)
-
-        for prompt, one in zip(reference.prompts, made, strict=True):
-            expected = reference.log_probs(prompt[:1], prompt[1:])
-            assert torch.allclose(torch.tensor(one.log_probs), expected, rtol=0, atol=_CLOSE)
-
     @pytest.mark.filterwarnings("ignore:.*does nothing")
     def test_sleep_and_wake_leave_a_working_engine(self, rollout: Any, reference: Reference) -> None:
         """An engine that does not support sleep ignores it."""

@@ -51,9 +51,6 @@ class CountingMachine(ModelRunner):
     def weights_changed(self) -> None:
         self.changes += 1
 
-    def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        return [[-1.0] * (len(prompt) - 1) for prompt in prompts]
-
 
 class CountingEngine(px.engines.RolloutEngine):
     """An engine that generates by counting."""

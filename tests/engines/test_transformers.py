@@ -13,7 +13,7 @@ import torch
 from transformers import Lfm2Config, Lfm2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import phalanx as px
-from phalanx.engines import ModelRunner, SamplingParams, transformers
+from phalanx.engines import ModelRunner, SamplingParams
 from phalanx.engines.transformers import TransformersRollout
 from tests.conformance.engines import EngineConformance, Reference, Source
 
@@ -167,18 +167,6 @@ def test_answers_of_a_model_with_convolutions_do_not_depend_on_other_rows() -> N
         asyncio.run(engine.generate([one], [how]))[0] for one, how in zip(prompts, sampling, strict=True)
     ]
     assert [one.tokens for one in together] == [one.tokens for one in alone]
-
-
-def test_prompt_log_probs_do_not_depend_on_the_number_of_tokens_read_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    prompts = [[5, 6, 7], [8, 9], list(range(20)), [10, 11, 12, 13]]
-    together = asyncio.run(rollout_here().prompt_log_probs(prompts))
-    monkeypatch.setattr(transformers, "_READ_AT_ONCE", 8)
-    apart = asyncio.run(rollout_here().prompt_log_probs(prompts))
-
-    for one, other in zip(apart, together, strict=True):
-        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
 
 
 def test_an_interrupted_answer_continues_with_the_random_numbers_of_its_seed() -> None:

@@ -18,7 +18,7 @@ from phalanx.engines import Answer, Completion, SamplingParams
 from phalanx.engines.engine_requests import Row
 from phalanx.engines.vllm import vllm_runner, vllm_sampling, vllm_weights
 from phalanx.engines.vllm.vllm_runner import VllmRunner
-from phalanx.engines.vllm.vllm_sampling import VllmSampling, prompt_log_probs
+from phalanx.engines.vllm.vllm_sampling import VllmSampling
 from phalanx.engines.vllm.vllm_weights import WorkerExtension, location_of
 from phalanx.engines.vocabulary import Vocabulary
 from phalanx.errors import PhalanxError
@@ -58,19 +58,6 @@ def test_impossible_stop_tokens_and_seeds_do_not_reach_vllm() -> None:
     assert given["extra_args"] == {"phalanx_seed": (3, 0, 0)}
     assert sampling.for_answer(answer(stop=(4,), ignore_eos=True))["stop_token_ids"] == [4]
     assert given["ignore_eos"]  # vLLM ignores its own end tokens
-
-
-@pytest.mark.parametrize(("prompt", "expected"), [([5, 6, 7], [-1.0, -1.0]), ([1] * 8, [*[-1.0] * 6, -2.0])])
-def test_every_token_of_a_prompt_has_a_log_probability(prompt: list[int], expected: list[float]) -> None:
-    tokens, given = VllmSampling(VOCABULARY, seeds=False).for_prompt(prompt)
-    allowed = [{token: SimpleNamespace(logprob=-2.0)} for token in given.get("allowed_token_ids", ())]
-    output = SimpleNamespace(
-        prompt_token_ids=tokens,
-        prompt_logprobs=[None, *({token: SimpleNamespace(logprob=-1.0)} for token in tokens[1:])],
-        outputs=[SimpleNamespace(logprobs=allowed)],
-    )
-
-    assert prompt_log_probs(prompt, output) == expected
 
 
 class FakeLLM:

@@ -430,22 +430,6 @@ class RolloutEngine(Worker):
                 if isinstance(tokens, Tokens):
                     yield tokens
 
-    @register(_BY_ENGINE)
-    async def prompt_log_probs(self, prompts: Prompts) -> list[Completion]:
-        """Compute the log-probability of every token of each prompt but the first, by the current weights.
-
-        Returns:
-            A completion per row, with the tokens of the prompt but the first, and ``finish_reason`` "length".
-        """
-        version = self.version
-        rows = self._requests.rows(prompts, _DEFAULT, None, None, version, room=0)
-        valid = [row for row in rows if row.answers[0].error is None]
-        log_probs = self._runner.prompt_log_probs([row.prompt for row in valid]) if valid else []
-        for row, values in zip(valid, log_probs, strict=True):
-            runs = ((version, len(row.prompt) - 1),)
-            row.answers[0].given = Completion(row.prompt[1:], tuple(values), "length", runs)
-        return [self._completion(row) for row in rows]
-
     @register(needs_weights=False)
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Pause the engine until :meth:`resume`; new calls wait.

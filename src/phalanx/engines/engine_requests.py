@@ -196,7 +196,7 @@ class RequestFactory:
         self._name = f"request-{secrets.token_hex(4)}"  # unique among the ranks
 
     def rows(
-        self, prompts: Sequence[Prompt], sampling: Any, prefix: Any, ids: Any, version: int, *, room: int = 1
+        self, prompts: Sequence[Prompt], sampling: Any, prefix: Any, ids: Any, version: int
     ) -> list[Row]:
         """Return a row for each prompt. A row that cannot be served, or needs no tokens, is already finished.
 
@@ -204,7 +204,6 @@ class RequestFactory:
             sampling: a ``SamplingParams``, or a list with an element per prompt.
             prefix, ids: None, or a list with an element per prompt.
             version: current version of the weights.
-            room: number of tokens for which the context must have room after a prompt.
 
         Raises:
             ValueError: if an argument is of the wrong type or length.
@@ -223,7 +222,7 @@ class RequestFactory:
             raise ValueError(f"sampling={sampling!r}: expected {expected}")
         samplings, prefixes = _column("sampling", samplings, count), _column("prefix", prefix, count)
         rows = zip(tokens, samplings, prefixes, _column("ids", ids, count), strict=True)
-        return [self._row(index, *row, version, room) for index, row in enumerate(rows)]
+        return [self._row(index, *row, version) for index, row in enumerate(rows)]
 
     def _prompt_tokens(self, prompt: Any) -> list[int]:
         if not isinstance(prompt, str):
@@ -232,13 +231,11 @@ class RequestFactory:
             raise ValueError("a prompt is a text, but the engine has no tokenizer: give tokens or tokenizer=")
         return list(self._encode(prompt))
 
-    def _row(
-        self, index: int, prompt: list[int], sampling: Any, prefix: Any, id: Any, version: int, room: int
-    ) -> Row:
+    def _row(self, index: int, prompt: list[int], sampling: Any, prefix: Any, id: Any, version: int) -> Row:
         number = next(self._ids)
         row = Row(index, f"{self._name}-{number}" if id is None else id, tuple(prompt), sampling)
         prefixes = _prefixes(prefix, sampling.n)
-        error = next(self._errors(row, prefixes, room), None)
+        error = next(self._errors(row, prefixes), None)
         if error is not None:
             prefixes = [Completion((), (), "error", ((version, 0),), row.id, error=error)]
         for sample, given in enumerate(prefixes):
@@ -250,9 +247,9 @@ class RequestFactory:
             row.answers.append(answer)
         return row
 
-    def _errors(self, row: Row, prefixes: Sequence[Completion], room: int) -> Iterator[str]:
+    def _errors(self, row: Row, prefixes: Sequence[Completion]) -> Iterator[str]:
         vocabulary, sampling = self.vocabulary, row.sampling
-        longest = vocabulary.context - room
+        longest = vocabulary.context - 1  # room for a token
         if not row.prompt:
             yield "its prompt is empty; give at least one token"
         if len(row.prompt) > longest:

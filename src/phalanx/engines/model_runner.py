@@ -42,10 +42,6 @@ class ModelRunner(abc.ABC):
     def weights_changed(self) -> None:
         """Drop cached results of the old weights: the weights have changed since the last step."""
 
-    @abc.abstractmethod
-    def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-probability of every token of each prompt but the first."""
-
     def refuses(self, sampling: SamplingParams) -> str | None:
         """Return the reason why rows with these parameters cannot be served, or None."""
         top, most = sampling.log_probs or 0, self.capabilities.top

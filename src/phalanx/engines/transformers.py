@@ -23,8 +23,6 @@ from phalanx.engines.token_sampling import sample_tokens
 from phalanx.engines.vocabulary import Decode, Vocabulary, check_folder, end_tokens, load_tokenizer
 
 _TOP = 64
-_READ_AT_ONCE = 2048
-"""Maximum number of prompt tokens whose log-probabilities, over the vocabulary, are in memory at the same time."""
 
 
 class TransformersRollout(RolloutEngine):
@@ -171,15 +169,13 @@ class PaddedRunner(ModelRunner):
         self, answers: Sequence[Answer], ids: Tensor, mask: Tensor, cache: Any = None
     ) -> tuple[DecodeBatch, list[SampledToken]]:
         """Run the model on ``ids``, the tokens of each answer that are not in the cache, and sample the next token."""
-        out = self._forward(ids, mask, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        sampled, tokens = sample_tokens(answers, out.logits[:, -1])
-        return DecodeBatch(answers, out.past_key_values, mask, tokens), sampled
-
-    def _forward(self, ids: Tensor, mask: Tensor, **options: Any) -> Any:
         positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
+        options: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
         options["position_ids"] = positions[:, -ids.shape[1] :]
         known = {name: value for name, value in options.items() if name not in self._unknown}
-        return self._model(input_ids=ids, attention_mask=mask.long(), **known)
+        out = self._model(input_ids=ids, attention_mask=mask.long(), **known)
+        sampled, tokens = sample_tokens(answers, out.logits[:, -1])
+        return DecodeBatch(answers, out.past_key_values, mask, tokens), sampled
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return tokens, padded on the left, and their mask: (rows, places) each."""
@@ -187,20 +183,6 @@ class PaddedRunner(ModelRunner):
         ids = torch.tensor([[0] * (places - len(row)) + list(row) for row in rows])
         mask = torch.arange(places) >= torch.tensor([[places - len(row)] for row in rows])
         return ids.to(self._device), mask.to(self._device)
-
-    @torch.no_grad()
-    def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        log_probs: dict[int, list[float]] = {}
-        left = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
-        while left:  # prompts of similar length together, the longest first
-            rows = left[-max(1, _READ_AT_ONCE // len(prompts[left[-1]])) :]
-            del left[-len(rows) :]
-            ids, mask = self._padded([prompts[row] for row in rows])
-            out = self._forward(ids, mask, use_cache=False)
-            every = out.logits[:, :-1].float().log_softmax(dim=-1).gather(2, ids[:, 1:, None])[:, :, 0]
-            for row, values in zip(rows, every.tolist(), strict=True):
-                log_probs[row] = values[len(values) - len(prompts[row]) + 1 :]
-        return [log_probs[row] for row in range(len(prompts))]
 
     def cache_use(self) -> float:
         return len(self._running()) / self._max_running

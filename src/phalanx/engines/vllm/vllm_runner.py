@@ -20,13 +20,7 @@ from phalanx.engines.engine_requests import Answer, SampledToken
 from phalanx.engines.engine_types import Capabilities
 from phalanx.engines.model_runner import ModelRunner
 from phalanx.engines.vllm.vllm_imports import find, on_cpu
-from phalanx.engines.vllm.vllm_sampling import (
-    PROCESSOR,
-    VllmSampling,
-    prompt_log_probs,
-    sampled_tokens,
-    token_prompt,
-)
+from phalanx.engines.vllm.vllm_sampling import PROCESSOR, VllmSampling, sampled_tokens, token_prompt
 from phalanx.engines.vllm.vllm_weights import EXTENSION, location_of
 from phalanx.engines.vocabulary import Decode, Vocabulary, end_tokens
 from phalanx.errors import DeclarationError, InternalError, PhalanxError, WeightsError
@@ -228,22 +222,6 @@ class VllmRunner(ModelRunner):
     def reset_cache(self) -> None:
         self._check()
         self.wait(self._reset_cache())
-
-    def prompt_log_probs(self, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-        self._check()
-        was_held = self._is_held
-        self.release()
-        try:
-            reads = [asyncio.run_coroutine_threadsafe(self._read(prompt), self._loop) for prompt in prompts]
-            return [read.result() for read in reads]
-        finally:
-            if was_held:
-                self.hold()
-
-    async def _read(self, prompt: Sequence[int]) -> list[float]:
-        tokens, params = self._sampling.for_prompt(prompt)
-        outputs = self.llm.generate(token_prompt(tokens), params, f"prompt-{secrets.token_hex(8)}")
-        return [prompt_log_probs(prompt, output) async for output in outputs][-1]
 
     def cache_use(self) -> float:
         return self._cache_use

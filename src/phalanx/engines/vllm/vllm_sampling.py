@@ -65,16 +65,6 @@ class VllmSampling:
             output_kind=self._delta,
         )
 
-    def for_prompt(self, prompt: Sequence[int]) -> tuple[Sequence[int], Any]:
-        """Return a prompt and the parameters that yield the log-probabilities of ``prompt``.
-
-        vLLM needs room for a new token. If the prompt fills the context, its last token is sampled instead.
-        """
-        options = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0, "detokenize": False}
-        if len(prompt) < self._vocabulary.context:
-            return prompt, self._params(**options)
-        return prompt[:-1], self._params(**options, logprobs=0, allowed_token_ids=[prompt[-1]])
-
 
 def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[SampledToken]:
     """Yield the tokens of an output of vLLM, sampled by weights of ``version``; the last token has the end, if any."""
@@ -91,16 +81,6 @@ def sampled_tokens(answer: Answer, output: Any, version: int) -> Iterable[Sample
         likeliest = sorted(log_probs.items(), key=lambda pair: pair[1].rank)[:count]
         top = {other: entry.logprob for other, entry in likeliest} or None
         yield SampledToken(answer, token, log_probs[token].logprob, top, finish, version)
-
-
-def prompt_log_probs(prompt: Sequence[int], output: Any) -> list[float]:
-    """Return the log-probabilities of the tokens of ``prompt`` but the first; see :meth:`VllmSampling.for_prompt`."""
-    tokens = output.prompt_token_ids[1:]
-    entries = zip(tokens, output.prompt_logprobs[1:], strict=True)
-    log_probs = [entry[token].logprob if entry else math.nan for token, entry in entries]
-    if len(tokens) + 1 < len(prompt):
-        log_probs.append(output.outputs[0].logprobs[0][prompt[-1]].logprob)
-    return log_probs
 
 
 def _processor() -> Any:
