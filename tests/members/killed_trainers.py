@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import phalanx as px
-from phalanx.parallel.torch_native import FSDPTrainer
+from phalanx.parallel.module_rejoining import declare_instead, keep_tensors
+from phalanx.parallel.torch_native import DeviceMeshWorker
 
 HIDDEN, VOCABULARY = 32, 64
 
@@ -82,15 +84,39 @@ class Replicated(Fragile):
         return float(loss.detach())
 
 
-class Sharded(Fragile, FSDPTrainer):
-    """FSDP2 over all ranks."""
+class Sharded(Fragile, DeviceMeshWorker):
+    """FSDP2 over all ranks, with a clipped gradient and the mean loss of the ranks."""
 
     def __init__(self) -> None:
-        super().__init__(tiny_llama, lr=0.01)
+        torch.manual_seed(0)
+        self.model: Any = self.sharded(tiny_llama())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        px.register_state(self, model=self.model, optimizer=self.optimizer)
         torch.manual_seed(self.rank)
 
+    def rejoin(self) -> None:
+        with torch.device("meta"):
+            made = tiny_llama()
+        keep_tensors(self.sharded(made), self.model, self.optimizer)
+        declare_instead(self, self.model, made)
+        self.model = made
+
+    def sharded(self, model: Any) -> Any:
+        mesh = self.init_mesh(dp=-1)
+        for layer in model.get_decoder().layers:
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
     def train(self, ids: torch.Tensor) -> float:
-        return self.train_step(ids)["loss"]
+        logits = self.model(input_ids=ids).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        mean = loss.detach() / self.world_size
+        dist.all_reduce(mean)
+        return mean.item()
 
 
 def tiny_llama() -> torch.nn.Module:

@@ -91,22 +91,37 @@ def _goes_on(
     return model, again
 
 
-def test_a_model_that_is_sharded_again_continues_with_the_same_numbers_and_memory(world: None) -> None:
-    model, again = _goes_on(Net, lambda model: model(torch.ones(4, 8)).sum().backward(), _join)  # half a step
+def _half_a_step(model: Any) -> None:
+    model(torch.ones(4, 8)).sum().backward()
 
-    assert _local(again) == _local(model)
+
+def _fail(*_: Any) -> None:
+    raise RuntimeError("a peer was lost")
 
 
 def _cut_off(model: Any) -> None:
     """Fail in the middle of a forward pass, where FSDP has gathered its parameters."""
-
-    def fail(*_: Any) -> None:
-        raise RuntimeError("a peer was lost")
-
-    handle = model.register_forward_hook(fail, prepend=True)
+    handle = model.register_forward_hook(_fail, prepend=True)
     with pytest.raises(RuntimeError, match="a peer was lost"):
         model(torch.ones(4, 8))
     handle.remove()
+
+
+def _cut_off_backward(model: Any) -> None:
+    """Fail in the middle of a backward pass."""
+    handle = model.tied.register_full_backward_hook(_fail)
+    with pytest.raises(RuntimeError, match="a peer was lost"):
+        _half_a_step(model)
+    handle.remove()
+
+
+@pytest.mark.parametrize("fail", [_half_a_step, _cut_off_backward])
+def test_a_model_that_is_sharded_again_continues_with_the_same_numbers_and_memory(
+    world: None, fail: Callable[[Any], object]
+) -> None:
+    model, again = _goes_on(Net, fail, _join)
+
+    assert _local(again) == _local(model)
 
 
 class Adapted(Net):
