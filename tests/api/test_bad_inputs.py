@@ -148,7 +148,6 @@ REFUSED = {
         group.method(3)
         group.profile(tool="perf")
         px.explain(3)
-        px.explain(px.Mesh(dp=-1))
         px.RestartPolicy(max_restarts=-1)  # px.Restart
         px.RestartPolicy(max_restarts=True)  # px.Restart
         px.RestartPolicy(window_s=0.0)  # px.Restart

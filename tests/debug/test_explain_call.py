@@ -1,4 +1,4 @@
-"""Explanations of calls before they are made, and of groups, classes and meshes."""
+"""Explanations of calls before they are made, and of groups and their methods."""
 
 from __future__ import annotations
 
@@ -135,6 +135,7 @@ def test_a_method_of_a_role_is_explained_equally_with_and_without_options() -> N
 
         assert plain.explain(torch.zeros(4, 1)) == with_options.explain(torch.zeros(4, 1))
         assert plain.explain(torch.zeros(4, 1)).call.endswith(".actor.update")
+        assert px.explain(roles.actor).title == f"role actor of group {roles.name}, ranks 0 to 3"
 
 
 def test_explain_refuses_invalid_arguments_with_the_message_of_the_call(group: Any) -> None:
@@ -157,16 +158,12 @@ def test_explain_describes_a_group_a_view_and_a_method(group: Any) -> None:
     assert px.explain(group.rows).to_dict()["rows"][0]["a bare call"] == "returns a CallFuture"
 
 
-def test_explain_describes_classes_roles_and_meshes_without_starting_them() -> None:
-    rows = {row["method"].split("(")[0]: row for row in px.explain(Explained).to_dict()["rows"]}
-    table = px.explain(px.colocate({"actor": Explained.bind(), "critic": Explained}))
+def test_explain_describes_how_the_methods_of_a_view_are_called(group: Any) -> None:
+    rows = {row["method"].split("(")[0]: row for row in px.explain(group[:]).to_dict()["rows"]}
 
     assert rows["update"]["arguments"] == "rows, split over dp"
     assert rows["padded"]["options"] == "rows padded to a multiple of 4, mask in mask"
     assert rows["custom"]["result"] == "as sum makes it"
-    assert {row["method"].split(".")[0] for row in table.to_dict()["rows"]} == {"actor", "critic"}
-    assert px.explain(Explained.bind()).title.startswith("Explained.bind()")
-    assert px.explain(px.Mesh(dp=2, tp=2)).to_dict()["rows"][3] == {"rank": 3, "dp": 1, "tp": 1}
 
 
 def test_explain_refuses_a_split_by_values_of_an_unfinished_call() -> None:

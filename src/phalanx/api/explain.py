@@ -1,4 +1,4 @@
-"""``px.explain`` and ``px.debug.status``: tables that describe pools, groups, worker classes and the cluster."""
+"""``px.explain`` and ``px.debug.status``: tables that describe pools, groups and the cluster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 from phalanx.api.methods import BoundMethod
 from phalanx.api.view import GroupView
 from phalanx.api.worker_group import WorkerGroup
-from phalanx.declare.bind import BoundClass, Colocation, unwrap
-from phalanx.declare.classes import registered_methods
 from phalanx.declare.dispatch_modes import Execute, Mode
 from phalanx.declare.spec import MethodSpec
 from phalanx.display.byte_format import size
@@ -18,22 +16,20 @@ from phalanx.display.tables import Table
 from phalanx.errors import DeclarationError
 from phalanx.pools.pool import ResourcePool
 from phalanx.session.session import session
-from phalanx.topology.mesh import Mesh
 from phalanx.wire.value import Value
 
 _METHOD_COLUMNS = ("method", "dispatch", "ranks", "arguments", "result", "a bare call", "options")
 
 
 def explain(subject: Value) -> Table:
-    """Return a table that describes a pool, group, method, class or mesh, without starting anything.
+    """Return a table that describes a pool, group, view or method.
 
     Args:
-        subject: a pool or a group (where each rank runs); ``group.method``, a view, a worker class,
-            ``Cls.bind(...)`` or ``px.colocate({...})`` (methods: signature, mode, how arguments are sent); or a
-            ``px.Mesh`` (the coordinates of each rank).
+        subject: a pool or a group (where each rank runs); ``group.method`` or a view, such as ``group[:]`` (methods:
+            signature, mode, how arguments are sent).
 
     Raises:
-        DeclarationError: if ``subject`` has another type, or is a class that no group can run.
+        DeclarationError: if ``subject`` has another type.
     """
     if isinstance(subject, ResourcePool | WorkerGroup):
         return subject.explain()
@@ -45,38 +41,14 @@ def explain(subject: Value) -> Table:
         spec: MethodSpec = subject.spec  # pyright: ignore[reportUnknownMemberType]
         note = "what a call would do: .explain(...) of it, with the arguments"
         return _methods_table(subject.__qualname__, {spec.name: spec}, note)
-    if isinstance(subject, Mesh):
-        return _mesh_table(subject)
-    if isinstance(subject, Colocation):
-        methods = {
-            f"{role}.{name}": spec
-            for role, bound in subject.roles.items()
-            for name, spec in bound.methods.items()
-        }
-        notes = [f"{role} is made as {bound!r}" for role, bound in subject.roles.items()]
-        title = f"{len(subject.roles)} roles in one process per rank, made in this order"
-        return _methods_table(title, methods, *notes)
-    if isinstance(subject, BoundClass | type) or hasattr(subject, "__ray_metadata__"):
-        cls = subject.cls if isinstance(subject, BoundClass) else unwrap(subject)[0]
-        title = repr(subject) if isinstance(subject, BoundClass) else f"class {cls.__name__}"
-        methods = registered_methods(cls)
-        none = f"{cls.__name__} registers no method; decorate the methods to call with @px.register"
-        return _methods_table(f"{title}: what a group of it offers", methods, *([] if methods else [none]))
     raise DeclarationError(
-        f"px.explain({subject!r}): got {type(subject).__name__}; expected a pool, a group or a part of one, a worker "
-        "class, Cls.bind(...), px.colocate({...}) or a px.Mesh"
+        f"px.explain({subject!r}): got {type(subject).__name__}; expected a pool, a group, a view such as "
+        "group[:], or group.method"
     )
 
 
 def _methods_table(title: str, methods: Mapping[str, MethodSpec], *notes: str) -> Table:
     return Table(title, _METHOD_COLUMNS, tuple(_row(name, spec) for name, spec in methods.items()), notes)
-
-
-def _mesh_table(mesh: Mesh) -> Table:
-    if not mesh.is_resolved:
-        raise DeclarationError(f"{mesh!r} has no number of ranks yet; call mesh.resolve(world_size)")
-    rows = tuple((rank, *mesh.coordinates(rank).values()) for rank in range(mesh.world_size))
-    return Table(f"{mesh.world_size} ranks", ("rank", *mesh.axes), rows)
 
 
 def _row(name: str, spec: MethodSpec) -> tuple[Any, ...]:
