@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -84,14 +83,6 @@ def test_a_schedule_of_faults_is_determined_by_its_seed_and_stays_in_bounds(
     assert made[0] == made[1]
     assert len(made[0]) == count
     assert all(0 <= fault.rank < ranks and 0 <= fault.call < calls for fault in made[0])
-
-
-def test_taken_ports_cannot_be_bound_until_they_are_released() -> None:
-    with faults.taken_ports(4, seed=1) as ports, socket.socket() as one, pytest.raises(OSError):
-        one.bind(("0.0.0.0", ports[0]))
-
-    with socket.socket() as one:
-        one.bind(("0.0.0.0", ports[0]))
 
 
 def test_a_fake_clock_advances_on_request_and_never_goes_back() -> None:

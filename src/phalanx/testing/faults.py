@@ -2,7 +2,7 @@
 
     faults.raises(group, rank=2, error=ValueError("bad batch"), method="update")
     faults.kill(group, rank=1)
-    with faults.full_store(0.9), faults.taken_ports(64):
+    with faults.full_store(0.9):
         ...
 
 They act on the worker processes themselves, so a test sees the same behavior as a user.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import random
 import signal as signals
-import socket
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -113,20 +112,6 @@ def full_store(fraction: float = 0.9, *, backend: str | None = None) -> Generato
     chunk = min(16 * 2**20, max(size, 1))
     held = [storing.put(bytes(chunk)) for _ in range(size // chunk)]
     yield len(held) * chunk
-
-
-@contextlib.contextmanager
-def taken_ports(count: int = 32, *, seed: int = 0) -> Generator[tuple[int, ...]]:
-    """Listen on ``count`` random ports of this host, as another program might. Yield the ports."""
-    choice, ports = random.Random(seed), list[int]()
-    with contextlib.ExitStack() as stack:
-        while len(ports) < count:
-            listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            with contextlib.suppress(OSError):
-                listener.bind(("0.0.0.0", choice.randrange(20000, 60000)))
-                listener.listen(1)
-                ports.append(listener.getsockname()[1])
-        yield tuple(ports)
 
 
 @dataclass(frozen=True)
