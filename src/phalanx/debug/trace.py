@@ -256,7 +256,7 @@ class CallTracer(CallListener):
             traced.call.error = None if error is None else describe(error)
 
     def trace(self, began: int, before: int, title: str) -> Trace:
-        """Return the calls and spans that began since ``began``, and the counters, on the driver's clock.
+        """Return the calls and spans that began since ``began``, and the counters.
 
         ``before`` is the number of calls made before ``began``.
         """
@@ -288,7 +288,7 @@ class CallTracer(CallListener):
             if epoch is None or epoch.epoch != number:
                 if epoch is not None:
                     epoch.end()
-                epoch = TracedEpoch(self._name(core), number, core.backend.immediate)
+                epoch = TracedEpoch(self._name(core), number)
                 self._current[core] = epoch
                 self._epochs.append(epoch)
                 core.before_end.append(epoch.collect_last)

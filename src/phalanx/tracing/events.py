@@ -1,8 +1,8 @@
 """The events of a trace: calls with the part of each rank, spans and counters, on tracks. Plain data.
 
-All times are integers, in nanoseconds of a wall clock: the driver's, once the trace is merged. None stands for an event
-that did not happen or was not observed, such as the end of a call on a rank that was killed, or the arrival of a result
-that was never fetched.
+All times are integers, in nanoseconds of the wall clock of the host that recorded them. None stands for an event that
+did not happen or was not observed, such as the end of a call on a rank that was killed, or the arrival of a result that
+was never fetched.
 """
 
 from __future__ import annotations
@@ -167,15 +167,6 @@ class Counter:
     values: dict[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """A host's clock: its offset, by which it is ahead of the driver's clock, and the offset's uncertainty, in ns."""
-
-    host: str
-    offset: int
-    uncertainty: int
-
-
 @dataclass(frozen=True)
 class Trace:
     """All events between ``began`` and ``ended``."""
@@ -189,7 +180,6 @@ class Trace:
     calls: tuple[TracedCall, ...] = ()
     spans: tuple[Span, ...] = ()
     counters: tuple[Counter, ...] = ()
-    clocks: tuple[Clock, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

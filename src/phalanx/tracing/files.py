@@ -1,7 +1,7 @@
 """Files of traces: the suffix chooses the format; ``.json`` and ``.jsonl`` can be read back.
 
-Both contain the events as JSON objects: the head, then clocks, tracks, calls, spans and counters. Times are relative
-to the start of the trace, so that files of long runs stay small.
+Both contain the events as JSON objects: the head, then tracks, calls, spans and counters. Times are relative to the
+start of the trace, so that files of long runs stay small.
 """
 
 from __future__ import annotations
@@ -16,22 +16,12 @@ from typing import Any
 
 from phalanx.errors import DeclarationError
 from phalanx.tracing import chrome, html
-from phalanx.tracing.events import (
-    PART_TIMES,
-    Clock,
-    Counter,
-    RankSpan,
-    Span,
-    Trace,
-    TracedCall,
-    Track,
-    TrackKey,
-)
+from phalanx.tracing.events import PART_TIMES, Counter, RankSpan, Span, Trace, TracedCall, Track, TrackKey
 
 _FORMAT = "phalanx-trace"
 _VERSION = 2
 _HEAD = ("began", "ended", "host", "pid", "title", "notes")
-_KINDS = {"clock": Clock, "track": Track, "call": TracedCall, "span": Span, "counter": Counter}
+_KINDS = {"track": Track, "call": TracedCall, "span": Span, "counter": Counter}
 _TIMES = {"began", "planned", "asked", "joined", "ended", "opened", "closed", *PART_TIMES}
 _PART_FIELDS = tuple(field.name for field in fields(RankSpan))
 
@@ -113,7 +103,7 @@ def load(path: Path) -> Trace:
 
 
 def entries(trace: Trace) -> Iterator[dict[str, Any]]:
-    """Yield a trace as plain data: its head, then clocks, tracks, calls, spans and counters."""
+    """Yield a trace as plain data: its head, then tracks, calls, spans and counters."""
     yield {"kind": _FORMAT, "version": _VERSION, **{name: getattr(trace, name) for name in _HEAD}}
     for kind in _KINDS:
         for event in getattr(trace, f"{kind}s"):

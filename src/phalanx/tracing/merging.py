@@ -1,9 +1,6 @@
 """Merge of the events that the driver and the ranks recorded into a single trace.
 
-Clocks of other hosts are estimated from the times of calls: a message is received after it was encoded, and an output
-is fetched after it was returned. So if a clock is ``offset`` ahead of the driver's,
-``returned - fetched <= offset <= received - encoded`` (Cristian, "Probabilistic clock synchronization", 1989). The
-middle of the tightest bounds of all calls is the estimate, half their distance its uncertainty.
+Times are by the clock of the host that recorded them.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.tracing.events import Clock, Counter, RankSpan, Span, Trace, TracedCall, Track, TrackKey
+from phalanx.tracing.events import Counter, RankSpan, Span, Trace, TracedCall, Track, TrackKey
 from phalanx.tracing.spans import SpanLog, read_log
 
 MOST_POINTS = 10_000
@@ -27,13 +24,12 @@ MOST_POINTS = 10_000
 class TracedEpoch:
     """An epoch of a group: its tracks, and the content of its ranks' files.
 
-    ``shares_clock`` is True if the ranks run on the driver's clock. ``read(rank, offset)`` returns bytes of a rank's
-    file; it is None before the processes are known, and after they ended.
+    ``read(rank, offset)`` returns bytes of a rank's file; it is None before the processes are known, and after they
+    ended.
     """
 
     group: str
     epoch: int
-    shares_clock: bool = False
     tracks: list[Track] = field(default_factory=list[Track])
     logs: dict[TrackKey, SpanLog] = field(default_factory=dict[TrackKey, SpanLog])
     notes: list[str] = field(default_factory=list[str])
@@ -72,44 +68,23 @@ class TracedEpoch:
 
 
 def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanLog, frame: Trace) -> Trace:
-    """Merge calls and the events of the driver and the ranks into a single trace, on the driver's clock.
+    """Merge calls and the events of the driver and the ranks into a single trace.
 
     ``frame`` has the beginning, the end and the title of the trace.
     """
-    here = socket.gethostname()
     logs: dict[TrackKey | None, SpanLog] = {None: own}
     tracks: dict[TrackKey, Track] = {}
-    by_host: dict[str, list[TrackKey]] = {}  # for hosts with clocks of their own
     for epoch in epochs:
         logs |= epoch.logs
         tracks |= {track.key: track for track in epoch.tracks}
-        for track in epoch.tracks:
-            if not epoch.shares_clock and track.host != here:
-                by_host.setdefault(track.host, []).append(track.key)
     merged = [
         replace(call, sources=tuple(dict.fromkeys(call.sources)), parts=tuple(_merged_parts(call, logs)))
         for call in sorted(calls, key=lambda call: (call.began, call.id))
     ]
-    parts: dict[TrackKey | None, list[RankSpan]] = {}
-    for call in merged:
-        for part in call.parts:
-            parts.setdefault(call.key(part), []).append(part)
-    clocks: list[Clock] = []
-    offsets: dict[TrackKey | None, int] = {}
-    for host, keys in by_host.items():
-        clock = estimate_clock(host, [part for key in keys for part in parts.get(key, ())])
-        if clock is not None:
-            clocks.append(clock)
-            offsets |= dict.fromkeys(keys, clock.offset)
-    for key, offset in offsets.items():
-        for part in parts.get(key, ()):
-            for name in ("received", "started", "finished", "returned"):
-                seen = getattr(part, name)
-                setattr(part, name, None if seen is None else seen - offset)
     # The file of a rank that stays through a resize is read in each epoch; a span belongs to the last epoch before it.
     opened = {key: track.opened or 0 for key, track in tracks.items()}
     found: dict[tuple[Any, ...], Span] = {}
-    for span in _spans(logs, merged, offsets, frame):
+    for span in _spans(logs, merged, frame):
         same = span.track and span.track._replace(epoch=0), span.call, span.began, span.name
         if same not in found or (span.track and opened.get(span.track, 0) <= span.began):
             found[same] = span
@@ -121,72 +96,57 @@ def merge(epochs: Sequence[TracedEpoch], calls: Iterable[TracedCall], own: SpanL
         notes.append("A process reached the size limit of its trace file; its later events are missing.")
     return replace(
         frame,
-        host=here,
+        host=socket.gethostname(),
         pid=os.getpid(),
         tracks=tuple(track for key, track in tracks.items() if (key.group, key.epoch) in called),
         calls=tuple(merged),
         spans=tuple(spans),
-        clocks=tuple(clocks),
-        counters=tuple(_counters(logs, offsets, frame)),
+        counters=tuple(_counters(logs, frame)),
         notes=tuple(notes),
     )
 
 
 def _merged_parts(call: TracedCall, logs: Mapping[TrackKey | None, SpanLog]) -> Iterator[RankSpan]:
-    """Yield the parts of a call, with the times and bytes that the ranks recorded."""
+    """Yield the parts of a call, with the times and bytes that the ranks recorded.
+
+    The clock of a rank's host can be behind the driver's, but no time of a rank is before its call.
+    """
     for part in call.parts:
         log = logs.get(call.key(part))
         seen = (log.parts.get(call.number) if log else None) or part
+        times = (seen.received, seen.started, seen.finished, seen.returned)
+        received, started, finished, returned = (
+            None if time is None else max(time, call.began) for time in times
+        )
         yield RankSpan(  # replace() takes twice as long, and each call has a part per rank
             *(part.rank, part.encoded, part.sent),
-            *(seen.received, seen.started, seen.finished, seen.returned),
+            *(received, started, finished, returned),
             *(part.fetched, part.message_bytes),
             *(seen.argument_bytes, seen.result_bytes, seen.error, seen.items),
         )
 
 
-def estimate_clock(host: str, parts: Sequence[RankSpan]) -> Clock | None:
-    """Estimate the clock of a host from the parts of its ranks; return None if a bound is missing.
-
-    A clock that drifts, or is set during the trace, gives contradictory bounds. Their middle is used then, too, with
-    half their distance as the uncertainty.
-    """
-    lows = [p.returned - p.fetched for p in parts if p.returned is not None and p.fetched is not None]
-    highs = [p.received - p.encoded for p in parts if p.received is not None and p.encoded is not None]
-    if not lows or not highs:
-        return None
-    low, high = max(lows), min(highs)
-    return Clock(host, (low + high) // 2, abs(high - low) // 2 + 1)
-
-
 def _spans(
-    logs: Mapping[TrackKey | None, SpanLog],
-    calls: Iterable[TracedCall],
-    offsets: Mapping[TrackKey | None, int],
-    frame: Trace,
+    logs: Mapping[TrackKey | None, SpanLog], calls: Iterable[TracedCall], frame: Trace
 ) -> Iterator[Span]:
     """Yield the spans within ``calls``, and the spans outside calls that began during the trace."""
     ids = {(call.group, call.epoch, call.number): call.id for call in calls}
     for key, log in logs.items():
-        offset = offsets.get(key, 0)
         for span in log.spans:
             call = None if key is None or span.call is None else ids.get((key.group, key.epoch, span.call))
-            began, ended = span.began - offset, None if span.ended is None else span.ended - offset
-            if call is not None or (span.call is None and frame.began <= began <= frame.ended):
-                yield replace(span, began=began, ended=ended, call=call)
+            if call is not None or (span.call is None and frame.began <= span.began <= frame.ended):
+                yield replace(span, call=call)
 
 
-def _counters(
-    logs: Mapping[TrackKey | None, SpanLog], offsets: Mapping[TrackKey | None, int], frame: Trace
-) -> Iterator[Counter]:
+def _counters(logs: Mapping[TrackKey | None, SpanLog], frame: Trace) -> Iterator[Counter]:
     """Yield the counters that have values during the trace, each value at the time from which it applies.
 
     Of more than ``MOST_POINTS`` values, evenly spaced values and the last are kept.
     """
     points: dict[str, dict[int, dict[str, float]]] = {}
-    for key, log in logs.items():
+    for log in logs.values():
         for name, at, values in log.counts:
-            points.setdefault(name, {})[at - offsets.get(key, 0)] = values
+            points.setdefault(name, {})[at] = values
     for name, by_time in sorted(points.items()):
         course = sorted(by_time.items())
         before = max(0, bisect_right(course, frame.began, key=lambda point: point[0]) - 1)

@@ -40,13 +40,8 @@ def summarize(trace: Trace) -> Summary:
         methods.setdefault(f"{call.group}.{call.name}", []).append(call)
     rows = [_row(name, calls, idle) for name, calls in methods.items()]
     rows.sort(key=lambda row: -(row[3] or 0.0) * row[1])  # by approximate total time, the longest first
-    clocks = [
-        f"The clock of {clock.host} is {clock.offset / _MS:+.3f} ms from the driver's (± "
-        f"{clock.uncertainty / _MS:.3f} ms); times of its ranks are corrected by that."
-        for clock in trace.clocks
-    ]
     columns = ("call", "calls", "failed", *_TIMES_AND_BYTES, "idle % by rank")
-    return Summary(title, columns, tuple(rows), (*trace.notes, *clocks, *_failures(trace)))
+    return Summary(title, columns, tuple(rows), (*trace.notes, *_failures(trace)))
 
 
 def idle_shares(trace: Trace) -> dict[TrackKey, float]:
