@@ -13,7 +13,7 @@ def at(ms: float) -> int:
 
 
 def part(rank: int, *times: float | None, **more: object) -> RankSpan:
-    """Return a part. Times: encoded, sent, received, started, finished, returned, fetched; in ms since the start."""
+    """Return a part. Times: received, started, finished, returned, fetched; in ms since the start."""
     return RankSpan(rank, *(None if ms is None else at(ms) for ms in times), **more)  # type: ignore[arg-type]
 
 
@@ -27,36 +27,38 @@ def track(rank: int, host: str = "a", accelerator: str = "") -> Track:
 
 
 def call(number: int, role: str, method: str, *times: float | None, **more: object) -> TracedCall:
-    """Return a call. Times: began, planned, asked, joined, ended; in ms since the start of the trace."""
+    """Return a call. Times: began, planned, sent, asked, ended; in ms since the start of the trace."""
     began, *marks = (None if ms is None else at(ms) for ms in times)
-    names = ("planned", "asked", "joined", "ended")
+    names = ("planned", "sent", "asked", "ended")
     more.update(zip(names, marks, strict=True))
     return TracedCall(number, "policy", 0, role, method, began, **more)  # type: ignore[arg-type]
 
 
 #: In generate, rank 1 is slower. update gets its result by reference. fail raises on rank 0.
 GENERATE = call(
-    *(1, "actor", "generate", 0, 1, 4, 31, 32),
+    *(1, "actor", "generate", 0, 1, 3, 4, 32),
+    message_bytes=200,
     stored_bytes=500,
     parts=(
-        part(0, 1.5, 2, 3, 5, 15, 16, 30, message_bytes=100, argument_bytes=50, result_bytes=40),
-        part(1, 2.5, 3, 4, 6, 26, 28, 30, message_bytes=100, argument_bytes=50, result_bytes=60),
+        part(0, 3, 5, 15, 16, 30, argument_bytes=50, result_bytes=40),
+        part(1, 4, 6, 26, 28, 30, argument_bytes=50, result_bytes=60),
     ),
 )
 UPDATE = call(
-    *(2, "actor", "update", 3.5, 3.6, 3.9, 61, 62),
+    *(2, "actor", "update", 3.5, 3.6, 3.9, 3.9, 62),
+    message_bytes=20,
     sources=(1,),
     parts=(
-        part(0, 3.7, 3.8, 17, 20, 40, 42, 60, message_bytes=10),
-        part(1, 3.8, 3.9, 29, 30, 55, 56, 60, message_bytes=10),
+        part(0, 17, 20, 40, 42, 60),
+        part(1, 29, 30, 55, 56, 60),
     ),
 )
 FAIL = call(
-    *(3, "", "fail", 70, 70.1, 70.5, None, 90),
+    *(3, "", "fail", 70, 70.1, 70.4, 70.5, 90),
     error="RemoteCallError: rank 0",
     parts=(
-        part(0, 70.2, 70.3, 71, 72, 80, 80, None, error="ValueError: no"),
-        part(1, 70.3, 70.4, 71, 72, None, None, None),
+        part(0, 71, 72, 80, 80, None, error="ValueError: no"),
+        part(1, 71, 72, None, None, None),
     ),
 )
 SPAN = Span("backward", at(22), at(35), key(0), 2, {"rows": 128})

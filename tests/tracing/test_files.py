@@ -141,7 +141,7 @@ def test_the_report_escapes_names_from_users(tmp_path: Path) -> None:
         ("a.json", '{"traceEvents": []}', "is not a trace"),
         ("a.jsonl", '{"kind": "track"}', "is not a trace"),
         ("a.jsonl", '{"kind": "phalanx-trace", "version": 99}', "another version"),
-        ("a.jsonl", '{"kind": "phalanx-trace", "version": 2}', "damaged"),
+        ("a.jsonl", '{"kind": "phalanx-trace", "version": 3}', "damaged"),
         ("a.html", "", "viewers only"),
     ],
 )

@@ -13,7 +13,7 @@ def epoch_of(group: str = "policy", **more: object) -> TracedEpoch:
 
 
 def merged(*epochs: TracedEpoch) -> Trace:
-    part = RankSpan(0, encoded=at(1), sent=at(2), fetched=at(20), message_bytes=10)
+    part = RankSpan(0, fetched=at(20))
     call = TracedCall(1, "policy", 0, "", "update", at(0), parts=(part,), number=1001)
     return merge(epochs, [call], SpanLog(), Trace(at(0), at(100)))
 

@@ -38,8 +38,8 @@ def test_percentiles_are_times_of_actual_calls_and_an_unfinished_call_has_no_tim
 
 
 def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
-    source = TracedCall(1, "policy", 0, "", "make", at(0), parts=(part(0, 0, 0, 0, 0, 50, 50),))
-    user = TracedCall(2, "judge", 0, "", "use", at(0), sources=(1,), parts=(part(0, 0, 0, 10, 60, 80, 80),))
+    source = TracedCall(1, "policy", 0, "", "make", at(0), parts=(part(0, 0, 0, 50, 50),))
+    user = TracedCall(2, "judge", 0, "", "use", at(0), sources=(1,), parts=(part(0, 10, 60, 80, 80),))
     judge = replace(track(0, accelerator="1"), key=key(0, "judge"))
     trace = Trace(at(0), at(100), calls=(source, user), tracks=(track(0, accelerator="0"), judge))
 
@@ -48,11 +48,11 @@ def test_a_rank_that_waits_for_a_result_by_reference_is_idle() -> None:
 
 def test_overlapping_calls_count_once_and_the_start_of_a_group_is_not_counted() -> None:
     calls = tuple(
-        TracedCall(n, "policy", 0, "", "ask", at(0), parts=(part(0, 0, 0, start, start, end, end),))
+        TracedCall(n, "policy", 0, "", "ask", at(0), parts=(part(0, start, start, end, end),))
         for n, (start, end) in enumerate([(0, 40), (10, 20), (30, 60), (150, 160)])
     )
-    start = TracedCall(9, "policy", 0, "", STARTING, at(0), parts=(part(0, 0, 0, 0, 1, 50, 50, 50),))
-    work = TracedCall(10, "policy", 0, "", "step", at(50), parts=(part(0, 50, 50, 50, 50, 75, 75, 75),))
+    start = TracedCall(9, "policy", 0, "", STARTING, at(0), parts=(part(0, 0, 1, 50, 50, 50),))
+    work = TracedCall(10, "policy", 0, "", "step", at(50), parts=(part(0, 50, 50, 75, 75, 75),))
 
     assert idle_shares(Trace(at(0), at(100), calls=calls, tracks=(track(0),))) == {key(0): 40}
     assert idle_shares(Trace(at(0), at(100), calls=(start, work), tracks=(track(0),))) == {key(0): 50}

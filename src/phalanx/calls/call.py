@@ -192,11 +192,9 @@ class Call(CallInfo):
         if self.verify is not None:
             self.verify(self, outputs)
         try:
-            value = gather(self.plan.gather, outputs, self.collector)
+            return gather(self.plan.gather, outputs, self.collector)
         except (StopIteration, StopAsyncIteration) as error:  # it would silently end a loop of the caller
             raise RuntimeError(f"the collect function of {self.method} raised {error!r}") from error
-        self.listener.joined(self)
-        return value
 
     def conclude_with(self, outputs: Sequence[Any]) -> None:
         """End the call with outputs that were fetched in a batch with other calls."""

@@ -23,7 +23,6 @@ from phalanx.backends.backend_types import (
 from phalanx.dispatch.plan import CallPlan, Target
 from phalanx.group.epoch import Epoch
 from phalanx.wire.failure import RankFailure
-from phalanx.wire.messages import Message
 from phalanx.wire.unpack import Meter
 from phalanx.wire.value import Value, bounded
 
@@ -40,12 +39,6 @@ class CallListener:
     def stored(self, call: CallInfo, nbytes: int) -> None:
         """Note that a value of ``nbytes`` bytes was stored for the call."""
 
-    def composed(self, call: CallInfo, message: Message) -> None:
-        """Note that the message of the next rank was encoded."""
-
-    def posted(self, call: CallInfo) -> None:
-        """Note that the message of a rank was handed to the backend."""
-
     def sent(self, call: CallInfo, nbytes: int) -> None:
         """Note that all messages were sent, ``nbytes`` bytes in total."""
 
@@ -54,9 +47,6 @@ class CallListener:
 
     def arrived(self, call: CallInfo, rank: int | None) -> None:
         """Note that the output of a rank has arrived; None: of all ranks."""
-
-    def joined(self, call: CallInfo) -> None:
-        """Note that the outputs were joined."""
 
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
         """Note that the call ended, successfully (None) or with ``error``. Called once."""

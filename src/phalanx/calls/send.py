@@ -88,8 +88,6 @@ def send(
         sent_plan = _all_kept(plan) if spec.replicated and streaming is None else plan
     header = _header(core, call, spec, DESCRIBED if describe else OUTPUT)
     composed: Iterable[Message] = messages(core, sent_plan, header, call)
-    if call.listener is not SILENT:
-        composed = _told(call, composed)
     if spec.rerun_on_restart:
         composed = _noted(call, composed)
     _submit(core, call, composed, header.returns, streaming)
@@ -231,13 +229,6 @@ def _header(core: Group, call: Call, spec: MethodSpec, returns: int) -> RankCall
         number=call.number if core.debug or call.trace else 0,
         trace=call.trace,
     )
-
-
-def _told(call: Call, composed: Iterable[Message]) -> Iterator[Message]:
-    for message in composed:
-        call.listener.composed(call, message)
-        yield message
-        call.listener.posted(call)
 
 
 def _noted(call: Call, composed: Iterable[Message]) -> Iterator[Message]:

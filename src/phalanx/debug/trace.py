@@ -10,11 +10,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from phalanx.calls.call_state import SILENT, CallInfo, CallListener, listening
@@ -30,7 +29,7 @@ from phalanx.tracing.otel import export
 from phalanx.tracing.spans import SpanWriter, describe, path_of, process, read_log
 from phalanx.tracing.summary import Summary, summarize
 from phalanx.wire.call_page import SETUP_CALL
-from phalanx.wire.messages import RUN, Message
+from phalanx.wire.messages import RUN
 from phalanx.wire.value import Value
 from phalanx.worker.control import MARK_VARIABLE
 
@@ -148,10 +147,10 @@ class Tracer:
 def trace(path: str | os.PathLike[str] | None = None, *, title: str = "") -> Tracer:
     """Record every call that this process makes on any group: ``with px.trace("run.json"): ...``.
 
-    Of each call and rank, the times are recorded at which the call was planned, encoded, sent, received, started,
-    finished, returned, fetched and joined; and bytes in each direction and errors. Spans of :class:`span` are recorded,
-    too. ``start()`` and ``stop()`` do the same without a block. Several traces may be on at once. The variable
-    ``PHALANX_TRACE=run.json`` traces a complete run.
+    Of each call, the times are recorded at which it was planned, sent and ended; of each rank, the times at which it
+    received, started, finished and returned the call, and at which its output was fetched; and bytes in each direction
+    and errors. Spans of :class:`span` are recorded, too. ``start()`` and ``stop()`` do the same without a block.
+    Several traces may be on at once. The variable ``PHALANX_TRACE=run.json`` traces a complete run.
 
     Args:
         path: file to write when the trace ends; the suffix names the format, see :meth:`Tracer.save`.
@@ -161,14 +160,6 @@ def trace(path: str | os.PathLike[str] | None = None, *, title: str = "") -> Tra
         DeclarationError: if the suffix is unknown; on entry: if the file cannot be written.
     """
     return Tracer(path, title=title)
-
-
-class OpenCall(NamedTuple):
-    """A call that is being recorded, with the parts whose messages are not encoded, and not sent, yet."""
-
-    call: TracedCall
-    unencoded: Iterator[RankSpan]
-    unsent: Iterator[RankSpan]
 
 
 class CallTracer(CallListener):
@@ -181,7 +172,7 @@ class CallTracer(CallListener):
         self._lock = threading.Lock()
         self._calls: deque[TracedCall] = deque()
         self._epochs: list[TracedEpoch] = []
-        self._open: WeakKeyDictionary[CallInfo, OpenCall] = WeakKeyDictionary()
+        self._open: WeakKeyDictionary[CallInfo, TracedCall] = WeakKeyDictionary()
         self._current: WeakKeyDictionary[Group, TracedEpoch] = WeakKeyDictionary()
         self._names: dict[str, weakref.ref[Group]] = {}
 
@@ -200,7 +191,7 @@ class CallTracer(CallListener):
         else:
             traced.planned = now
             self._know_ranks(epoch, call)
-        self._open[call] = OpenCall(traced, iter(parts), iter(parts))
+        self._open[call] = traced
         with self._lock:
             self.made = traced.id = self.made + 1
             self._calls.append(traced)
@@ -212,48 +203,35 @@ class CallTracer(CallListener):
     def passed(self, call: CallInfo, source: CallInfo) -> None:
         traced, other = self._open.get(call), self._open.get(source)
         if traced is not None and other is not None:
-            traced.call.sources = (*traced.call.sources, other.call.id)
+            traced.sources = (*traced.sources, other.id)
 
     def stored(self, call: CallInfo, nbytes: int) -> None:
         if traced := self._open.get(call):
-            traced.call.stored_bytes += nbytes
-
-    def composed(self, call: CallInfo, message: Message) -> None:
-        traced = self._open.get(call)
-        part = next(traced.unencoded, None) if traced else None
-        if part is not None:
-            part.encoded, part.message_bytes = time.time_ns(), len(message.data)
-            if call.core.backend.immediate:  # sending a message runs it at once
-                part.sent = part.encoded
-
-    def posted(self, call: CallInfo) -> None:
-        traced = self._open.get(call)
-        part = next(traced.unsent, None) if traced else None
-        if part is not None:
-            part.sent = part.sent or time.time_ns()
+            traced.stored_bytes += nbytes
 
     def sent(self, call: CallInfo, nbytes: int) -> None:
         if call.number == SETUP_CALL:
             self._know_ranks(self._epoch(call), call)
+        if traced := self._open.get(call):
+            traced.message_bytes = nbytes
+            # inline, sending a call runs it at once; only a start has no time of a plan
+            planned = traced.planned if call.core.backend.immediate else None
+            traced.sent = planned or time.time_ns()
 
     def asked(self, call: CallInfo) -> None:
         if traced := self._open.get(call):
-            traced.call.asked = traced.call.asked or time.time_ns()
+            traced.asked = traced.asked or time.time_ns()
 
     def arrived(self, call: CallInfo, rank: int | None) -> None:
         now, traced = time.time_ns(), self._open.get(call)
-        for part in traced.call.parts if traced else ():
+        for part in traced.parts if traced else ():
             if part.fetched is None and rank in (None, part.rank):
                 part.fetched = now
 
-    def joined(self, call: CallInfo) -> None:
-        if traced := self._open.get(call):
-            traced.call.joined = time.time_ns()
-
     def ended(self, call: CallInfo, error: BaseException | None) -> None:
         if traced := self._open.get(call):
-            traced.call.ended = time.time_ns()
-            traced.call.error = None if error is None else describe(error)
+            traced.ended = time.time_ns()
+            traced.error = None if error is None else describe(error)
 
     def trace(self, began: int, before: int, title: str) -> Trace:
         """Return the calls and spans that began since ``began``, and the counters.

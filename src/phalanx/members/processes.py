@@ -25,7 +25,6 @@ from phalanx.group.roster import publish, withdraw
 from phalanx.members.launch import launch
 from phalanx.session.session import session
 from phalanx.wire.call_page import SETUP_CALL
-from phalanx.wire.messages import Message
 from phalanx.worker import handlers
 
 _CLOSE_PATIENCE_S = 5.0
@@ -80,9 +79,6 @@ def sent_to(call: Call, epoch: Epoch, results: Sequence[ResultHandle]) -> None:
     """Record that the processes of an epoch exist, and were sent their rank configs."""
     call.epoch = epoch
     call.arrivals = Results(call.core.backend, results)
-    for _ in results:
-        call.listener.composed(call, Message(""))
-        call.listener.posted(call)
     call.note_sent(0)
 
 

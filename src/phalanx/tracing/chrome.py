@@ -86,7 +86,7 @@ def _arrows(trace: Trace, at: Mapping[Any, dict[str, int]]) -> Iterator[dict[str
             if part.received is None:
                 continue
             rank = at[call.key(part), call.id]
-            yield from arrow("call", at[call.group, call.id], part.sent or call.began, rank, part.received)
+            yield from arrow("call", at[call.group, call.id], call.sent or call.began, rank, part.received)
             for source, source_part in sources_of(call, index, calls):
                 start = at.get((source.key(source_part), source.id))
                 if start is not None and source_part.returned is not None:

@@ -20,7 +20,7 @@ STARTING = "__init__"
 CHANNEL, WAITING, OLDEST = "channel ", "items that wait", "age of the oldest, ms"
 
 #: Fields of a part that are times, in chronological order.
-PART_TIMES = ("encoded", "sent", "received", "started", "finished", "returned", "fetched")
+PART_TIMES = ("received", "started", "finished", "returned", "fetched")
 
 
 class TrackKey(NamedTuple):
@@ -53,21 +53,17 @@ class Track:
 class RankSpan:
     """A rank's part of a call.
 
-    ``encoded``: the message was ready; ``sent``: the backend had the message; ``received``: the rank began to handle
-    it; ``started``: the arguments were there, and the method began; ``finished``: the method ended; ``returned``: the
-    output was encoded, and the rank was free; ``fetched``: the driver had the output. ``items`` is the number of
-    streamed items.
+    ``received``: the rank began to handle the message; ``started``: the arguments were there, and the method began;
+    ``finished``: the method ended; ``returned``: the output was encoded, and the rank was free; ``fetched``: the driver
+    had the output. ``items`` is the number of streamed items.
     """
 
     rank: int
-    encoded: int | None = None
-    sent: int | None = None
     received: int | None = None
     started: int | None = None
     finished: int | None = None
     returned: int | None = None
     fetched: int | None = None
-    message_bytes: int = 0
     argument_bytes: int = 0
     result_bytes: int = 0
     error: str | None = None
@@ -78,9 +74,10 @@ class RankSpan:
 class TracedCall:
     """A call of a group. ``id`` is unique in the trace; ``number`` is the call's number on the ranks.
 
-    ``began``: planning began; ``planned``: planning ended; ``asked``: a thread began to wait for the value; ``joined``:
-    all outputs were joined to the value; ``ended``: the thread had the value or the error. ``stored_bytes`` are bytes
-    in the object store, besides messages. ``sources`` are ids of calls whose results are arguments by reference.
+    ``began``: planning began; ``planned``: planning ended; ``sent``: the backend had all messages, with
+    ``message_bytes`` bytes; ``asked``: a thread began to wait for the value; ``ended``: the thread had the value or the
+    error. ``stored_bytes`` are bytes in the object store, besides messages. ``sources`` are ids of calls whose results
+    are arguments by reference.
     """
 
     id: int
@@ -90,9 +87,10 @@ class TracedCall:
     method: str
     began: int
     planned: int | None = None
+    sent: int | None = None
     asked: int | None = None
-    joined: int | None = None
     ended: int | None = None
+    message_bytes: int = 0
     stored_bytes: int = 0
     error: str | None = None
     sources: tuple[int, ...] = ()
@@ -103,11 +101,6 @@ class TracedCall:
     def name(self) -> str:
         """Role and method."""
         return full_name(self.role, self.method)
-
-    @property
-    def sent(self) -> int | None:
-        """Time when the last message was sent."""
-        return max((part.sent for part in self.parts if part.sent is not None), default=None)
 
     @property
     def returned(self) -> int | None:
@@ -123,14 +116,9 @@ class TracedCall:
     @property
     def last_seen(self) -> int:
         """The latest known time of the call."""
-        times = [self.began, self.planned, self.joined, self.ended]
+        times = [self.began, self.planned, self.sent, self.ended]
         times += [getattr(part, name) for part in self.parts for name in PART_TIMES]
         return max(time or 0 for time in times)
-
-    @property
-    def message_bytes(self) -> int:
-        """Bytes of the call's messages."""
-        return sum(part.message_bytes for part in self.parts)
 
     @property
     def result_bytes(self) -> int:

@@ -19,10 +19,10 @@ from phalanx.tracing import chrome, html
 from phalanx.tracing.events import PART_TIMES, Counter, RankSpan, Span, Trace, TracedCall, Track, TrackKey
 
 _FORMAT = "phalanx-trace"
-_VERSION = 2
+_VERSION = 3
 _HEAD = ("began", "ended", "host", "pid", "title", "notes")
 _KINDS = {"track": Track, "call": TracedCall, "span": Span, "counter": Counter}
-_TIMES = {"began", "planned", "asked", "joined", "ended", "opened", "closed", *PART_TIMES}
+_TIMES = {"began", "planned", "sent", "asked", "ended", "opened", "closed", *PART_TIMES}
 _PART_FIELDS = tuple(field.name for field in fields(RankSpan))
 
 

@@ -119,9 +119,7 @@ def _merged_parts(call: TracedCall, logs: Mapping[TrackKey | None, SpanLog]) -> 
             None if time is None else max(time, call.began) for time in times
         )
         yield RankSpan(  # replace() takes twice as long, and each call has a part per rank
-            *(part.rank, part.encoded, part.sent),
-            *(received, started, finished, returned),
-            *(part.fetched, part.message_bytes),
+            *(part.rank, received, started, finished, returned, part.fetched),
             *(seen.argument_bytes, seen.result_bytes, seen.error, seen.items),
         )
 

@@ -103,9 +103,8 @@ def _driver_family(call: TracedCall, until: int) -> list[Slice]:
         if call.fetched is not None and returned is not None:
             returned = min(returned, call.fetched)
         marks += [("in the background", None if call.sent is None else call.asked), ("wait", returned)]
-        marks += [("fetch", call.fetched), ("join", call.joined)]
-        if call.ended is not None and call.joined is None:
-            marks.append(("wait", root.end))
+        is_joined = call.error is None and call.fetched is not None
+        marks += [("fetch", call.fetched), ("join" if is_joined else "wait", call.ended)]
     return _family(root, marks)
 
 
