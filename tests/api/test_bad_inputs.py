@@ -258,7 +258,6 @@ REFUSED = {
         group.rank("0")  # expected a rank from -2 to 1
         group.profile(ranks=[9])  # expected some of [0, 1]
         group.profile(calls=0)  # whole number from 1
-        group.profile(methods=["nothing"])  # no method 'nothing'
         px.Mesh(dp=4).coordinates(4)  # rank 4 is not in Mesh(dp=4); expected 0 to 3
         px.Mesh(dp=2, tp=2, pp=1).rank(dp=0)  # no coordinate for tp
         px.Mesh(dp=2).dp_groups(("dp", "dp"))  # twice

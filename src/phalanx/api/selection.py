@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -217,24 +217,3 @@ class Selection:
                 f"{self.name}.{verb}: ranks {list(ranks)}; expected some of {list(self.ranks)}"
             )
         return tuple(dict.fromkeys(ranks))
-
-    def method_names(
-        self, verb: str, methods: Sequence[str | Callable[..., object]] | None
-    ) -> tuple[str, ...] | None:
-        """Return the names of methods that are given by name or as functions of the class.
-
-        Raises:
-            DispatchError: if the group has no such method.
-        """
-        if methods is None:
-            return None
-        names = [one if isinstance(one, str) else getattr(one, "__name__", repr(one)) for one in methods]
-        roles = self.core.handle.callables
-        known = {"run"} | {name for role, found in roles.items() if self.role in ("", role) for name in found}
-        known |= {f"{role}.{name}" for role, found in roles.items() if role for name in found}
-        wrong = [name for name in names if name not in known]
-        if wrong:
-            raise DispatchError(
-                f"{self.name}.{verb}: there is no method {wrong[0]!r} in {', '.join(sorted(known))}"
-            )
-        return tuple(names)

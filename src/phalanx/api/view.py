@@ -198,10 +198,8 @@ class GroupView:
         ranks: Sequence[int] | None = None,
         calls: int = 1,
         *,
-        methods: Sequence[str | Callable[..., object]] | None = None,
         folder: str | Path | None = None,
         tool: Literal["torch", "nsys"] = "torch",
-        activities: Sequence[Literal["cpu", "cuda"]] | None = None,
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,
@@ -222,23 +220,19 @@ class GroupView:
         Args:
             ranks: ranks to profile; default: the first rank.
             calls: number of calls to profile. The profiler starts with the first call and stops after the last.
-            methods: profile only calls of these methods, by name ("update", "actor.update") or as ``Cls.update``;
-                default: all methods.
             folder: folder for the traces, created if it does not exist. Other traces in it are kept. Default: a new
                 temporary folder.
             tool: "torch": torch.profiler; "nsys": Nsight Systems, for a group started with
                 ``runtime_env=px.debug.nsight_environment()``.
-            activities: "cpu", "cuda"; default: the activities that the rank supports.
             record_shapes, profile_memory, with_stack, with_flops: options of torch.profiler.profile.
 
         Raises:
-            DispatchError: if there is no such rank or method.
-            DeclarationError: if the group is asynchronous, a rank lacks the tool or an activity, or another profile is
-                running there.
+            DispatchError: if there is no such rank.
+            DeclarationError: if the group is asynchronous, a rank lacks the tool, or another profile is running there.
         """
         options = {"record_shapes": record_shapes, "profile_memory": profile_memory}
         options |= {"with_stack": with_stack, "with_flops": with_flops}
-        return start_profile(self._selection, ranks, calls, methods, folder, tool, activities, options)
+        return start_profile(self._selection, ranks, calls, folder, tool, options)
 
     def execute_all_sync(self, method: str, /, *args: Value, **kwargs: Value) -> list[Any]:
         """Call a method on all ranks, wait, and return the outputs by rank.

@@ -19,7 +19,6 @@ from phalanx.worker.handlers import arm_profile, end_profile
 from phalanx.worker.profiling import ProfileOrder, ProfileReport
 
 _TOOLS = ("torch", "nsys")
-_ACTIVITIES = ("cpu", "cuda")
 _SHORT_WAIT_S = 1.0
 
 
@@ -167,27 +166,18 @@ def start_profile(
     selection: Selection,
     ranks: Sequence[int] | None,
     calls: int,
-    methods: Sequence[str | Callable[..., object]] | None,
     folder: str | Path | None,
     tool: str,
-    activities: Sequence[str] | None,
     options: dict[str, Any],
 ) -> Profile:
     """Start a profile, from the next call of the ranks on; see ``group.profile``."""
     if tool not in _TOOLS:
         raise DeclarationError(f"{selection.name}.profile(tool={tool!r}): expected one of {_TOOLS}")
-    wrong = [name for name in activities or () if name not in _ACTIVITIES]
-    if wrong:
-        raise DeclarationError(
-            f"{selection.name}.profile(activities={list(activities or ())}): expected some of {_ACTIVITIES}"
-        )
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise DispatchError(f"{selection.name}.profile(calls={calls!r}): expected a whole number from 1")
-    names = selection.method_names("profile", methods)
     chosen = selection.chosen_ranks("profile", ranks)
     where = Path(folder) if folder is not None else Path(tempfile.mkdtemp(prefix="phalanx-profile-"))
-    kinds = None if activities is None else tuple(activities)
-    order = ProfileOrder(calls, selection.role, names, tool, kinds, options)
+    order = ProfileOrder(calls, selection.role, tool, options)
     where.mkdir(parents=True, exist_ok=True)
     return Profile(selection, chosen, where.absolute(), order)
 

@@ -34,24 +34,18 @@ class ProfileOrder:
     Attributes:
         calls: number of calls.
         role: role of the calls; "": every role.
-        methods: names of the methods, with or without their role; None: every method.
         tool: "torch" or "nsys".
-        activities: some of "cpu" and "cuda"; None: all that the rank has.
         options: further options of the profiler.
     """
 
     calls: int
     role: str = ""
-    methods: tuple[str, ...] | None = None
     tool: str = "torch"
-    activities: tuple[str, ...] | None = None
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def fits(self, role: str, name: str) -> bool:
-        """Return whether a call is to be profiled; ``name`` is its full name."""
-        if self.role and role != self.role:
-            return False
-        return self.methods is None or name in self.methods or name.rpartition(".")[2] in self.methods
+    def fits(self, role: str) -> bool:
+        """Return whether a call of this role is to be profiled."""
+        return self.role in ("", role)
 
 
 @dataclass
@@ -65,10 +59,10 @@ class ProfileReport:
 
 
 class Profiling:
-    """The profile of a rank. The profiler starts with the first call that fits and stops after the last.
+    """The profile of a rank. The profiler starts with the first call of the role and stops after the last.
 
     Raises:
-        DeclarationError: if the rank does not have the tool or an activity, or if another profile runs.
+        DeclarationError: if the rank does not have the tool, or if another profile runs.
     """
 
     def __init__(self, key: str, order: ProfileOrder) -> None:
@@ -98,11 +92,11 @@ class Profiling:
 
     @contextmanager
     def span(self, role: str, method: str) -> Generator[None]:
-        """Run a method in a span of the profile, if the method fits."""
+        """Run a method in a span of the profile, if its role is profiled."""
         name = full_name(role, "run" if method == RUN else method)
         span = None
         with self._noting_errors():
-            if not (self._over or is_library_call(method)) and self._order.fits(role, name):
+            if not (self._over or is_library_call(method)) and self._order.fits(role):
                 if not self._running:
                     self._tool.start()
                     self._running = True
@@ -149,15 +143,8 @@ class _Torch:
 
     def __init__(self, order: ProfileOrder) -> None:
         known = torch_profiler.ProfilerActivity
-        available = {"cpu": known.CPU} | ({"cuda": known.CUDA} if torch.cuda.is_available() else {})
-        names = tuple(available) if order.activities is None else order.activities
-        for name in names:
-            if name not in available:
-                raise DeclarationError(
-                    f"profile(activities={list(names)}): this rank has no {name}, only {list(available)}"
-                )
-        self._kinds = [available[name] for name in names]
-        self._cuda = known.CUDA in self._kinds
+        self._cuda = torch.cuda.is_available()
+        self._kinds = [known.CPU, known.CUDA] if self._cuda else [known.CPU]
         self._profile = torch_profiler.profile(activities=self._kinds, **order.options)
         self._collecting = True  # once it was started
 
