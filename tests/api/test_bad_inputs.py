@@ -121,8 +121,6 @@ REFUSED = {
         px.register(pad_to_multiple=0)
         px.register(pad_to_multiple=2)
         px.register(px.Dispatch.ROWS, pad_to_multiple=True)
-        px.register(pad_mask="m")
-        type("A", (px.Worker,), {"f": px.register(px.Dispatch.ROWS, pad_to_multiple=2, pad_mask="m")(lambda _, x: x)})
         px.register(property(len))  # len, which is a property: expected a plain method
         px.register(staticmethod(len))  # len, which is a staticmethod
         px.register()(classmethod(len))  # len, which is a classmethod

@@ -21,9 +21,9 @@ class Rows(px.Worker):
     def padded(self, rows: list[int]) -> Iterator[tuple[int, int]]:
         yield from enumerate(rows)
 
-    @px.register(px.Dispatch.ROWS, pad_to_multiple=2, pad_mask="mask")
-    def real(self, rows: list[int], mask: Any = None) -> Iterator[tuple[int, int]]:
-        yield from ((index, rows[index]) for index in range(len(rows)) if mask[index])
+    @px.register(px.Dispatch.ROWS, pad_to_multiple=2)
+    def real(self, rows: list[int], ids: list[int]) -> Iterator[tuple[int, int]]:
+        yield from ((index, rows[index]) for index in range(len(set(ids))))
 
     @px.register(px.Dispatch.mesh(balance=lambda rows: rows))
     def balanced(self, rows: list[int]) -> Iterator[tuple[int, int]]:
@@ -72,7 +72,7 @@ def test_each_row_is_streamed_once_with_its_index_in_the_call(group: Any, count:
 
     assert sorted(group.backwards.stream(rows, by="rows")) == [(row, 10 * row) for row in rows]
     assert sorted(group.padded.stream(rows, by="rows")) == list(enumerate(rows))
-    assert sorted(group.real.stream(rows, by="rows")) == list(enumerate(rows))
+    assert sorted(group.real.stream(rows, list(range(len(rows))), by="rows")) == list(enumerate(rows))
     assert sorted(group.balanced.stream(long, by="rows")) == list(enumerate(long))
 
 

@@ -28,8 +28,8 @@ class Explained(px.Worker):
     def balanced(self, length: Any) -> Any:
         return length
 
-    @px.register(px.Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4, pad_mask="mask")
-    def padded(self, batch: Any, mask: Any = None) -> Any:
+    @px.register(px.Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=4)
+    def padded(self, batch: Any) -> Any:
         return batch
 
     @px.register(px.Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -162,7 +162,7 @@ def test_explain_describes_how_the_methods_of_a_view_are_called(group: Any) -> N
     rows = {row["method"].split("(")[0]: row for row in px.explain(group[:]).to_dict()["rows"]}
 
     assert rows["update"]["arguments"] == "rows, split over dp"
-    assert rows["padded"]["options"] == "rows padded to a multiple of 4, mask in mask"
+    assert rows["padded"]["options"] == "rows padded to a multiple of 4"
     assert rows["custom"]["result"] == "as sum makes it"
 
 

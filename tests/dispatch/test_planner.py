@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ def test_shards_are_views_of_the_callers_memory_and_leaves_that_keep_requires_gr
     assert np.shares_memory(part, array)
 
 
-@pytest.mark.parametrize("options", [{}, {"pad_to_multiple": 4}, {"pad_to_multiple": 4, "pad_mask": "mask"}])
+@pytest.mark.parametrize("options", [{}, {"pad_to_multiple": 4}])
 def test_planning_changes_no_argument(options: dict[str, Any]) -> None:
     batch = Batch(
         torch.arange(5), list("abcde"), {"k": np.arange(5), "c": 3, "inner": {"l": [1, 2, 3, 4, 5]}}
@@ -83,12 +82,6 @@ def test_arguments_without_rows_reach_every_rank_unchanged() -> None:
         run(spec_of(Dispatch.DP_COMPUTE_PROTO), FOUR, 3, method=lambda x: torch.tensor([x])).tolist()
         == [3] * 4
     )
-
-
-def masked(x: Any, mask: Any) -> Any: ...
-
-
-MASKED = spec_of(Dispatch.DP_COMPUTE_PROTO, masked, pad_to_multiple=2, pad_mask="mask")
 
 
 @pytest.mark.parametrize("ranks", [[], [4], [-1, 0]])
@@ -121,18 +114,6 @@ def test_padding_repeats_the_rows_of_a_shard_from_its_first_and_leaves_an_empty_
     call = plan(spec_of(Dispatch.ROWS, pad_to_multiple=4), FakeTarget(2), (torch.arange(rows),), {})
     assert [args[0].tolist() for _, args, _ in by_rank(call)] == pieces
     assert call.gather.trim == trim
-
-
-def test_the_pad_mask_marks_real_rows_is_none_for_a_single_rank_and_cannot_be_given() -> None:
-    call = plan(MASKED, FakeTarget(2), (torch.arange(5),), {})
-    masks = [kwargs["mask"] for _, _, kwargs in by_rank(call)]
-    assert [mask.tolist() for mask in masks] == [[True, True, True, False], [True, True]]
-    assert masks[0].dtype == torch.bool
-
-    call = plan(replace(MASKED, mode=Dispatch.RANK_ZERO), FOUR, (replicate([1]),), {}, ranks=(2,))
-    assert by_rank(call) == [(2, ([1],), {"mask": None})]
-    with pytest.raises(DispatchError, match="'mask' was given"):
-        plan(MASKED, FOUR, (torch.zeros(4),), {"mask": None})
 
 
 TWO = FakeTarget(2)
@@ -171,7 +152,6 @@ def test_futures_in_a_dealt_list_go_to_their_ranks_and_a_future_of_a_list_is_wai
     [
         spec_of(Dispatch.mesh(balance=lambda x: x)),
         spec_of(Dispatch.mesh(group_size=2)),
-        spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=2, pad_mask="mask"),
         spec_of(Dispatch.DP_COMPUTE_PROTO, pad_to_multiple=2),
     ],
 )

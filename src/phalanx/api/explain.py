@@ -101,8 +101,6 @@ def _options(spec: MethodSpec) -> list[str]:
     found = [shown.get(flag, flag) for flag in flags if getattr(spec, flag)]
     if spec.pad_to_multiple is not None:
         found.append(f"rows padded to a multiple of {spec.pad_to_multiple}")
-    if spec.pad_mask is not None:
-        found.append(f"mask in {spec.pad_mask}")
     return found
 
 

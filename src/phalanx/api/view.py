@@ -246,7 +246,7 @@ class GroupView:
         """Send a call as :meth:`execute_all_sync`, and return at once with its future."""
         everyone = replace(self._selection, which="all")
         mode = dealt_or_same(len(self), [*args, *kwargs.values()])
-        spec = replace(everyone.spec_of(method), mode=mode, execute=Execute.ALL, pad_mask=None)
+        spec = replace(everyone.spec_of(method), mode=mode, execute=Execute.ALL)
         return BoundMethod(everyone, spec, self).submit(*args, **kwargs)
 
     def execute_all(self, method: str, /, *args: Value, **kwargs: Value) -> CallFuture[list[Any]]:

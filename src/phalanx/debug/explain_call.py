@@ -221,15 +221,13 @@ def _arguments(
         name = key if isinstance(key, str) else names[key] if key < len(names) else f"argument {key + 1}"
         if key in given and spec.mode.kind != "custom":
             value = described(given[key])
-        elif key == spec.pad_mask:
-            value = "mask of real rows"
         else:
             value = f"made by {getattr(spec.mode.dispatch_fn, '__name__', 'the mode')}"
         travels = "stored, once per shard" if has_each and key not in stored else "stored once"
         travels = "in the message" if key not in stored and sum(sizes) <= limit else travels
         values = _values(argument)
         travels = _reference(core, values[0]) or travels if values else travels
-        yield ArgumentInfo(name, value, _given(spec, plan, argument, key), travels, _nbytes(values))
+        yield ArgumentInfo(name, value, _given(spec, plan, argument), travels, _nbytes(values))
 
 
 def described(value: Value) -> str:
@@ -250,11 +248,9 @@ def described(value: Value) -> str:
     return f"{name} of {len(value)}" if isinstance(value, list | tuple | dict | set) else name
 
 
-def _given(spec: MethodSpec, plan: CallPlan, argument: Argument, key: int | str) -> str:
+def _given(spec: MethodSpec, plan: CallPlan, argument: Argument) -> str:
     if isinstance(argument, Same):
         return "the same to all" if len(plan.ranks) > 1 else "as it is"
-    if key == spec.pad_mask:
-        return "made by the call, one each"
     if spec.mode.kind == "custom" or plan.pieces is None:
         return "one element each"
     kind = "rows split" if plan.gather.rows is not None or plan.gather.collect == "join" else "elements dealt"

@@ -62,8 +62,8 @@ def registered_methods(cls: type) -> Mapping[str, MethodSpec]:
 
     Raises:
         DeclarationError: if a registered name would hide an attribute of the group; if a registered function is not a
-            plain method (a static or class method, a property), or lacks the parameter of ``pad_mask=``; if a generator
-            has ``rerun_on_restart=True``, ``blocking=False`` or a parameter ``buffer`` or ``by``.
+            plain method (a static or class method, a property); if a generator has ``rerun_on_restart=True``,
+            ``blocking=False`` or a parameter ``buffer`` or ``by``.
     """
     methods: dict[str, MethodSpec] = {}
     for base in reversed(cls.__mro__):
@@ -101,7 +101,6 @@ def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
             f"{cls.__name__}.{name} overrides a registered method with {function!r}, not a method"
         )
     signature = _signature(function)
-    _check_mask(cls, name, partial, signature)
     streams = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if streams:
         _check_generator(cls, name, partial, signature)
@@ -113,15 +112,6 @@ def _complete(cls: type, name: str, partial: MethodSpec) -> MethodSpec:
         signature=signature,
         doc=inspect.getdoc(function),
     )
-
-
-def _check_mask(cls: type, name: str, partial: MethodSpec, signature: inspect.Signature | None) -> None:
-    """Check that a method has a parameter for the mask of padded rows, if it requests the mask."""
-    taken = list(signature.parameters.values()) if partial.pad_mask and signature else []
-    if taken and not any(one.name == partial.pad_mask or one.kind is one.VAR_KEYWORD for one in taken):
-        raise DeclarationError(
-            f"{cls.__name__}.{name} is registered with pad_mask={partial.pad_mask!r}, and has no such parameter; add it"
-        )
 
 
 def _check_generator(cls: type, name: str, partial: MethodSpec, signature: inspect.Signature | None) -> None:

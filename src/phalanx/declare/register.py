@@ -55,7 +55,6 @@ class _AnyOptions(TypedDict, total=False):
     replicated: bool
     needs_weights: bool
     pad_to_multiple: int | None
-    pad_mask: str | None
 
 
 class _Options(_AnyOptions, total=False):
@@ -119,7 +118,6 @@ def register(
     replicated: bool = False,
     needs_weights: bool = True,
     pad_to_multiple: int | None = None,
-    pad_mask: str | None = None,
 ) -> Any:
     """Make a worker method callable through the group, as ``group.<method>(...)``.
 
@@ -139,10 +137,8 @@ def register(
         replicated: True if every rank has to return an equal value, which debug mode checks.
         needs_weights: False if the method may run while the accepted weights of its role mix versions, after a sync
             failed; other methods raise ``WeightsTorn`` then.
-        pad_to_multiple: pad each rank's rows up to a multiple of this number. Padding is removed from outputs that have
-            a row for each row.
-        pad_mask: name of a keyword argument that receives a bool tensor, True for real rows; None in a call on a single
-            rank, which pads no rows.
+        pad_to_multiple: pad each rank's rows up to a multiple of this number, by repeating them. Padding is removed
+            from outputs that have a row for each row. In a column of ids, an id that comes twice is padding.
 
     Raises:
         DeclarationError: if the mode is unknown, ``collect`` or padding does not fit the mode, or the decorated object
@@ -153,7 +149,7 @@ def register(
     if isinstance(dispatch_mode, _NO_METHODS) or hasattr(dispatch_mode, "__wrapped__"):
         raise _no_method(dispatch_mode)
     mode = _mode(dispatch_mode, execute_mode, collect)
-    _check_padding(mode, pad_to_multiple, pad_mask)
+    _check_padding(mode, pad_to_multiple)
     partial = MethodSpec(
         name="",
         mode=mode,
@@ -165,7 +161,6 @@ def register(
         replicated=replicated,
         needs_weights=needs_weights,
         pad_to_multiple=pad_to_multiple,
-        pad_mask=pad_mask,
     )
 
     def mark(function: F) -> F:
@@ -188,15 +183,11 @@ def _mode(dispatch_mode: Any, execute_mode: Any, collect: Collect | None) -> Mod
     return collecting(mode, collect, one_rank=execute_mode is Execute.RANK_ZERO)
 
 
-def _check_padding(mode: Mode, multiple: Any, mask: str | None) -> None:
+def _check_padding(mode: Mode, multiple: Any) -> None:
     if multiple is not None and (isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1):
         raise DeclarationError(f"px.register: pad_to_multiple={multiple!r}; expected a whole number from 1")
     if multiple is not None and mode.kind != "rows":
         raise DeclarationError(f"px.register: {mode!r} splits no rows; leave pad_to_multiple= out")
-    if mask is not None and multiple is None:
-        raise DeclarationError(
-            f"px.register: pad_mask={mask!r} without pad_to_multiple=: nothing would be padded"
-        )
 
 
 #: Types of objects, other than functions, that decorators of the standard library return.

@@ -25,7 +25,6 @@ class MethodSpec:
     rerun_on_restart: bool = False
     replicated: bool = False
     pad_to_multiple: int | None = None
-    pad_mask: str | None = None
     to_device: bool = False
     is_async: bool = False
     needs_weights: bool = True

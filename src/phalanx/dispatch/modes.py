@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,12 +27,7 @@ from phalanx.dispatch.split import Cut, even_sizes, refuse_unclear_rows, row_ops
 from phalanx.errors import DispatchError
 from phalanx.topology.balance import balanced_partition
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
-from phalanx.wire.lazy import is_tensor, lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from phalanx.wire.lazy import is_tensor
 
 _SCALARS = (bool, int, float, complex, type(None))
 
@@ -57,7 +52,7 @@ def plan(
         ranks: slice of the group to call, in order; None: all ranks. The call treats the slice as a group of its size;
             in mesh modes it has to cover complete dp coordinates.
         materialize: function that waits for a future if the mode must read its value: for custom modes, ``balance``,
-            ``group_size``, ``pad_mask``, padding if no other argument has rows, a future in place of a list.
+            ``group_size``, padding if no other argument has rows, a future in place of a list.
         handle: group that is passed to custom functions; default: ``target``.
 
     Raises:
@@ -286,16 +281,16 @@ def _described(value: Any) -> str:
 
 def _plan_rows(call: CallInput) -> CallPlan:
     """Plan a call whose rows are split over the recipients. Rows of futures are split by the ranks that get them."""
-    mode, pad, mask = call.mode, call.spec.pad_to_multiple, call.spec.pad_mask
+    mode, pad = call.mode, call.spec.pad_to_multiple
     recipients, parts = _recipients(call), _Parts.of(call)
-    if parts.futures and (mode.balance or mode.group_size > 1 or mask or (pad and parts.rows is None)):
+    if parts.futures and (mode.balance or mode.group_size > 1 or (pad and parts.rows is None)):
         call = call.settled()  # these options need the rows, or their number to remove padding
         parts = _Parts.of(call)
     if parts.rows is None:  # only futures have rows; or there are no rows, and every rank gets the same
         cut, facts = Cut([0] * recipients.count), {}
     else:
         cut = _cut(call, recipients.count, parts.rows)
-        facts = _row_facts(call, recipients, cut)
+        facts = _row_facts(recipients, cut)
     return call.planned(
         lambda argument: parts.given(argument, recipients, cut),
         recipients.take,
@@ -374,7 +369,7 @@ def _cut(call: CallInput, count: int, rows: int) -> Cut:
     return Cut([len(part) for part in indices], indices, pad)
 
 
-def _row_facts(call: CallInput, recipients: Recipients, cut: Cut) -> dict[str, Any]:
+def _row_facts(recipients: Recipients, cut: Cut) -> dict[str, Any]:
     """Return the keyword arguments of ``CallInput.planned`` that describe the rows of each rank."""
     sizes, pad = recipients.spread(cut.sizes), cut.pad_to_multiple
     real = [sizes[position] for position in recipients.take]
@@ -382,11 +377,7 @@ def _row_facts(call: CallInput, recipients: Recipients, cut: Cut) -> dict[str, A
     if pad is not None and any(size % pad for size in real):
         given = recipients.spread(cut.given)
         trim = [(given[position], sizes[position]) for position in recipients.take]
-    facts: dict[str, Any] = {"rows": sizes, "taken_rows": real, "trim": trim, "order": cut.order}
-    if call.spec.pad_mask is not None:
-        masks = [torch.arange(given) < size for given, size in zip(cut.given, cut.sizes, strict=True)]
-        facts["mask"] = recipients.deal(masks)
-    return facts
+    return {"rows": sizes, "taken_rows": real, "trim": trim, "order": cut.order}
 
 
 def _lengths(call: CallInput, balance: str | Callable[..., Any], rows: int) -> list[float]:

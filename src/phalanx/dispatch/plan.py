@@ -179,7 +179,6 @@ class CallInput:
         taken_rows: Sequence[int] | None = None,
         trim: Sequence[tuple[int, int]] | None = None,
         order: Sequence[int] | None = None,
-        mask: Same | Each | None = None,
         shared: tuple[Any, ...] = (),
         pieces: Sequence[int] | None = None,
     ) -> CallPlan:
@@ -190,7 +189,6 @@ class CallInput:
             collect: replaces ``collect`` of the mode, unless the mode drops all outputs.
             rows, shared, pieces: as in ``CallPlan``.
             taken_rows, trim, order: ``rows``, ``trim`` and ``order`` of ``GatherPlan``.
-            mask: value of the method's mask of padded rows; None if no row is padded.
         """
         own = self.spec.mode.collect
         chosen = own if collect is None or own == "none" else collect
@@ -203,8 +201,6 @@ class CallInput:
         gather = GatherPlan(chosen, take, trim, order, taken_rows, ranks)
         values, count = [given(argument) for argument in self.arguments()], len(self.args)
         kwargs = dict(zip(self.kwargs, values[count:], strict=True))
-        if self.spec.pad_mask is not None:
-            kwargs.setdefault(self.spec.pad_mask, mask or Same(None))
         return CallPlan(self.ranks, tuple(values[:count]), kwargs, gather, rows, shared, pieces)
 
     def settled(self) -> CallInput:
@@ -243,16 +239,10 @@ def check_signature(spec: MethodSpec, args: tuple[Any, ...], kwargs: dict[str, A
     signature = spec.signature
     if signature is None:
         return
-    if not kwargs and spec.pad_mask is None and len(args) in spec.positional_counts:
+    if not kwargs and len(args) in spec.positional_counts:
         return
-    mask = {} if spec.pad_mask is None else {spec.pad_mask: None}
-    if mask.keys() & kwargs.keys():
-        raise DispatchError(
-            f"{spec.name}(): {spec.pad_mask!r} was given, but it is the mask of padded rows (pad_mask=), "
-            "which the call fills in itself; leave it out"
-        )
     try:
-        signature.bind(*args, **kwargs, **mask)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
         raise DispatchError(
             f"{spec.name}(): {error}; the method is {spec.name}{signature}. Nothing was sent"
