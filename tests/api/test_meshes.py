@@ -30,11 +30,6 @@ class Model(px.Worker):
         self.calls.append(x)
         return [self.rank, *x]
 
-    @px.register(px.Dispatch.mesh(leader_only=True))
-    def led(self, x: Any, scale: int = 1) -> tuple[Any, int]:
-        self.calls.append((x, scale))
-        return x, scale
-
     @px.register(px.Dispatch.mesh(pp_as_dp=True))
     def staged(self, x: list[int]) -> list[int]:
         return [self.rank, *x]
@@ -111,14 +106,6 @@ def test_indexing_a_rank_calls_its_complete_dp_coordinate_or_its_stage(group: An
     assert group[0].silent() is None
 
 
-def test_leader_only_arguments_of_one_coordinate_reach_its_leader_unchanged(group: Any) -> None:
-    batch = {"a": [1, 2, 3], "b": [1, 2]}  # columns of different lengths
-
-    group[7].led(batch, scale=3)
-
-    assert group.taken()[2:4] == [[(batch, 3)], [(None, 3)]]
-
-
 def test_any_calls_one_complete_dp_coordinate(group: Any) -> None:
     assert group.any.update([7]) in ([4, 7], [6, 7])
     assert [len(calls) for calls in group.taken()] in ([1, 1, 0, 0] * 2, [0, 0, 1, 1] * 2)
@@ -149,8 +136,6 @@ def test_a_slice_of_complete_coordinates_splits_rows_over_them(backend: str) -> 
 
         assert group[2:6].update([7, 8]) == [2, 7, 4, 8]
         assert group.taken() == [[], [], [[7]], [[7]], [[8]], [[8]]]
-        assert group[4:6].led([1, 2]) == ([1, 2], 1)
-        assert group.taken()[4:] == [[([1, 2], 1)], [(None, 1)]]
         alone = px.WorkerGroup(pool[0:2], Model, mesh=px.Mesh(dp=2))
         assert alone.rank(1).update([7]) == [1, 7]  # without peers, a process is its coordinate
 
@@ -186,14 +171,9 @@ def test_a_shard_is_encoded_and_stored_once_for_all_of_its_peers_and_rows_keep_t
     assert seen(group) == [halves[MESH.coordinate(rank, "dp")] for rank in range(8)]
 
 
-def test_all_ranks_are_called_for_fewer_rows_than_coordinates_and_only_leaders_get_shards(
-    group: Any,
-) -> None:
+def test_all_ranks_are_called_for_fewer_rows_than_coordinates(group: Any) -> None:
     group.rows(torch.arange(1))
     assert len(seen(group)) == 8
-    group.led(torch.arange(4))
-    pieces = [None if piece is None else piece.tolist() for piece, _ in seen(group)]
-    assert pieces == [[0, 1], None, [2, 3], None, None, None, None, None]
 
 
 def test_a_mesh_registered_by_workers_has_its_own_dp_coordinates(group: Any) -> None:

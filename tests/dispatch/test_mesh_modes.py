@@ -20,13 +20,12 @@ from tests.dispatch.support import FakeTarget, by_rank, meshed, run, spec_of
 EIGHT = meshed(pp=2, dp=2, tp=2)
 
 
-def test_only_leaders_get_rows_and_all_ranks_get_replicated_values() -> None:
-    spec = spec_of(Dispatch.mesh("actor", leader_only=True))
+def test_ranks_of_a_coordinate_get_its_rows_and_all_ranks_get_replicated_values() -> None:
+    spec = spec_of(Dispatch.mesh("actor"))
     call = plan(spec, EIGHT, (torch.arange(6),), {"scale": 2, "table": replicate([1])})
-    leaders = [rank for rank, args, _ in by_rank(call) if args[0] is not None]
-    assert [EIGHT.mesh().coordinates(rank) for rank in leaders] == [
-        {"pp": 0, "dp": 0, "tp": 0},
-        {"pp": 0, "dp": 1, "tp": 0},
+    coordinates = [EIGHT.mesh().coordinate(rank, "dp") for rank in range(8)]
+    assert [args[0].tolist() for _, args, _ in by_rank(call)] == [
+        [3 * dp, 3 * dp + 1, 3 * dp + 2] for dp in coordinates
     ]
     assert all(kwargs["scale"] == 2 and kwargs["table"] == [1] for _, _, kwargs in by_rank(call))
 

@@ -67,14 +67,6 @@ class MLPWorker(MegatronWorker):
             return schedule.step(x.detach())
         return schedule.step(target=y_grad)
 
-    @px.register(px.Dispatch.mesh(leader_only=True))
-    def from_leader(self, x: torch.Tensor) -> torch.Tensor:
-        received = [x]
-        group = parallel_state().get_model_parallel_group()
-        torch.distributed.broadcast_object_list(received, group=group, group_src=0)
-        self.received = received[0]
-        return self.received
-
     @px.register(px.Dispatch.mesh())
     def places(self, x: torch.Tensor) -> torch.Tensor:
         return torch.full_like(x, self.rank)
@@ -153,14 +145,6 @@ def test_forward_and_backward_equal_one_process(layout: MegatronWorkerGroup) -> 
         close([x_grad for _, x_grad in outputs], [one.grad for one in x])
     for layer, gradients in zip(model, stage_weights(layout, "get_gradients"), strict=True):
         close(gradients, {name: parameter.grad for name, parameter in layer.named_parameters()})
-
-
-@pytest.mark.parametrize("layout", [TP2_DP2], indirect=True)
-def test_rows_sent_only_to_leaders_reach_their_peers(layout: MegatronWorkerGroup) -> None:
-    rows = torch.arange(6.0)
-    assert torch.equal(layout.from_leader(rows), rows)
-    received = layout.run(lambda worker: worker.received.tolist())
-    assert received == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
 
 
 def test_a_tp_size_that_does_not_divide_the_ranks_is_refused(group: MegatronWorkerGroup) -> None:

@@ -163,7 +163,7 @@ def explain_call(
         mode=repr(mode),
         waits=spec.blocking,
         arguments=tuple(_arguments(selection.core, spec, plan, args, kwargs)),
-        ranks=tuple(_ranks(selection.core, spec, plan, mesh)),
+        ranks=tuple(_ranks(selection.core, plan, mesh)),
         collected=_collected(plan, spec, mesh),
         notes=(*([replicated] if spec.replicated else []), *([_streams(plan)] if spec.streams else [])),
     )
@@ -180,7 +180,7 @@ def _streams(plan: CallPlan) -> str:
     return f"The method yields: an output is the list of a rank's items; {one_by_one}"
 
 
-def _ranks(core: Group, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankInfo]:
+def _ranks(core: Group, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankInfo]:
     """Describe each rank, with its rows if rows are split and the plan has their number."""
     gather, pieces, rows_by_piece = plan.gather, plan.pieces or (), dict[int, int]()
     if plan.rows is not None:
@@ -188,12 +188,9 @@ def _ranks(core: Group, spec: MethodSpec, plan: CallPlan, mesh: Mesh | None) -> 
     starts = [0, *accumulate(rows_by_piece[piece] for piece in range(len(rows_by_piece)))]
     trims = zip(gather.take, gather.trim or (), strict=False)
     padded = {pieces[position]: given for position, (given, _) in trims} if pieces else {}
-    columns = [argument for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Each)]
-    leader_only = spec.mode.leader_only
     for position, rank in enumerate(plan.ranks):
         rows: dict[str, Any] = {}
-        is_peer = leader_only and all(column.values[position] is None for column in columns)  # of a leader
-        if rows_by_piece and not is_peer:
+        if rows_by_piece:
             piece = pieces[position]
             start, stop = starts[piece : piece + 2]
             rows = {"rows": rows_by_piece[piece], "given_rows": padded.get(piece, rows_by_piece[piece])}

@@ -46,7 +46,6 @@ class DispatchMode(Generic[K]):
         pp_as_dp: True if the pp axis counts as part of dp.
         balance: column (or function of the call's arguments) whose sum of values per row is balanced over dp.
         group_size: number of consecutive rows that stay together.
-        leader_only: True if only the first rank of each dp coordinate gets the shard, and its peers get ``None``.
         dispatch_fn: ``dispatch_fn(group, *args, **kwargs) -> (args, kwargs)`` of a custom mode. It returns a list with
             an element per rank for every argument. ``collect`` is then a function of (group, outputs by rank).
     """
@@ -58,7 +57,6 @@ class DispatchMode(Generic[K]):
     pp_as_dp: bool = False
     balance: str | Callable[..., Any] | None = None
     group_size: int = 1
-    leader_only: bool = False
     dispatch_fn: Callable[..., Any] | None = None
 
     def __repr__(self) -> str:
@@ -144,7 +142,6 @@ class Dispatch(metaclass=_DispatchNames):
         pp_as_dp: bool = False,
         balance: str | Callable[..., Any] | None = None,
         group_size: int = 1,
-        leader_only: bool = False,
     ) -> DispatchMode[Whole]:
         """Return a mode that splits rows over the dp axis of a mesh; tp, pp and cp peers get the same shard.
 
@@ -153,7 +150,6 @@ class Dispatch(metaclass=_DispatchNames):
             pp_as_dp: True to count pp as part of dp, so that each pp stage gets its own rows.
             balance: column, or function of the arguments that returns a value per row, whose sum is balanced over dp.
             group_size: number of consecutive rows to keep together.
-            leader_only: True to send the rows to the first rank of each dp coordinate, and ``None`` to its peers.
 
         Raises:
             DeclarationError: if ``group_size`` is not an integer of at least 1, or ``name`` is not a string.
@@ -165,7 +161,7 @@ class Dispatch(metaclass=_DispatchNames):
         if not isinstance(name, str):
             raise DeclarationError(f"Dispatch.mesh({name!r}): expected the name of a mesh as text")
         title = f"mesh({name!r})"
-        return DispatchMode("rows", "join", title, name, pp_as_dp, balance, group_size, leader_only)
+        return DispatchMode("rows", "join", title, name, pp_as_dp, balance, group_size)
 
 
 class Execute(enum.Enum):

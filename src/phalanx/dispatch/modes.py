@@ -80,13 +80,7 @@ def plan_one(
     call = CallInput(spec, target, args, kwargs, _called(target, ranks))
     if len(ranks) == 1 or spec.mode.mesh is None:
         return _plan_rank_zero(call)
-    recipients = _over_mesh(call)
-
-    def given(argument: Argument) -> Same | Each:
-        has_rows = any(map(_differs, _flattened(call, argument)[0]))
-        return recipients.deal([unwrap(argument.value)]) if has_rows else _same(argument)
-
-    return call.planned(given if spec.mode.leader_only else _same, recipients.take, collect="first")
+    return call.planned(_same, _over_mesh(call).take, collect="first")
 
 
 def dealt_or_same(count: int, values: Sequence[Any]) -> Mode:
@@ -130,18 +124,15 @@ class Recipients:
     """Assignment of ``count`` pieces to ranks: the rank at position ``p`` of the call's ranks gets piece ``of[p]``.
 
     If ``of`` is a range, position ``p`` gets piece ``p``. ``take`` are the positions whose outputs are collected, in
-    the order of the pieces. If ``leaders`` is given, only these positions get their piece, and their peers get None.
+    the order of the pieces.
     """
 
     count: int
     of: Sequence[int]
     take: Sequence[int]
-    leaders: frozenset[int] | None = None
 
     def deal(self, pieces: Sequence[Any]) -> Each:
         """Return the argument that gives each rank its piece. Peers share the same object."""
-        if self.leaders is not None:
-            return Each([pieces[i] if p in self.leaders else None for p, i in enumerate(self.of)])
         return Each(self.spread(pieces))
 
     def spread(self, by_piece: Sequence[Any]) -> Sequence[Any]:
@@ -159,18 +150,16 @@ def _recipients(call: CallInput) -> Recipients:
 
 def _over_mesh(call: CallInput) -> Recipients:
     mesh, dp_axes = _mesh(call), _dp_axes(call)
-    groups, collectors, leaders = mesh.dp_groups(dp_axes), mesh.collectors(dp_axes), mesh.leaders(dp_axes)
+    groups, collectors = mesh.dp_groups(dp_axes), mesh.collectors(dp_axes)
     if not isinstance(call.ranks, range):
         chosen = _called_coordinates(call, groups)
         groups, collectors = [groups[i] for i in chosen], [collectors[i] for i in chosen]
-        leaders = [leaders[i] for i in chosen]
     position = {rank: place for place, rank in enumerate(call.ranks)}
     of = [0] * len(call.ranks)
     for piece, ranks in enumerate(groups):
         for rank in ranks:
             of[position[rank]] = piece
-    led = frozenset(position[rank] for rank in leaders) if call.mode.leader_only else None
-    return Recipients(len(groups), of, [position[rank] for rank in collectors], led)
+    return Recipients(len(groups), of, [position[rank] for rank in collectors])
 
 
 def _called_coordinates(call: CallInput, groups: Sequence[Sequence[int]]) -> list[int]:

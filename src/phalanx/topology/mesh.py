@@ -161,7 +161,7 @@ class Mesh:
         return self.ranks(**others)
 
     def dp_groups(self, dp_axes: Sequence[str] = DP) -> tuple[tuple[int, ...], ...]:
-        """Return, for each dp coordinate in order, its ranks in order of their other coordinates, leader first.
+        """Return, for each dp coordinate in order, its ranks in order of their other coordinates.
 
         ``dp_axes`` are the axes that count as dp, slowest first. With :data:`PP_AS_DP`, piece ``dp * pp_size + pp``
         belongs to (dp, pp), the order of verl's ``MEGATRON_PP_AS_DP``. All ranks of a mesh that lacks these axes form a
@@ -175,10 +175,6 @@ class Mesh:
     def collectors(self, dp_axes: Sequence[str] = DP) -> tuple[int, ...]:
         """Return the rank of each dp coordinate whose output is collected: last pp stage, 0 along the other axes."""
         return self._groups(tuple(dp_axes))[1]
-
-    def leaders(self, dp_axes: Sequence[str] = DP) -> tuple[int, ...]:
-        """Return the first rank of each dp coordinate: 0 along the other axes."""
-        return self._groups(tuple(dp_axes))[2]
 
     def __repr__(self) -> str:
         inner = ", ".join(f"{name}={size}" for name, size in self.sizes)
@@ -211,7 +207,7 @@ class Mesh:
         return self._table[rank]
 
     def _groups(self, dp_axes: tuple[str, ...]) -> tuple[Any, ...]:
-        """Return (groups, collectors, leaders). Cached for calls, since 4096 ranks take milliseconds."""
+        """Return (groups, collectors). Cached for calls, since 4096 ranks take milliseconds."""
         if dp_axes not in self._group_cache:
             self._group_cache[dp_axes] = self._compute_groups(dp_axes)
         return self._group_cache[dp_axes]
@@ -233,7 +229,6 @@ class Mesh:
         return (
             tuple(tuple(bucket.values()) for bucket in ordered),
             tuple(bucket[last] for bucket in ordered),
-            tuple(bucket[(0,) * len(others)] for bucket in ordered),
         )
 
     def _known_shape(self) -> tuple[int, ...]:
