@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import signal
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +13,6 @@ from phalanx.compat.verl.single_controller.base.decorator import (
     get_predefined_dispatch_fn,
     get_predefined_execute_fn,
 )
-from phalanx.errors import GroupClosed
-
-_log = logging.getLogger(__name__)
 
 
 class ResourcePool:
@@ -75,20 +67,6 @@ class ClassWithInitArgs:
         return self.cls(*self.args, **self.kwargs)
 
 
-def check_workers_alive(workers: list[Any], is_alive: Callable[[Any], bool], gap_time: float = 1) -> None:
-    """Check the workers every ``gap_time`` seconds. Raise SIGABRT in this process if a worker died.
-
-    Returns when ``is_alive`` raises GroupClosed: this process left the cluster, and the workers ended with it.
-    """
-    with contextlib.suppress(GroupClosed):
-        while True:
-            for worker in workers:
-                if not is_alive(worker):
-                    _log.warning("worker %s is not alive: aborting this process", worker)
-                    signal.raise_signal(signal.SIGABRT)
-            time.sleep(gap_time)
-
-
 class WorkerGroup:
     """Base class of groups: the workers, and registered methods as attributes."""
 
@@ -104,32 +82,11 @@ class WorkerGroup:
         self._collect_info: dict[str, list[bool]] = {}
         self._master_addr: str | None = None
         self._master_port: str | None = None
-        self._checker_thread: threading.Thread | None = None
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self._workers)
-
-    def _is_worker_alive(self, worker: Any) -> bool:
-        raise NotImplementedError(
-            "WorkerGroup._is_worker_alive called, should be implemented in derived class. Use RayWorkerGroup"
-        )
-
-    def _block_until_all_workers_alive(self) -> None:
-        while not all(map(self._is_worker_alive, self._workers)):
-            time.sleep(1)
-
-    def start_worker_aliveness_check(self, every_n_seconds: float = 1) -> None:
-        """Start a thread that aborts this process (SIGABRT) if a worker dies."""
-        self._block_until_all_workers_alive()
-        self._checker_thread = threading.Thread(
-            target=check_workers_alive,
-            args=(self._workers, self._is_worker_alive, every_n_seconds),
-            name="worker-aliveness-check",
-            daemon=True,
-        )
-        self._checker_thread.start()
 
     def _bind_worker_method(self, user_defined_cls: type, func_generator: Callable[..., Any]) -> list[str]:
         """Add every registered method of a class as an attribute of this group.

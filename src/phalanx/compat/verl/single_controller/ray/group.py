@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from phalanx.backends.ray import private
 from phalanx.backends.ray.cluster import Connection
 from phalanx.compat.verl.errors import CheckFailed
 from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     # This module loads the runtime.
     from phalanx.compat.verl.single_controller.ray.native import Call, StartedRanks, TrackedCalls
 
-_OF_THIS_PROCESS = ("_checker_thread", "_connection", "wg_dict", "_calls", "_started", "_made")
+_OF_THIS_PROCESS = ("_connection", "wg_dict", "_calls", "_started", "_made")
 """Attributes that are not copied to other groups of the same workers."""
 
 
@@ -306,12 +305,6 @@ class RayWorkerGroup(WorkerGroup):
                 error.__notes__ = [*getattr(error, "__notes__", []), note]
             raise
 
-    def _is_worker_alive(self, worker: Any) -> bool:
-        self._check_cluster()
-        alive = private.actor_states()(private.actor_id(worker)) != private.DEAD
-        self._check_cluster()  # workers that end with their cluster did not die
-        return alive
-
     @property
     def worker_names(self) -> list[str]:
         """The actors' names, by rank."""
@@ -359,7 +352,6 @@ def _rebuild(cls: type[Any], state: dict[str, Any], roles: list[str]) -> Any:
     group = cls.__new__(cls)
     group.__dict__.update(
         state,
-        _checker_thread=None,
         _connection=Connection(),
         wg_dict=None,
         _calls=None,
