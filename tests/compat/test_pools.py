@@ -69,13 +69,10 @@ def group_on(pool: RayResourcePool, **options: Any) -> RayWorkerGroup:
     return RayWorkerGroup(pool, RayClassWithInitArgs(Where), **options)
 
 
-def test_a_pool_without_a_backend_counts_its_nodes_and_local_ranks() -> None:
+def test_a_pool_without_a_backend_counts_its_processes() -> None:
     pool = ResourcePool([2, 3], max_colocate_count=4)
-    pool.add_node(1)
 
-    assert (pool.world_size, pool.store, pool()) == (6, [2, 3, 1], [2, 3, 1])
-    assert pool.local_world_size_list() == [2, 2, 3, 3, 3, 1]
-    assert pool.local_rank_list() == [0, 1, 0, 1, 2, 0]
+    assert (pool.world_size, pool.store) == (5, [2, 3])
 
 
 def test_placement_groups_are_named_after_prefix_and_shape(make: Make) -> None:

@@ -96,6 +96,10 @@ class Adder(Worker):
     def split_later(self, data: DataProto) -> DataProto:
         return self._add(data, self.rank)
 
+    @register(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
+    def split_for(self, function: Callable[..., Any], data: DataProto) -> DataProto:
+        return function(self, data)
+
     @register(OVER_DP)
     def mesh(self, data: Any) -> Any:
         return self._add(data, self.rank // 2)
@@ -193,8 +197,8 @@ def case_a_function_goes_to_all_and_rows_are_split(group: Any) -> None:
         data.batch["a"] += worker.rank
         return data
 
-    assert values(group.execute_with_func_generator(mark, rows(8))) == added(8, 2)
-    assert values(group.execute_with_func_generator(mark, padded(5))) == added(5, 2)
+    assert values(group.split_for(mark, rows(8))) == added(8, 2)
+    assert values(group.split_for(mark, padded(5))) == added(5, 2)
 
 
 def case_futures_are_values_and_arguments(group: Any) -> None:
@@ -260,9 +264,9 @@ def case_arguments_that_do_not_fit_are_refused(group: Any) -> None:
     refused = [
         *((group.split, value) for value in (3, "text", torch.zeros(4))),
         (group.split_later, [rows(4)]),
-        (group.execute_with_func_generator, rows(4)),
-        (group.execute_with_func_generator, len, rows(4)),
-        (group.execute_with_func_generator, lambda worker, data: data, 5),
+        (group.split_for, rows(4)),
+        (group.split_for, len, rows(4)),
+        (group.split_for, lambda worker, data: data, 5),
         (functions["collect_fn"], group, [1] * 4),
         (functions["dispatch_fn"], group, padded(3), padded(5)),
     ]

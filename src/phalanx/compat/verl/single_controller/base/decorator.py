@@ -1,16 +1,17 @@
 """``@register`` and the dispatch modes: the names of ``verl.single_controller.base.decorator``.
 
-The functions of each mode are in a table that users may extend and change: ``DISPATCH_MODE_FN_REGISTRY``. They are
-defined in ``dispatch_functions``, and can be imported from this module, too.
+The functions of each mode are in a table that users may change: ``DISPATCH_MODE_FN_REGISTRY``. They are defined in
+``dispatch_functions``, and can be imported from this module, too.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from functools import partial, wraps
-from typing import Any, ClassVar
+from typing import Any
 
 from phalanx.compat.verl import overlay
 from phalanx.compat.verl.batches import is_future
@@ -41,99 +42,27 @@ from phalanx.compat.verl.single_controller.base.dispatch_functions import (  # n
 MAGIC_ATTR = "attrs_3141562937"
 
 
-class DynamicEnumMeta(type):
-    """Metaclass with iteration, ``in`` and ``[name]`` over the members of a ``DynamicEnum``."""
+class Dispatch(Enum):
+    """Dispatch modes, with verl's numbers: the split of arguments and the join of results."""
 
-    _registry: dict[str, Any]
-
-    def __iter__(cls) -> Iterator[Any]:
-        return iter(list(cls._registry.values()))
-
-    def __contains__(cls, item: object) -> bool:
-        return item in cls._registry if isinstance(item, str) else item in cls._registry.values()
-
-    def __getitem__(cls, name: str) -> Any:
-        return cls._registry[name]
-
-    def names(cls) -> list[str]:
-        """Return the members' names, in order of registration."""
-        return list(cls._registry)
+    RANK_ZERO = 0
+    ONE_TO_ALL = 1
+    ALL_TO_ALL = 2
+    DP_COMPUTE = 3
+    DP_COMPUTE_PROTO = 4
+    DP_COMPUTE_PROTO_WITH_FUNC = 5
+    DP_COMPUTE_METRIC = 6
+    DIRECT_ROLLOUT_METHOD = 7
+    # Modes of verl's earlier line.
+    MEGATRON_COMPUTE = 8
+    MEGATRON_COMPUTE_PROTO = 9
 
 
-class DynamicEnum(metaclass=DynamicEnumMeta):
-    """An enumeration to which members can be added. Members are class attributes and are pickled by name."""
-
-    _registry: ClassVar[dict[str, Any]] = {}
-    _next_value: ClassVar[int] = 0
-
-    def __init__(self, name: str, value: int) -> None:
-        self.name = name
-        self.value = value
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}.{self.name}: {self.value}>"
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return getattr, (type(self), self.name)
-
-    @classmethod
-    def register(cls, name: str) -> Any:
-        """Add a member and return it.
-
-        Raises:
-            ValueError: if the name is taken.
-        """
-        key = name.upper()
-        if key in cls._registry:
-            raise ValueError(f"{key} already registered in {cls.__name__}; its members are {cls.names()}")
-        member = cls(key, cls._next_value)
-        cls._registry[key] = member
-        setattr(cls, key, member)
-        cls._next_value += 1
-        return member
-
-    @classmethod
-    def remove(cls, name: str) -> Any:
-        """Remove a member and return it. Its value is not used again.
-
-        Raises:
-            KeyError: if no member has that name.
-        """
-        member = cls._registry.pop(name.upper())
-        delattr(cls, name.upper())
-        return member
-
-
-class Dispatch(DynamicEnum):
-    """Dispatch modes: the split of arguments and the join of results."""
-
-    _registry: dict[str, Any] = {}
-    _next_value: int = 0
-
-
-class Execute(DynamicEnum):
+class Execute(Enum):
     """Execute modes: the ranks that run a method."""
 
-    _registry: dict[str, Any] = {}
-    _next_value: int = 0
-
-
-for _name in ("ALL", "RANK_ZERO"):
-    Execute.register(_name)
-# The order gives the modes verl's numbers. The Megatron modes are of verl's earlier line.
-for _name in (
-    "RANK_ZERO",
-    "ONE_TO_ALL",
-    "ALL_TO_ALL",
-    "DP_COMPUTE",
-    "DP_COMPUTE_PROTO",
-    "DP_COMPUTE_PROTO_WITH_FUNC",
-    "DP_COMPUTE_METRIC",
-    "DIRECT_ROLLOUT_METHOD",
-    "MEGATRON_COMPUTE",
-    "MEGATRON_COMPUTE_PROTO",
-):
-    Dispatch.register(_name)
+    ALL = 0
+    RANK_ZERO = 1
 
 
 def _pair(dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
@@ -174,36 +103,6 @@ def get_predefined_execute_fn(execute_mode: Any) -> dict[str, str]:
     return _EXECUTE_FN[execute_mode]
 
 
-def register_dispatch_mode(
-    dispatch_mode_name: str, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
-) -> None:
-    """Add a mode, named ``Dispatch.<dispatch_mode_name>``.
-
-    Raises:
-        ValueError: if a mode has this name.
-    """
-    mode = Dispatch.register(dispatch_mode_name)
-    _check_dispatch_mode(mode)
-    DISPATCH_MODE_FN_REGISTRY[mode] = _pair(dispatch_fn, collect_fn)
-
-
-def update_dispatch_mode(
-    dispatch_mode: Any, dispatch_fn: Callable[..., Any], collect_fn: Callable[..., Any]
-) -> None:
-    """Replace a mode's functions. Existing groups keep the old functions.
-
-    Raises:
-        CheckFailed: if there is no such mode.
-    """
-    _check_dispatch_mode(dispatch_mode)
-    if isinstance(dispatch_mode, dict) or dispatch_mode not in DISPATCH_MODE_FN_REGISTRY:
-        raise CheckFailed(
-            f"dispatch_mode {dispatch_mode} not found: only one that is in DISPATCH_MODE_FN_REGISTRY can be updated; "
-            "register_dispatch_mode(name, ...) adds one"
-        )
-    DISPATCH_MODE_FN_REGISTRY[dispatch_mode] = _pair(dispatch_fn, collect_fn)
-
-
 def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable[..., Any]]:
     """Return a mode that splits rows over the dp ranks that the workers registered for ``mesh_name``."""
     return _pair(
@@ -223,7 +122,7 @@ def _check_dispatch_mode(dispatch_mode: Any) -> None:
     elif not isinstance(dispatch_mode, Dispatch):
         raise CheckFailed(
             f"dispatch_mode must be a Dispatch or a Dict. Got {dispatch_mode}; expected one of "
-            f"{', '.join(Dispatch.names())}, or a dict with dispatch_fn and collect_fn"
+            f"{', '.join(Dispatch.__members__)}, or a dict with dispatch_fn and collect_fn"
         )
 
 

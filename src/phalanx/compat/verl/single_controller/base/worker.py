@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.compat.verl.devices import visible_devices_variable
 from phalanx.compat.verl.errors import CheckFailed
-from phalanx.compat.verl.single_controller.base.decorator import Dispatch, Execute, register
+from phalanx.compat.verl.single_controller.base.decorator import Dispatch, register
 
 
 @dataclass
@@ -33,76 +30,23 @@ class DistGlobalInfo:
     cp_size: int
 
 
-class WorkerHelper:
-    """Addresses of this process's node."""
-
-    @staticmethod
-    def _get_node_ip() -> str:
-        import ray
-
-        return ray.util.get_node_ip_address().strip("[]")
-
-    @staticmethod
-    def _get_free_port() -> int:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return probe.getsockname()[1]
-
-    def get_available_master_addr_port(self) -> tuple[str, str]:
-        """Return this node's address and a free port, which another process may take before it is used."""
-        return self._get_node_ip(), str(self._get_free_port())
-
-
-class Worker(WorkerHelper):
+class Worker:
     """Base class of workers. Rank and world size come from the process's environment."""
 
     fused_worker_attr_name = "fused_worker_dict"
 
-    @classmethod
-    def env_keys(cls) -> list[str]:
-        """Return the variables that describe a rank."""
-        return [
-            "WORLD_SIZE",
-            "RANK",
-            "LOCAL_WORLD_SIZE",
-            "LOCAL_RANK",
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            visible_devices_variable(),
-        ]
-
-    def __init__(self, cuda_visible_devices: str | None = None) -> None:
+    def __init__(self) -> None:
         missing = [name for name in ("WORLD_SIZE", "RANK") if name not in os.environ]
         if missing:
             raise KeyError(
                 f"{', '.join(missing)} not set: {type(self).__name__} is made by a RayWorkerGroup, which sets them; "
-                "to create a worker without a group, in a test, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+                "to create a worker without a group, in a test, set RANK and WORLD_SIZE"
             )
-        store = {
-            "_world_size": int(os.environ["WORLD_SIZE"]),
-            "_rank": int(os.environ["RANK"]),
-            "_local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            "_local_rank": int(os.environ.get("LOCAL_RANK", "0")),
-            "_master_addr": os.environ.get("MASTER_ADDR"),
-            "_master_port": os.environ.get("MASTER_PORT"),
-        }
-        if cuda_visible_devices is not None:
-            store[f"_{self.env_keys()[-1].lower()}"] = cuda_visible_devices
-        self._configure_with_store(store)
+        self._world_size = int(os.environ["WORLD_SIZE"])
+        self._rank = int(os.environ["RANK"])
         self.fused_worker_dict: dict[str, Any] = {}
         self.__dispatch_dp_rank: dict[str, int] = {}
         self.__collect_dp_rank: dict[str, bool] = {}
-
-    def _configure_with_store(self, store: dict[str, Any]) -> None:
-        """Set attributes and variables of the rank from ``store``, whose keys are ``_<variable in lower case>``."""
-        for key in self.env_keys():
-            attribute = f"_{key.lower()}"
-            value = store.get(attribute)
-            setattr(self, attribute, value)
-            if value is not None:
-                os.environ[key] = str(value)
-        address = store.get("_master_addr")
-        os.environ["REDIS_STORE_SERVER_HOST"] = str(address or "").strip("[]")
 
     @property
     def rank(self) -> int:
@@ -113,14 +57,6 @@ class Worker(WorkerHelper):
     def world_size(self) -> int:
         """Number of ranks in the group."""
         return self._world_size
-
-    def get_master_addr_port(self) -> tuple[str | None, str | None]:
-        """Return the rendezvous address and port of the group."""
-        return self._master_addr, self._master_port
-
-    def get_cuda_visible_devices(self) -> str:
-        """Return the device mask of this process, or ``"not set"``."""
-        return os.environ.get(self.env_keys()[-1], "not set")
 
     def get_fused_worker_by_name(self, worker_name: str) -> Any:
         """Return the role of that name in this process, or None."""
@@ -189,13 +125,3 @@ class Worker(WorkerHelper):
                 )
             if given:
                 table[mesh_name] = given.get(mesh_name, list(given.values())[-1])
-
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
-    def execute_with_func_generator(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run ``func(worker, *args, **kwargs)`` on every rank, with rows split."""
-        return func(self, *args, **kwargs)
-
-    @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
-    def execute_func_rank_zero(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run ``func(*args, **kwargs)`` on rank 0."""
-        return func(*args, **kwargs)

@@ -28,10 +28,6 @@ class ResourcePool:
         self.max_colocate_count = max_colocate_count
         self.n_gpus_per_node = n_gpus_per_node
 
-    def add_node(self, process_count: int) -> None:
-        """Add a node of ``process_count`` processes."""
-        self._store.append(process_count)
-
     @property
     def world_size(self) -> int:
         """Number of processes."""
@@ -41,17 +37,6 @@ class ResourcePool:
     def store(self) -> list[int]:
         """Processes by node."""
         return self._store
-
-    def __call__(self) -> list[int]:
-        return self._store
-
-    def local_world_size_list(self) -> list[int]:
-        """Return, by rank, the number of processes on the rank's node."""
-        return [count for count in self._store for _ in range(count)]
-
-    def local_rank_list(self) -> list[int]:
-        """Return, by rank, the local rank on its node."""
-        return [index for count in self._store for index in range(count)]
 
 
 class ClassWithInitArgs:
@@ -75,7 +60,6 @@ class WorkerGroup:
     def __init__(self, resource_pool: ResourcePool | None, **kwargs: Any) -> None:
         self._is_init_with_detached_workers = resource_pool is None
         self.fused_worker_used = False
-        self._process_dispatch_config = None if resource_pool is None else resource_pool()
         self._workers: list[Any] = []
         self._worker_names: list[str] = []
         self._dispatch_info: dict[str, list[int]] = {}

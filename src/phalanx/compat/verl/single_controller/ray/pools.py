@@ -6,6 +6,7 @@ rejects requests at once that can never be placed.
 
 from __future__ import annotations
 
+import importlib
 import random
 import socket
 import string
@@ -19,7 +20,6 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from phalanx.backends.backend_types import ReserveRequest
 from phalanx.backends.ray.cluster import Connection
 from phalanx.compat.verl import overlay
-from phalanx.compat.verl.devices import resource_name
 from phalanx.compat.verl.errors import CheckFailed, NoFreePort, NotEnoughGpus
 from phalanx.compat.verl.single_controller.base.worker_group import ResourcePool
 from phalanx.errors import PlacementError
@@ -40,6 +40,13 @@ _SAME_IN_BOTH = {
 def get_random_string(length: int) -> str:
     """Return random letters and digits that do not depend on the user's seed."""
     return "".join(random.SystemRandom().choices(string.ascii_letters + string.digits, k=length))
+
+
+def resource_name(device_name: str) -> str:
+    """Return Ray's resource name for a device name of torch, as the platform of the installed verl has it."""
+    if not overlay.active():
+        return "NPU" if device_name == "npu" else "GPU"
+    return importlib.import_module("verl.plugin.platform").get_platform().ray_resource_name()
 
 
 def _cpus_beside(pool: RayResourcePool, nodes: Sequence[NodeCapacity]) -> float | None:
