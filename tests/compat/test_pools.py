@@ -142,7 +142,7 @@ def test_ranks_on_uneven_and_merged_pools_know_their_node_local_ranks(make: Make
         assert one.variable("RAY_LOCAL_RANK") == ["0", "1", "0"]
 
 
-@pytest.mark.parametrize("option", [{"use_gpu": True}, {"max_colocate_count": 3}, {"detached": True}])
+@pytest.mark.parametrize("option", [{"use_gpu": True}, {"max_colocate_count": 3}])
 def test_only_pools_with_equal_options_merge_and_keep_their_accelerator_type(
     make: Make, option: dict[str, Any]
 ) -> None:

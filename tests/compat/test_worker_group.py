@@ -171,10 +171,9 @@ def test_workers_have_names_and_environment_variables_by_rank(group: RayWorkerGr
     assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == (group.master_address, group.master_port)
 
 
-def test_a_group_can_be_found_by_worker_names_or_handles_and_passed_to_a_task(group: RayWorkerGroup) -> None:
-    found = RayWorkerGroup.from_detached(
-        worker_names=group.worker_names, ray_cls_with_init=RayClassWithInitArgs(cls=Toy, x=2)
-    )
+def test_a_group_can_be_made_of_handles_and_passed_to_a_task(group: RayWorkerGroup) -> None:
+    cls = RayClassWithInitArgs(cls=Toy, x=2)
+    found = RayWorkerGroup(worker_handles=group.workers, ray_cls_with_init=cls)
 
     @ray.remote(num_cpus=0)
     def call(given: RayWorkerGroup) -> Any:
@@ -184,19 +183,19 @@ def test_a_group_can_be_found_by_worker_names_or_handles_and_passed_to_a_task(gr
     def call_by_name(given: RayWorkerGroup) -> Any:
         return given.execute_all_sync("foo", [1, 2])
 
-    without_class = RayWorkerGroup.from_detached(worker_handles=group.workers)
+    without_class = RayWorkerGroup(worker_handles=group.workers)
     assert ray.get(call_by_name.remote(without_class)) == group.execute_all_sync("foo", [1, 2])
     assert found.custom(x=[1, 2], y=[5, 6]) == [8, 10]
     assert found.world_size == 2
     assert ray.get(call.remote(group)) == ([(1, None), (2, None)], group.worker_names)
 
 
-def test_a_group_of_an_unknown_worker_or_without_pool_and_workers_is_refused(ray_cluster: None) -> None:
+def test_a_group_without_a_pool_and_workers_or_with_an_unknown_option_is_refused() -> None:
     toy = RayClassWithInitArgs(cls=Toy, x=2)
-    with pytest.raises(ValueError, match="nobody"):
-        RayWorkerGroup(worker_names=["nobody"], ray_cls_with_init=toy)
-    with pytest.raises(AssertionError, match="worker_names"):
+    with pytest.raises(AssertionError, match="worker_handles"):
         RayWorkerGroup(ray_cls_with_init=toy)
+    with pytest.raises(TypeError, match="detached"):
+        RayWorkerGroup(RayResourcePool([1]), toy, detached=True)  # type: ignore[call-arg]
 
 
 def test_an_error_of_a_constructor_is_raised_when_the_group_is_created(ray_cluster: None) -> None:

@@ -57,8 +57,7 @@ class WorkerGroup:
 
     fused_worker_execute_fn_name = "_fuw_execute"
 
-    def __init__(self, resource_pool: ResourcePool | None, **kwargs: Any) -> None:
-        self._is_init_with_detached_workers = resource_pool is None
+    def __init__(self) -> None:
         self.fused_worker_used = False
         self._workers: list[Any] = []
         self._worker_names: list[str] = []

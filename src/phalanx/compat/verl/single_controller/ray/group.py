@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -44,19 +44,19 @@ class RayWorkerGroup(WorkerGroup):
         ray_cls_with_init: the class and its constructor arguments.
         bin_pack: whether the slots of each node must be on one node ("STRICT_PACK"; else "PACK").
         name_prefix: prefix of the actors' names; random by default.
-        detached: whether the workers outlive this driver.
-        worker_names, worker_handles: the workers to attach to.
+        worker_handles: the workers to attach to, which the group does not own.
         ray_wait_register_center_timeout: seconds within which all constructors must have returned.
-        **kwargs: ``master_addr``, ``master_port``, ``master_port_range``: rendezvous of the ranks; ``device_name``
-            ("cuda", "npu", "cpu"); ``worker_env``: variables for every rank; ``profile_steps`` and
-            ``worker_nsight_options``: profile the ranks with nsight; ``use_gpu``: False gives the ranks none of the
-            pool's accelerators.
+        device_name: "cuda", "npu" or "cpu".
+        use_gpu: False gives the ranks none of the pool's accelerators.
+        worker_env: variables for every rank.
+        profile_steps, worker_nsight_options: profile the ranks with nsight.
+        master_addr, master_port, master_port_range: rendezvous of the ranks.
 
     Raises:
         PlacementError: if the slots cannot be reserved.
         WorkerInitError: if a constructor raised; also an instance of the raised type.
-        ValueError: if there is no actor of a given name, ``worker_env`` sets a variable of the controller, such as
-            RANK, or ``use_gpu`` is True on a pool without accelerators.
+        ValueError: if ``worker_env`` sets a variable of the controller, such as RANK, or ``use_gpu`` is True on a pool
+            without accelerators.
     """
 
     def __init__(
@@ -65,13 +65,19 @@ class RayWorkerGroup(WorkerGroup):
         ray_cls_with_init: RayClassWithInitArgs | None = None,
         bin_pack: bool = True,
         name_prefix: str | None = None,
-        detached: bool = False,
-        worker_names: list[str] | None = None,
+        *,
         worker_handles: list[Any] | None = None,
-        ray_wait_register_center_timeout: int = 300,
-        **kwargs: Any,
+        ray_wait_register_center_timeout: float = 300,
+        device_name: str = "cuda",
+        use_gpu: bool | None = None,
+        worker_env: Mapping[str, str] | None = None,
+        profile_steps: Sequence[int] | None = None,
+        worker_nsight_options: Mapping[str, Any] | None = None,
+        master_addr: str | None = None,
+        master_port: str | None = None,
+        master_port_range: list[int] | None = None,
     ) -> None:
-        super().__init__(resource_pool, **kwargs)
+        super().__init__()
         self.ray_cls_with_init = ray_cls_with_init
         self.name_prefix = get_random_string(6) if name_prefix is None else name_prefix
         self._ray_wait_register_center_timeout = ray_wait_register_center_timeout
@@ -79,51 +85,48 @@ class RayWorkerGroup(WorkerGroup):
         self.sub_cls_name = ""
         self.wg_dict: dict[str, RayWorkerGroup] | None = None
         self.method_names: list[str] = []
-        self.device_name: str = kwargs.get("device_name", "cuda")
-        self.profile_steps = kwargs.get("profile_steps")
-        self.worker_nsight_options = kwargs.get("worker_nsight_options")
-        self.customized_worker_env: dict[str, str] = kwargs.get("worker_env") or {}
-        self._ray_master_port_range = kwargs.get("master_port_range")
+        self.device_name = device_name
+        self.profile_steps = profile_steps
+        self.worker_nsight_options = worker_nsight_options
+        self.customized_worker_env = worker_env or {}
+        self._master_addr, self._master_port = master_addr, master_port
+        self._ray_master_port_range = master_port_range
         self._role = ""
         self._connection: Connection | None = None
         self._calls: TrackedCalls | None = None
         self._started: StartedRanks | None = None  # of this group, or of the group whose role it is
         self._made = threading.local()
         if resource_pool is None:
-            self.use_gpu = kwargs.get("use_gpu", True)
-            self._attach(worker_names, worker_handles)
+            self._attach(worker_handles)
         else:
-            check_request(resource_pool, ray_cls_with_init, self.customized_worker_env, kwargs.get("use_gpu"))
+            check_request(resource_pool, ray_cls_with_init, self.customized_worker_env, use_gpu)
             self.resource_pool = resource_pool
-            self.use_gpu = kwargs.get("use_gpu", resource_pool.use_gpu)
-            self._start(detached, bin_pack, kwargs)
+            self.use_gpu = resource_pool.use_gpu if use_gpu is None else use_gpu
+            self._start(bin_pack)
         self._connection = Connection()
         if ray_cls_with_init is not None:
             self.method_names = self._bind_worker_method(self._user_class, func_generator)
 
-    def _attach(self, names: list[str] | None, handles: list[Any] | None) -> None:
-        if not names and not handles:
+    def _attach(self, handles: list[Any] | None) -> None:
+        if not handles:
             raise CheckFailed(
-                "RayWorkerGroup without a resource_pool attaches to workers that exist: give worker_names=[...] or "
-                "worker_handles=[...]"
+                "RayWorkerGroup without a resource_pool attaches to workers that exist: give worker_handles=[...]"
             )
-        self._worker_names = list(names or [])
-        self._workers = list(handles) if handles else [ray.get_actor(name) for name in self._worker_names]
+        self._workers = list(handles)
 
-    def _start(self, detached: bool, bin_pack: bool, kwargs: dict[str, Any]) -> None:
+    def _start(self, bin_pack: bool) -> None:
         started = start(
             StartRequest(
                 pool=self.resource_pool,
                 cls=self.ray_cls_with_init,
                 prefix=self.name_prefix,
-                detached=detached,
                 device_name=self.device_name,
                 use_gpu=self.use_gpu,
                 worker_env=self.customized_worker_env,
                 nsight=self.worker_nsight_options if self.profile_steps else None,
                 strategy="STRICT_PACK" if bin_pack else "PACK",
                 timeout=float(self._ray_wait_register_center_timeout),
-                master=(kwargs.get("master_addr"), kwargs.get("master_port")),
+                master=(self._master_addr, self._master_port),
                 port_range=self._ray_master_port_range,
             )
         )
@@ -136,25 +139,6 @@ class RayWorkerGroup(WorkerGroup):
     @property
     def _user_class(self) -> type:
         return _unwrap_ray_remote(self.ray_cls_with_init.cls)
-
-    @classmethod
-    def from_detached(
-        cls,
-        name_prefix: str | None = None,
-        worker_names: list[str] | None = None,
-        worker_handles: list[Any] | None = None,
-        ray_cls_with_init: RayClassWithInitArgs | None = None,
-        **kwargs: Any,
-    ) -> RayWorkerGroup:
-        """Return a group of existing workers, by their names or handles. The group does not own the workers."""
-        return cls(
-            resource_pool=None,
-            ray_cls_with_init=ray_cls_with_init,
-            name_prefix=name_prefix,
-            worker_names=worker_names,
-            worker_handles=worker_handles,
-            **kwargs,
-        )
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
         """Return a group for each role of a colocated group, by name."""
@@ -181,7 +165,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def _role_group(self, **role: Any) -> RayWorkerGroup:
         """Return the group of a role: the same workers, with the role's methods and meshes."""
-        own = {"_dispatch_info": {}, "_collect_info": {}, "_is_init_with_detached_workers": True}
+        own: dict[str, Any] = {"_dispatch_info": {}, "_collect_info": {}}
         group = _rebuild(type(self), {**self._state(), **role, **own}, [])
         group._calls, group._started = self._calls, self._started
         return group

@@ -56,7 +56,6 @@ def pool_on(
     *,
     resource: str | None,
     max_colocate_count: int,
-    detached: bool,
 ) -> ResourcePool:
     """Return a pool over reserved slots. It does not own them.
 
@@ -73,7 +72,7 @@ def pool_on(
         resource=resource,
         max_colocate_count=max_colocate_count,
         accelerators_per_slot=1 if resource else 0,
-        detached=detached,
+        detached=False,
         reservation_name=name,
     )
     view = SlotView(tuple(Slot(index, bundle, name) for index, bundle in places))
@@ -157,7 +156,7 @@ def start(
 ) -> StartedRanks:
     """Start one actor per slot and wait for their constructors. ``amend`` returns each rank's final config.
 
-    Ranks end with this process at the latest, unless they are detached.
+    Ranks end with this process at the latest.
 
     Raises:
         PlacementError: if there is no room for the actors.
@@ -194,7 +193,7 @@ def start(
         backend.release(list(extras.values()))
 
     handles = [endpoint.handle for endpoint in launched.endpoints]
-    calls = _tracked(core) if overlay.active() and not options.detached else None
+    calls = _tracked(core) if overlay.active() else None
     environment = launched.setups[0].environment
     master = environment["MASTER_ADDR"], environment["MASTER_PORT"]
     return StartedRanks(handles, list(names.actors), master, release, calls)
@@ -230,6 +229,5 @@ def _published(core: Group, names: GroupNames) -> Callable[[], None]:
         name=names.group,
         state="ready",
         methods={"": list(names.methods)},
-        detached=False,  # px.attach does not find it
     )
     return session.publisher.add(core.backend, entry)

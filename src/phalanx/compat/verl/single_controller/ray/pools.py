@@ -33,7 +33,6 @@ _SAME_IN_BOTH = {
     "use_gpu": "Both RayResourcePool must either use_gpu or not",
     "max_colocate_count": "Both RayResourcePool must has the same max_colocate_count",
     "n_gpus_per_node": "Both RayResourcePool must has the same n_gpus_per_node",
-    "detached": "Detached ResourcePool cannot be merged with non-detached ResourcePool",
 }
 
 
@@ -68,7 +67,6 @@ class RayResourcePool(ResourcePool):
         use_gpu: whether a slot has an accelerator.
         name_prefix: prefix of the placement groups' names; random by default.
         max_colocate_count: number of groups that share the slots; each gets an equal part of the accelerators.
-        detached: whether the slots outlive the driver.
         accelerator_type: type of the nodes' accelerators; None for any type.
     """
 
@@ -78,14 +76,12 @@ class RayResourcePool(ResourcePool):
         use_gpu: bool = True,
         name_prefix: str | None = None,
         max_colocate_count: int = 10,
-        detached: bool = False,
         accelerator_type: str | None = None,
     ) -> None:
         super().__init__(process_on_nodes, max_colocate_count)
         self.use_gpu = use_gpu
         self.name_prefix = get_random_string(6) if name_prefix is None else name_prefix
         self.pgs: list[PlacementGroup] | None = None
-        self.detached = detached
         self.accelerator_type = accelerator_type
         self._connection: Connection | None = None  # to the cluster on which the slots were reserved
 
@@ -118,7 +114,6 @@ class RayResourcePool(ResourcePool):
                 name=prefix,
                 blocks=tuple(self._store),
                 bundle=bundle_resources(resource, 1, self.accelerator_type, cpus),
-                detached=self.detached,
                 strategy=strategy,
                 names=tuple(f"{prefix}:{index}" for index in range(len(self._store))),
             )
@@ -192,7 +187,6 @@ def native_pool(pool: RayResourcePool, device_name: str, use_gpu: bool) -> nativ
         places,
         resource=resource_name(device_name) if use_gpu else None,
         max_colocate_count=pool.max_colocate_count,
-        detached=pool.detached,
     )
 
 
@@ -218,8 +212,8 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
     """Return a pool of both pools' slots. Its groups share the accelerators with groups of the two pools.
 
     Raises:
-        CheckFailed: if one is a part of a pool, or they differ in use_gpu, max_colocate_count, n_gpus_per_node or
-            detached.
+        CheckFailed: if one is a part of a pool, or they differ in use_gpu, max_colocate_count or
+            n_gpus_per_node.
     """
     if isinstance(rp1, SubRayResourcePool) or isinstance(rp2, SubRayResourcePool):
         raise CheckFailed("a part of a pool cannot be merged: merge the pools, and split the result")
@@ -234,7 +228,6 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
         rp1.use_gpu,
         f"{rp1.name_prefix}_{rp2.name_prefix}",
         rp1.max_colocate_count,
-        rp1.detached,
         rp1.accelerator_type if rp1.accelerator_type == rp2.accelerator_type else None,
     )
     merged.pgs = rp1.get_placement_groups() + rp2.get_placement_groups()
@@ -276,7 +269,6 @@ def split_resource_pool(
             use_gpu=resource_pool.use_gpu,
             name_prefix=f"{resource_pool.name_prefix}_split_{index}",
             max_colocate_count=resource_pool.max_colocate_count,
-            detached=resource_pool.detached,
             accelerator_type=resource_pool.accelerator_type,
         )
         for index, (begin, size) in enumerate(zip(starts, sizes, strict=True))

@@ -48,7 +48,6 @@ class StartRequest:
     pool: RayResourcePool
     cls: RayClassWithInitArgs
     prefix: str
-    detached: bool
     device_name: str
     use_gpu: bool
     worker_env: Mapping[str, str]
@@ -124,7 +123,6 @@ def _options(request: StartRequest, cls: type) -> native.GroupOptions:
         resources=given.get("resources") or {},
         start_timeout=request.timeout,
         max_concurrency=concurrency,
-        detached=request.detached,
         show_ranks="merged" if overlay.active() and not native.shown_by_choice() else None,  # as verl does
     )
 
