@@ -23,7 +23,7 @@ from phalanx.compat.verl.single_controller.ray.calls import (
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
 from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
 from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
-from phalanx.compat.verl.single_controller.ray.start import StartRequest, check_request, start
+from phalanx.compat.verl.single_controller.ray.start import check_request, start
 
 if TYPE_CHECKING:
     # This module loads the runtime.
@@ -115,21 +115,7 @@ class RayWorkerGroup(WorkerGroup):
         self._workers = list(handles)
 
     def _start(self, bin_pack: bool) -> None:
-        started = start(
-            StartRequest(
-                pool=self.resource_pool,
-                cls=self.ray_cls_with_init,
-                prefix=self.name_prefix,
-                device_name=self.device_name,
-                use_gpu=self.use_gpu,
-                worker_env=self.customized_worker_env,
-                nsight=self.worker_nsight_options if self.profile_steps else None,
-                strategy="STRICT_PACK" if bin_pack else "PACK",
-                timeout=float(self._ray_wait_register_center_timeout),
-                master=(self._master_addr, self._master_port),
-                port_range=self._ray_master_port_range,
-            )
-        )
+        started = start(self, "STRICT_PACK" if bin_pack else "PACK")
         self._workers, self._worker_names = started.handles, started.names
         self._master_addr, self._master_port = started.master
         self._calls = started.calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -41,25 +41,12 @@ _PROTECTED = (
 _ASYNC_CONCURRENCY = 1000  # Ray's default for an actor with async methods
 
 
-@dataclass(frozen=True)
-class StartRequest:
-    """A group's options for the start of its ranks."""
-
-    pool: RayResourcePool
-    cls: RayClassWithInitArgs
-    prefix: str
-    device_name: str
-    use_gpu: bool
-    worker_env: Mapping[str, str]
-    nsight: Any
-    strategy: str
-    timeout: float
-    master: tuple[str | None, str | None]
-    port_range: list[int] | None
-
-
-def start(request: StartRequest) -> native.StartedRanks:
+def start(group: Any, strategy: str) -> native.StartedRanks:
     """Start one actor per slot, in the order of the pool's bundles, and wait for their constructors.
+
+    Args:
+        group: the ``RayWorkerGroup``, with its options as attributes.
+        strategy: Ray's placement strategy of the slots of a node.
 
     Raises:
         PlacementError: if there is no room for the actors.
@@ -68,21 +55,22 @@ def start(request: StartRequest) -> native.StartedRanks:
     # This module loads the runtime, which only processes that start groups need.
     from phalanx.compat.verl.single_controller.ray import native
 
-    request.pool.get_placement_groups(strategy=request.strategy, device_name=request.device_name)
-    pool = native_pool(request.pool, request.device_name, request.use_gpu)
-    user_class = _unwrap_ray_remote(request.cls.cls)
+    group.resource_pool.get_placement_groups(strategy=strategy, device_name=group.device_name)
+    pool = native_pool(group.resource_pool, group.device_name, group.use_gpu)
+    given = group.ray_cls_with_init
+    user_class = _unwrap_ray_remote(given.cls)
+    name = f"{group.name_prefix}{user_class.__name__}"
     names = native.GroupNames(
-        group=f"{request.prefix}{user_class.__name__}",
-        actors=tuple(
-            f"{request.prefix}{user_class.__name__}_{slot.block}:{slot.bundle}" for slot in pool.slots
-        ),
+        group=name,
+        actors=tuple(f"{name}_{slot.block}:{slot.bundle}" for slot in pool.slots),
         methods=tuple(callables(user_class)),
         namespace=ray.get_runtime_context().namespace,
     )
-    bound = NativeClass(user_class, *request.cls.args, **request.cls.kwargs)
-    master = _master(request, pool)
-    options = _options(request, user_class)
-    return native.start(pool, bound, names, options, lambda setup: _amended(setup, request, master))
+    bound = NativeClass(user_class, *given.args, **given.kwargs)
+    master = _master(group, pool)
+    return native.start(
+        pool, bound, names, _options(group, user_class), lambda setup: _amended(setup, group, master)
+    )
 
 
 def callables(cls: type) -> list[str]:
@@ -101,48 +89,46 @@ def _has_async(cls: type) -> bool:
     )
 
 
-def _options(request: StartRequest, cls: type) -> native.GroupOptions:
+def _options(group: Any, cls: type) -> native.GroupOptions:
     from phalanx.compat.verl.single_controller.ray import native
 
-    given = request.cls.ray_options()
+    given = group.ray_cls_with_init.ray_options()
     for name in sorted(set(given) - {*_HONOURED, *_WITHOUT_EFFECT}):
         if not name.startswith("_"):
             _log.warning("Ray option %s=%r of %s has no effect in a group", name, given[name], cls.__name__)
-    early = {name: value for name, value in request.worker_env.items() if name in _BEFORE_START}
+    early = {name: value for name, value in group.customized_worker_env.items() if name in _BEFORE_START}
     runtime_env = merge_runtime_env(given.get("runtime_env"), {"env_vars": early} if early else None)
-    if request.nsight is not None:
-        runtime_env["nsight"] = request.nsight
+    if group.profile_steps and group.worker_nsight_options is not None:
+        runtime_env["nsight"] = group.worker_nsight_options
     concurrency = given.get("max_concurrency") or None
     if _has_async(cls) and (concurrency is None or concurrency == 1):
         concurrency = _ASYNC_CONCURRENCY
     return native.GroupOptions(
-        env={name: str(value) for name, value in request.worker_env.items()},
+        env={name: str(value) for name, value in group.customized_worker_env.items()},
         runtime_env=runtime_env or None,
         num_cpus=given.get("num_cpus"),
         memory=given.get("memory"),
         resources=given.get("resources") or {},
-        start_timeout=request.timeout,
+        start_timeout=float(group._ray_wait_register_center_timeout),
         max_concurrency=concurrency,
         show_ranks="merged" if overlay.active() and not native.shown_by_choice() else None,  # as verl does
     )
 
 
-def _master(request: StartRequest, pool: native.ResourcePool) -> tuple[str, str] | None:
+def _master(group: Any, pool: native.ResourcePool) -> tuple[str, str] | None:
     """Return address and port of the user's rendezvous; None keeps the library's, whose port rank 0 holds."""
-    address, port = request.master
-    if request.port_range is None and address is None and port is None:
+    address, port, port_range = group._master_addr, group._master_port, group._ray_master_port_range
+    if port_range is None and address is None and port is None:
         return None
     slot = pool.slots[0]
     where = PlacementGroupSchedulingStrategy(
         pool.holdings[slot.pool].reservation.ids[slot.block], placement_group_bundle_index=slot.bundle
     )
-    found = ray.get(get_master_addr_port.options(scheduling_strategy=where).remote(request.port_range))
+    found = ray.get(get_master_addr_port.options(scheduling_strategy=where).remote(port_range))
     return str(address or found[0]), str(port or found[1])
 
 
-def _amended(
-    setup: native.RankConfig, request: StartRequest, master: tuple[str, str] | None
-) -> native.RankConfig:
+def _amended(setup: native.RankConfig, group: Any, master: tuple[str, str] | None) -> native.RankConfig:
     """Return a rank's config with the variables of verl's workers, besides torch's own."""
     local = {
         "RAY_LOCAL_RANK": str(setup.local_rank),
@@ -151,8 +137,8 @@ def _amended(
     }
     environment = {
         **setup.environment,
-        **{name: str(request.worker_env.get(name, ours)) for name, ours in local.items()},
-        "WG_PREFIX": request.prefix,
+        **{name: str(group.customized_worker_env.get(name, ours)) for name, ours in local.items()},
+        "WG_PREFIX": group.name_prefix,
         "WG_BACKEND": "ray",
         "RAY_LOCAL_WORLD_SIZE": str(setup.local_world_size),
     }
