@@ -47,7 +47,7 @@ class GroupMethod:
         output = self._execute_fn(self.__name__, *args, **kwargs)
         call = None
         if self._blocking:
-            output = self._group._wait(output, self.__name__)
+            output = self._group._wait(output)
         else:
             call = self._group._call_of(output)
         output = self._collect_fn(self._group, output)
@@ -128,19 +128,6 @@ def _trimmed(padding: int, total: int, output: Any) -> Any:
 def traced(call: Call | None, nbytes: int) -> dict[str, Any]:
     """Return the extra argument of a traced call; empty for other calls."""
     return {TRACED: (call.trace, call.number, nbytes)} if call is not None and call.trace else {}
-
-
-def failed_ranks(refs: Sequence[Any]) -> str:
-    """Return the ranks whose call has raised, from Ray's references by rank."""
-    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)
-    failed: list[int] = []
-    for rank, ref in enumerate(refs):
-        if ref in done:
-            try:
-                ray.get(ref)
-            except Exception:
-                failed.append(rank)
-    return ", ".join(map(str, failed)) or "unknown"
 
 
 class PayloadEncoder:

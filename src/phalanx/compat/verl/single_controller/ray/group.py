@@ -16,7 +16,6 @@ from phalanx.compat.verl.single_controller.base.worker_group import WorkerGroup
 from phalanx.compat.verl.single_controller.ray.calls import (
     GroupMethod,
     PayloadEncoder,
-    failed_ranks,
     func_generator,
     traced,
 )
@@ -177,7 +176,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Call rank 0 with the arguments unchanged, and wait."""
-        return self._wait(self.execute_rank_zero_async(method_name, *args, **kwargs), method_name)
+        return self._wait(self.execute_rank_zero_async(method_name, *args, **kwargs))
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Call rank 0 with the arguments unchanged. Return Ray's reference to the result."""
@@ -193,7 +192,7 @@ class RayWorkerGroup(WorkerGroup):
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call every rank, and wait."""
-        return self._wait(self.execute_all_async(method_name, *args, **kwargs), method_name)
+        return self._wait(self.execute_all_async(method_name, *args, **kwargs))
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call every rank. Return Ray's references to the results, by rank.
@@ -218,7 +217,7 @@ class RayWorkerGroup(WorkerGroup):
         return self._deal(workers, method_name, columns, named)
 
     def _begin(self, method_name: str, ranks: int, payloads: PayloadEncoder) -> Call | None:
-        """Begin a tracked call, if this process started the ranks under the overlay; else return None."""
+        """Begin a tracked call, if this process started the ranks; else return None."""
         if self._calls is None:
             return None
         return self._calls.begin(self._on_handle(method_name), ranks, payloads.stored)
@@ -260,20 +259,13 @@ class RayWorkerGroup(WorkerGroup):
             )
         return self._sent(call, refs)
 
-    def _wait(self, output: Any, method_name: str) -> Any:
-        """Return the values of references. An error gets a note with the ranks that raised it."""
+    def _wait(self, output: Any) -> Any:
+        """Return the values of references. A tracked call raises one error for all its ranks."""
         call = self._call_of(output)
-        if call is not None:
-            values = call.result(None)
-            return values if isinstance(output, list) else values[0]
-        try:
+        if call is None:
             return ray.get(output)
-        except Exception as error:
-            if isinstance(output, list) and hasattr(error, "__dict__"):
-                where = f"rank {failed_ranks(output)} of {len(output)}"
-                note = f"{type(self).__name__} {self.name_prefix!r}, {method_name}: raised on {where}"
-                error.__notes__ = [*getattr(error, "__notes__", []), note]
-            raise
+        values = call.result(None)
+        return values if isinstance(output, list) else values[0]
 
     @property
     def worker_names(self) -> list[str]:

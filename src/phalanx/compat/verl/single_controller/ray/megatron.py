@@ -23,8 +23,8 @@ class NVMegatronRayWorkerGroup(RayWorkerGroup):
         super().__init__(resource_pool=resource_pool, ray_cls_with_init=ray_cls_with_init, **kwargs)
         rank_infos = self.execute_all_async("get_megatron_rank_info")
         global_info = self.execute_rank_zero_async("get_megatron_global_info")
-        self._megatron_rank_info: list[DistRankInfo] = self._wait(rank_infos, "get_megatron_rank_info")
-        self._megatron_global_info: DistGlobalInfo = self._wait(global_info, "get_megatron_global_info")
+        self._megatron_rank_info: list[DistRankInfo] = self._wait(rank_infos)
+        self._megatron_global_info: DistGlobalInfo = self._wait(global_info)
 
     def get_megatron_rank_info(self, rank: int) -> DistRankInfo:
         """Return a rank's coordinates in the parallel state."""

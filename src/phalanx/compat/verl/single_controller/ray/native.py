@@ -137,14 +137,14 @@ class StartedRanks:
         handles, names: handles and names of their actors.
         master: address and port for the ranks' rendezvous.
         release: function that frees the resources that the ranks hold besides their slots.
-        calls: tracker of their calls, under the overlay only.
+        calls: tracker of their calls.
     """
 
     handles: list[Any]
     names: list[str]
     master: tuple[str, str]
     release: Callable[[], None]
-    calls: TrackedCalls | None
+    calls: TrackedCalls
 
 
 def start(
@@ -193,10 +193,9 @@ def start(
         backend.release(list(extras.values()))
 
     handles = [endpoint.handle for endpoint in launched.endpoints]
-    calls = _tracked(core) if overlay.active() else None
     environment = launched.setups[0].environment
     master = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    return StartedRanks(handles, list(names.actors), master, release, calls)
+    return StartedRanks(handles, list(names.actors), master, release, _tracked(core))
 
 
 def _tracked(core: Group) -> TrackedCalls:
