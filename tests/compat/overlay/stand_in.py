@@ -40,7 +40,6 @@ class DataProtoFuture: ...
 class BatchMeta: ...
 """,
     "utils/__init__": "",
-    "utils/device": "def get_visible_devices_keyword(): return 'CUDA_VISIBLE_DEVICES'",
     "utils/transferqueue_utils": "def tqbridge(dispatch_mode): return lambda function: function",
     "plugin/__init__": "",
     "plugin/platform": "",

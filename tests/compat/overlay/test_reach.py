@@ -65,8 +65,8 @@ def test_the_overlay_replaces_only_the_controller(verl: Path) -> None:
     output = run(
         INSTALL
         + """
-import verl, verl.utils.device, verl.single_controller.base as base
-print(verl.__version__, verl.DataProto.__module__, verl.utils.device.__file__.endswith("verl/utils/device.py"))
+import verl, verl.plugin.platform, verl.single_controller.base as base
+print(verl.__version__, verl.DataProto.__module__, verl.plugin.platform.__file__.endswith("verl/plugin/platform.py"))
 print(base.Worker.__module__)
 """,
         verl,
@@ -225,11 +225,11 @@ def test_the_overlay_needs_an_installed_verl(start: str, asked: str) -> None:
     [
         ("0.8.3", "", "version 0.8.3, but Phalanx serves verl 0.9.x"),
         ("0.10.0", "", "version 0.10.0, but Phalanx serves verl 0.9.x"),
-        ("", "", "expected its version in version/version, got 'unknown'"),
+        ("", "", "version unknown, but Phalanx serves verl 0.9.x"),
         (
             "0.9.1",
-            "utils/device",
-            "verl 0.9.1 in {folder}/verl is broken: it has no module verl.utils.device",
+            "plugin/platform",
+            "verl 0.9.1 in {folder}/verl is broken: it has no module verl.plugin.platform",
         ),
     ],
 )
