@@ -87,20 +87,10 @@ DISPATCH_MODE_FN_REGISTRY: dict[Any, dict[str, Callable[..., Any]]] = {
     ),
 }
 
-_EXECUTE_FN = {
-    Execute.ALL: {"execute_fn_name": "execute_all"},
-    Execute.RANK_ZERO: {"execute_fn_name": "execute_rank_zero"},
-}
-
 
 def get_predefined_dispatch_fn(dispatch_mode: Any) -> dict[str, Callable[..., Any]]:
     """Return the ``{"dispatch_fn", "collect_fn"}`` pair of a mode. Raises KeyError for an unknown mode."""
     return DISPATCH_MODE_FN_REGISTRY[dispatch_mode]
-
-
-def get_predefined_execute_fn(execute_mode: Any) -> dict[str, str]:
-    """Return ``{"execute_fn_name": ...}``: the group's method that calls the ranks of an execute mode."""
-    return _EXECUTE_FN[execute_mode]
 
 
 def make_nd_compute_dataproto_dispatch_fn(mesh_name: str) -> dict[str, Callable[..., Any]]:

@@ -33,8 +33,6 @@ class DistGlobalInfo:
 class Worker:
     """Base class of workers. Rank and world size come from the process's environment."""
 
-    fused_worker_attr_name = "fused_worker_dict"
-
     def __init__(self) -> None:
         missing = [name for name in ("WORLD_SIZE", "RANK") if name not in os.environ]
         if missing:

@@ -11,7 +11,6 @@ from phalanx.compat.verl.single_controller.base.decorator import (
     Dispatch,
     Execute,
     get_predefined_dispatch_fn,
-    get_predefined_execute_fn,
 )
 
 
@@ -40,7 +39,7 @@ class ResourcePool:
 
 
 class ClassWithInitArgs:
-    """A class and its constructor arguments. A call returns an instance."""
+    """A class and its constructor arguments."""
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         self.cls = cls
@@ -48,14 +47,9 @@ class ClassWithInitArgs:
         self.kwargs = kwargs
         self.fused_worker_used = False
 
-    def __call__(self) -> Any:
-        return self.cls(*self.args, **self.kwargs)
-
 
 class WorkerGroup:
     """Base class of groups: the workers, and registered methods as attributes."""
-
-    fused_worker_execute_fn_name = "_fuw_execute"
 
     def __init__(self) -> None:
         self.fused_worker_used = False
@@ -71,20 +65,16 @@ class WorkerGroup:
         """Number of ranks."""
         return len(self._workers)
 
-    def _bind_worker_method(self, user_defined_cls: type, func_generator: Callable[..., Any]) -> list[str]:
+    def _bind_worker_method(self, user_defined_cls: type, func_generator: Callable[..., Any]) -> None:
         """Add every registered method of a class as an attribute of this group.
 
         Args:
             func_generator: ``f(group, method_name, dispatch_fn=, collect_fn=, execute_fn=, blocking=)``.
 
-        Returns:
-            The names of the methods.
-
         Raises:
             CheckFailed: if a method's dispatch mode lacks a function.
             UnusableName: if a method has the name of a property of groups.
         """
-        names: list[str] = []
         for name in dir(user_defined_cls):
             attribute = getattr(user_defined_cls, name, None)
             registered = getattr(attribute, MAGIC_ATTR, None)
@@ -98,8 +88,6 @@ class WorkerGroup:
                     f"Fail to set method_name {name} of {user_defined_cls.__name__}: groups have a property of that "
                     "name; rename the method"
                 ) from error
-            names.append(name)
-        return names
 
     def _bound(self, name: str, registered: Any, func_generator: Callable[..., Any]) -> Any:
         mode = registered["dispatch_mode"]
@@ -107,14 +95,12 @@ class WorkerGroup:
         for key in ("dispatch_fn", "collect_fn"):
             if key not in functions:
                 raise CheckFailed(f"{name}: its dispatch mode {mode!r} has no {key}")
-        only_zero = not isinstance(mode, dict) and mode == Dispatch.RANK_ZERO
-        execute = get_predefined_execute_fn(Execute.RANK_ZERO if only_zero else registered["execute_mode"])
-        execute_fn = getattr(self, execute["execute_fn_name"])
+        on_zero = mode is Dispatch.RANK_ZERO or registered["execute_mode"] is Execute.RANK_ZERO
         return func_generator(
             self,
             name,
             dispatch_fn=functions["dispatch_fn"],
             collect_fn=functions["collect_fn"],
-            execute_fn=execute_fn,
+            execute_fn=getattr(self, "execute_rank_zero" if on_zero else "execute_all"),
             blocking=registered["blocking"],
         )

@@ -1,15 +1,7 @@
 """The names of ``verl.single_controller.ray.base``, from the modules of this package."""
 
 # ruff: noqa: F401
-from phalanx.compat.verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
-from phalanx.compat.verl.single_controller.base.worker import Worker
-from phalanx.compat.verl.single_controller.base.worker_group import (
-    ClassWithInitArgs,
-    ResourcePool,
-    WorkerGroup,
-)
-from phalanx.compat.verl.single_controller.ray.calls import func_generator
-from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
+from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs
 from phalanx.compat.verl.single_controller.ray.colocated import (
     FusedWorkerCLSName,
     create_colocated_worker_cls,
@@ -21,8 +13,6 @@ from phalanx.compat.verl.single_controller.ray.pools import (
     RayResourcePool,
     ResourcePoolManager,
     SubRayResourcePool,
-    get_master_addr_port,
-    get_random_string,
     merge_resource_pool,
     sort_placement_group_by_node_ip,
     split_resource_pool,

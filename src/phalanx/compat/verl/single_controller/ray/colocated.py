@@ -119,8 +119,7 @@ def _forward(role: str, name: str, alias: str, registered: dict[str, Any], is_as
 def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs]) -> type:
     """Return a plain class, to derive from, with one worker of each role as attributes named by role."""
     classes, base = _classes(class_dict)
-    arguments = {role: given.args for role, given in class_dict.items()}
-    keywords = {role: given.kwargs for role, given in class_dict.items()}
+    arguments = {role: (given.args, given.kwargs) for role, given in class_dict.items()}
 
     class FusedWorker(base):
         is_fused_worker = True
@@ -128,16 +127,12 @@ def create_colocated_worker_raw_cls(class_dict: dict[str, RayClassWithInitArgs])
 
         def __init__(self) -> None:
             super().__init__()
-            self.cls_names = list(classes)
-            self.raw_cls_dict = classes
-            self.init_args_dict = arguments
-            self.init_kwargs_dict = keywords
             for role, cls in classes.items():
-                worker = _made(cls, arguments[role], keywords[role])
+                worker = _made(cls, *arguments[role])
                 setattr(self, role, worker)
                 self.fused_worker_dict[role] = worker
             for worker in self.fused_worker_dict.values():
-                setattr(worker, Worker.fused_worker_attr_name, self.fused_worker_dict)
+                worker.fused_worker_dict = self.fused_worker_dict
 
         def _fuw_execute(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
             role, found, name = method_name.partition(_SEPARATOR)

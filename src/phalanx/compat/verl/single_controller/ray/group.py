@@ -20,8 +20,7 @@ from phalanx.compat.verl.single_controller.ray.calls import (
     traced,
 )
 from phalanx.compat.verl.single_controller.ray.classes import RayClassWithInitArgs, _unwrap_ray_remote
-from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool
-from phalanx.compat.verl.single_controller.ray.pools import get_random_string as get_random_string
+from phalanx.compat.verl.single_controller.ray.pools import RayResourcePool, get_random_string
 from phalanx.compat.verl.single_controller.ray.start import check_request, start
 
 if TYPE_CHECKING:
@@ -83,7 +82,6 @@ class RayWorkerGroup(WorkerGroup):
         self.fused_worker_used = ray_cls_with_init is not None and ray_cls_with_init.fused_worker_used
         self.sub_cls_name = ""
         self.wg_dict: dict[str, RayWorkerGroup] | None = None
-        self.method_names: list[str] = []
         self.device_name = device_name
         self.profile_steps = profile_steps
         self.worker_nsight_options = worker_nsight_options
@@ -104,7 +102,7 @@ class RayWorkerGroup(WorkerGroup):
             self._start(bin_pack)
         self._connection = Connection()
         if ray_cls_with_init is not None:
-            self.method_names = self._bind_worker_method(self._user_class, func_generator)
+            self._bind_worker_method(self._user_class, func_generator)
 
     def _attach(self, handles: list[Any] | None) -> None:
         if not handles:
@@ -165,8 +163,7 @@ class RayWorkerGroup(WorkerGroup):
     def _execute_remote_single_worker(self, worker: Any, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Call one worker and return Ray's reference to the result."""
         if self.sub_cls_name:
-            remote = getattr(worker, self.fused_worker_execute_fn_name)
-            return remote.remote(f"{self.sub_cls_name}_fwmn_{method_name}", *args, **kwargs)
+            return worker._fuw_execute.remote(f"{self.sub_cls_name}_fwmn_{method_name}", *args, **kwargs)
         return getattr(worker, self._on_handle(method_name)).remote(*args, **kwargs)
 
     def _on_handle(self, method_name: str) -> str:
@@ -332,8 +329,8 @@ def _bind_again(group: Any) -> None:
     bind: Callable[..., Any] = group._bind_worker_method
     cls = group._user_class
     if group.sub_cls_name:
-        group.method_names = bind(getattr(cls, "raw_cls_dict")[group.sub_cls_name], func_generator)  # noqa: B009
+        bind(getattr(cls, "raw_cls_dict")[group.sub_cls_name], func_generator)  # noqa: B009
         return
-    group.method_names = bind(cls, func_generator)
+    bind(cls, func_generator)
     for name, alias in getattr(cls, "role_methods", {}).get(group._role, {}).items():
         setattr(group, name, getattr(group, alias))

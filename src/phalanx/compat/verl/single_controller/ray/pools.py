@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _SAME_IN_BOTH = {
     "use_gpu": "Both RayResourcePool must either use_gpu or not",
     "max_colocate_count": "Both RayResourcePool must has the same max_colocate_count",
-    "n_gpus_per_node": "Both RayResourcePool must has the same n_gpus_per_node",
 }
 
 
@@ -212,8 +211,7 @@ def merge_resource_pool(rp1: RayResourcePool, rp2: RayResourcePool) -> RayResour
     """Return a pool of both pools' slots. Its groups share the accelerators with groups of the two pools.
 
     Raises:
-        CheckFailed: if one is a part of a pool, or they differ in use_gpu, max_colocate_count or
-            n_gpus_per_node.
+        CheckFailed: if one is a part of a pool, or they differ in use_gpu or max_colocate_count.
     """
     if isinstance(rp1, SubRayResourcePool) or isinstance(rp2, SubRayResourcePool):
         raise CheckFailed("a part of a pool cannot be merged: merge the pools, and split the result")
