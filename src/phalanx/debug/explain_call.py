@@ -14,16 +14,13 @@ from phalanx.declare.spec import MethodSpec
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, Same
 from phalanx.dispatch.pytree import node_of
 from phalanx.dispatch.shardable import Replicate
-from phalanx.display.byte_format import size
 from phalanx.display.tables import Table
 from phalanx.errors import DispatchError
 from phalanx.group.group import Group
 from phalanx.topology.mesh import DP, PP_AS_DP, Mesh
-from phalanx.wire.tensor_walk import large_leaves, nbytes_of
 from phalanx.wire.value import Value
 
 _SHOWN_RANKS = 32
-_MARKERS = (FuturePiece, StoredValue, Readonly)
 Argument = Same | Each
 
 
@@ -35,15 +32,13 @@ class ArgumentInfo:
         name: name of the parameter.
         value: description, such as "tensor float32 [8, 4]".
         given: distribution over the ranks: "the same to all", "rows split", "one element each" and so on.
-        travels: transfer: "in the message", "stored once", "stored, once per shard", "by reference" and so on.
-        nbytes: bytes of the complete value; None if it includes the result of another call.
+        travels: transfer: "by value", "by reference, rank to rank", "stored before (px.put)" and so on.
     """
 
     name: str
     value: str
     given: str
     travels: str
-    nbytes: int | None
 
 
 @dataclass(frozen=True)
@@ -111,8 +106,8 @@ class CallExplanation:
         known = {name: cells for name, cells in columns.items() if any(cell is not None for cell in cells)}
         rest = [f"and {more} more ranks; .to_dict() has all of them."] if more > 0 else []
         notes = (*rest, f"Result: {self.collected}.", *self.notes)
-        names = ("argument", "value", "given to ranks", "travels", "size")
-        rows = tuple((a.name, a.value, a.given, a.travels, size(a.nbytes)) for a in self.arguments)
+        names = ("argument", "value", "given to ranks", "travels")
+        rows = tuple((a.name, a.value, a.given, a.travels) for a in self.arguments)
         count = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
         end = "waits for the result" if self.waits else "returns a CallFuture"
         title = f"{self.call} by {self.mode} on {count}; {end}. Nothing was sent"
@@ -204,27 +199,18 @@ def _ranks(core: Group, plan: CallPlan, mesh: Mesh | None) -> Iterator[RankInfo]
 def _arguments(
     core: Group, spec: MethodSpec, plan: CallPlan, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[ArgumentInfo]:
-    names, limit = spec.positional_names, core.inline_bytes
+    names = spec.positional_names
     given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
     planned: dict[int | str, Argument] = {**dict(enumerate(plan.args)), **plan.kwargs}
-    has_each = any(isinstance(argument, Each) for argument in planned.values())
-    stored = {
-        key
-        for key, argument in planned.items()
-        if has_each and isinstance(argument, Same) and large_leaves(argument.value, limit)
-    }
-    sizes = [max(map(_size, _values(planned[key])), default=0) for key in planned if key not in stored]
     for key, argument in planned.items():
         name = key if isinstance(key, str) else names[key] if key < len(names) else f"argument {key + 1}"
         if key in given and spec.mode.kind != "custom":
             value = described(given[key])
         else:
             value = f"made by {getattr(spec.mode.dispatch_fn, '__name__', 'the mode')}"
-        travels = "stored, once per shard" if has_each and key not in stored else "stored once"
-        travels = "in the message" if key not in stored and sum(sizes) <= limit else travels
-        values = _values(argument)
-        travels = _reference(core, values[0]) or travels if values else travels
-        yield ArgumentInfo(name, value, _given(spec, plan, argument), travels, _nbytes(values))
+        values = [argument.value] if isinstance(argument, Same) else argument.values
+        travels = _travels(core, values[0]) if values else "by value"
+        yield ArgumentInfo(name, value, _given(spec, plan, argument), travels)
 
 
 def described(value: Value) -> str:
@@ -254,8 +240,8 @@ def _given(spec: MethodSpec, plan: CallPlan, argument: Argument) -> str:
     return f"{kind} into {len(set(plan.pieces))} shards"
 
 
-def _reference(core: Group, value: Value) -> str:
-    """Describe how a value that is passed by reference reaches the ranks; empty for other values."""
+def _travels(core: Group, value: Value) -> str:
+    """Describe how a value reaches the ranks."""
     future = next(_futures(value), None)
     if future is not None:
         return "through the driver" if future.parts(core.backend) is None else "by reference, rank to rank"
@@ -263,42 +249,20 @@ def _reference(core: Group, value: Value) -> str:
         return "stored before (px.put)"
     if isinstance(value, Readonly):
         return "stored once, read without a copy"
-    return "as a reference" if isinstance(value, core.backend.ref_types) else ""
-
-
-def _values(argument: Argument) -> list[Any]:
-    """Return the distinct values of an argument, by identity."""
-    values = [argument.value] if isinstance(argument, Same) else argument.values
-    return list({id(value): value for value in values}.values())
-
-
-def _size(value: Value) -> int:
-    """Return the bytes of a value, without parts that are passed by reference."""
-    return nbytes_of(value, (CallFuture, FuturePiece, StoredValue))
-
-
-def _nbytes(values: Sequence[Any]) -> int | None:
-    """Return the bytes of an argument; None if it includes results of other calls."""
-    if any(True for value in values for _ in _futures(value)):
-        return None
-    stored = {id(leaf): leaf.nbytes for value in values for leaf in _leaves(value, StoredValue)}
-    return sum(stored.values()) + sum(map(_size, values))
-
-
-def _leaves(value: Value, kinds: type | tuple[type, ...]) -> Iterator[Any]:
-    """Yield the objects of type ``kinds`` in a value; tuples, dicts and dataclasses are searched, as in planning."""
-    if isinstance(value, kinds):
-        yield value
-        return
-    node = None if isinstance(value, _MARKERS) else node_of(value)
-    for child in () if node is None else node.values:
-        yield from _leaves(child, kinds)
+    return "as a reference" if isinstance(value, core.backend.ref_types) else "by value"
 
 
 def _futures(value: Value) -> Iterator[CallFuture[Any]]:
-    """Yield the futures in a value, including futures of which only a piece is in the value."""
-    for leaf in _leaves(value, (CallFuture, FuturePiece)):
-        yield leaf.future if isinstance(leaf, FuturePiece) else leaf
+    """Yield the futures in a value, including futures of which only a piece is in the value.
+
+    Tuples, dicts and dataclasses are searched, as in planning.
+    """
+    if isinstance(value, CallFuture | FuturePiece):
+        yield value.future if isinstance(value, FuturePiece) else value
+        return
+    node = None if isinstance(value, StoredValue | Readonly) else node_of(value)
+    for child in () if node is None else node.values:
+        yield from _futures(child)
 
 
 def _collected(plan: CallPlan, spec: MethodSpec, mesh: Mesh | None) -> str:
