@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 import weakref
+from collections import UserDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,10 @@ class Mover(px.Worker):
     def look(self, rows: torch.Tensor) -> tuple[float, bool]:
         """Return the sum of the rows, and whether they are in shared memory."""
         return float(rows.sum()), _is_mapped(rows.data_ptr())
+
+    @px.register(px.Dispatch.DP_COMPUTE_METRIC)
+    def sum_beside(self, rows: Any, table: Any) -> float:
+        return float(table[0].sum())
 
     @px.register(px.Dispatch.ONE_TO_ALL)
     def received(self) -> int:
@@ -132,6 +138,72 @@ def test_small_arguments_are_sent_and_large_ones_are_stored_once_for_all_ranks(
     assert grown(group, before, "stored_bytes") == 0
     group.total(torch.ones(MB))
     assert 4 * MB <= grown(group, before, "stored_bytes") < 4.1 * MB
+
+
+@dataclass
+class Table:
+    rows: Any
+
+
+class Plain:
+    def __init__(self, rows: Any) -> None:
+        self.rows = [rows]
+
+
+class Weights(torch.Tensor):
+    """A type of tensor."""
+
+
+class Rebuilt:
+    """Consists of other arrays each time it is pickled."""
+
+    def __getstate__(self) -> Any:
+        return {"rows": np.ones(MB // 4, np.float32)}
+
+
+def in_tensordict(table: torch.Tensor) -> Any:
+    tensordict = pytest.importorskip("tensordict")
+    parts = [tensordict.TensorDict({"x": part}, batch_size=[]) for part in (table, torch.ones(2))]
+    return tensordict.LazyStackedTensorDict(*parts)
+
+
+def in_module(table: torch.Tensor) -> Any:
+    module = torch.nn.Linear(MB // 8, 2, bias=False)
+    module.weight = torch.nn.Parameter(table.view(2, -1))
+    return module
+
+
+#: Functions that put a tensor into another value, and the number of MiB that are stored with it.
+HOLDERS: dict[str, tuple[Any, int]] = {
+    "tensor": (lambda table: table, 1),
+    "array": (lambda table: table.numpy(), 2),
+    "containers": (lambda table: (1, [table], {table: {"x": table}}), 1),
+    "dataclass": (Table, 1),
+    "object": (Plain, 1),
+    "UserDict": (lambda table: UserDict(x=table), 1),
+    "closure": (lambda table: lambda: table, 1),
+    "module": (in_module, 2),
+    "lazy stack": (in_tensordict, 1),
+    "subclass": (lambda table: table.as_subclass(Weights), 2),
+    "sparse": (lambda table: table.to_sparse(), 4),  # with indices of 8 bytes
+    "rebuilt": (lambda table: Rebuilt(), 5),  # in the message of each of the 4 ranks
+}
+
+
+@pytest.mark.parametrize(("make", "stored"), HOLDERS.values(), ids=list(HOLDERS))
+def test_a_large_value_in_arguments_of_several_ranks_is_stored_once(
+    group: px.WorkerGroup, make: Any, stored: int
+) -> None:
+    """Beside split rows, with the tensor in a further argument."""
+    table = torch.ones(MB // 4)
+    before = group.statistics()
+
+    sums = group.sum_beside(
+        {"rows": torch.ones(8, 2), "table": px.replicate(make(table))}, px.replicate([table])
+    )
+
+    assert sums == [MB // 4] * 4
+    assert stored * MB <= grown(group, before, "stored_bytes") < (stored + 0.1) * MB
 
 
 def test_results_count_as_fetched_bytes(group: px.WorkerGroup) -> None:
@@ -331,16 +403,17 @@ def test_a_value_that_does_not_fit_is_refused_without_calls_in_flight(
         made.admit(150 * MB, 150 * MB, wait=lambda seconds: False)
 
 
+@pytest.mark.parametrize("mark", [lambda value: value, px.readonly], ids=["private", "readonly"])
 @pytest.mark.parametrize("argument", ["broadcast", "split"])
 def test_a_call_that_does_not_fit_into_the_store_sends_nothing(
-    group: px.WorkerGroup, argument: str, monkeypatch: pytest.MonkeyPatch
+    group: px.WorkerGroup, argument: str, mark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group.core.backend, "store", lambda: StoreSpace(MB, MB))
     monkeypatch.setattr(group.core.room, "unchecked", 0, raising=False)
     before = group.statistics()
     call = group.total if argument == "broadcast" else group.pass_on
     with pytest.raises(px.DispatchError, match="Nothing was sent"):
-        call(torch.ones(MB))
+        call(mark(torch.ones(MB)))
     assert group.statistics() == before
 
 

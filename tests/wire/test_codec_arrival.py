@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from phalanx.errors import DispatchError
-from phalanx.wire.codec import decode, decoding, encode
+from phalanx.wire.codec import decode, decoding, encode, leaves_of
 from tests.wire.routes import Token, in_process, payload, through_buffers
 
 Pair = namedtuple("Pair", "left right")
@@ -133,14 +133,22 @@ def test_restore_may_decode_other_values_with_other_options() -> None:
     ]
 
 
-def test_a_shared_leaf_is_sent_as_its_placeholder() -> None:
+def test_a_leaf_may_be_sent_as_a_placeholder() -> None:
     large, small = torch.zeros(1000), torch.ones(2)
-    encoded = encode({"a": large, "b": [large, small]}, shared={id(large): ("stored", 0)})
+    value = {"a": large, "b": [large, small]}
+    encoded = encode(value, externalize_leaf=lambda leaf: ("stored", 0) if leaf is large else None)
     with decoding(restore=lambda token: large):
         arrived = decode(encoded.to_bytes())
     assert payload(encoded) == small.nbytes
     assert arrived["a"] is large
     assert arrived["b"][0] is large
+
+
+def test_leaves_are_found_once_in_the_order_of_the_encoding_unless_they_are_skipped() -> None:
+    tensor, array = torch.ones(2).as_subclass(torch.nn.Buffer), np.ma.masked_array([1.0, 2.0], [True, False])
+    found = leaves_of([Pair(tensor, 1), {"x": array, "y": tensor}, Token("a"), {}], [Token])
+    assert [leaf is sent for leaf, sent in zip(found, (tensor, array), strict=True)] == [True, True]
+    assert leaves_of(((1.0, "a"), {"k": [2]})) == []
 
 
 def test_externalize_may_decline_an_object_and_its_dispatch_errors_are_raised_unchanged() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from phalanx.calls.values import Readonly, StoredParts, StoredValue, piece_betwe
 from phalanx.dispatch.plan import CallPlan, Each, FuturePiece, GatherPlan, Same
 from phalanx.dispatch.split import check_rows, padded_size, piece_bounds, piece_of
 from phalanx.group.group import Group
-from phalanx.wire.codec import Encoded, encode
+from phalanx.wire.codec import Encoded, encode, leaves_of
 from phalanx.wire.messages import (
     JoinedPlaceholder,
     Message,
@@ -25,7 +25,6 @@ from phalanx.wire.messages import (
     ResultOf,
     StoredPlaceholder,
 )
-from phalanx.wire.tensor_walk import large_leaves, nbytes_of
 from phalanx.wire.value import Value
 
 Placed = tuple[bytes | None, tuple[Ref, ...]]
@@ -44,11 +43,32 @@ def store(core: Group, encoded: Encoded, call: Call | None = None) -> Ref:
     return ref
 
 
+class SeparateValue:
+    """A value that a call stores apart from its messages, once, when the first message with it is placed.
+
+    ``value`` is kept alive where the id of the value identifies it.
+    """
+
+    def __init__(self, encoded: Encoded, value: Value = None) -> None:
+        self.nbytes = encoded.nbytes
+        self._value = value
+        self._content: Encoded | Ref = encoded
+
+    def store(self, core: Group, call: Call | None) -> Ref:
+        """Store the value if no message has stored it before; return its reference."""
+        if isinstance(self._content, Encoded):
+            self._content = store(core, self._content, call)
+        return self._content
+
+
 class Arguments:
     """The encoded arguments of a rank, and the references for the placeholders in them.
 
-    Large arrays are views of the caller's memory until :meth:`place`. ``shared`` has the placeholders of values that
-    are stored under ``refs`` already, by the ``id`` of the value.
+    Nothing is stored until :meth:`place`: large arrays are views of the caller's memory.
+
+    Args:
+        leaves: ids of the tensors and arrays that are stored apart from the message.
+        separate: the separate values of the call's earlier messages, by id and by whether they are read-only.
     """
 
     def __init__(
@@ -56,13 +76,15 @@ class Arguments:
         core: Group,
         call: Call | None,
         value: Value,
-        shared: Mapping[int, StoredPlaceholder] | None = None,
-        refs: Sequence[Ref] = (),
+        leaves: Collection[int] = (),
+        separate: dict[tuple[int, bool], SeparateValue] | None = None,
     ) -> None:
         self._core = core
         self._call = call
         self._backend = core.backend
-        self._refs = list(refs)
+        self._refs: list[Ref | SeparateValue] = []
+        self._leaves = leaves
+        self._separate = {} if separate is None else separate
         externalize: dict[type, Callable[[Any], Any]] = {
             CallFuture: self._future,
             FuturePiece: self._piece,
@@ -71,21 +93,34 @@ class Arguments:
         }
         externalize |= dict.fromkeys(StoredParts.kinds, self._parts)
         externalize |= dict.fromkeys(self._backend.ref_types, lambda ref: RefPlaceholder(self._add(ref)))
-        self._encoded = encode(value, externalize=externalize, shared=shared)
-        self.nbytes = self._encoded.nbytes
+        encoded = encode(value, externalize=externalize, externalize_leaf=self._leaf if leaves else None)
+        self._body = encoded if encoded.nbytes <= core.inline_bytes else None
+        if self._body is None:
+            self._add(SeparateValue(encoded))
+
+    def to_store(self) -> list[SeparateValue]:
+        """Return the values that must be stored before the message is sent."""
+        return [ref for ref in self._refs if isinstance(ref, SeparateValue)]
 
     def place(self) -> Placed:
-        """Return the body and the references of the message. Large arguments are stored."""
-        if self.nbytes > self._core.inline_bytes:
-            return None, (*self._refs, store(self._core, self._encoded, self._call))
-        return self._encoded.to_bytes(), tuple(self._refs)
+        """Store the values that are not in the message; return the body and the references of the message."""
+        refs = [
+            ref.store(self._core, self._call) if isinstance(ref, SeparateValue) else ref for ref in self._refs
+        ]
+        return None if self._body is None else self._body.to_bytes(), tuple(refs)
 
-    def _add(self, ref: Ref) -> int:
+    def _add(self, ref: Ref | SeparateValue) -> int:
         self._refs.append(ref)
         return len(self._refs) - 1
 
     def _put(self, value: Value, readonly: bool = False) -> StoredPlaceholder:
-        return StoredPlaceholder(self._add(store(self._core, encode(value, readonly=readonly), self._call)))
+        key = id(value), readonly
+        if key not in self._separate:
+            self._separate[key] = SeparateValue(encode(value, readonly=readonly), value)
+        return StoredPlaceholder(self._add(self._separate[key]))
+
+    def _leaf(self, leaf: Value) -> StoredPlaceholder | None:
+        return self._put(leaf) if id(leaf) in self._leaves else None
 
     def _passes(self, future: CallFuture[Any]) -> None:
         """Notify the listener that the result of another call is among the arguments."""
@@ -185,14 +220,13 @@ def _messages_each(
 ) -> Iterator[Message]:
     # Ranks that get the very same objects (tp, pp and cp peers) get the same stored bytes.
     keys: list[tuple[int, ...]] = list(zip(*(map(id, column.values) for column in columns), strict=True))
-    leaves = _shared_leaves(plan, core.inline_bytes)
-    _admit(core, columns, keys, leaves)
-    shared = {id(leaf): StoredPlaceholder(index) for index, leaf in enumerate(leaves)}
-    begin = [store(core, encode(leaf), call) for leaf in leaves]
+    leaves = {id(leaf): leaf for leaf in _shared_leaves(core, plan)}
+    separate: dict[tuple[int, bool], SeparateValue] = {}
     encoded: dict[tuple[int, ...], Arguments] = {}
     for key, arguments in zip(keys, plan.arguments(), strict=True):
         if key not in encoded:
-            encoded[key] = Arguments(core, call, arguments, shared, begin)
+            encoded[key] = Arguments(core, call, arguments, leaves, separate)
+    _admit(core, encoded.values())
     placed: dict[tuple[int, ...], Placed] = {}
     for position, key in enumerate(keys):
         if key not in placed:
@@ -201,34 +235,30 @@ def _messages_each(
         yield header._replace(body=body, keep=plan.keeps(position)).pack(refs)
 
 
-def _shared_leaves(plan: CallPlan, inline_bytes: int) -> list[Any]:
-    """Return the large leaves that several ranks get, each once."""
+def _shared_leaves(core: Group, plan: CallPlan) -> list[Any]:
+    """Return the large tensors and arrays that several ranks get, each once."""
     same = [argument.value for argument in (*plan.args, *plan.kwargs.values()) if isinstance(argument, Same)]
-    found = {id(leaf): leaf for value in (*same, *plan.shared) for leaf in large_leaves(value, inline_bytes)}
-    return list(found.values())
+    try:
+        leaves = leaves_of((same, plan.shared), (*_SEPARATE, *StoredParts.kinds, *core.backend.ref_types))
+    except Exception:  # encoding the arguments raises it again, with the path of the part
+        return []
+    return [leaf for leaf in leaves if _nbytes(leaf) >= core.inline_bytes]
 
 
-def _admit(core: Group, columns: list[Each], keys: list[tuple[int, ...]], leaves: list[Any]) -> None:
-    """Wait until the object store has capacity for the shards and the shared leaves.
-
-    A call that is small, judged by its first shard, is not measured exactly.
-    """
-
-    known = {id(leaf) for leaf in leaves}
-
-    def piece(position: int) -> int:
-        return sum(nbytes_of(column.values[position], _BY_REFERENCE, known) for column in columns)
-
-    whole = sum(map(nbytes_of, leaves))
-    first = {key: position for position, key in reversed(list(enumerate(keys)))}
-    if whole + piece(0) * len(first) < core.room.unchecked:
-        return
-    sizes = [size for size in map(piece, first.values()) if size > core.inline_bytes]
-    largest = max([*sizes, *map(nbytes_of, leaves)], default=0)
-    core.room.admit(whole + sum(sizes), largest, wait=wait_for_any)
+_SEPARATE = (CallFuture, FuturePiece, StoredValue, Readonly)
 
 
-_BY_REFERENCE = (CallFuture, FuturePiece, StoredValue)
+def _nbytes(leaf: Any) -> int:
+    is_sparse = getattr(leaf, "is_sparse", False)  # a tensor without nbytes
+    return encode(leaf).nbytes if is_sparse else leaf.nbytes
+
+
+def _admit(core: Group, composed: Iterable[Arguments]) -> None:
+    """Wait until the object store has capacity for the values that messages need."""
+    values = {id(value): value for arguments in composed for value in arguments.to_store()}
+    sizes = [value.nbytes for value in values.values()]
+    if sizes:
+        core.room.admit(sum(sizes), max(sizes), wait=wait_for_any)
 
 
 def encode_body(core: Group, value: Value, call: Call | None = None) -> Placed:
@@ -238,6 +268,5 @@ def encode_body(core: Group, value: Value, call: Call | None = None) -> Placed:
         DispatchError: if the value cannot be pickled, or the object store cannot hold it.
     """
     arguments = Arguments(core, call, value)
-    if arguments.nbytes > core.inline_bytes:
-        core.room.admit(arguments.nbytes, arguments.nbytes, wait=wait_for_any)
+    _admit(core, [arguments])
     return arguments.place()

@@ -122,13 +122,6 @@ class Completion:
         """True unless the answer was aborted; an aborted answer can be continued by ``prefix=``."""
         return self.finish_reason != "abort"
 
-    @property
-    def __phalanx_nbytes__(self) -> int:
-        texts = len(self.text or "") + len(self.id)
-        top = 16 * sum(map(len, self.top))
-        more = sum(answer.__phalanx_nbytes__ for answer in self.more)
-        return 64 + texts + 8 * (len(self.tokens) + len(self.log_probs)) + top + more
-
 
 Prefix: TypeAlias = "Completion | Sequence[int] | None"
 """Answer to continue: an aborted completion, or its tokens. None for a new answer."""

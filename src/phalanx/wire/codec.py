@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -79,7 +79,7 @@ def encode(
     value: Value,
     *,
     externalize: Externalize | None = None,
-    shared: Mapping[int, Any] | None = None,
+    externalize_leaf: Callable[[Any], Any] | None = None,
     readonly: bool = False,
 ) -> Encoded:
     """Encode a value of any type that cloudpickle supports. The value is not changed.
@@ -89,7 +89,7 @@ def encode(
     Args:
         externalize: functions by type. A function takes an object of its type and returns a picklable placeholder to
             send instead, or None to send the object itself. It is called once per object.
-        shared: placeholders by ``id`` of objects that were stored before.
+        externalize_leaf: such a function for the tensors and arrays of all types.
         readonly: make every receiver decode the value read-only, without a copy.
 
     Raises:
@@ -98,7 +98,7 @@ def encode(
     if _is_plain(value, _PLAIN_DEPTH):
         return Encoded(pickle.dumps(value, _PROTOCOL))
     file = io.BytesIO()
-    pickler = _Pickler(file, externalize or {}, shared or {})
+    pickler = _Pickler(file, externalize or {}, externalize_leaf)
     try:
         pickler.dump(value)
     except (PhalanxError, MemoryError):
@@ -109,6 +109,26 @@ def encode(
         raise DispatchError(explain_unpicklable(value, error, pickler.again)) from error
     own = pickler.sink.buffers
     return Encoded(file.getvalue(), own + pickler.foreign, len(own), pickler.tokens, readonly)
+
+
+def leaves_of(value: Value, skipped: Iterable[type] = ()) -> list[Any]:
+    """Return the distinct tensors and arrays that encoding a value meets, without reading their bytes.
+
+    Args:
+        skipped: types of the parts that are left out.
+
+    Raises:
+        Exception: if a part cannot be pickled.
+    """
+    leaves: dict[int, Any] = {}
+
+    def note(leaf: Any) -> bool:
+        leaves[id(leaf)] = leaf
+        return True  # a placeholder, so that the pickler does not enter the leaf
+
+    if not _is_plain(value, _PLAIN_DEPTH):
+        _Pickler(io.BytesIO(), dict.fromkeys(skipped, lambda _: True), note).dump(value)
+    return list(leaves.values())
 
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
@@ -142,27 +162,29 @@ class _Pickler(cloudpickle.Pickler):
     ``persistent_id`` is not used for replacement: pickle would call it for every number in a list.
     """
 
-    def __init__(self, file: io.BytesIO, externalize: Externalize, shared: Mapping[int, Any]) -> None:
+    def __init__(
+        self, file: io.BytesIO, externalize: Externalize, externalize_leaf: Callable[[Any], Any] | None
+    ) -> None:
         self.foreign: list[memoryview] = []
         super().__init__(file, protocol=_PROTOCOL, buffer_callback=_taker(self.foreign))
         self.sink = pack.Sink()
         self.tokens: list[Any] = []
         self._externalize = externalize
-        self._shared = shared
+        self._externalize_leaf = externalize_leaf
 
     def again(self, value: Value) -> None:
         """Pickle ``value`` in the same way and discard the result, to find out whether pickling raises."""
-        _Pickler(io.BytesIO(), self._externalize, self._shared).dump(value)
+        _Pickler(io.BytesIO(), self._externalize, self._externalize_leaf).dump(value)
 
     def reducer_override(self, obj: Value) -> Any:
-        kind = type(obj)
-        if self._shared and id(obj) in self._shared:
-            return self._replace(self._shared[id(obj)])
+        kind, is_torch = type(obj), is_tensor(obj)
         externalize = self._externalize.get(kind)
+        if externalize is None and (is_torch or issubclass(kind, np.ndarray)):
+            externalize = self._externalize_leaf
         if externalize is not None and (token := externalize(obj)) is not None:
             return self._replace(token)
         reduced = None
-        if is_tensor(obj):
+        if is_torch:
             reduced = pack.reduce_tensor(self.sink, obj)
         elif kind is np.ndarray or kind is np.memmap:
             reduced = pack.reduce_array(self.sink, obj)

@@ -31,7 +31,6 @@ from phalanx.wire.messages import (
     ResultOf,
     StoredPlaceholder,
 )
-from phalanx.wire.tensor_walk import nbytes_of
 from phalanx.wire.unpack import current_arrival, received
 
 Fetch = Callable[[Sequence[Any]], list[Any]]
@@ -127,7 +126,7 @@ class Arguments:
         with _decoding_parts(copied=not in_place):
             parts = self._fetch([self._refs[result.parts[place]] for place, _ in share.rows])
         taken = [_take(part, rows) for part, (_, rows) in zip(parts, share.rows, strict=True)]
-        received.passed_over(sum(map(nbytes_of, parts)) - sum(map(nbytes_of, taken)))
+        received.passed_over(sum(_unread_bytes(infos[place], len(rows)) for place, rows in share.rows))
         rows = taken[0] if in_place else join_rows(taken)
         if share.order is not None:
             rows = take_rows(rows, share.order)
@@ -140,6 +139,12 @@ def _decoding_parts(*, copied: bool) -> AbstractContextManager[None]:
     return decoding(
         readonly=copied or arrival.readonly, device=arrival.device, every_tensor=arrival.every_tensor
     )
+
+
+def _unread_bytes(info: PartInfo, rows_read: int) -> int:
+    """Return the bytes of the rows of an output that are not read, as a proportion of all its bytes."""
+    rows = info.rows or 1
+    return info.nbytes * (rows - rows_read) // rows
 
 
 def _take(part: Any, rows: Sequence[int]) -> Any:
