@@ -75,30 +75,13 @@ def test_decode_options_apply_only_to_their_block_and_task() -> None:
     assert asyncio.run(both()) == [False, True]
 
 
-def test_cpu_tensors_are_decoded_onto_the_device_only_with_every_tensor() -> None:
+def test_tensors_are_decoded_onto_the_device_and_arrays_on_the_cpu() -> None:
     encoded = encode((torch.ones(3), torch.nn.Parameter(torch.ones(2)), np.ones(2)))
     with decoding(device="meta"):
-        stayed = decode(encoded)
-    with decoding(device="meta", every_tensor=True):
         moved = decode(encoded)
-    assert [t.device.type for t in stayed[:2]] == ["cpu", "cpu"]
+    assert [t.device.type for t in decode(encoded)[:2]] == ["cpu", "cpu"]
     assert [t.device.type for t in moved[:2]] == ["meta", "meta"]
     assert (type(moved[1]), type(moved[2])) == (torch.nn.Parameter, np.ndarray)
-
-
-def test_an_accelerator_tensor_is_decoded_onto_the_given_device_or_the_cpu() -> None:
-    class OnAccelerator:
-        """Is encoded like a tensor on an accelerator."""
-
-        def __reduce__(self) -> Any:
-            from phalanx.wire import unpack
-
-            return unpack.tensor, (-1, "float32", (0, 2), (2, 1), unpack.ON_ACCELERATOR)
-
-    data = encode(OnAccelerator()).to_bytes()
-    with decoding(device="meta"):
-        moved = decode(data)
-    assert (moved.device.type, decode(data).device.type) == ("meta", "cpu")
 
 
 def test_externalized_objects_are_restored_once_each_and_in_order(route: Any) -> None:

@@ -21,9 +21,8 @@ import numpy as np
 from phalanx.errors import DispatchError, InternalError, PhalanxError
 from phalanx.wire import pack, unpack
 from phalanx.wire.lazy import is_tensor
-from phalanx.wire.unpack import current_arrival as current_arrival
+from phalanx.wire.unpack import current_arrival, received
 from phalanx.wire.unpack import decoding as decoding
-from phalanx.wire.unpack import received as received
 from phalanx.wire.value import Value
 
 PLAIN_HEAD = b"\x80"

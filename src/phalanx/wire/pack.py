@@ -40,18 +40,6 @@ Reduced = tuple[Any, ...]
 
 
 @functools.cache
-def dtype_names() -> dict[torch.dtype, str]:
-    """Return the names of the dtypes whose bytes are sent unchanged; torch pickles tensors of other dtypes."""
-    names = (
-        *("float64", "float32", "float16", "bfloat16", "bool", "complex32", "complex64", "complex128"),
-        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (*range(1, 9), 16, 32, 64)),
-        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-        *("float4_e2m1fn_x2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"),
-    )
-    return {getattr(torch, name): name for name in names if hasattr(torch, name)}
-
-
-@functools.cache
 def _plain_reducers() -> tuple[Any, ...]:
     return torch.Tensor.__reduce_ex__, torch.nn.Parameter.__reduce_ex__
 
@@ -93,7 +81,7 @@ def reduce_tensor(sink: Sink, tensor: torch.Tensor) -> Reduced | None:
         with torch._C.DisableTorchFunctionSubclass():
             plain = tensor.detach().as_subclass(torch.Tensor)
     if not _has_plain_bytes(plain):
-        return _without_its_storage(tensor, plain)
+        return None
     facts = _describe(sink, plain, tensor.requires_grad and tensor.is_leaf)
     if cls is torch.Tensor:
         reduced = (unpack.tensor, facts)
@@ -120,35 +108,17 @@ def _pickles_itself(cls: type) -> bool:
 def _has_plain_bytes(plain: torch.Tensor) -> bool:
     return (
         plain.layout is torch.strided
-        and plain.dtype in dtype_names()
+        and not plain.is_quantized
         and plain.device.type != "meta"
         and not plain.is_nested
     )
-
-
-def _without_its_storage(tensor: torch.Tensor, plain: torch.Tensor) -> Reduced | None:
-    """Return the reduction of a copy on the host, if torch's own reduction would send more than the tensor's bytes.
-
-    This is so if a view covers less than its storage, or if the storage is on an accelerator, where unpickling would
-    place it again. Return None for other tensors.
-    """
-    has_storage = plain.layout is torch.strided and not plain.is_nested and plain.device.type != "meta"
-    if not has_storage or type(tensor) is not torch.Tensor:
-        return None
-    nbytes = plain.numel() * plain.element_size()
-    if plain.device == _host() and plain.untyped_storage().nbytes() <= nbytes:
-        return None
-    copy = plain.to(_host(), copy=True).requires_grad_(tensor.requires_grad and tensor.is_leaf)
-    return copy.__reduce_ex__(5)  # pyright: ignore[reportReturnType]
 
 
 def _describe(sink: Sink, plain: torch.Tensor, requires_grad: bool) -> Reduced:
     """Return the index of the buffer (-1: no bytes), dtype, shape, strides (None: contiguous) and flags."""
     flags = unpack.REQUIRES_GRAD if requires_grad else 0
     device = plain.device
-    if device.type != "cpu":
-        flags |= unpack.ON_ACCELERATOR
-    dtype, shape, count = dtype_names()[plain.dtype], tuple(plain.shape), plain.numel()
+    dtype, shape, count = str(plain.dtype).removeprefix("torch."), tuple(plain.shape), plain.numel()
     if count == 0:
         return -1, dtype, shape, tuple(plain.stride()), flags
     if plain.is_conj() or plain.is_neg():

@@ -23,7 +23,6 @@ else:
 torch_utils: Any = lazy("torch._utils")
 
 REQUIRES_GRAD = 1
-ON_ACCELERATOR = 2
 
 _ALIGNMENT = 16  # bytes of the widest element (complex128)
 _COPIED_TOGETHER = 64 << 10  # minimum bytes of a buffer that is copied in parallel with others
@@ -57,7 +56,6 @@ class DecodeOptions(NamedTuple):
     readonly: bool = False
     restore: Callable[[Any], Any] | None = None
     device: Any = None
-    every_tensor: bool = False
     meter: Meter | None = None
 
 
@@ -78,9 +76,7 @@ class decoding:
             copies the values at once, such as a gather. False: private, writable memory, large buffers in huge pages.
             Read-only arrays refuse writes. Torch has no read-only tensors: a write changes the value of every reader.
         restore: function that returns the object of a placeholder; None: the placeholder itself.
-        device: device of tensors that were on an accelerator when they were sent; None: the CPU. Arrays stay on the
-            CPU.
-        every_tensor: True to place all tensors on ``device``.
+        device: device of the tensors; None: the CPU. Arrays stay on the CPU.
         meter: counter of the decoded bytes.
     """
 
@@ -93,10 +89,9 @@ class decoding:
         readonly: bool = False,
         restore: Callable[[Any], Any] | None = None,
         device: Value = None,
-        every_tensor: bool = False,
         meter: Meter | None = None,
     ) -> None:
-        self._settings = DecodeOptions(readonly, restore, device, every_tensor, meter)
+        self._settings = DecodeOptions(readonly, restore, device, meter)
 
     def __enter__(self) -> None:
         self._token = _arrival.set(self._settings)
@@ -221,7 +216,7 @@ def _tensor(
 ) -> torch.Tensor:
     kind, device = getattr(torch, dtype), None
     arrival = current_arrival()
-    if arrival.device is not None and (arrival.every_tensor or flags & ON_ACCELERATOR):
+    if arrival.device is not None:
         target = torch.device(arrival.device)
         device = None if target.type == "cpu" else target
     if place == -1:

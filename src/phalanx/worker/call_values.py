@@ -51,7 +51,7 @@ def arguments_of(
     if call.body is not None and call.body[:1] == PLAIN_HEAD:  # most calls: no tensors and no placeholders
         return pickle.loads(call.body)
     restore = Arguments(refs, fetch).restore
-    with decoding(readonly=call.readonly, restore=restore, device=device, every_tensor=device is not None):
+    with decoding(readonly=call.readonly, restore=restore, device=device):
         return fetch([refs[-1]])[0] if call.body is None else decode(call.body)
 
 
@@ -136,9 +136,7 @@ class Arguments:
 def _decoding_parts(*, copied: bool) -> AbstractContextManager[None]:
     """Decode parts on the device of the call's arguments, as views if they are ``copied`` next."""
     arrival = current_arrival()
-    return decoding(
-        readonly=copied or arrival.readonly, device=arrival.device, every_tensor=arrival.every_tensor
-    )
+    return decoding(readonly=copied or arrival.readonly, device=arrival.device)
 
 
 def _unread_bytes(info: PartInfo, rows_read: int) -> int:
