@@ -14,7 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import phalanx as px
-from phalanx.parallel.module_rejoining import declare_instead, keep_tensors, replace_groups
+from phalanx.parallel.megatron import replace_groups
+from phalanx.parallel.module_rejoining import declare_instead, keep_tensors
 from phalanx.weights.local_layout import reshard
 
 

@@ -92,9 +92,9 @@ def send(
         composed = _noted(call, composed)
     _submit(core, call, composed, header.returns, streaming)
     call.plan = plan.without_arguments()  # the arguments may be large: the call does not keep them alive
-    core.recent[call.number] = call
     if chosen:
         core.chosen.add(call)
+    core.recent[call.number] = call  # from now on, other threads see the call and can end it
     return call
 
 

@@ -6,17 +6,19 @@ Megatron (``pip install 'phalanx[megatron]'``) is imported in the workers on fir
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 
 from phalanx.api.worker_group import WorkerGroup
 from phalanx.declare.worker import Worker
 from phalanx.errors import DeclarationError
 from phalanx.parallel.mlp import activation
-from phalanx.parallel.module_rejoining import replace_groups
 from phalanx.parallel.world import join_world
 from phalanx.topology.mesh import Mesh
 
@@ -62,6 +64,14 @@ def _groups_of(state: Any) -> dict[str, Any]:
     """Return the process groups of Megatron's parallel state by name."""
     group = torch.distributed.ProcessGroup
     return {name: value for name, value in vars(state).items() if isinstance(value, group)}
+
+
+def replace_groups(modules: Iterable[torch.nn.Module], groups: Mapping[int, ProcessGroup]) -> None:
+    """Replace process groups that modules have as attributes; ``groups`` are the new groups by ``id`` of the old."""
+    for module in itertools.chain.from_iterable(root.modules() for root in modules):
+        for name, value in list(vars(module).items()):
+            if id(value) in groups:
+                object.__setattr__(module, name, groups[id(value)])
 
 
 class MegatronWorker(Worker):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from phalanx.declare.context import context_of
@@ -107,11 +105,3 @@ def _replace_parameters(optimizer: torch.optim.Optimizer, news: Mapping[int, tor
             key: _sharded_like(f"{key} of the optimizer", value, new) if isinstance(value, DTensor) else value
             for key, value in values.items()
         }
-
-
-def replace_groups(modules: Iterable[torch.nn.Module], groups: Mapping[int, ProcessGroup]) -> None:
-    """Replace process groups that modules have as attributes; ``groups`` are the new groups by ``id`` of the old."""
-    for module in itertools.chain.from_iterable(root.modules() for root in modules):
-        for name, value in list(vars(module).items()):
-            if id(value) in groups:
-                object.__setattr__(module, name, groups[id(value)])
