@@ -239,7 +239,7 @@ REFUSED = {
         group.add.options(timeout=-1.0)  # timeout=
         group.add.options(timeout=True)  # timeout=
         group.add.options(timeout=float("nan"))  # timeout=
-        group.add.stream(1, by="rows")
+        group.add.stream(1, by="rows")  # unexpected keyword argument 'by'
         group.items.stream(1, by="columns")  # by='columns'): expected "items" or "rows"
         group.items.stream(2, buffer=0)  # whole number from 1
         group.items.stream(2, buffer=-1)  # whole number from 1

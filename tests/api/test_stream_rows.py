@@ -42,17 +42,9 @@ class Rows(px.Worker):
     def values(self, rows: list[Any]) -> Iterator[Any]:
         yield from rows
 
-    @px.register(px.Dispatch.ROWS)
-    def scores(self, rows: list[int]) -> list[int]:
-        return rows
-
     @px.register(px.Dispatch.ROWS, pad_to_multiple=2)
     def padded_scores(self, rows: list[int]) -> list[int]:
         return rows
-
-    @px.register(px.Dispatch.ROWS)
-    def scores_rows(self, rows: list[int]) -> Iterator[tuple[int, int]]:
-        yield from enumerate(rows)
 
     @px.register
     def ping(self) -> int:
@@ -111,11 +103,3 @@ def test_a_stream_by_rows_without_split_rows_and_an_unknown_by_are_refused(group
             view.values.stream([1, 2], by="rows")
     with pytest.raises(px.DispatchError, match=r'by=.columns.*"items" or "rows"'):
         group.values.stream([1], by="columns")
-
-
-@pytest.mark.parametrize("option", [{"by": "rows"}, {"buffer": 2}])
-def test_stream_options_of_a_method_that_returns_are_refused_with_one_that_yields(
-    group: Any, option: dict[str, Any]
-) -> None:
-    with pytest.raises(px.DispatchError, match=r"does not yield.*scores_rows of this group yields"):
-        group.scores.stream([1, 2], **option)

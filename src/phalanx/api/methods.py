@@ -117,25 +117,7 @@ class BoundMethod(Generic[P, B, V]):
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream:
         """Send the call and return an iterator over ``(rank, output)``, in the order in which the ranks finish."""
-        self._check_stream_options(kwargs)
         return cast(Stream, self.submit(*args, **kwargs).stream())
-
-    def _check_stream_options(self, kwargs: dict[str, Any]) -> None:
-        """Reject ``by=`` and ``buffer=``, which only methods that yield have, unless the method itself takes them."""
-        if self._spec.signature is None:
-            return
-        known = self._spec.signature.parameters
-        given = [name for name in ("by", "buffer") if name in kwargs and name not in known]
-        if not given or any(one.kind is one.VAR_KEYWORD for one in known.values()):
-            return
-        name, methods = self._spec.name, self._selection.methods
-        yielding = [other for other, spec in methods.items() if spec.streams and other.startswith(name)]
-        here = f"{' or '.join(yielding)} of this group yields; else " if yielding else ""
-        raise DispatchError(
-            f"{self.__qualname__}.stream({given[0]}={kwargs[given[0]]!r}): {name} returns and does not yield, so its "
-            f"stream has the output of each rank, as the rank finishes, and takes no {given[0]}=. {here}let the method "
-            "yield (index of the row in its shard, result)"
-        )
 
     def explain(self, *args: P.args, **kwargs: P.kwargs) -> CallExplanation:
         """Describe a call with these arguments, without sending it.
