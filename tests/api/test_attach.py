@@ -70,12 +70,10 @@ def test_another_driver_attaches_to_a_detached_group_and_closes_it(
     """)
     try:
         out = drive("""
-            group = px.attach("left-behind", Counter)
+            group = px.attach("left-behind")
             print(group.up(1), group[1].up(1))
         """)
         assert out.strip() == "[6, 6] 7"
-        with pytest.raises(px.DeclarationError, match="down"):
-            px.attach("left-behind", declared_elsewhere())
     finally:
         px.attach("left-behind").close(pool=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["closed-0", "closed-1"]
@@ -157,12 +155,3 @@ def test_attached_ranks_keep_an_order_that_differs_from_that_of_their_slots(
         assert px.attach("turned").up(1) == [7, 2]
     finally:
         px.attach("turned").close(pool=True)
-
-
-def declared_elsewhere() -> type:
-    class Elsewhere(px.Worker):
-        @px.register
-        def down(self, by: int) -> int:
-            return -by
-
-    return Elsewhere

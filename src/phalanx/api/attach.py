@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from phalanx.api.selection import Selection
@@ -10,10 +9,7 @@ from phalanx.api.view import GroupView
 from phalanx.backends.backend_types import Endpoint
 from phalanx.calls.run_on import gather_before_end
 from phalanx.debug.trace import from_environment
-from phalanx.declare.bind import Colocation, WorkerClass, methods_of
-from phalanx.declare.spec import MethodSpec
-from phalanx.errors import DeclarationError, PlacementError, RankReport, WorkerDiedError
-from phalanx.group.epoch import GroupHandle
+from phalanx.errors import PlacementError, RankReport, WorkerDiedError
 from phalanx.group.group import Group
 from phalanx.group.roster import DetachedRecord, detached_key, withdraw
 from phalanx.members.processes import close_workers
@@ -56,18 +52,15 @@ class AttachedGroup(GroupView):
             self.core.finish_close()
 
 
-def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGroup:
+def attach(name: str) -> AttachedGroup:
     """Return the detached group ``name``. If any of its ranks died, the group is broken and can only be closed.
 
     Args:
         name: name given to ``px.WorkerGroup(..., name=..., detached=True)``.
-        cls: the expected class, ``Cls.bind(...)`` or ``px.colocate({...})``, whose methods are compared with the
-            group's methods; None: no comparison.
 
     Raises:
         PlacementError: if the cluster has no such group.
-        DeclarationError: if the group's methods differ from the expected methods, or another version of the library
-            started the group.
+        DeclarationError: if another version of the library started the group.
     """
     backend = session.get_backend()
     published = backend.published(detached_key(name))
@@ -77,8 +70,6 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
             f"px.attach({name!r}): there is no detached group of that name on this cluster; make it with "
             f"px.WorkerGroup(pool, Cls, name={name!r}, detached=True) on a pool with detached=True"
         )
-    if cls is not None:
-        _check_methods(name, record.handle, cls)
     endpoints = [replace(one, handle=backend.find(str(one.name)), since=-1) for one in record.members]
     from_environment()
     core = Group(record.handle, backend, len(endpoints), owner=False)
@@ -92,23 +83,3 @@ def attach(name: str, cls: WorkerClass | Colocation | None = None) -> AttachedGr
         core.enter(endpoints)
         core.started()
     return AttachedGroup(core, [one for one in endpoints if one.handle is not None], record)
-
-
-def _check_methods(name: str, record: GroupHandle, cls: WorkerClass | Colocation) -> None:
-    roles = cls.roles if isinstance(cls, Colocation) else {"": cls}
-    expected = _signatures({role: methods_of(own) for role, own in roles.items()})
-    found = _signatures(record.methods)
-    if expected != found:
-        keys = [key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key)]
-        differing = sorted(".".join(filter(None, key)) for key in keys)
-        raise DeclarationError(
-            f"group {name!r} runs {', '.join(record.classes.values())}, whose registered methods are not those "
-            f"expected: {', '.join(differing)} differ in name, signature or dispatch mode. Attach with the class that "
-            "the group was made of, or close the group and create it again"
-        )
-
-
-def _signatures(methods: Mapping[str, Mapping[str, MethodSpec]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Return the mode and signature of each method as text, by role and name."""
-    specs = {(role, name): spec for role, named in methods.items() for name, spec in named.items()}
-    return {key: (repr(spec.mode), str(spec.signature)) for key, spec in specs.items()}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from phalanx.declare.classes import RESERVED, registered_methods
-from phalanx.declare.spec import MethodSpec
 from phalanx.errors import DeclarationError
 
 #: Options of ``@ray.remote(...)`` that have the same meaning for a group.
@@ -122,11 +121,6 @@ def colocate(roles: Mapping[str, WorkerClass]) -> Colocation:
 def roles_of(given: WorkerClass | Colocation) -> dict[str, BoundClass]:
     """Return the classes of a group by role; a single class has the role ""."""
     return dict(given.roles) if isinstance(given, Colocation) else {"": _bound(given)}
-
-
-def methods_of(given: WorkerClass) -> Mapping[str, MethodSpec]:
-    """Return the registered methods of a class, whose constructor may need arguments."""
-    return given.methods if isinstance(given, BoundClass) else registered_methods(unwrap(given)[0])
 
 
 def _bound(given: WorkerClass) -> BoundClass:
