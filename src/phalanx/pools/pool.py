@@ -301,12 +301,19 @@ class ResourcePool:
                 f"{self!r}.shrink(): it has only the slots that it was created with; close() releases all of its slots"
             )
         with books:
-            holding = self._holdings[last]
-            _check_free(self.name, holding, self._view.slots)
-            self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
-            self._holdings = {name: self._holdings[name] for name in kept}
-            holding.open = False  # no group can claim these slots any more
-        holding.close()
+            added = self._holdings[last]
+            groups = {group.name for on_it in added.groups.values() for group in on_it}
+            if not groups:
+                self._view = SlotView(tuple(slot for slot in self._view.slots if slot.pool != last))
+                self._holdings = {name: self._holdings[name] for name in kept}
+                added.open = False  # no group can claim these slots any more
+        if groups:  # the lock is free again: the table asks the cluster
+            raise PlacementError(
+                f"pool {self.name} cannot shrink: {', '.join(sorted(groups))} would lose slots. "
+                f"px.resize(group, {self.world_size - sum(added.blocks)}) frees the slots of a group whose ranks are "
+                f"independent; for other groups pass via=folder, or close them\n{self.explain()}"
+            )
+        added.close()
 
     def _check_own(self, verb: str) -> None:
         self._check_open()
@@ -376,33 +383,3 @@ class ResourcePool:
                 on_it = self._holdings[slot.pool].groups[slot]
                 if group in on_it:
                     on_it.remove(group)
-
-
-def _check_free(pool: str, holding: SlotReservation, slots: Sequence[Slot]) -> None:
-    """Check that no group is on slots that are to be released; ``slots`` has the pool's slots, by rank.
-
-    Raises:
-        PlacementError: if a group is on them; the table lists these groups with their ranks there, and how to proceed.
-    """
-    ranks: dict[int, list[int]] = {}
-    tenants: dict[int, Tenant] = {}
-    for rank, slot in enumerate(slots):
-        for tenant in holding.groups.get(slot, ()) if slot.pool == holding.pool else ():
-            tenants[id(tenant)] = tenant
-            ranks.setdefault(id(tenant), []).append(rank)
-    if not tenants:
-        return
-    rows = tuple((one.name, one.world_size, ranks[key], one.state) for key, one in tenants.items())
-    keep = sum(1 for slot in slots if slot.pool != holding.pool)
-    table = Table(
-        f"groups on the last {len(slots) - keep} slots of pool {pool}",
-        ("group", "ranks", "slots to release", "state"),
-        rows,
-        (
-            f"px.resize(group, {keep}) frees the slots of a group whose ranks are independent; for other "
-            "groups pass via=folder; close() frees the slots of any group",
-        ),
-    )
-    raise PlacementError(
-        f"pool {pool} cannot shrink: groups are on the slots that it would give back\n{table}"
-    )
