@@ -12,7 +12,7 @@ from rich.console import Console
 from phalanx.backends.backend_types import ProcessStatus
 from phalanx.backends.ray.rank_processes import Gpu, Usage, read_gpus
 from phalanx.cli.common import duration, rank_status, running_calls
-from phalanx.cli.logs_command import Order, merged
+from phalanx.cli.logs_command import last_lines
 from phalanx.cli.stack_command import by_place
 from phalanx.cli.top_command import rank_data, render
 from phalanx.display.registry_records import ChannelRecord, GroupRecord, RankRecord
@@ -119,13 +119,6 @@ def test_ranks_with_the_same_stack_are_shown_together() -> None:
     ]
 
 
-DAY = "2026-01-02 10:"
-FILES = [[f"{DAY}00:00 a", "a2", f"{DAY}03:00,5 d"], [f"{DAY}01:00 b", f"{DAY.replace(' ', 'T')}02:00 c"]]
-
-
-@pytest.mark.parametrize(
-    ("order", "tail", "texts"),
-    [("rank", None, "a a2 d b c"), ("time", None, "a a2 b c d"), ("rank", 0, ""), ("time", 1, "c d")],
-)
-def test_log_lines_of_several_ranks_are_merged_by_rank_or_time(order: Order, tail: Any, texts: str) -> None:
-    assert [text.split()[-1] for _, text in merged(FILES, order, tail)] == texts.split()
+@pytest.mark.parametrize(("tail", "texts"), [(None, "a b c"), (0, ""), (1, "c"), (4, "a b c")])
+def test_the_last_log_lines_of_a_rank_are_kept(tail: int | None, texts: str) -> None:
+    assert last_lines(["a", "b", "c"], tail) == texts.split()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -18,14 +17,9 @@ from phalanx.errors import DispatchError
 
 _CHUNK = 1 << 20
 _POLL_S = 0.2
-# A date and time near the beginning of a line, as `logging`, glog and most others write it.
-_STAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?")
-_STAMP_WITHIN = 60
 
-Order = Literal["rank", "time"]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new output.")]
 Tail = Annotated[int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines of each rank.")]
-InOrder = Annotated[Order, typer.Option("--order", help="Rank after rank, or by the times in the lines.")]
 
 
 def logs(
@@ -33,7 +27,6 @@ def logs(
     rank: Ranks = None,
     follow: Follow = False,
     tail: Tail = None,
-    order: InOrder = "rank",
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,8 +38,6 @@ def logs(
 
       phalanx logs trainer --rank 0 --tail 50
 
-      phalanx logs trainer --order time | grep -i error
-
       phalanx logs trainer --follow
 
     Exit codes: 0 done; 2 no cluster, no such group or rank, or a file cannot be read.
@@ -56,14 +47,14 @@ def logs(
             files = [new_lines(partial(observer.read, entry), follow=follow) for entry in ranks]
             with contextlib.suppress(KeyboardInterrupt):
                 while True:
-                    for index, text in merged([next(file) for file in files], order, tail):
-                        entry = ranks[index]
-                        line = prefix_of(found.label, [entry.rank], [entry.host]) + text
-                        typer.echo(json.dumps({"rank": entry.rank, "text": text}) if as_json else line)
+                    for entry, texts in zip(ranks, [next(file) for file in files], strict=True):
+                        for text in last_lines(texts, tail):
+                            line = prefix_of(found.label, [entry.rank], [entry.host]) + text
+                            typer.echo(json.dumps({"rank": entry.rank, "text": text}) if as_json else line)
                     if not follow:
                         break
                     time.sleep(_POLL_S)
-                    order, tail = "rank", None  # only existing output is sorted and cut
+                    tail = None  # only existing output is cut
         except BrokenPipeError:
             raise  # the reader of the output ended
         except OSError as error:
@@ -87,20 +78,6 @@ def new_lines(read: Callable[[int, int], bytes], *, follow: bool) -> Iterator[li
         yield texts if follow else [*texts, *lines.finish()]
 
 
-def merged(
-    files: Sequence[list[str]], order: Order = "rank", tail: int | None = None
-) -> list[tuple[int, str]]:
-    """Return the last ``tail`` lines of several files (None: all), with the index of each line's file.
-
-    In order of time, a line without a time stays behind the previous line of its file.
-    """
-    lines: list[tuple[str, int, str]] = []
-    for index, texts in enumerate(files):
-        at, first = "", 0 if tail is None else len(texts) - tail
-        for number, text in enumerate(texts):
-            stamp = _STAMP.search(text, 0, _STAMP_WITHIN)
-            at = stamp.group().replace("T", " ").replace(",", ".") if stamp else at
-            if number >= first:
-                lines.append((at, index, text))
-    in_order = sorted(lines, key=lambda line: line[0]) if order == "time" else lines
-    return [(index, text) for _, index, text in in_order]
+def last_lines(texts: list[str], tail: int | None) -> list[str]:
+    """Return the last ``tail`` lines of a file; None: all."""
+    return texts if tail is None else texts[max(0, len(texts) - tail) :]
