@@ -22,7 +22,6 @@ HEALTHY = Machine(
     environment={},
     memory_limit=None,
     infiniband=False,
-    token=False,
     verl=None,
     verl_hook=False,
     host="node0",
@@ -35,7 +34,6 @@ HEALTHY = Machine(
     limits={"nofile": (65536, None), "nproc": (None, None), "memlock": (None, None), "core": (0, None)},
     ephemeral_ports=(32768, 60999),
     huge_pages="madvise",
-    disk_used=0.3,
     cluster=Cluster("10.0.0.1:6379", nodes=2, cpus=64, gpus=2, memory=300 * GIB, object_store=100 * GIB),
 )
 
@@ -72,7 +70,6 @@ MASKS = {"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "2"}
         ({"cluster": cluster(cpus=128)}, "cores", "128 CPUs", "--num-cpus=64"),
         ({"environment": {"OMP_NUM_THREADS": "128"}}, "cores", "OMP_NUM_THREADS=128", "unset"),
         ({"environment": MASKS}, "devices", "CUDA_VISIBLE_DEVICES='0,1', HIP", "unset HIP_VISIBLE_DEVICES"),
-        ({"environment": {"ROCR_VISIBLE_DEVICES": "0"}}, "devices", "Ray refuses", "HIP_VISIBLE_DEVICES"),
         ({"environment": {"CUDA_VISIBLE_DEVICES": ""}}, "devices", "hides all 2 GPUs", "unset"),
         ({"environment": {NOSET: "1"}}, "devices", "every device of the node", 'visible_devices="node"'),
         ({"gpus": ()}, "devices", "Ray counts 2 GPUs", "--num-gpus"),
@@ -84,8 +81,6 @@ MASKS = {"CUDA_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "2"}
         ({"ephemeral_ports": (60000, 60999)}, "ports", "only 1000", "ip_local_port_range"),
         ({"ephemeral_ports": (1024, 65535)}, "ports", "overlap", "32768 60999"),
         ({"huge_pages": "never"}, "huge pages", "are off", "madvise"),
-        ({"disk_used": 0.97}, "disk", "97% full", "session_"),
-        ({"environment": {"RAY_AUTH_MODE": "token"}}, "security", "no token", "--generate"),
         ({"environment": {"RAY_AUTH_MODE": "disabled"}}, "security", "several nodes", "RAY_AUTH_MODE=token"),
         ({"shared_memory": GIB // 16}, "shared memory", "/dev/shm has 64.0 MiB", "--shm-size=100g"),
         ({"cluster": None, "shared_memory": 64 * 2**20}, "shared memory", "Ray would take", "--shm-size"),

@@ -45,14 +45,13 @@ _WORKER_PORTS = (10002, 19999)  # of Ray's worker processes, unless `ray start` 
 _GOOD_PORTS = (32768, 60999)
 _SET_PORTS = '`sysctl -w net.ipv4.ip_local_port_range="{} {}"`'.format(*_GOOD_PORTS)
 _STORE_SHARE, _STORE_LIMIT = 0.3, 200 * _GIB  # fraction of the memory for Ray's object store by default
-_DISK_FULL = 0.9  # from 0.95 on, Ray refuses to spill objects
 _MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 #: Prefixes of the variables that matter to ranks.
 _VARIABLES = (
     *(*_MASKS, "ASCEND_RT_VISIBLE_DEVICES", "RAY_EXPERIMENTAL_NOSET_", "OMP_NUM_THREADS"),
     *("RAY_ADDRESS", "RAY_AUTH_MODE", "PHALANX_VERL", "VERL_USE_EXTERNAL_"),
 )
-_SHARED, _TOKEN = "/dev/shm", "~/.ray/auth_token"
+_SHARED = "/dev/shm"
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _NO_LIMIT = 1 << 60  # version 1 of control groups stands for "no limit" by a number near 2^63
 
@@ -110,11 +109,6 @@ def _page_mode() -> str | None:
     return _read("/sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0] or None
 
 
-def _used_share_of_disk() -> float:
-    disk = shutil.disk_usage("/tmp/ray" if os.path.isdir("/tmp/ray") else "/tmp")
-    return 1 - disk.free / disk.total
-
-
 @dataclass(frozen=True)
 class Cluster:
     """A cluster: its number of nodes, Ray's resources of this host, and the versions that it was started with."""
@@ -138,8 +132,8 @@ class Machine:
     """Properties of a machine that concern ranks; by default of this machine.
 
     Sizes are in bytes. ``cores`` counts the cores that this process may use. ``limits`` are (soft, hard), None for no
-    limit. ``gpus`` are names of accelerators. ``disk_used`` is the used fraction of the disk with Ray's files.
-    ``verl_hook`` is True if verl finds this library's plugin: the library is installed, not merely on the path.
+    limit. ``gpus`` are names of accelerators. ``verl_hook`` is True if verl finds this library's plugin: the library is
+    installed, not merely on the path.
     """
 
     host: str = _probed(socket.gethostname)
@@ -157,10 +151,6 @@ class Machine:
     ephemeral_ports: tuple[int, int] | None = _probed(_port_range)
     huge_pages: str | None = _probed(_page_mode)
     infiniband: bool = _probed(lambda: bool(glob.glob("/sys/class/infiniband/*")))
-    disk_used: float = _probed(_used_share_of_disk)
-    token: bool = _probed(
-        lambda: os.path.isfile(os.path.expanduser(_TOKEN)) or "RAY_AUTH_TOKEN" in os.environ
-    )
     cluster: Cluster | None = None
     no_cluster: str = "none runs here"
     verl: str | None = _probed(lambda: _version("verl"))
@@ -254,7 +244,6 @@ def describe(m: Machine) -> dict[str, str]:
     versions = {"python": m.python, **m.versions}
     limits = ", ".join(f"{name} {_limit(name, soft)}" for name, (soft, _) in m.limits.items())
     variables = ", ".join(f"{name}={value}" for name, value in sorted(m.environment.items()))
-    mode = m.environment.get("RAY_AUTH_MODE") or "Ray's default mode"
     nodes = f"{cluster.nodes} node{'s' * (cluster.nodes != 1)}" if cluster else ""
     return {
         "versions": ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items()),
@@ -266,8 +255,7 @@ def describe(m: Machine) -> dict[str, str]:
         "ports": "{}-{} ephemeral".format(*m.ephemeral_ports) if m.ephemeral_ports else "unknown",
         "huge pages": m.huge_pages or "unknown",
         "variables": variables or "none that matter to ranks",
-        "disk": f"{m.disk_used:.0%} full",
-        "security": f"{mode}, {'with' if m.token else 'without'} a token",
+        "security": m.environment.get("RAY_AUTH_MODE") or "Ray's default mode",
         "cluster": f"{cluster.address}, {nodes}" if cluster else m.no_cluster,
         "verl": _controller_of_verl(m),
     }
@@ -341,10 +329,6 @@ def _processors(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
         values = ", ".join(f"{name}={value!r}" for name, value in masks.items())
         fix = f"keep one of them: `unset {' '.join(list(masks)[1:])}`"
         yield "devices", f"variables that choose visible devices contradict each other: {values}", fix
-    if "ROCR_VISIBLE_DEVICES" in masks:
-        fix = "`export HIP_VISIBLE_DEVICES=$ROCR_VISIBLE_DEVICES; unset ROCR_VISIBLE_DEVICES`"
-        what = "ROCR_VISIBLE_DEVICES is set, which Ray refuses on machines with AMD GPUs"
-        yield "devices", what, f"use HIP_VISIBLE_DEVICES: {fix}"
     if m.gpus and masks.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         fix = "`unset CUDA_VISIBLE_DEVICES` before Ray is started here"
         yield "devices", f"CUDA_VISIBLE_DEVICES hides all {len(m.gpus)} GPUs of this machine", fix
@@ -397,18 +381,10 @@ def _system(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
     if m.huge_pages == "never":
         what = "transparent huge pages are off: receiving large tensors takes up to twice as long"
         yield "huge pages", what, "`echo madvise > /sys/kernel/mm/transparent_hugepage/enabled`"
-    if m.disk_used > _DISK_FULL:
-        fix = "remove old folders /tmp/ray/session_*, or `ray start --temp-dir` on another disk"
-        what = f"the disk with Ray's files is {m.disk_used:.0%} full; Ray spills nothing above 95%"
-        yield "disk", what, fix
 
 
 def _access(m: Machine, cluster: Cluster) -> Iterator[tuple[str, str, str]]:
-    mode = m.environment.get("RAY_AUTH_MODE", "").lower()
-    if mode == "token" and not m.token:
-        fix = "`ray get-auth-token --generate`, or copy ~/.ray/auth_token from the head node"
-        yield "security", "RAY_AUTH_MODE=token, but there is no token here", fix
-    if mode == "disabled" and cluster.nodes > 1:
+    if m.environment.get("RAY_AUTH_MODE", "").lower() == "disabled" and cluster.nodes > 1:
         what = "RAY_AUTH_MODE=disabled on a cluster of several nodes: a process that reaches its ports can run code"
         fix = "RAY_AUTH_MODE=token on every node, with one token: `ray get-auth-token --generate`"
         yield "security", what, fix
